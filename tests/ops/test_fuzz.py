@@ -297,8 +297,8 @@ def shuffled(kw: dict, seed: int) -> dict:
 def _counted(request):
     yield
     if NIGHTLY:
-        writer = request.config.get_terminal_writer()
-        writer.line("\n" + ", ".join(f"{number} {what}" for what, number in count.items()))
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print("\n" + ", ".join(f"{number} {what}" for what, number in count.items()))
 
 
 def backends(op):

@@ -18,7 +18,7 @@ def listen(port: int | None) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((HOST, number))
-            made.listen()  # who comes before the server runs waits
+            made.listen(MOST_CONNECTIONS)  # who comes before the server runs waits
         except OSError:
             made.close()
             continue

@@ -33,6 +33,14 @@ def test_it_listens_on_the_loopback_only():
     assert not [line for line in options if "host" in line.lower().replace("{host}", "")]
 
 
+def test_two_hundred_clients_may_come_before_the_server_runs():
+    """They wait in the system's queue; beyond its end a client would try again after a second."""
+    with command.listen(0) as made:
+        waiting = [socket.create_connection(made.getsockname(), timeout=0.5) for _ in range(200)]
+    for one in waiting:
+        one.close()
+
+
 def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     answer = client.get("/")
     assert answer.status_code == 200 and "retro-model" in answer.text
