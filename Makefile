@@ -54,6 +54,7 @@ check-compiled: setup
 # build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) -m tools.links build/site
 
 # On a machine with a GPU, torch and triton, without network: `make gpu PY=python3`; STAGE=right|fast|tune|look for one of them.
 STAGE ?= all

@@ -258,3 +258,16 @@ def test_a_page_can_be_read(page):
     assert not [line for line in prose if len(line) > 160 and not line.lstrip().startswith("|")]
     if page.parent == ROOT / "docs":
         assert len(text.splitlines()) <= 150
+
+
+def test_the_api_pages_have_every_public_name():
+    """A page renders the names of a package's `__all__`, or of its modules where it has none; the ops' are listed."""
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md")}
+    listed = re.search(r"members: \[(.*?)\]", pages["retro_kernels"], re.S)[1].split(",")
+    assert {name.strip() for name in listed} == set(rk.__all__) - {"__version__"}
+    shown = set(re.findall(r"^::: (\S+)", "\n".join(pages.values()), re.M))
+    public = {
+        f"retro_model.{path.parent.name}" for path in MODELS.glob("*/__init__.py") if "__all__" in path.read_text()
+    }
+    assert public - {"retro_model.base", "retro_model.apps"} <= shown
+    assert {f"retro_model.integrations.{path.stem}" for path in MODELS.glob("integrations/[a-z]*.py")} <= shown

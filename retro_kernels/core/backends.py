@@ -97,6 +97,11 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
 
 
+def serves(op: str, name: str, call) -> bool:
+    """Whether a backend can serve the call."""
+    return _unsupported(op, name, call) is None
+
+
 def kernel_is_faster(op: str, call) -> bool:
     """Whether a compiled kernel is there that serves the call, and none says that another backend is faster."""
     names = [name for name in _available(op) if name != "reference"]

@@ -64,12 +64,17 @@ def serve(op: str, call, backend: str | None):
 
 
 def serve_or_torch(op: str, call, backend: str | None, function):
-    """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster."""
-    if backends.named(backend) is not None:
+    """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster.
+
+    A default that `use_backend` sets counts where it can serve the call.
+    """
+    if backend is not None:
         return serve(op, call, backend)
     narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
-    if not narrowed and not watched(call) and backends.kernel_is_faster(op, call):
-        return serve(op, call, backend)
+    if not narrowed and not watched(call):
+        default = backends.named(None)
+        if backends.kernel_is_faster(op, call) if default is None else backends.serves(op, default, call):
+            return serve(op, call, None)
     try:
         if not torch.compiler.is_compiling() and call.strict():
             return function(*call)

@@ -53,10 +53,13 @@ class TokenStore:
     """Reads a store: arrays over all chunks, memory-mapped and read-only.
 
     Attributes:
-        tokens [num_chunks,M] (uint16 or uint32), lengths [num_chunks]: how many are real, chunk_doc [num_chunks]: the
-        document's number, chunk_bytes [num_chunks]: UTF-8 bytes behind the chunk's tokens. documents: list of Entry.
-        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name; bos_id: the tokenizer's BOS (None: it
-        has none);
+        tokens: [num_chunks,M], uint16 or uint32.
+        lengths: [num_chunks], how many tokens of a chunk are real.
+        chunk_doc: [num_chunks], the document's number.
+        chunk_bytes: [num_chunks], UTF-8 bytes behind the chunk's tokens.
+        documents: list of Entry.
+        chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name: sizes and names.
+        bos_id: the tokenizer's BOS; None: it has none.
         identity: hash of all content.
 
     Args:

@@ -39,23 +39,20 @@ def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.nda
     return np.where(neighbours < 0, -1, drawn)
 
 
-def exchanged_neighbours(neighbours: np.ndarray, store, seed: int = 0) -> np.ndarray:
-    """The control of retrieval with passages that are read anyway: each document has neighbours of other documents'
+def exchanged_neighbours(neighbours: np.ndarray, store, database, seed: int = 0) -> np.ndarray:
+    """Make the control of retrieval of passages that are read anyway: each document has neighbours of other documents'
     chunks in place of its own, drawn at random, none that its own chunks have.
 
-    neighbours: ids, -1: none, which stays. Returns: int64 of the same shape.
-    Raises: ValueError where a document has neighbours and no other document has any that it lacks.
+    A document whose neighbours no other adds to has random chunks of the database. neighbours: ids, -1: none, which
+    stays. Returns: int64 of the same shape.
     """
     neighbours, owner = np.asarray(neighbours), np.asarray(store.chunk_doc)
     drawn, random = np.full(neighbours.shape, -1, np.int64), np.random.default_rng(seed)
     for first, end in document_rows(store):
         mine = neighbours[first:end]
         others = np.setdiff1d(neighbours[owner != owner[first]], np.append(mine, -1))
-        if not len(others) and (mine >= 0).any():
-            raise ValueError("neighbours: expected other documents' to exchange; got none that a document lacks")
-        if len(others):
-            drawn[first:end] = np.where(mine < 0, -1, random.choice(others, size=mine.shape))
-    return drawn
+        drawn[first:end] = random.choice(others if len(others) else len(database), size=mine.shape)
+    return np.where(neighbours < 0, -1, drawn)
 
 
 @torch.no_grad()

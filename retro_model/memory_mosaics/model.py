@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import retro_kernels as rk
-from retro_kernels.checks import INTEGERS
 from retro_model.base import checks
 from retro_model.layers import NextTokenLoss, next_token_loss
 
@@ -177,7 +176,7 @@ class MemoryMosaics(nn.Module):
         if cache is not None:
             raise ValueError("segment: expected None with a cache, whose rows are one document each; got a tensor")
         checks.shape("segment", segment, "B,N", sizes)
-        if segment.dtype not in INTEGERS:
+        if segment.dtype not in rk.checks.INTEGERS:
             raise TypeError(f"segment: expected integers; got {segment.dtype}")
         if segment.device != tokens.device:
             raise ValueError(f"segment: expected the device of the tokens, {tokens.device}; got {segment.device}")

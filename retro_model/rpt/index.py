@@ -21,8 +21,7 @@ class SelfIndex:
     Example:
         index = SelfIndex()
         index.add(keys, states)                          # chunks 0, 1, ... in order; again as the document grows
-        # query [q,d] of chunks 40, 41, ...: [q,2] each
-        scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)
+        scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # [q,2]; query [q,d] of chunks 40, ...
         read = index.states(found)                       # [q,2,...]; those of -1 are chunk 0's and to be masked
 
     Args:

@@ -229,16 +229,17 @@ def test_exchanged_neighbours_are_those_of_other_documents():
     lacks = [{3, 4, 5, 6, 7}, {1, 6, 7}, {2, 3, 4}]
     seen = [set(), set(), set()]
     for seed in range(30):
-        got = evaluation.exchanged_neighbours(near, store, seed)
+        got = evaluation.exchanged_neighbours(near, store, range(8), seed)
         assert np.array_equal(got < 0, near < 0)
         for document in range(3):
             rows = got[2 * document : 2 * document + 2]
             seen[document] |= set(rows[rows >= 0].tolist())
     assert seen == lacks
-    with pytest.raises(ValueError, match="neighbours: expected other documents' to exchange"):
-        evaluation.exchanged_neighbours(np.where(near < 0, -1, 1), store)
+    same = np.where(near < 0, -1, 1)  # no other document adds any: the whole database
+    drawn = np.concatenate([evaluation.exchanged_neighbours(same, store, range(8), seed) for seed in range(30)])
+    assert set(drawn[drawn >= 0].tolist()) == set(range(8))
     nothing = np.full_like(near, -1)
-    assert np.array_equal(evaluation.exchanged_neighbours(nothing, store), nothing)
+    assert np.array_equal(evaluation.exchanged_neighbours(nothing, store, range(8)), nothing)
 
 
 def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):

@@ -117,6 +117,16 @@ def test_use_backend_decides(served):
     assert served[0][2] is None and torch.equal(y, rk.linear(**kw, backend="reference"))
 
 
+def test_a_default_that_has_no_kernel_of_it_leaves_the_call_to_torch(served):
+    x, weight, bias = inputs.linear(1, N=256, I=128, J=96).values()
+    for name, dtype in (("triton", torch.float32), ("cuda", torch.float32), ("cpu", torch.bfloat16)):
+        with rk.use_backend(name):
+            args = [t.to(dtype) for t in (x, weight, bias)]
+            assert torch.equal(rk.linear(*args), F.linear(*args))
+            assert rk.rms_norm(x.to(dtype), x[0, 0].to(dtype)).dtype == dtype
+    assert not served
+
+
 BAD = {
     "input: expected a torch.Tensor; got list": dict(input=[1.0]),
     "input: expected [...,I] with I=16; got [2, 19, 15]": dict(input=torch.zeros(2, 19, 15)),

@@ -76,7 +76,7 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
     with record.Cost() as making:
         contender = MAKERS[name](setting)
     result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | contender.made)
-    random = evaluation.exchanged_neighbours(setting.near, library.held_out, setting.fit.seed)
+    random = evaluation.exchanged_neighbours(setting.near, library.held_out, library.database, setting.fit.seed)
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))

@@ -123,7 +123,7 @@ def _keeping(model):
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
-    random = evaluation.exchanged_neighbours(near, library.held_out, how.seed)
+    random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
     scores = []
     with _keeping(model):

@@ -101,7 +101,7 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    options = ask().parse_args(arguments)
+    options = ask().parse_intermixed_args(arguments)  # a prompt may stand behind --question
     console = Console()
     try:
         reader = open_folder(options.folder, options.device)

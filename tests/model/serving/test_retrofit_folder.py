@@ -56,6 +56,8 @@ def test_off_is_the_decoder_as_it_was(made):
 def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
     ask.main([str(made[1]), "The harbour moved the", "--tokens", "6"])
     assert "the decoder as it was it writes" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match="question: expected a model that was taught to answer"):
+        ask.main([str(made[1]), "--question", "Who moved?", "--tokens", "6"])  # options about the prompt
     reader = open_folder(made[1])
     number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
     assert {card["document"] for cards in reader.read(reader.passage(0), Options(k=1)).cards for card in cards} == {

@@ -18,13 +18,15 @@ export async function ask(name, what, { signal, place } = {}) {
   if (what === undefined) return found(await fetch(`/api/${name}`, { signal }));
   const ticket = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...what, ticket }), signal };
+  let answered = false; // a place that is told after the answer is no longer one
   const asking = setInterval(async () => {
     const queue = await fetch(`/api/queue?ticket=${ticket}`).then((answer) => answer.json()).catch(() => null);
-    if (queue?.place !== null && queue?.place !== undefined) place?.(queue.place, queue.seconds);
+    if (!answered && queue?.place !== null && queue?.place !== undefined) place?.(queue.place, queue.seconds);
   }, 1000);
   try {
     return await found(await fetch(`/api/${name}`, options));
   } finally {
+    answered = true;
     clearInterval(asking);
   }
 }
