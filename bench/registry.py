@@ -123,8 +123,7 @@ class Operator:
     gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
 
     def queries(self, arguments: dict[str, Any]) -> int:
-        shape = arguments[self.differentiable[0]].shape
-        return shape[min(1, len(shape) - 2)]
+        return arguments[self.differentiable[0]].shape[1]
 
     def floating(self, arguments: dict[str, Any]) -> list[str]:
         """Differentiable inputs that this call has, as floating tensors."""

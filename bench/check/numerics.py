@@ -88,15 +88,13 @@ def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], 
 def _output_errors(
     operator: Operator, arguments: dict[str, Any], outputs: tuple[Tensor, ...], oracle: Oracle
 ) -> dict[str, Error]:
-    axes = operator.row_axes or (1,) * len(outputs)
+    if oracle.rows is not None:  # a baseline may return `out` alone
+        rows, axes = oracle.rows.to(outputs[0].device), operator.row_axes
+        outputs = tuple(t.index_select(axis, rows) for t, axis in zip(outputs, axes, strict=False))
     if operator.compare is not None:
-        outputs = tuple(t.index_select(axis, oracle.rows) for t, axis in zip(outputs, axes, strict=True))
-        return {
-            name: error(*pair)
-            for name, pair in operator.compare(arguments, oracle.rows, outputs, oracle.outputs).items()
-        }
-    pairs = zip(operator.outputs, axes, outputs, oracle.outputs, strict=False)  # a baseline may return `out` alone
-    return {name: error(t.index_select(axis, oracle.rows.to(t.device)), e) for name, axis, t, e in pairs}
+        pairs = operator.compare(arguments, oracle.rows, outputs, oracle.outputs)
+        return {name: error(*pair) for name, pair in pairs.items()}
+    return {name: error(*pair) for name, *pair in zip(operator.outputs, outputs, oracle.outputs, strict=False)}
 
 
 def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype: str, checked: str) -> Verdict:

@@ -22,11 +22,11 @@ TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
 
 @dataclass(frozen=True)
 class Oracle:
-    """`outputs` at the queries `rows` only; `gradients` by input;
-    `upstream` is the gradient that was given to output 0.
+    """`outputs` at the queries `rows` only (None: all there is); `gradients` by input; `upstream` is the gradient that
+    was given to output 0.
     """
 
-    rows: Tensor
+    rows: Tensor | None
     checked: str
     outputs: tuple[Tensor, ...]
     upstream: Tensor | None
@@ -61,33 +61,39 @@ def solve(
             ):
                 if grad is not None:
                     total += grad
-    joined = tuple(
-        torch.cat(parts, axis)
-        for parts, axis in zip(zip(*outputs, strict=True), operator.row_axes or (1,) * 9, strict=False)
-    )
+    if operator.rows is None:
+        joined = tuple(outputs[0])
+    else:
+        joined = tuple(map(torch.cat, zip(*outputs, strict=True), operator.row_axes))
     return Oracle(rows, checked, joined, upstream, dict(zip(names, totals, strict=True)))
 
 
-def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], seed: int, rows: Tensor) -> Tensor:
+def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], seed: int, rows: Tensor | None) -> Tensor:
     """Gaussian, in the type the op's output 0 has for these arguments, zero for queries that are not checked."""
-    axis = operator.row_axes[0] if operator.row_axes else 1
     shape = list(output.shape)
-    shape[axis] = operator.queries(arguments)
+    if rows is not None:
+        axis = operator.row_axes[0]
+        shape[axis] = operator.queries(arguments)
     generator = torch.Generator(device=output.device).manual_seed(seed + 1)
     drawn = torch.randn(shape, generator=generator, device=output.device, dtype=torch.float32)
-    kept = torch.zeros(shape[axis], dtype=torch.bool, device=output.device).index_fill_(0, rows, True)
-    drawn = drawn * kept.view([-1 if a == axis else 1 for a in range(len(shape))])
+    if rows is not None:
+        kept = torch.zeros(shape[axis], dtype=torch.bool, device=output.device).index_fill_(0, rows, True)
+        drawn = drawn * kept.view([-1 if a == axis else 1 for a in range(len(shape))])
     narrow = arguments[operator.differentiable[0]].dtype
     return drawn if operator.name == "topk_chunks" else drawn.to(narrow)
 
 
 def _ranges(
     operator: Operator, case: Case, arguments: dict[str, Any], share: float
-) -> tuple[list[tuple[int, int]], Tensor, str]:
-    """Ranges of queries to compute, all their rows, and the words for the record."""
+) -> tuple[list[tuple[int, int]], Tensor | None, str]:
+    """Ranges of queries to compute, all their rows, and the words for the record; rows None: the op has no queries that
+    could be computed apart, so all of it is computed at once.
+    """
+    if operator.rows is None:
+        return [(0, 0)], None, "every element"
     first_input = arguments[operator.differentiable[0]]
     n, device = operator.queries(arguments), first_input.device
-    if operator.rows is None or n == 0:
+    if n == 0:
         return [(0, n)], torch.arange(n, device=device), "every element"
     width = _row_elements(operator, case)
     step = max(int(SLICE_ELEMENTS[device.type] / width), 1)

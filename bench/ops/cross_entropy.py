@@ -41,5 +41,5 @@ def eager(input, target, reduction):
     return torch.nn.functional.cross_entropy(input, target, reduction=reduction)
 
 
-OPERATOR = Operator(OP, ("losses",), ("input",), arguments, shared.single(OP), work, row_axes=(0,))
+OPERATOR = Operator(OP, ("losses",), ("input",), arguments, shared.single(OP), work)
 BASELINES = (Contender(OP, "eager", eager),)

@@ -44,5 +44,5 @@ def _call(arguments: dict[str, Any], backend: str) -> tuple:
     return shared.public(OP, backend=backend)(**arguments)
 
 
-OPERATOR = Operator(OP, ("out", "lse"), ("outs", "lses"), arguments, _call, work, row_axes=(0, 0))
+OPERATOR = Operator(OP, ("out", "lse"), ("outs", "lses"), arguments, _call, work)
 BASELINES = (Contender(OP, "eager", eager), shared.compiled(OP, eager))
