@@ -69,7 +69,7 @@ def test_tiles_and_splits_change_nothing(metric):
             with memory.poisoned():
                 made = launch.forward(call, KNOWN[90], tile, parts)
             assert len(made.launches) == (1 if parts.count == 1 else 2)
-            scores, indices = made.run().outputs
+            scores, indices = made.run(KNOWN[90]).outputs
             assert torch.equal(scores, want[0]) and torch.equal(indices, want[1]), (tile, parts)
 
 
