@@ -17,7 +17,7 @@ from retro_kernels.core import eager
 from retro_kernels.testing import inputs
 from tests import browser
 
-os.environ.pop("COLUMNS", None)  # tables are as wide as they are, whatever terminal runs the tests
+os.environ.pop("COLUMNS", None)  # readline, which pytest loads, sets it for the workers; tables would be narrow
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 

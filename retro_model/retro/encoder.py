@@ -175,12 +175,9 @@ class NeighbourEncoder(nn.Module):
         if kept is not None:
             read = [self.embedding, *self.layers[: min(self.config.encoder_cross_layers, default=len(self.layers))]]
             wanted = torch.is_grad_enabled() and any(w.requires_grad for part in read for w in part.parameters())
-            device = neighbours.device.type
             state = None if wanted else fingerprint(read)
             if state is None:
                 kept = None
-            elif torch.is_autocast_enabled(device):
-                state = (torch.get_autocast_dtype(device), state)
         if kept is None and len(set(keys)) == len(keys):
             return None
         return Sharing(keys, neighbours.device, kept, state)

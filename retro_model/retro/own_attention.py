@@ -24,7 +24,7 @@ from .cache import left_mask
 from .decoders import base_of
 from .frozen_decoder import FrozenDecoder, RetrofitCache
 from .own_pass import Attending, Read, Reading, Turns, slots
-from .recurring import Readings, Sharing, Shelf, digest, fingerprint, row_keys
+from .recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
 #: positions. Decoders that are not here place tokens in other ways (ALiBi, paired rotary entries, bases by layer) or
@@ -145,7 +145,8 @@ class OwnAttention(FrozenDecoder):
         """
         shelf = None
         if folder is not None:
-            name = digest([self.decoder], self.config.cca_layers, self.config.sink_token)
+            facts = self.config.cca_layers, self.config.sink_token, autocast_types()
+            name = digest([self.decoder], *facts)
             shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, fingerprint([self.decoder]))
         before, self._kept = self._kept, Readings(max_bytes, shelf)
         try:

@@ -38,15 +38,20 @@ def row_keys(neighbours: Tensor, mask: Tensor | None, share: bool | None) -> lis
     return [b"\1" + row.tobytes() + real.tobytes() for row, real in zip(rows, mask.cpu().numpy())]
 
 
-def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
-    """Changes whenever a weight does: memory, type and version of each; None where a weight has no version to ask for.
+def autocast_types() -> tuple[torch.dtype | None, ...]:
+    """Return the type that autocast computes in on a CPU and on a GPU; None where it is off."""
+    return tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in ("cpu", "cuda"))
 
-    A version counts what autograd sees. Who writes through `.data` goes behind its back, and ours.
+
+def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
+    """Return a value that changes with every weight (memory, type, version) and with autocast.
+
+    None where a weight has no version. A version counts what autograd sees: a write through `.data` goes unseen.
     """
     weights = [w for module in modules for w in (*module.parameters(), *module.buffers())]
     if any(type(w) not in (Tensor, nn.Parameter) or w.is_inference() for w in weights):
         return None
-    return tuple((id(w), w.data_ptr(), w.dtype, w._version) for w in weights)
+    return autocast_types(), *((id(w), w.data_ptr(), w.dtype, w._version) for w in weights)
 
 
 def digest(modules: Iterable[nn.Module], *facts: object) -> str:

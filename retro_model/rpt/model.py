@@ -77,10 +77,14 @@ class RPT(SelfMemory):
         self,
         tokens: Tensor,
         *,
+        index: Tensor | None = None,
+        retrieval: bool = True,
+        cache: RPTCache | None = None,
+        num_neighbours: int | None = None,
+        trunk_share: float = 1.0,
         return_retrieved: bool = False,
         loss_mask: Tensor | None = None,
         part=None,
-        **options,
     ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:
         """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those
         tokens.
@@ -103,7 +107,14 @@ class RPT(SelfMemory):
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
         """
-        x, retrieved = self.activations(tokens, part=part, **options)
+        options = {
+            "index": index,
+            "retrieval": retrieval,
+            "num_neighbours": num_neighbours,
+            "trunk_share": trunk_share,
+            "part": part,
+        }
+        x, retrieved = self.activations(tokens, cache=cache, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -31,21 +32,44 @@ class WindowDataset(IterableDataset):
     nothing is read twice.
 
     Args:
-        store, start: see `batches`.
+        store, window, seed, neighbours, database, k, starts, start: see `batches`.
         batch_size: the DataLoader's, of each process.
         rank, world_size: this process and their number, where each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False); the Trainer's accelerate deals the rows out itself.
-        options: window, seed, neighbours, database, k and starts of `batches`.
 
     Raises:
         ValueError: as `batches`, when it is made.
     """
 
-    def __init__(self, store, *, batch_size: int, start: int = 0, world_size: int = 1, **options):
+    def __init__(
+        self,
+        store,
+        *,
+        window: int,
+        batch_size: int,
+        seed: int,
+        neighbours: np.ndarray | None = None,
+        database=None,
+        k: int | None = None,
+        starts: np.ndarray | None = None,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
         super().__init__()
         self.store, self.start = store, start
-        self.options = {"batch_size": batch_size * world_size, "world_size": world_size, **options}
-        batches(store, start=start, every=1, **self.options)  # checks the arguments; reads nothing
+        self.options = {
+            "window": window,
+            "batch_size": batch_size * world_size,
+            "seed": seed,
+            "neighbours": neighbours,
+            "database": database,
+            "k": k,
+            "starts": starts,
+            "rank": rank,
+            "world_size": world_size,
+        }
+        batches(store, start=start, **self.options)  # checks the arguments; reads nothing
 
     def set_start(self, start: int) -> None:
         """Iterators made from now on begin after so many batches."""

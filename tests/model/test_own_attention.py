@@ -269,6 +269,25 @@ def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tm
         assert reads == [live]
 
 
+@torch.no_grad()
+def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
+    model = own("Llama")[1].float()
+    reads, (tokens, neighbours, mask) = count_reads(model), batch()
+    live = len(neighbours[mask.any(-1)].unique(dim=0))
+    want = model(tokens, neighbours, neighbour_mask=mask)
+    reads.clear()
+    for folder in (None, tmp_path):
+        with model.keeping(folder=folder), torch.autocast("cpu", torch.bfloat16):
+            model(tokens, neighbours, neighbour_mask=mask)
+            with torch.autocast("cpu", enabled=False):
+                assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+    with torch.autocast("cpu", torch.bfloat16), model.keeping(folder=tmp_path):
+        model(tokens, neighbours, neighbour_mask=mask)
+    with model.keeping(folder=tmp_path):
+        assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+    assert reads == [live] * 5  # the last found on disk what the second read without autocast
+
+
 @pytest.mark.parametrize("name", ["Llama", "Mistral window", "GPT2", "GPTNeoX"])
 @pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
 @torch.no_grad()
