@@ -146,7 +146,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     how, said = Fit(steps=25, max_lr=0.1), []
     whole = Line()
     facts = fit(whole, stream, how, tmp_path / "whole", said.append)
-    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 5
+    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
 
     class Stopped(Exception):
@@ -168,6 +168,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert minutes["steps"] >= 1
     untrained = Line()
     assert fit(untrained, stream, Fit(steps=0), tmp_path / "none", said.append)["steps"] == 0
+    assert len(fit(Line(), stream, Fit(steps=1), tmp_path / "one", said.append)["losses"]) == 1
     assert torch.equal(untrained.table, Line().table)
 
 
