@@ -15,6 +15,7 @@ CONTENDERS = {
     "new": "RETRO's new layers, trained",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
+    "own-longer": "the same, windows twice as long",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
 }
