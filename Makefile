@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # a worker keeps the tests of a module together, and one that is done takes from another
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: setup build bench check check-compiled test docs gpu sanitize mutants lint clean
+.PHONY: setup build bench check check-compiled test nightly docs gpu sanitize mutants lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -45,6 +45,11 @@ check: setup lint
 test: setup lint .venv/oldest
 	$(PYTEST) tests
 	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
+
+# What takes long and breaks rarely: tests marked `nightly`, and every launch where the workflow's other jobs compile none.
+nightly: setup .venv/oldest
+	$(PYTEST) tests -m nightly --timeout 0
+	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot -k "oldest or 86 or 89 or 120" --timeout 0
 
 # The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH=80 or 90), executed without a GPU.
 ARCH ?= 90
