@@ -25,7 +25,7 @@ build:
 	$(PY) -c "from bench.emulate.program import library; library()"
 
 bench: setup
-	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
+	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 420
 	$(PY) -m bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
 
 # Where it can't be had its test is skipped, and says so.
@@ -56,8 +56,9 @@ ARCH ?= 90
 check-compiled: setup
 	RETRO_KERNELS_EMULATE=$(ARCH) $(PYTEST) tests/ops -k "(triton or topk_stream) and not fuzz"
 
-# build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
+# The speeds' table from the records; build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready
+	$(PY) -m tools.tables
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	$(PY) -m tools.links build/site
 

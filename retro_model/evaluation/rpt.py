@@ -35,6 +35,19 @@ class Document(NamedTuple):
     index: Tensor | None
 
 
+def random_chunks(index: Tensor, excluded_chunks: int, seed: int = 0) -> Tensor:
+    """The control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
+
+    index: int64 [...,L,K], what was retrieved; its values do not matter. Returns: int64 of the same shape, -1 where
+    there are fewer; chunk i has others of 0, ..., i - excluded_chunks.
+    """
+    number = torch.arange(index.shape[-2])
+    ranks = torch.rand(*index.shape[:-1], len(number), generator=torch.Generator().manual_seed(seed))
+    k = min(index.shape[-1], len(number))
+    best, drawn = ranks.masked_fill(number > number[:, None] - excluded_chunks, -1).topk(k, -1)
+    return F.pad(drawn.masked_fill(best < 0, -1), (0, index.shape[-1] - k), value=-1).to(index.device)
+
+
 @torch.no_grad()
 def read(
     model,

@@ -12,7 +12,7 @@ from retro_model import evaluation, training
 from retro_model.apps.evaluate import knn_lm
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched, beginnings
+from retro_model.apps.library.library import Searched, spread
 from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
@@ -83,6 +83,17 @@ def test_what_is_held_out_is_not_in_the_library():
         texts.read(texts.Path("nowhere"), 10)
 
 
+def test_an_excerpt_begins_a_line_anywhere_in_its_document():
+    lines = [f"line {i}" for i in range(100)]
+    firsts = set()
+    for i in range(200):
+        got = texts.excerpt(Document(f"{i}.txt", "", "\n".join(lines)), 200)
+        assert len(got) == 200 and got in "\n".join(lines)
+        firsts.add(lines.index(got.split("\n")[0]))
+    assert min(firsts) < 5 and max(firsts) > 65 and len(firsts) > 50
+    assert texts.excerpt(Document("a", "", "short"), 200) == "short"
+
+
 def test_the_gain_of_retrieval_is_said_against_random_neighbours():
     store = toys.store([[1] * 8] * 12, 4)
     ones, bytes_ = np.ones(24), np.full(24, 8)
@@ -135,7 +146,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     how, said = Fit(steps=25, max_lr=0.1), []
     whole = Line()
     facts = fit(whole, stream, how, tmp_path / "whole", said.append)
-    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 5
+    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
 
     class Stopped(Exception):
@@ -157,6 +168,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert minutes["steps"] >= 1
     untrained = Line()
     assert fit(untrained, stream, Fit(steps=0), tmp_path / "none", said.append)["steps"] == 0
+    assert len(fit(Line(), stream, Fit(steps=1), tmp_path / "one", said.append)["losses"]) == 1
     assert torch.equal(untrained.table, Line().table)
 
 
@@ -215,12 +227,13 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
         compare.main(["--out", str(tmp_path)])
 
 
-def test_training_windows_that_recur_begin_documents():
+def test_training_windows_that_recur_lie_anywhere_in_documents_of_their_own():
     store = toys.store([[1] * 8, [2] * 12, [3] * 20, [4] * 16, [5] * 12], 4)
-    firsts = [2, 5, 10, 14]  # of documents that fill a window of twelve tokens
-    drawn = [beginnings(store, 12, 2, seed) for seed in range(20)]
-    assert {row for rows in drawn for row in rows.tolist()} == set(firsts)
-    assert all(len(set(rows.tolist())) == 2 for rows in drawn) and beginnings(store, 12, 5, 0) is None
+    within = [{2}, {5, 6, 7}, {10, 11}, {14}]  # rows where a window of twelve tokens can begin
+    drawn = [spread(store, 12, 2, seed).tolist() for seed in range(40)]
+    assert {row for rows in drawn for row in rows} == set().union(*within)
+    assert all(len(rows) == 2 and sum(not rows_of.isdisjoint(rows) for rows_of in within) == 2 for rows in drawn)
+    assert spread(store, 12, 5, 0) is None
 
 
 def test_exchanged_neighbours_are_those_of_other_documents():

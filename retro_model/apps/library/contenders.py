@@ -49,9 +49,9 @@ class Setting:
         """The neighbours that models are given, of the held-out chunks."""
         return self.library.neighbours[:, : self.plan.neighbours]
 
-    @property
-    def windows(self) -> dict[str, int]:
-        return {"window": self.plan.window, "stride": self.plan.stride}
+    def windows(self, times: int = 1) -> dict[str, int]:
+        """Sizes that cost the same number of tokens whatever `times` is."""
+        return {"window": times * self.plan.window, "stride": times * self.plan.stride}
 
 
 #: Scores of some held-out documents with given neighbours [chunks,K].
@@ -68,8 +68,8 @@ class Contender(NamedTuple):
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
-    """The decoder as it is; windows and strides of `times` the length cost the same number of tokens."""
-    model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
+    """The decoder as it is, in windows of `times` the length."""
+    model, sizes = s.decoder, s.windows(times)
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         return evaluation.score(model, s.library.held_out, documents=documents, **sizes)
@@ -93,12 +93,12 @@ def knn(s: Setting) -> Contender:
     """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
-    datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
+    datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows())
     control = datastore.shuffled()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         found = datastore if near is s.near else control
-        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
+        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows()).scores
 
     return Contender(score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)})
 
@@ -115,8 +115,9 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> Contender:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0, times: int = 1) -> Contender:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank: of its low-rank maps.
+    times: length of the windows that are scored, in those of the training."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
@@ -130,7 +131,8 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0)
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
-        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
+        sizes = s.windows(times)
+        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **sizes)
 
     def read(neighbours: Tensor) -> int:
         before = kept.read
@@ -156,9 +158,11 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "new": functools.partial(retrofitted, attention="new"),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-longer": functools.partial(retrofitted, attention="own", times=2),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
-TRAINED, OWN = ("new", "own-gates", "own-lora"), ("own", "own-gates", "own-lora")
+OWN = ("own", "own-gates", "own-longer", "own-lora")
+TRAINED = ("new", *OWN[1:])
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

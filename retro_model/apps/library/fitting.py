@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -65,8 +66,9 @@ def fit(
         checkpoint.load(folder, added, optimizer)
         first = state["step"]
     batches = stream(first)
-    for start in range(first, steps, SAVED_EVERY):
-        began, stop = time.process_time(), min(steps, start + SAVED_EVERY)
+    stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first tells that it goes
+    for start, stop in itertools.pairwise([first, *sorted(stop for stop in stops if stop > first)]):
+        began = time.process_time()
         history = training.train(model, optimizer, batches, settings, start=start, stop=stop, keep_memory=True)
         done["steps"] = steps
         done["tokens"] += sum(h["tokens"] for h in history)

@@ -112,18 +112,21 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
-def beginnings(store: TokenStore, window: int, count: int, seed: int) -> np.ndarray | None:
-    """First rows of `count` documents that fill a window, drawn at random; None where there are too few."""
-    rows = [first for first, end in document_rows(store) if end - first >= window // store.chunk_len]
-    return np.sort(np.random.default_rng(seed).permutation(rows)[:count]) if len(rows) >= count else None
+def spread(store: TokenStore, window: int, count: int, seed: int) -> np.ndarray | None:
+    """First rows of windows in `count` documents, documents and places drawn at random; None where too few documents
+    fill a window."""
+    random, rows = np.random.default_rng(seed), window // store.chunk_len
+    most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
+    drawn = random.permutation(len(most))[:count]
+    return np.sort([random.integers(*most[at], endpoint=True) for at in drawn]) if len(most) >= count else None
 
 
 def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
     """Batches of the library's own text with their neighbours, without end.
 
-    windows: only so many, which recur, each the beginning of a document; None: the whole text.
+    windows: only so many, which recur, each of another document; None: the whole text.
     """
-    starts = None if windows is None else beginnings(library.database.store, plan.window, windows, seed)
+    starts = None if windows is None else spread(library.database.store, plan.window, windows, seed)
     return training.batches(
         library.database.store,
         window=plan.window,
