@@ -108,7 +108,7 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
         (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
         for x in call
     ]
-    key = (op, backend, epoch, "resolved", *layout)
+    key = (op, backend, epoch, *layout)  # tuples, where an eager call's key is flat
     found = _PLANS.get(key)
     return keep(key, Plan(op, call, call, backend)) if found is None else found
 

@@ -84,6 +84,37 @@ def test_gradients_of_other_inputs(op, backend):
             same(op, CALLS[op](10 * seed + again), backend, wanted)
 
 
+#: of a gradient: its own rows, its last two dimensions turned, every second number of a larger tensor
+LAID_OUT = (
+    lambda grad: grad.clone(),
+    lambda grad: grad.mT.contiguous().mT if grad.dim() > 1 else grad.clone(),
+    lambda grad: grad.repeat_interleave(2, -1)[..., ::2],
+)
+
+
+@every
+def test_upstream_gradients_of_other_strides(op, backend):
+    """The same values, however they lie: the backward pass of one layout is no other's."""
+    kw = CALLS[op](1)
+    for name in (wanted := floats(kw)):
+        kw[name].requires_grad_()
+    outs = getattr(rk, op)(**kw, backend=backend)
+    out = outs[0] if isinstance(outs, tuple) else outs
+    outgoing = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+    leaves = [kw[name] for name in wanted]
+    want, *others = [torch.autograd.grad(out, leaves, lay(outgoing), retain_graph=True) for lay in LAID_OUT * 2]
+    for got in others:
+        assert all(map(torch.equal, got, want))
+
+
+def test_a_plan_serves_its_own_op_alone():
+    """A call that one op has served is checked by another as its own."""
+    logits, target = torch.randn(4, 9), torch.randint(9, (4,))
+    rk.cross_entropy(logits, target, backend="reference")
+    with pytest.raises(ValueError, match="outs: expected"):
+        rk.merge_attention(logits, target, backend="reference")
+
+
 # ---------------------------------------------------------------- one tensor given for several arguments
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import webbrowser
@@ -34,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         import uvicorn
 
-        from .app import make_app
+        from .app import make_app, plain_files
         from .patient import Patient
     except ImportError as error:
         sys.exit(f"{error}; pip install 'retro-kernels[serve]'")
@@ -49,7 +50,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
+        protocol = functools.partial(Patient, file=plain_files())
         config = uvicorn.Config(
-            make_app(reader), http=Patient, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
+            make_app(reader), http=protocol, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
         )
         uvicorn.Server(config).run(sockets=[server_socket])
