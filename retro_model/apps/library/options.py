@@ -13,6 +13,7 @@ CONTENDERS = {
     "longer": "alone, windows twice as long",
     "knn": "kNN-LM, tuned on the other documents",
     "new": "RETRO's new layers, trained",
+    "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
     "own-longer": "the same, windows twice as long",
@@ -29,10 +30,12 @@ RANK = 8  # of the low-rank maps in `compare`
 @dataclass(frozen=True)
 class Plan:
     """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
-    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents."""
+    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents.
+    least_similarity: to the chunk, of a passage that own attention reads."""
 
     chunk_len: int = 32
     neighbours: int = 2
+    least_similarity: float = 0.3
     window: int = 256
     stride: int = 128
     database_bytes: int = 2_500_000
@@ -130,6 +133,8 @@ def retrofit() -> argparse.ArgumentParser:
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
     add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1")
     add("--neighbours", type=int, default=Plan.neighbours, help=f"neighbours of a chunk (default: {Plan.neighbours})")
+    least = Plan.least_similarity
+    add("--least-similarity", type=float, default=least, help=f"read no passage less similar (default: {least})")
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
     add("--held-out", type=int, default=12, help="hold out and score so many documents (default: 12)")
