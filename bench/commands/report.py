@@ -18,7 +18,9 @@ from . import exits, options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", choices=("term", "md", "html", "png"), default="term")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output; needed for png")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to this file (default: standard output; png needs one)"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

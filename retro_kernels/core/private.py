@@ -93,6 +93,11 @@ def unheard() -> bool:
     )
 
 
+def untraced() -> bool:
+    """No tracer, dispatch mode or transform is on, and this torch tells of all of them."""
+    return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
+
+
 def transformed() -> bool:
     """Whether vmap, grad, jvp or forward mode is on for this thread; functionalisation is none."""
     interpreter = _interpreter()

@@ -230,26 +230,6 @@ class EncoderEmbedder:
         return ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
 
 
-class TextEmbedder:
-    """Any embedder of text, e.g. `SentenceTransformer(...).encode`.
-
-    Args:
-        embed: list of n texts -> [n, dim].
-        decode: token ids -> text.
-        name: identifies model and weights.
-    """
-
-    def __init__(self, embed: Callable, decode: Callable, name: str) -> None:
-        self.embed, self.decode, self.name = embed, decode, name
-        self.dim = np.asarray(embed([""])).shape[1]
-
-    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        chunks, lengths = _chunks(chunks, lengths)
-        if not len(chunks):
-            return np.zeros((0, self.dim), np.float32)
-        return np.asarray(self.embed([self.decode(row[:length]) for row, length in zip(chunks, lengths)]), np.float32)
-
-
 def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:
     """A `prepare` for `EncoderEmbedder`: chunk -> text -> the encoder's own ids, by a `transformers` tokenizer."""
 

@@ -50,6 +50,7 @@ def test_static_faults_are_told_from_a_harmless_edit(base, tmp_path):
 
 
 @compiles
+@pytest.mark.nightly
 def test_a_comment_is_not_even_compiled(base, tmp_path):
     pytest.importorskip("triton")
     comment = dataclasses.replace(plants.HARMLESS, new=f"            # a remark\n{plants.HARMLESS.old}")

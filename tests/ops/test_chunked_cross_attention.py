@@ -66,7 +66,7 @@ own = dict(
 )
 
 
-@settings(max_examples=examples(5, 60))
+@settings(max_examples=examples(3, 60))
 @given(case=st.fixed_dictionaries(ATTENTION | own))
 @example(case=SMALLEST | dict(M=1, K=1, R=1, query_start=0, gate=True, mask="token", extra_chunks=0))
 def test_random_shapes(backend, case):

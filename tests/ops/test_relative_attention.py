@@ -87,7 +87,7 @@ own = dict(
 )
 
 
-@settings(max_examples=examples(12, 60))
+@settings(max_examples=examples(6, 60))
 @given(case=st.fixed_dictionaries(ATTENTION | own))
 @example(
     case=SMALLEST | dict(S=1, causal=True, causal_gap=1, window=1, query_offset=None, key_mask=True, segments=True)

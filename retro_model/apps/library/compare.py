@@ -80,13 +80,14 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
+            given = near if contender.far is None else np.where(contender.far, -1, near)
             if contender.read is not None:
-                neighbours = _neighbours(setting, near, group)
+                neighbours = _neighbours(setting, given, group)
                 with record.Cost() as reading:
                     count = contender.read(neighbours)
                 result.add_reading(which, len(neighbours), count, reading)
             with record.Cost() as cost:
-                scores = contender.score(near, group)
+                scores = contender.score(given, group)
             result.add(which, scores, cost)
             done[which] = group.stop
             result.save(path)
