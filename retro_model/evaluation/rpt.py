@@ -158,23 +158,6 @@ def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dic
     return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}
 
 
-def by_distance(
-    document: Document, chunk_len: int, edges: Sequence[int] = (16, 64, 256, 1024)
-) -> dict[str, tuple[float, int]]:
-    """Mean nats a token of the chunk that follows, and how many, by
-    how many chunks back the first-ranked neighbour lies.
-    """
-    first = document.index[:, 0]
-    nats = _targets(document.nats, len(first), chunk_len)
-    distance = torch.arange(len(first)) - first.cpu()
-    means, low = {"none": _mean(nats[(first < 0)[:-1]])}, 0
-    for high in (*edges, None):
-        within = (first >= 0).cpu() & (distance >= low) & (distance < high if high is not None else True)
-        means[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
-        low = high
-    return means
-
-
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
     """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
     chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.

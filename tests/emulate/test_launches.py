@@ -1,8 +1,8 @@
 """The ops on compiled code: what Triton makes of each kernel for sm_80, sm_90 and sm_100, executed, against the float64
 reference.
 
-A selection, each call on one architecture and nightly on all; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator
-checks: bounds, alignment, uninitialised shared memory, races, waits.
+A selection, each call on one architecture and nightly on all; `make check-compiled` runs the whole suite of the ops so.
+Values, every gradient, and whatever the emulator checks: bounds, alignment, uninitialised shared memory, races, waits.
 """
 
 import pytest

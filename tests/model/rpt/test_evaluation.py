@@ -86,7 +86,6 @@ def test_where_retrieval_helps():
         "no positive": (17.5, 1),
         "none": (5.5, 1),
     }
-    assert evaluation.by_distance(document, 4, (2,)) == {"none": (5.5, 1), "0 to 1": (13.5, 2), "2+": (13.5, 1)}
 
 
 @pytest.mark.parametrize("taught", [True, False])
