@@ -1,4 +1,5 @@
-"""Each kernel compiles with the oldest triton that pyproject.toml allows, nightly every call that test_aot compiles.
+"""Each kernel compiles with the oldest triton that pyproject.toml allows, too; with RETRO_KERNELS_EVERY_LAUNCH=1 every
+launch does.
 
 `make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the
 oldest may not.
