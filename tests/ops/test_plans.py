@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
+from retro_kernels.compile import configs
 from retro_kernels.core import eager, native, plan, private, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
@@ -162,6 +164,20 @@ def test_the_backend_is_part_of_the_plan():
     assert served == [2, 2, 2]
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_the_tile_tables_are_part_of_the_plan(listening):
+    kw = inputs.leaky(1)
+    served = []
+    for table in (configs.table("leaky_average"), configs.table("leaky_average")[:1]):
+        with (
+            configs.replaced("leaky_average", table),
+            FlopCounterMode(display=False) if listening else torch.enable_grad(),
+        ):
+            rk.leaky_average(**kw)
+        served.append(len(plan._PLANS))
+    assert served == [1, 2]
 
 
 def test_those_who_listen_hear_of_every_call():
