@@ -226,6 +226,31 @@ def test_autocast_is_served_by_plans_and_stays_on():
     assert torch.equal(grad, torch.autograd.grad(again.float().sum(), query)[0].float())
 
 
+def test_autocast_of_another_device_changes_nothing():
+    kw = inputs.relative_logits(1)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert rk.relative_logits(**kw).dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
+    """Also where a kernel would be faster: torch's function has every rule."""
+    x, weight = torch.randn(2**9, 2**7), torch.randn(2**7)
+    tangent = torch.randn_like(x)
+
+    def ours(x):
+        return rk.rms_norm(x, weight)
+
+    def torchs(x):
+        return torch.rms_norm(x, (2**7,), weight)
+
+    got, want = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, torchs))
+    assert torch.equal(got, want)
+
+
 def test_dropout_draws_another_seed_every_time():
     kw = inputs.self_attention(1, dropout_p=0.5)
     first, second = rk.relative_attention(**kw), rk.relative_attention(**kw)
