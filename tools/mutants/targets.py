@@ -60,6 +60,7 @@ TARGETS = (
             "tests/ops/test_plans.py",
             "tests/ops/test_transforms.py",
             "tests/ops/test_linear.py",
+            "tests/ops/test_contract.py",
         ),
         40,  # a key there is made by `add`, a statement a part
     ),
