@@ -104,8 +104,7 @@ def test_groups_are_top_level_names():
     assert [demo_corpus.group_of(n) for n in names] == ["json", "test", "aifc"]
 
 
-def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
-    """The whole path of --preset, bfloat16 included; compiling is left to the GPU, where it pays."""
+def test_the_papers_preset_has_the_papers_sizes():
     plan = demo.preset("172m")
     assert demo.RetroConfig.from_dict({**plan.config, "vocab_size": 32_000}).num_parameters() == 172_490_752
     assert (plan.window, plan.stride, plan.warmup_steps, plan.max_lr, plan.autocast) == (
@@ -115,6 +114,12 @@ def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
         2e-4,
         "bfloat16",
     )
+
+
+@pytest.mark.nightly
+def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
+    """The whole path of --preset, bfloat16 included; compiling is left to the GPU, where it pays."""
+    plan = demo.preset("172m")
     small = {
         "d_model": 32,
         "d_ff": 64,
