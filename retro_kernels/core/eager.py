@@ -153,8 +153,10 @@ class _Differentiable(torch.autograd.Function):
         needs = ctx.needs_input_grad[1:]
         if all([grad is None for grad in grads]):
             return (None,) * (len(needs) + 1)
-        names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
-        operator.check_saved(plan.op, names, saved, plan.layouts)
+        if plan.like is None or not plan.like(*saved):
+            names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
+            operator.check_saved(plan.op, names, saved, plan.layouts)
+            plan.like = plan.like or private.like(saved)
         plain = all([g is None or private.dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
         if torch.is_grad_enabled() or not plain or private.autocast() or not private.unheard():
             return None, *_gradients_by_operator(plan, saved, grads, needs)

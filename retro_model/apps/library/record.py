@@ -18,6 +18,8 @@ from retro_model.evaluation import Scores
 from .options import CONTENDERS
 
 ALPHAS = (0.25, 0.5)
+#: Bands of a passage's similarity.
+BANDS = {"below 0.2": (-np.inf, 0.2), "0.2 to 0.3": (0.2, 0.3), "0.3 to 0.5": (0.3, 0.5), "from 0.5": (0.5, np.inf)}
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -95,10 +97,13 @@ class Cost:
         self.peak_mb = int(found[1]) // 1024 if found else None
 
 
-def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray) -> dict[str, dict]:
+def rows(
+    results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray, similarity: np.ndarray
+) -> dict[str, dict]:
     """Make a row of the record for each contender, over the documents that all of them have scored.
 
-    Differences are (difference, 2.5%, 97.5% over documents).
+    similarity: of each chunk's nearest neighbour, float [chunks]; the chunk after reads it. Differences are
+    (difference, 2.5%, 97.5% over documents).
     """
     each = _reading_a_neighbour(results.values())
     few = min(result.facts["documents"]["true"] for result in results.values())
@@ -127,8 +132,23 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
             for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
         }
+        row["by_similarity"] = _by_similarity(scores, shared["alone"], store, similarity)
         row["settings"] = {key: value for key, value in facts["of"].items() if key != "plan"}
         found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
+    return found
+
+
+def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray) -> dict[str, dict]:
+    """Differences on the chunks that may read a neighbour, by its similarity to the chunk that retrieved it."""
+    owner, found = np.asarray(store.chunk_doc), {}
+    reads, before = np.append(False, owner[1:] == owner[:-1]), np.append(np.nan, similarity[:-1])
+    for name, (low, high) in BANDS.items():
+        kept = reads & (before >= low) & (before < high) & (scores.bytes > 0)
+        if kept.any():
+            found[name] = {
+                "minus_alone": _difference(_of(scores, kept), _of(alone, kept), store),
+                "share_of_bytes": round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3),
+            }
     return found
 
 
@@ -197,6 +217,17 @@ def markdown(made: Mapping) -> str:
         "|" + "---|" * len(COLUMNS),
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
+    if by := rows.get("own-all", {}).get("by_similarity"):
+        gains = [
+            f"{name}: {_interval(at['minus_alone'])}, {at['share_of_bytes']:.0%} of the bytes"
+            for name, at in by.items()
+        ]
+        lines += [
+            "",
+            "Every passage read and nothing trained, minus alone, by the passage's similarity: "
+            + "; ".join(gains)
+            + ".",
+        ]
     return "\n".join(lines) + "\n"
 
 

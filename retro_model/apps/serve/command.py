@@ -7,6 +7,8 @@ import socket
 import sys
 import webbrowser
 
+from retro_model.base.progress import printable
+
 from .options import FIRST_PORT, HOST, serve
 
 MOST_CONNECTIONS = 1000
@@ -44,10 +46,10 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         reader = open_folder(options.folder, options.device)
     except (FileNotFoundError, ValueError) as error:
-        sys.exit(str(error))
+        sys.exit(printable(str(error)))
     with listen(options.port) as server_socket:
         address = f"http://{HOST}:{server_socket.getsockname()[1]}"
-        print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
+        print(f"{printable(reader.folder.title)}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
         protocol = functools.partial(Patient, file=plain_files())
