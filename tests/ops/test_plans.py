@@ -263,9 +263,13 @@ def test_dropout_draws_another_seed_every_time():
 
 def test_plans_are_bounded(monkeypatch):
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+    used = []
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
         assert 1 <= len(plan._PLANS) <= 3
+        rk.leaky_average(torch.ones(1, 1, 1, 1), torch.tensor([0.5]))  # the one used longest ago goes, not this one
+        used.append(next(reversed(plan._PLANS.values())))
+    assert len({id(one) for one in used}) == 1
 
 
 def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):
