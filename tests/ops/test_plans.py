@@ -167,6 +167,24 @@ def test_the_backend_is_part_of_the_plan():
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_each_part_of_a_layout_is_part_of_the_plan(listening):
+    """Shape, strides, type and alignment, each without the others."""
+    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
+    layouts = (
+        query,
+        query[:1],
+        query.transpose(1, 2).contiguous().transpose(1, 2),
+        query.bfloat16(),
+        torch.randn(query.numel() + 1)[1:].view(query.shape),
+    )
+    for count, given in enumerate(layouts, 1):
+        for _ in range(2):
+            with FlopCounterMode(display=False) if listening else torch.enable_grad():
+                rk.relative_logits(given, key.to(given.dtype), key_len=8)
+            assert len(plan._PLANS) == count
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
 def test_the_tile_tables_are_part_of_the_plan(listening):
     kw = inputs.leaky(1)
     served = []
