@@ -207,7 +207,7 @@ def markdown(made: Mapping) -> str:
     library, rows = made["library"], made["contenders"]
     share = library["bytes_by_leakage"]
     lines = [
-        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most the first "
+        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most "
         f"{made['plan']['held_bytes']} characters of each; library of {library['documents']:,} documents, "
         f"{library['tokens']:,} tokens, {len(library['leaks_dropped'])} leaks dropped; "
         f"{1 - share['r(C) <= 0.5']:.0%} of the bytes share more than half of their chunk with a neighbour, "
@@ -218,16 +218,10 @@ def markdown(made: Mapping) -> str:
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
     if by := rows.get("own-all", {}).get("by_similarity"):
-        gains = [
-            f"{name}: {_interval(at['minus_alone'])}, {at['share_of_bytes']:.0%} of the bytes"
-            for name, at in by.items()
+        said = [
+            f"{name} {at['minus_alone'][0]:+.3f} ({at['share_of_bytes']:.0%} of the bytes)" for name, at in by.items()
         ]
-        lines += [
-            "",
-            "Every passage read and nothing trained, minus alone, by the passage's similarity: "
-            + "; ".join(gains)
-            + ".",
-        ]
+        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {', '.join(said)}."]
     return "\n".join(lines) + "\n"
 
 
