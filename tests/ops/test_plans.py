@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
+from retro_kernels.compile import configs
 from retro_kernels.core import eager, native, plan, private, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
@@ -164,6 +166,20 @@ def test_the_backend_is_part_of_the_plan():
         rk.leaky_average(**kw, backend="mkl")
 
 
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_the_tile_tables_are_part_of_the_plan(listening):
+    kw = inputs.leaky(1)
+    served = []
+    for table in (configs.table("leaky_average"), configs.table("leaky_average")[:1]):
+        with (
+            configs.replaced("leaky_average", table),
+            FlopCounterMode(display=False) if listening else torch.enable_grad(),
+        ):
+            rk.leaky_average(**kw)
+        served.append(len(plan._PLANS))
+    assert served == [1, 2]
+
+
 def test_those_who_listen_hear_of_every_call():
     """A dispatch mode, the profiler, autocast, a gradient: each after the plan was made."""
     kw = inputs.leaky(1)
@@ -208,6 +224,31 @@ def test_autocast_is_served_by_plans_and_stays_on():
     again = rk.relative_logits(**narrow, backend="cpu")
     assert torch.equal(logits, again)
     assert torch.equal(grad, torch.autograd.grad(again.float().sum(), query)[0].float())
+
+
+def test_autocast_of_another_device_changes_nothing():
+    kw = inputs.relative_logits(1)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert rk.relative_logits(**kw).dtype == torch.float32
+        assert not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
+    """Also where a kernel would be faster: torch's function has every rule."""
+    x, weight = torch.randn(2**9, 2**7), torch.randn(2**7)
+    tangent = torch.randn_like(x)
+
+    def ours(x):
+        return rk.rms_norm(x, weight)
+
+    def torchs(x):
+        return torch.rms_norm(x, (2**7,), weight)
+
+    got, want = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, torchs))
+    assert torch.equal(got, want)
 
 
 def test_dropout_draws_another_seed_every_time():
