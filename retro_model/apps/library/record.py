@@ -207,7 +207,7 @@ def markdown(made: Mapping) -> str:
     library, rows = made["library"], made["contenders"]
     share = library["bytes_by_leakage"]
     lines = [
-        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most the first "
+        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most "
         f"{made['plan']['held_bytes']} characters of each; library of {library['documents']:,} documents, "
         f"{library['tokens']:,} tokens, {len(library['leaks_dropped'])} leaks dropped; "
         f"{1 - share['r(C) <= 0.5']:.0%} of the bytes share more than half of their chunk with a neighbour, "
@@ -218,16 +218,10 @@ def markdown(made: Mapping) -> str:
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
     if by := rows.get("own-all", {}).get("by_similarity"):
-        gains = [
-            f"{name}: {_interval(at['minus_alone'])}, {at['share_of_bytes']:.0%} of the bytes"
-            for name, at in by.items()
+        said = [
+            f"{name} {at['minus_alone'][0]:+.3f} ({at['share_of_bytes']:.0%} of the bytes)" for name, at in by.items()
         ]
-        lines += [
-            "",
-            "Every passage read and nothing trained, minus alone, by the passage's similarity: "
-            + "; ".join(gains)
-            + ".",
-        ]
+        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {', '.join(said)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -238,7 +232,7 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
-COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#d55e00", "#f0e442", "#8b4513")
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00")
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
@@ -247,9 +241,9 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.5 + 3.6 * len(records), 4.2), layout="constrained")
+    figure = Figure(figsize=(1.5 + 3.6 * len(records), 4.8), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = np.atleast_1d(figure.subplots(1, len(records), sharey=True))
+    panels = np.atleast_1d(figure.subplots(1, len(records)))
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
             colour = COLOURS[list(CONTENDERS).index(name)]
@@ -261,8 +255,7 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
                 axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set(title=title, xlabel="CPU milliseconds a scored token\n(dotted: first reading)", xlim=(0, None))
-    panels[0].set_ylabel(
-        "bits per byte below the decoder alone\n(bars: 95% over documents; hollow: others' neighbours)"
-    )
-    panels[int(np.argmax([len(found) for found in records.values()]))].legend(fontsize=7)
+    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95%; hollow: others' neighbours)")
+    most = panels[int(np.argmax([len(found) for found in records.values()]))]
+    figure.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=len(records), fontsize=8)
     figure.savefig(path, dpi=150)
