@@ -162,6 +162,10 @@ def test_the_backend_is_part_of_the_plan():
             rk.leaky_average(**kw)
         served.append(len(plan._PLANS))
     assert served == [2, 2, 2]
+    for count, name in ((3, "reference"), (4, None)):
+        with FlopCounterMode(display=False):
+            rk.leaky_average(**kw, backend=name)
+        assert len(plan._PLANS) == count
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
 
