@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # a worker keeps the tests of a module together, and one that is done takes from another
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: setup build bench check check-compiled test docs gpu sanitize mutants lint clean
+.PHONY: setup build bench check check-compiled test nightly docs gpu sanitize mutants lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -25,7 +25,7 @@ build:
 	$(PY) -c "from bench.emulate.program import library; library()"
 
 bench: setup
-	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 280
+	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 420
 	$(PY) -m bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
 
 # Where it can't be had its test is skipped, and says so.
@@ -46,13 +46,19 @@ test: setup lint .venv/oldest
 	$(PYTEST) tests
 	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
 
+# What takes long and breaks rarely: tests marked `nightly`, and every launch where the workflow's other jobs compile none.
+nightly: setup .venv/oldest
+	$(PYTEST) tests -m nightly --timeout 0
+	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot -k "oldest or 86 or 89 or 120" --timeout 0
+
 # The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH=80 or 90), executed without a GPU.
 ARCH ?= 90
 check-compiled: setup
 	RETRO_KERNELS_EMULATE=$(ARCH) $(PYTEST) tests/ops -k "(triton or topk_stream) and not fuzz"
 
-# build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
+# The speeds' table from the records; build/site, from docs/ and the docstrings; a warning is an error. NO_MKDOCS_2_WARNING silences an advertisement.
 docs: .venv/ready
+	$(PY) -m tools.tables
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	$(PY) -m tools.links build/site
 

@@ -14,6 +14,8 @@ import sys
 import torch
 from torch import Tensor
 
+from .core import private
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
@@ -29,6 +31,13 @@ def tensor(name: str, value) -> Tensor:
     if value.is_nested:  # it has no shape to speak of
         raise TypeError(f"{name}: expected a tensor of one shape; got a nested tensor")
     return value
+
+
+def readable(value: Tensor) -> bool:
+    """Whether eager code may read a tensor's values: a plain tensor, while nothing compiles, traces, transforms or
+    intercepts what is called. What was read elsewhere would be baked into code that runs again with other values.
+    """
+    return type(value) is Tensor and not torch.compiler.is_compiling() and private.untraced()
 
 
 def integer(name: str, value, low: int | None = None, high: int | None = None) -> int:

@@ -51,5 +51,5 @@ def rounded(values: np.ndarray) -> np.ndarray:
 
 
 def refuse(op, *handles) -> None:
-    if any(handle.dtype.scalar == tl.bfloat16 and handle.data.dtype == np.uint16 for handle in handles):
+    if any(handle.data.dtype == np.uint16 and handle.dtype.scalar == tl.bfloat16 for handle in handles):
         raise NotImplementedError(f"{op.__name__} of bfloat16: the interpreter would take its bits for integers")

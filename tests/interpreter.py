@@ -1,6 +1,7 @@
-"""Triton's interpreter without work of its own that changes no result: half of its time went into preparing the
-language again at every call of a device function, a tenth into overflows of integers, which it finds and then ignores;
-scans went element by element.
+"""Triton's interpreter without work of its own that changes no result.
+
+It prepared the language again at every call of a device function, made the type and the shape of every value anew,
+looked for overflows of integers, which it then ignores, and scanned element by element.
 """
 
 import functools
@@ -18,6 +19,13 @@ def mend() -> None:
         interpreter._patch_lang = once_a_launch(interpreter._patch_lang)
     TritonSemantic.binary_op_sanitize_overflow_impl = where_asserted(TritonSemantic.binary_op_sanitize_overflow_impl)
     interpreter.ScanOps.generic_scan = scan
+    tl.block_type.__new__, tl.block_type.__init__ = block_types(tl.block_type.__init__)
+    tl.tensor.__init__ = by_type(tl.tensor.__init__)
+    TritonSemantic.broadcast_impl_value = where_shapes_differ(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.computation_type_impl = functools.cache(TritonSemantic.computation_type_impl)
+    interpreter._get_np_dtype = once_a_type(interpreter._get_np_dtype)
+    for kind in (tl.dtype, tl.pointer_type, tl.block_type):
+        kind.__eq__ = same_or(kind.__eq__)
 
 
 def once_a_launch(patch_lang):
@@ -52,6 +60,58 @@ def where_asserted(overflow):
             overflow(self, lhs, rhs, operation)
 
     return checked
+
+
+def block_types(init):
+    """Return `__new__` and `__init__` of a block type that is made once for each element type and shape."""
+    made = {}
+
+    def new(cls, element_ty, shape):
+        key = id(element_ty), tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+        found = made.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            init(found, element_ty, shape)
+            made[key] = found  # holds the element type, whose id no other can have then
+        return found
+
+    return new, lambda self, element_ty, shape: None
+
+
+def by_type(init):
+    """A value's shape, size and scalar type follow from its type."""
+
+    def of_type(self, handle, type) -> None:
+        if "_of_values" not in type.__dict__:
+            init(self, handle, type)
+            type._of_values = {name: value for name, value in self.__dict__.items() if name != "handle"}
+        self.__dict__.update(type._of_values)
+        self.handle = handle
+
+    return of_type
+
+
+def where_shapes_differ(broadcast):
+    def broadcasted(self, lhs, rhs):
+        shapes = [list(value.type.shape) for value in (lhs, rhs) if value.type.is_block()]
+        if len(shapes) == 2 and shapes[0] == shapes[1]:
+            return lhs, rhs
+        return broadcast(self, lhs, rhs)
+
+    return broadcasted
+
+
+def same_or(equal):
+    return lambda self, other: self is other or equal(self, other)
+
+
+def once_a_type(np_dtype):
+    def found(type):
+        if "_in_numpy" not in type.__dict__:
+            type._in_numpy = np_dtype(type)
+        return type._in_numpy
+
+    return found
 
 
 def scan(self, input: list) -> list:

@@ -96,6 +96,7 @@ def test_every_example_is_run():
     assert not [name for name in names if f'example("{name}")' not in Path(__file__).read_text()]
 
 
+@pytest.mark.nightly
 def test_examples_and_the_documentation_pass_a_type_checker(tmp_path):
     """mypy knows the package by its annotations (py.typed); what is wrong inside the package is not asked here."""
     pytest.importorskip("mypy")

@@ -87,6 +87,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_what_the_wheel_holds(wheel):
     assert wheel.name.startswith(f"retro_kernels-{__version__}-")
     names = set(zipfile.ZipFile(wheel).namelist())
@@ -101,6 +102,7 @@ def test_what_the_wheel_holds(wheel):
     assert not [name for name in names if name.startswith(("bench/", "tests/", "csrc/", "docs/", "examples/"))]
 
 
+@pytest.mark.nightly
 def test_it_works_outside_the_tree(environment, tmp_path):
     def outside(program, *arguments):
         return run(environment / "bin" / program, *arguments, cwd=tmp_path, env=BARE)
@@ -112,6 +114,7 @@ def test_it_works_outside_the_tree(environment, tmp_path):
     assert "demo" in outside("retro-model", "--help")
 
 
+@pytest.mark.nightly
 def test_the_installed_gate_serves_a_repository(environment, tmp_path):
     """A wrong result is red in a repository that has nothing of this tree; `tests.bench.foreign` shows the rest."""
     repository = foreign.repository(tmp_path / "repository")

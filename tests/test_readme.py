@@ -9,6 +9,7 @@ import torch
 
 import bench.__main__
 import retro_model.__main__
+from tools import tables
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,6 +49,12 @@ def test_a_block_runs(name, tmp_path, monkeypatch, capsys):
         assert names["logits"].shape == (2, 100, 256) and [len(text) for text in names["texts"]] == [35, 72]
     if name == "docs/retro.md:2":
         assert (tmp_path / "run" / "model" / "state.json").exists() and "bits per byte" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", tables.PAGES)
+def test_speeds_are_those_of_the_records(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    assert len(tables.BLOCK.findall(text)) == 1 and tables.page(text) == text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -24,8 +24,10 @@ def sent(port: int, method: str, path: str, body: bytes = b"") -> tuple[float, s
     """When a client began, and its connection."""
     began = time.perf_counter()
     connection = socket.create_connection(("127.0.0.1", port))
-    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-    connection.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+    if body:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    connection.sendall(f"{head}\r\n".encode() + body)
     return began, connection
 
 

@@ -26,9 +26,7 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--base", required=True, metavar="REF", help="commit, branch or tag to compare with, or a folder with its files"
-    )
+    parser.add_argument("--base", required=True, metavar="REF", help="compare with this commit, branch, tag or folder")
     parser.add_argument(
         "--root", type=Path, metavar="DIR", help="the repository (default: that of the working directory)"
     )

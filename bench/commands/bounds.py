@@ -25,7 +25,7 @@ HEADLINES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--case", type=options.names, default=(), metavar="NAME[,NAME]", help="only these")
+    parser.add_argument("--case", type=options.names, default=(), metavar="NAME[,NAME]", help="select cases")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
     parser.add_argument("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows here")

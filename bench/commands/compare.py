@@ -19,8 +19,8 @@ HEADER = ("measurement", "change", "detail", "ratio")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("a", type=Path, metavar="A", help="records of before")
-    parser.add_argument("b", type=Path, metavar="B", help="records of after")
+    parser.add_argument("a", type=Path, metavar="A", help="records before the change")
+    parser.add_argument("b", type=Path, metavar="B", help="records after the change")
     parser.add_argument("--format", choices=("term", "md"), default="term")
 
 

@@ -103,23 +103,23 @@ STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", choices=(*STAGES, "all"), help="all: one after the other")
+    parser.add_argument("stage", choices=(*STAGES, "all"), help="stage to run; all: each in turn")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("bench-gpu"),
         metavar="DIR",
-        help="records, traces and what is done (default bench-gpu)",
+        help="folder for records, traces and progress (default bench-gpu)",
     )
     parser.add_argument(
         "--deadline",
         type=options.seconds,
         default=LIMIT_S,
         metavar="SECONDS",
-        help=f"of each stage (default {LIMIT_S})",
+        help=f"time limit of a stage in seconds (default {LIMIT_S})",
     )
-    parser.add_argument("--again", action="store_true", help="forget what is done")
-    parser.add_argument("--rehearse", action="store_true", help="a CPU stands in for the GPU")
+    parser.add_argument("--again", action="store_true", help="start again from the first command")
+    parser.add_argument("--rehearse", action="store_true", help="rehearse on a CPU that stands in for the GPU")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ DRIFT = 1.05  # is named, even where no step stands out
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="records of `run` or `ab`, for --record")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="with --record: records of `run` or `ab`")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history there")
     what.add_argument("--report", type=Path, metavar="DIR", help="show the history there")

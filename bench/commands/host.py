@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=options.names,
         default=("cpu", "triton"),
         metavar="NAME[,NAME]",
-        help="of cpu, triton (default both)",
+        help="time cpu or triton (default both)",
     )
     parser.add_argument(
         "--models", action="store_true", help="decode steps of the models instead: torch's operations, launches, time"

@@ -24,24 +24,34 @@ EVERY_ARCH = (80, 86, 89, 90, 100, 120)
 def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
     """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
     if device:
-        parser.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+        parser.add_argument(
+            "--device", choices=("cpu", "cuda"), help="run on this device (default: cuda where there is one)"
+        )
     add_kernels(parser)
-    parser.add_argument("--backend", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(_known('kernel'))}")
-    parser.add_argument("--dtype", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(DTYPES)}")
-    parser.add_argument("--mode", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(MODES)}")
     parser.add_argument(
-        "--baselines", type=names, metavar="NAME[,NAME]", help=f"all, none, or some of {', '.join(_known('baseline'))}"
+        "--backend", type=names, metavar="NAME[,NAME]", help=f"select backends of {', '.join(_known('kernel'))}"
+    )
+    parser.add_argument("--dtype", type=names, metavar="NAME[,NAME]", help=f"select types of {', '.join(DTYPES)}")
+    parser.add_argument("--mode", type=names, metavar="NAME[,NAME]", help=f"select passes of {', '.join(MODES)}")
+    parser.add_argument(
+        "--baselines",
+        type=names,
+        metavar="NAME[,NAME]",
+        help=f"time all, none or some of {', '.join(_known('baseline'))}",
     )
 
 
 def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
     """--kernel and --case: operators and their cases, by names that may hold * and ?."""
     parser.add_argument(
-        "--kernel", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(OPERATORS)}; * and ? allowed"
+        "--kernel", type=names, metavar="NAME[,NAME]", help=f"select ops of {', '.join(OPERATORS)}; * and ? allowed"
     )
     if cases:
         parser.add_argument(
-            "--case", type=names, metavar="NAME[,NAME]", help=f"of {', '.join(dict.fromkeys(n for _, n in CASES))}"
+            "--case",
+            type=names,
+            metavar="NAME[,NAME]",
+            help=f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}",
         )
 
 
@@ -50,8 +60,8 @@ def add_executed(parser: argparse.ArgumentParser) -> None:
     calls.add_call(parser)
     add_kernels(parser, cases=False)
     add_launches(parser, arches=None)
-    parser.add_argument("--case", type=names, metavar="NAME[,NAME]", help="cases of launches; * and ? allowed")
-    parser.add_argument("--dtype", choices=DTYPES, help="default bfloat16, of a plug-in all")
+    parser.add_argument("--case", type=names, metavar="NAME[,NAME]", help="select cases of launches; * and ? allowed")
+    parser.add_argument("--dtype", choices=DTYPES, help="select a type (default bfloat16; of a plug-in all)")
 
 
 def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
@@ -60,14 +70,14 @@ def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
         "--launch",
         type=names,
         metavar="PART[,PART]",
-        help="GPU launches with one of these in their id, OP/triton/KERNEL:CASE:smARCH/TYPE",
+        help="select GPU launches whose id OP/triton/KERNEL:CASE:smARCH/TYPE contains one of these",
     )
     if arches:
         parser.add_argument(
             "--arch",
             default=arches,
             metavar="NUMBER[,NUMBER]",
-            help=f"of {', '.join(map(str, EVERY_ARCH))} (default {arches})",
+            help=f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {arches})",
         )
 
 

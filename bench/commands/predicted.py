@@ -27,7 +27,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
     )
-    parser.add_argument("--predictions", type=Path, metavar="FILE", help="default: all in bench/results")
+    parser.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="FILE",
+        help="compare with these predictions (default: all in bench/results)",
+    )
     options.add_kernels(parser, cases=False)
     options.add_launches(parser, arches=None)
     parser.add_argument("--once", action="store_true", help="launch each once and time nothing: for a profiler")

@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph"
     )
     parser.add_argument(
-        "--metrics", type=options.names, metavar="NAME[,NAME]", help=f"columns to show, of {', '.join(METRICS)}"
+        "--metrics", type=options.names, metavar="NAME[,NAME]", help=f"show these columns, of {', '.join(METRICS)}"
     )
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="the same numbers, unrounded and in SI units, one line a measurement"

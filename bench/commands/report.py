@@ -1,6 +1,6 @@
 """render records as text, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different
+Measures nothing. Of several records with one id the last one counts; `history` shows all of them. Times of different
 machines are refused (exit code 3).
 """
 
@@ -18,14 +18,16 @@ from . import exits, options
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", choices=("term", "md", "html", "png"), default="term")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output; needed for png")
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="write to this file (default: standard output; png needs one)"
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
         print(
-            f"retro-bench: the records are of different machines, whose times never share a table or history: {why}",
+            f"retro-bench: the records are of different machines, whose times never share a table: {why}",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE

@@ -31,23 +31,26 @@ HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
+    parser.add_argument("--seconds", type=options.seconds, default=0.1, help="seconds of samples a tile (default 0.1)")
     parser.add_argument(
-        "--seconds", type=options.seconds, default=0.1, help="time for a tile's samples (default 0.1 s)"
-    )
-    parser.add_argument(
-        "--rounds", type=options.positive, default=6, help="most steps from the committed tile of a kernel (default 6)"
+        "--rounds",
+        type=options.positive,
+        default=6,
+        help="take at most so many steps from the committed tile (default 6)",
     )
     options.add_deadline(parser)
-    parser.add_argument("--static", action="store_true", help="by the static model of time, without a GPU")
-    parser.add_argument("--row", type=options.names, metavar="NAME[,NAME]", help="--static: only these of the table")
+    parser.add_argument("--static", action="store_true", help="rank tiles by estimated time, without a GPU")
+    parser.add_argument(
+        "--row", type=options.names, metavar="NAME[,NAME]", help="with --static: rank only these entries of the table"
+    )
     parser.add_argument(
         "--tiles",
         type=_tiles,
         metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
-        help="--static: these and not the neighbours of the committed one",
+        help="with --static: rank these tiles instead of the committed one's neighbours",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was tuned; what it holds is passed over")
-    parser.add_argument("--write", action="store_true", help="put the best tiles into the tables")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
+    parser.add_argument("--write", action="store_true", help="write the best tiles into the tables")
 
 
 def _tiles(text: str) -> list[dict[str, int]]:

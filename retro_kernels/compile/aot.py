@@ -196,7 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m retro_kernels.compile.aot", description="Compile every Triton kernel without a GPU."
     )
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
-    parser.add_argument("--kernel", help="only kernels whose op/name contains this")
+    parser.add_argument("--kernel", help="select kernels whose op/name contains this")
     parser.add_argument(
         "--combinations",
         action="store_true",

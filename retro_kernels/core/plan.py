@@ -6,7 +6,7 @@ What follows from a call's shapes, strides, types, options and alignment is kept
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -49,6 +49,8 @@ class Plan:
         self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
         #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
         self.layouts: list[tuple] | None = None
+        #: whether saved tensors are like those of the first backward pass, which were checked
+        self.like: Callable[..., bool] | None = None
 
     def call(self, given):
         """The call of these values, resolved."""
@@ -108,7 +110,7 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
         (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
         for x in call
     ]
-    key = (op, backend, epoch, "resolved", *layout)
+    key = (op, backend, epoch, *layout)  # tuples, where an eager call's key is flat
     found = _PLANS.get(key)
     return keep(key, Plan(op, call, call, backend)) if found is None else found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -49,6 +50,7 @@ class _NoKeys:
 
 #: tensor -> its dispatch keys, whose `raw_repr()` is one number for them
 dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
+_guards = _of_torch("_dynamo.guards.TensorGuards", None)
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
 _functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
 _is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
@@ -68,6 +70,16 @@ def storage_users(storage: torch.UntypedStorage) -> int:
     return _storage_users(storage._cdata)
 
 
+def like(tensors) -> Callable[..., bool]:
+    """Return a check whether tensors have the types, shapes and devices of these. It may say no where they do.
+
+    Compiled, it takes a quarter of the time that Python takes to read them.
+    """
+    if _guards is None:
+        return lambda *_: False
+    return _guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
 def unheard() -> bool:
     """No mode, transform, tracer or profiler is on, and this torch tells of all of them."""
     return (
@@ -79,6 +91,11 @@ def unheard() -> bool:
         and forward_ad._current_level < 0
         and not torch.autograd._profiler_enabled()
     )
+
+
+def untraced() -> bool:
+    """No tracer, dispatch mode or transform is on, and this torch tells of all of them."""
+    return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
 
 
 def transformed() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, shape, tensor
+from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, readable, shape, tensor
 
 __all__ = [
     "flag",
@@ -18,6 +18,7 @@ __all__ = [
     "neighbour_mask",
     "number",
     "probability",
+    "readable",
     "room",
     "shape",
     "tensor",

@@ -7,6 +7,7 @@ All follow `Embedder`. A row of the result depends on its chunk alone, never on 
 from __future__ import annotations
 
 import hashlib
+import io
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -16,6 +17,8 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor
+
+from retro_model.base import disk
 
 from .executors import each
 
@@ -86,20 +89,20 @@ class HashedTfidf:
         )
 
     def save(self, path: str | Path) -> None:
-        """To one .npz file."""
-        with Path(path).open("wb") as handle:
-            np.savez_compressed(
-                handle, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency
-            )
+        """To one .npz file, replaced at once."""
+        content = io.BytesIO()
+        np.savez_compressed(
+            content, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency
+        )
+        disk.write_plain(Path(path), content.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> HashedTfidf:
         """From the file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        content = disk.read_plain(Path(path))
         try:
-            with np.load(path) as saved:
+            with np.load(io.BytesIO(content)) as saved:
                 (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
-        except OSError:
-            raise
         except Exception as error:  # of the archive, its compression, an array's header: what a flipped bit hits
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
         try:
@@ -225,26 +228,6 @@ class EncoderEmbedder:
         hidden = getattr(hidden, "last_hidden_state", hidden)
         weight = mask.to(hidden.dtype).unsqueeze(-1)
         return ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
-
-
-class TextEmbedder:
-    """Any embedder of text, e.g. `SentenceTransformer(...).encode`.
-
-    Args:
-        embed: list of n texts -> [n, dim].
-        decode: token ids -> text.
-        name: identifies model and weights.
-    """
-
-    def __init__(self, embed: Callable, decode: Callable, name: str) -> None:
-        self.embed, self.decode, self.name = embed, decode, name
-        self.dim = np.asarray(embed([""])).shape[1]
-
-    def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        chunks, lengths = _chunks(chunks, lengths)
-        if not len(chunks):
-            return np.zeros((0, self.dim), np.float32)
-        return np.asarray(self.embed([self.decode(row[:length]) for row, length in zip(chunks, lengths)]), np.float32)
 
 
 def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:

@@ -82,6 +82,12 @@ class DenseSearcher:
             parts.append(stream.result()[1][0].cpu().numpy())
         return np.concatenate(parts)
 
+    def similarity(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """1 - half the squared distance of each query [n,dim] to its chunks `ids` [n,k], float32 [n,k]: the cosine of
+        unit vectors; -inf for the id -1."""
+        distance = np.square(queries[:, None] - self.keys[np.maximum(ids, 0)]).sum(-1)
+        return np.where(ids < 0, -np.inf, 1 - distance / 2).astype(np.float32)
+
 
 class LexicalSearcher:
     """BM25 over token ids, in C++: the store's tokens are read a block at a time for each batch of queries, so that

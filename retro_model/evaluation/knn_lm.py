@@ -92,7 +92,7 @@ def score_knn(
         model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
         datastore: of the same model.
         mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
-            standard deviation is a beginning, see `typical_alpha`.
+            standard deviation is the paper's beginning, `alpha_of_distances` a better one.
 
     Raises:
         ValueError: naming the argument.
@@ -185,14 +185,6 @@ def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
     for (a, b), setting in zip(found, chosen):
         nats[a:b] = scores[setting].nats[a:b]
     return Scores(nats, scores[0].tokens, scores[0].bytes), chosen.tolist()
-
-
-def typical_alpha(datastore: TokenDatastore) -> float:
-    """The inverse of the standard deviation of the keys' norms, where the paper's search for alpha begins.
-
-    Far too large for keys whose norms hardly differ, such as normed activations: see `alpha_of_distances`.
-    """
-    return float(1 / datastore.keys.norm(dim=-1).std())
 
 
 def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: int = 512) -> float:

@@ -35,6 +35,19 @@ class Document(NamedTuple):
     index: Tensor | None
 
 
+def random_chunks(index: Tensor, excluded_chunks: int, seed: int = 0) -> Tensor:
+    """The control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
+
+    index: int64 [...,L,K], what was retrieved; its values do not matter. Returns: int64 of the same shape, -1 where
+    there are fewer; chunk i has others of 0, ..., i - excluded_chunks.
+    """
+    number = torch.arange(index.shape[-2])
+    ranks = torch.rand(*index.shape[:-1], len(number), generator=torch.Generator().manual_seed(seed))
+    k = min(index.shape[-1], len(number))
+    best, drawn = ranks.masked_fill(number > number[:, None] - excluded_chunks, -1).topk(k, -1)
+    return F.pad(drawn.masked_fill(best < 0, -1), (0, index.shape[-1] - k), value=-1).to(index.device)
+
+
 @torch.no_grad()
 def read(
     model,
@@ -143,23 +156,6 @@ def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dic
     good = (target_scores.gather(-1, index.clamp(min=0)) > 0) & (index >= 0)
     kinds = {"positive": good.any(-1), "no positive": ~good.any(-1) & (index >= 0).any(-1), "none": (index < 0).all(-1)}
     return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}
-
-
-def by_distance(
-    document: Document, chunk_len: int, edges: Sequence[int] = (16, 64, 256, 1024)
-) -> dict[str, tuple[float, int]]:
-    """Mean nats a token of the chunk that follows, and how many, by
-    how many chunks back the first-ranked neighbour lies.
-    """
-    first = document.index[:, 0]
-    nats = _targets(document.nats, len(first), chunk_len)
-    distance = torch.arange(len(first)) - first.cpu()
-    means, low = {"none": _mean(nats[(first < 0)[:-1]])}, 0
-    for high in (*edges, None):
-        within = (first >= 0).cpu() & (distance >= low) & (distance < high if high is not None else True)
-        means[f"{low}+" if high is None else f"{low} to {high - 1}"] = _mean(nats[within[:-1]])
-        low = high
-    return means
 
 
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:

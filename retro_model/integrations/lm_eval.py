@@ -24,7 +24,7 @@ from retro_model.apps.serve.reader import open_folder
 from retro_model.apps.serve.retro_reader import RetroReader
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
-from retro_model.evaluation import question_answering, random_neighbours, windows
+from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.suffixes import score_suffixes
 from retro_model.evaluation.tasks import passages_of
 from retro_model.generation import generate
@@ -123,14 +123,12 @@ class RetroLM(TemplateLM):
             raise ValueError(f"neighbours: expected a whole number from 0; got {k!r}")
         if not str(batch_size or 1).isdecimal():
             raise ValueError(f"batch_size: expected a number; got {batch_size!r}")
-        database = reader.database
-        seeds = itertools.count()
+        library, seeds = reader.library, itertools.count()
 
         def found(chunks):
-            ids = database.search(chunks, k)
-            if random:
-                ids = torch.from_numpy(random_neighbours(ids.numpy(), database, next(seeds)))
-            return database.values(ids)
+            ids, _ = library.search(chunks.cpu().numpy(), k)
+            values = library.values(library.drawn(ids, next(seeds)) if random else ids)
+            return tuple(torch.from_numpy(part).to(chunks.device) for part in values)
 
         options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
         return cls(

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retro_model.base import checks
+
 
 def row_keys(neighbours: Tensor, mask: Tensor | None, share: bool | None) -> list[bytes] | None:
     """Keys that identify neighbours [S,R] under their mask [S,R]; None if the host must not read them.
@@ -25,10 +27,7 @@ def row_keys(neighbours: Tensor, mask: Tensor | None, share: bool | None) -> lis
     share: None reads what lies in the host's memory, True also what a GPU has to be waited for, False nothing. What is
     compiled, captured or transformed is never read, for it runs again with other tokens.
     """
-    if share is False or torch.compiler.is_compiling() or not neighbours.numel():
-        return None
-    traced = torch._C._get_tracing_state() is not None or torch._C._len_torch_dispatch_stack()
-    if traced or type(neighbours) is not Tensor or torch._C._functorch.is_functorch_wrapped_tensor(neighbours):
+    if share is False or not checks.readable(neighbours) or not neighbours.numel():
         return None
     if neighbours.device.type != "cpu" and (not share or torch.cuda.is_current_stream_capturing()):
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_model.base import checks
+from retro_model.base import checks, disk
 
 KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays where it is
 
@@ -141,14 +141,13 @@ class SelfIndex:
     @classmethod
     def restore(cls, path: str | Path, *, device: str | torch.device = "cpu", backend: str | None = None) -> SelfIndex:
         """The index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
-        if not Path(path).exists():
-            raise FileNotFoundError(f"{path}: no index here")
-        try:
-            parts = torch.load(path, map_location=device, weights_only=True)
-            if parts["kind"] != "SelfIndex":
-                raise KeyError(parts["kind"])
-        except Exception as error:
-            raise ValueError(f"{path}: truncated, corrupt or no index ({error})") from error
+        with disk.open_plain(Path(path), "rb") as file:
+            try:
+                parts = torch.load(file, map_location=device, weights_only=True)
+                if parts["kind"] != "SelfIndex":
+                    raise KeyError(parts["kind"])
+            except Exception as error:
+                raise ValueError(f"{path}: truncated, corrupt or no index ({error})") from error
         index = cls(factory=parts["factory"], backend=backend)
         if "states" in parts:
             index.add(parts.get("keys"), parts["states"])

@@ -30,7 +30,7 @@ class _Unpickler(pickle.Unpickler):
         elif (module, name) == ("torch", "Size"):
             return torch.Size
         elif (module, name) == ("torch.serialization", "_get_layout"):
-            return torch.serialization._get_layout
+            return {str(torch.strided): torch.strided}.__getitem__
         elif module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         elif module.startswith("pathlib") and name.endswith("Path"):  # where it was saved: not used

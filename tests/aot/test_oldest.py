@@ -1,4 +1,5 @@
-"""What test_aot compiles for sm_90 compiles with the oldest triton that pyproject.toml allows, too.
+"""Each kernel compiles with the oldest triton that pyproject.toml allows, too; with RETRO_KERNELS_EVERY_LAUNCH=1 every
+launch does.
 
 `make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the
 oldest may not.
@@ -43,8 +44,12 @@ def test_every_kernel_compiles_with_the_oldest_triton():
 if __name__ == "__main__":
     import triton
 
-    from tests.aot.test_aot import Selection
+    from tests.aot.test_aot import EVERY, Selection
 
+    first, selected = {}, Selection(90)
+    kept = lambda op, case: (  # noqa: E731
+        selected(op, case) if EVERY else first.setdefault((op, case.launch.name, case.dtype == "float32"), case) is case
+    )
     print(triton.__version__)
-    for row in aot.compile_each([90], select=Selection(90)):
+    for row in aot.compile_each([90], select=kept):
         print(row.kernel)

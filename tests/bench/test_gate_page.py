@@ -31,6 +31,14 @@ def test_the_page_names_every_step():
         assert f"retro-bench {command}" in text
 
 
+def test_the_plugin_of_the_page_is_right(tmp_path):
+    first, second = (next(line for line in COMMANDS if f"retro-bench {name}" in line) for name in ("init", "check"))
+    for command in (first, f"{second} --case narrow --dtype float32 --mode fwd"):
+        done = shell(command, tmp_path)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_from_an_empty_repository_to_a_red_pull_request(tmp_path):
     assert shell("git init -q", tmp_path).returncode == 0

@@ -2,6 +2,8 @@
 
 import ast
 
+import pytest
+
 from tests import trees
 from tools.mutants import operators, targets
 from tools.mutants.__main__ import sampled_faults
@@ -72,6 +74,19 @@ def test_python_faults_of_caches_ranges_and_writes():
     assert rare == {text for text in faults if "key = (" in text or "; " in text or "+ 1" in text}
     for fault in operators.python(KEPT):
         ast.parse(fault.apply(KEPT))
+
+
+@pytest.mark.parametrize(
+    "key", ["(*shapes, position)", "(needs, [*shapes])", "[shapes, needs]", "(needs, *[(x, y) for x in z])"]
+)
+def test_a_key_without_a_part_is_still_a_program(key):
+    """One part of two leaves a tuple of one; a fault that does not compile would count as noticed by every test."""
+    source = f"def f(plans):\n    key = {key}\n    return plans[key]\n"
+    faults = [fault.apply(source) for fault in operators.python(source)]
+    for fault in faults:
+        compile(fault, "fault", "exec")
+    assert len(faults) == 2 + 2 * ("(x, y)" in key)
+    assert ("(*shapes,)" in faults[0] + faults[1]) == (key == "(*shapes, position)")
 
 
 def test_cpp_faults_leave_templates_and_comments_alone():

@@ -1,8 +1,8 @@
 """The ops on compiled code: what Triton makes of each kernel for sm_80, sm_90 and sm_100, executed, against the float64
 reference.
 
-A selection; `make check-compiled` runs the whole suite of the ops so. Values, every gradient, and whatever the emulator
-checks: bounds, alignment, uninitialised shared memory, races, waits.
+A selection, each call on one architecture and nightly on all; `make check-compiled` runs the whole suite of the ops so.
+Values, every gradient, and whatever the emulator checks: bounds, alignment, uninitialised shared memory, races, waits.
 """
 
 import pytest
@@ -48,8 +48,14 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        pytest.param(name, arch, marks=() if number % 3 == place else pytest.mark.nightly)
+        for number, name in enumerate(CALLS)
+        for place, arch in enumerate((80, 90, 100))
+    ],
+)
 def test_values_and_gradients(name, arch):
     op, make = CALLS[name]
     types = [torch.float32, *HALVES]
@@ -84,7 +90,9 @@ def test_float32_products_on_tensor_cores_are_three():
     assert 1e-4 < error < 1e-2
 
 
-@pytest.mark.parametrize(("arch", "kernel"), [(80, "relative_forward"), (90, "cca_forward")])
+@pytest.mark.parametrize(
+    ("arch", "kernel"), [(80, "relative_forward"), pytest.param(90, "cca_forward", marks=pytest.mark.nightly)]
+)
 def test_planted_faults_are_reported(arch, kernel):
     """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen
     (docs/lab/emulation.md has the counts).

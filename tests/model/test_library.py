@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from retro_model import evaluation, training
 from retro_model.apps.evaluate import knn_lm
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched, beginnings
+from retro_model.apps.library.library import Searched, similarity, spread
 from retro_model.apps.library.options import Fit, Plan
+from retro_model.apps.serve.library import Library as PageLibrary
 from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
@@ -83,6 +85,17 @@ def test_what_is_held_out_is_not_in_the_library():
         texts.read(texts.Path("nowhere"), 10)
 
 
+def test_an_excerpt_begins_a_line_anywhere_in_its_document():
+    lines = [f"line {i}" for i in range(100)]
+    firsts = set()
+    for i in range(200):
+        got = texts.excerpt(Document(f"{i}.txt", "", "\n".join(lines)), 200)
+        assert len(got) == 200 and got in "\n".join(lines)
+        firsts.add(lines.index(got.split("\n")[0]))
+    assert min(firsts) < 5 and max(firsts) > 65 and len(firsts) > 50
+    assert texts.excerpt(Document("a", "", "short"), 200) == "short"
+
+
 def test_the_gain_of_retrieval_is_said_against_random_neighbours():
     store = toys.store([[1] * 8] * 12, 4)
     ones, bytes_ = np.ones(24), np.full(24, 8)
@@ -134,8 +147,8 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
 
     how, said = Fit(steps=25, max_lr=0.1), []
     whole = Line()
-    facts = fit(whole, stream, how, tmp_path / "whole", said.append)
-    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 5
+    facts = fit(whole, stream, how, Plan(), tmp_path / "whole", said.append)
+    assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
 
     class Stopped(Exception):
@@ -145,18 +158,19 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        fit(Line(), stream, how, tmp_path / "stopped", stop)
+        fit(Line(), stream, how, Plan(), tmp_path / "stopped", stop)
     again = Line()
-    facts = fit(again, stream, how, tmp_path / "stopped", said.append)
+    facts = fit(again, stream, how, Plan(), tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
-    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), tmp_path / "stopped", said.append)
+    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
     kept = sorted((tmp_path / "stopped").glob("model*"))
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
-    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), tmp_path / "minutes", said.append)
+    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Plan(), tmp_path / "minutes", said.append)
     assert minutes["steps"] >= 1
     untrained = Line()
-    assert fit(untrained, stream, Fit(steps=0), tmp_path / "none", said.append)["steps"] == 0
+    assert fit(untrained, stream, Fit(steps=0), Plan(), tmp_path / "none", said.append)["steps"] == 0
+    assert len(fit(Line(), stream, Fit(steps=1), Plan(), tmp_path / "one", said.append)["losses"]) == 1
     assert torch.equal(untrained.table, Line().table)
 
 
@@ -171,7 +185,8 @@ def compared(tmp_path_factory):
     folders.text_files(library)
     arguments = [str(decoder), "--texts", str(library), "--out", str(out), "--chunk-len", "8", "--window", "32"]
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
-    arguments += ["--datastore-tokens", "300", "--random-documents", "2", "--keep-states", "--contenders", *NAMES]
+    arguments += ["--least-similarity", "0.8", "--datastore-tokens", "300", "--random-documents", "2"]
+    arguments += ["--keep-states", "--contenders", *NAMES]
     compare.main(arguments)
     return out, arguments
 
@@ -190,15 +205,20 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
+    parts = rows["own-all"]["by_similarity"].values()
+    whole = sum(part["share_of_bytes"] * part["minus_alone"][0] for part in parts)  # first chunks read nothing
+    assert whole == pytest.approx(rows["own-all"]["minus_alone"][0], abs=1e-3) and len(parts) > 1
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
     assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
 
 
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
-    assert facts["own"]["read"] > 0 and facts["own"]["reading_cpu_seconds"] > 0
-    assert facts["own"]["read"] <= facts["own"]["neighbours"]["true"] + facts["own"]["neighbours"]["random"]
-    assert facts["own-gates"]["read"] == facts["own-lora"]["read"] == facts["own-lora"]["reading_cpu_seconds"] == 0
+    every, near = facts.pop("own-all"), facts["own"]["neighbours"]
+    assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
+    assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
+    assert 0 < near["true"] < every["neighbours"]["true"]  # those that resemble their chunk
+    assert all(fact["read"] == fact["reading_cpu_seconds"] == 0 for fact in facts.values())
     rows = json.loads((compared[0] / "compare.json").read_text())["contenders"]
     reading = rows["own-gates"]["reading_cpu_ms_a_token"]
     assert reading == rows["own"]["reading_cpu_ms_a_token"] > 0
@@ -215,12 +235,43 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
         compare.main(["--out", str(tmp_path)])
 
 
-def test_training_windows_that_recur_begin_documents():
+class Near:
+    """Neighbours of the chunks of `reads` alone."""
+
+    def __init__(self, reads):
+        self.reads = reads
+
+    def __getitem__(self, rows):
+        return np.where(np.isin(rows, self.reads), 0, -1)[..., None]
+
+
+def test_training_windows_that_recur_lie_anywhere_in_documents_and_have_something_to_read():
     store = toys.store([[1] * 8, [2] * 12, [3] * 20, [4] * 16, [5] * 12], 4)
-    firsts = [2, 5, 10, 14]  # of documents that fill a window of twelve tokens
-    drawn = [beginnings(store, 12, 2, seed) for seed in range(20)]
-    assert {row for rows in drawn for row in rows.tolist()} == set(firsts)
-    assert all(len(set(rows.tolist())) == 2 for rows in drawn) and beginnings(store, 12, 5, 0) is None
+    within = [{2}, {5, 6, 7}, {10, 11}, {14}]  # rows where a window of twelve tokens can begin
+    every = Near(range(100))
+    drawn = [spread(store, every, 12, 2, seed).tolist() for seed in range(40)]
+    assert {row for rows in drawn for row in rows} == set().union(*within)
+    assert all(len(rows) == 2 and sum(not rows_of.isdisjoint(rows) for rows_of in within) == 2 for rows in drawn)
+    assert spread(store, every, 12, 9, 0) is None
+    near = [spread(store, Near([6, 14, 16]), 12, 2, seed) for seed in range(40)]
+    assert {row for rows in near for row in rows.tolist()} == {5, 6, 14}  # what a window's last chunk has, none reads
+
+
+def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):
+    store = store_of(tmp_path / "store", random_documents(6))
+    database = ChunkDatabase.build(tmp_path / "keys", store, HashedTfidf(16).fit(store))
+    rows = np.arange(len(store))
+    ids = Searched(database, 3)[rows]
+    keys = np.asarray(database.searcher.keys)
+    cosine = (keys[rows][:, None] * keys[ids]).sum(-1)
+    got = similarity(database, store, rows, ids)
+    assert np.allclose(got, cosine, atol=1e-5) and (similarity(database, store, rows, ids * 0 - 1) == -np.inf).all()
+    least = float(np.median(got))
+    assert np.array_equal(Searched(database, 3, least)[rows], np.where(got < least, -1, ids))
+    parts = store, keys, database.searcher.embedder, SimpleNamespace(decode_bytes=lambda ids: b"x")
+    ids, near = PageLibrary(*parts).search(store.chunks(rows), 3)
+    shown, _ = PageLibrary(*parts, least_similarity=least).search(store.chunks(rows), 3)
+    assert np.array_equal(shown, np.where(near < least, -1, ids)) and (shown < 0).any()
 
 
 def test_exchanged_neighbours_are_those_of_other_documents():

@@ -110,6 +110,7 @@ def test_a_gpu_reads_no_boundary_and_what_lies_beyond_attends_nothing():
     assert (out[:, :2] == 0).all() and (out[:, 30:] == 0).all() and (out[:, 2:30] != 0).any(-1).all()
 
 
+@pytest.mark.skipif(INTERPRETER, reason="the interpreter runs eagerly whatever compiles around it")
 def test_boundaries_compile(backend):
     kw = packed()
     call = torch.compile(lambda ends: rk.relative_attention(**kw, cu_seqlens=ends, backend=backend), fullgraph=True)

@@ -56,7 +56,7 @@ shapes = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(12, 50))
+@settings(max_examples=examples(6, 50))
 @given(case=shapes)
 def test_random_shapes(backend, case):
     case = dict(case)

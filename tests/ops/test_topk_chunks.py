@@ -80,13 +80,13 @@ def drawn(case, **more):
     return inputs.topk(seed, **case, **causal, **more)
 
 
-@settings(max_examples=examples(8, 60))
+@settings(max_examples=examples(4, 60))
 @given(case=shapes, dtype=st.sampled_from(DTYPES))
 def test_random_shapes(backend, case, dtype):
     compare.check(OP, drawn(case, integers=True, dtype=dtype), backend)
 
 
-@settings(max_examples=examples(8, 60))
+@settings(max_examples=examples(4, 60))
 @given(case=shapes)
 def test_properties(backend, case):
     """Sorted, unique, each score is its pair's score, slots are

@@ -72,10 +72,19 @@ def python(source: str) -> list[Fault]:
             if inside.count(old) == 1:
                 rare = isinstance(node, (ast.Assign, ast.AnnAssign, ast.Call))
                 fault = Fault(line, lines[line - 1], before + inside.replace(old, new) + after, rare)
-                faults[fault] = None
+                if _compiles(fault.apply(source)):
+                    faults[fault] = None
     for node in ast.walk(ast.parse(source)):
         faults |= dict.fromkeys(_before_a_sync(node, lines))
     return sorted(faults, key=lambda f: (f.line, f.after))
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "fault", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
@@ -116,7 +125,9 @@ def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str
             yield from _between(left, right, lines, LOGIC)
         yield from _dropped(node.values, lines)
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and _is_key(node):
-        yield from _dropped(node.value.elts, lines)
+        for part in ast.walk(node.value):
+            if isinstance(part, (ast.Tuple, ast.List)):
+                yield from _dropped(part.elts, lines, "," if isinstance(part, ast.Tuple) else "")
     elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and node.lineno == node.end_lineno:
         call = lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
         yield node.lineno, node.col_offset, node.end_col_offset, call, "pass"
@@ -138,19 +149,27 @@ def _is_key(node: ast.Assign | ast.AnnAssign) -> bool:
     return isinstance(node.value, (ast.Tuple, ast.List)) and bool(KEY.search(name))
 
 
-def _dropped(parts: list[ast.expr], lines: list[str]) -> Iterator[tuple[int, int, int, str, str]]:
-    """Each part of two or more left out, with what stands between it and the next one, or the one before."""
+def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterator[tuple[int, int, int, str, str]]:
+    """Each part of two or more left out, with what stands between it and the next one, or the one before.
+
+    alone: what a single part that is left needs behind it.
+    """
     for i, part in enumerate(parts if len(parts) > 1 else []):
         first, last = (part, parts[i + 1]) if i + 1 < len(parts) else (parts[i - 1], part)
         if first.lineno != last.end_lineno:
             continue
-        if i + 1 < len(parts):
-            start, end = first.col_offset, last.col_offset
+        line = lines[part.lineno - 1].encode()
+        if len(parts) == 2:
+            kept = parts[1 - i]
+            start, end = first.col_offset, last.end_col_offset
+            left = line[kept.col_offset : kept.end_col_offset].decode() + alone
+        elif i + 1 < len(parts):
+            start, end, left = first.col_offset, last.col_offset, ""
         else:
-            start, end = first.end_col_offset, last.end_col_offset
-        text = lines[part.lineno - 1].encode()[start:end].decode()
+            start, end, left = first.end_col_offset, last.end_col_offset, ""
+        text = line[start:end].decode()
         if text.count("(") == text.count(")"):
-            yield part.lineno, start, end, text, ""
+            yield part.lineno, start, end, text, left
 
 
 def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:

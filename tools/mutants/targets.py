@@ -31,6 +31,10 @@ TARGETS = (
         "partition.h",
     ),
     *_cpu("chunked_cross_attention", 2, "chunked_cross_attention_fwd.cpp", "chunked_cross_attention_bwd.cpp"),
+    *[
+        Target(f"csrc/cpu/{op}.cpp", (f"tests/ops/test_{op}.py", "tests/ops/test_repeated_calls.py"), 2)
+        for op in ("linear", "rms_norm", "cross_entropy")
+    ],
     Target("csrc/cpu/relative_logits.cpp", ("tests/ops/test_relative_logits.py",), 3),
     Target(
         "csrc/cpu/dropout.h",
@@ -51,14 +55,25 @@ TARGETS = (
     Target("retro_kernels/core/native.py", ("tests/ops/test_size_one.py", "tests/ops/test_cpu_infrastructure.py"), 2),
     Target(
         "retro_kernels/core/eager.py",
-        ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py", "tests/ops/test_transforms.py"),
-        8,
+        (
+            "tests/ops/test_repeated_calls.py",
+            "tests/ops/test_plans.py",
+            "tests/ops/test_transforms.py",
+            "tests/ops/test_linear.py",
+            "tests/ops/test_contract.py",
+        ),
+        40,  # a key there is made by `add`, a statement a part
     ),
     Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),
     *[
         Target(f"{OPS}/{op}/call.py", ("tests/ops/test_validation.py", "tests/ops/test_repeated_calls.py"), 2)
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
         + ("relative_attention", "relative_logits", "topk_chunks")
+    ],
+    *[
+        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", "tests/ops/test_repeated_calls.py"), 2)
+        for op in ("linear", "rms_norm", "cross_entropy")
+        for file in ("call", "cpu")
     ],
     Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),

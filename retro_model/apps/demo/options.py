@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--minutes",
         type=_at_least(0.01),
-        help="of the whole, from the corpus to the verdict; default: a fixed number of steps",
+        help="plan the whole run for so many minutes by its first steps (default: a fixed number of steps)",
     )
     made.add_argument(
         "--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings"

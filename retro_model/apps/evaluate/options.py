@@ -16,7 +16,7 @@ def neighbours() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="retro-model neighbours", description="Documents to tokens, keys and neighbours, by any frozen encoder."
     )
-    made.add_argument("folder", type=Path, help="for everything that is made")
+    made.add_argument("folder", type=Path, help="folder for the results")
     made.add_argument(
         "--documents",
         nargs="+",
@@ -24,7 +24,7 @@ def neighbours() -> argparse.ArgumentParser:
         help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
     )
     made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
-    made.add_argument("--text-field", default="text", help="of JSON lines (default: text)")
+    made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
     made.add_argument("--tokenizer", required=True, help="a folder of transformers, a saved Tokenizer, or train:SIZE")
     made.add_argument(
         "--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none"
@@ -33,7 +33,7 @@ def neighbours() -> argparse.ArgumentParser:
     made.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
     made.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
     made.add_argument("--index", help="a FAISS index factory string; default: exact search")
-    made.add_argument("--device", default="cpu", help="of the encoder and the exact search")
+    made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
     made.add_argument(
         "--window", type=int, help="say how many training windows of so many tokens would see their own future"
     )
@@ -51,10 +51,10 @@ def scaling() -> argparse.ArgumentParser:
     """The parser of `retro-model scaling`."""
     about = "The gain from a larger database and from more neighbours, and the worth of the parts."
     made = _of_a_demonstration("scaling", about)
-    made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the database")
+    made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="score with these shares of the database")
     made.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
-    made.add_argument("--documents", type=int, help="of the held-out text, the first so many")
-    made.add_argument("--ablations", type=int, metavar="STEPS", help="instead: train the ablations for so many steps")
+    made.add_argument("--documents", type=int, help="score only the first so many held-out documents")
+    made.add_argument("--ablations", type=int, metavar="STEPS", help="train the ablations for so many steps instead")
     made.add_argument("--seed", type=int, default=0)
     return made
 
@@ -63,8 +63,10 @@ def knn_lm() -> argparse.ArgumentParser:
     """The parser of `retro-model knn-lm`."""
     about = "kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline."
     made = _of_a_demonstration("knn-lm", about)
-    made.add_argument("-k", type=int, default=CONTEXTS, help="contexts a token (default: 10)")
-    made.add_argument("--documents", type=int, help="of the training text, the first so many; default: all")
+    made.add_argument("-k", type=int, default=CONTEXTS, help="search so many contexts a token (default: 10)")
+    made.add_argument(
+        "--documents", type=int, help="build the datastore of the first so many training documents (default: all)"
+    )
     return made
 
 

@@ -80,13 +80,14 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
     for which, near in (("true", setting.near), ("random", random)):
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
+            given = near if contender.far is None else np.where(contender.far, -1, near)
             if contender.read is not None:
-                neighbours = _neighbours(setting, near, group)
+                neighbours = _neighbours(setting, given, group)
                 with record.Cost() as reading:
                     count = contender.read(neighbours)
                 result.add_reading(which, len(neighbours), count, reading)
             with record.Cost() as cost:
-                scores = contender.score(near, group)
+                scores = contender.score(given, group)
             result.add(which, scores, cost)
             done[which] = group.stop
             result.save(path)
@@ -110,14 +111,16 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting, name)}
     if "alone" not in results:
         return {}
-    rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
+    library = setting.library
+    nearest = library.similarity(setting.plan).max(1)
+    rows = record.rows(results, CONTENDERS, library.held_out, library.leakage, nearest)
     made = {
         "command": command,
         "commit": _commit(),
         "corpus": title,
         "seed": setting.fit.seed,
         "plan": dataclasses.asdict(setting.plan),
-        "library": setting.library.facts,
+        "library": library.facts,
         "contenders": rows,
         "machine": info.lines()[:2],
         "torch_threads": torch.get_num_threads(),

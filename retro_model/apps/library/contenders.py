@@ -49,6 +49,11 @@ class Setting:
         """The neighbours that models are given, of the held-out chunks."""
         return self.library.neighbours[:, : self.plan.neighbours]
 
+    @functools.cached_property
+    def far(self) -> np.ndarray:
+        """Which of them own attention does not read."""
+        return self.library.far(self.plan)
+
     @property
     def windows(self) -> dict[str, int]:
         return {"window": self.plan.window, "stride": self.plan.stride}
@@ -60,11 +65,13 @@ Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
 
 class Contender(NamedTuple):
     """made: how it was made. read: reads neighbours [S,R] into what is kept, so that the score need not, and gives how
-    many it read; None: there is nothing to read beforehand."""
+    many it read; None: there is nothing to read beforehand. far: neighbours [chunks,K] that it is not given; None: it
+    is given all."""
 
     score: Scorer
     made: dict
     read: Callable[[Tensor], int] | None = None
+    far: np.ndarray | None = None
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
@@ -115,8 +122,9 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0) -> Contender:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention; rank: of its low-rank maps."""
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0, every: bool = False) -> Contender:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank: of its low-rank maps.
+    every: it reads far ones too."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
@@ -137,16 +145,17 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0)
         model.read(neighbours)
         return kept.read - before
 
-    return Contender(score, facts, read if attention == "own" else None)
+    return Contender(score, facts, read, None if every else s.far) if attention == "own" else Contender(score, facts)
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
-    facts = fit(model, functools.partial(_stream, s, how), how, s.folder / f"{name}-{how.seed}", s.show)
+    folder = s.folder / f"{name}-{how.seed}"
+    facts = fit(model, functools.partial(_stream, s, how), how, s.plan, folder, s.show)
     return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 
 
 def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
+    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows, s.plan.least_similarity)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {
@@ -154,11 +163,13 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "longer": functools.partial(alone, times=2),
     "knn": knn,
     "new": functools.partial(retrofitted, attention="new"),
+    "own-all": functools.partial(retrofitted, attention="own", trained=False, every=True),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
-TRAINED, OWN = ("new", "own-gates", "own-lora"), ("own", "own-gates", "own-lora")
+OWN = ("own-all", "own", "own-gates", "own-lora")
+TRAINED = ("new", *OWN[2:])
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torch import nn
 from retro_model import training
 from retro_model.training import checkpoint
 
-from .options import Fit
+from .options import Fit, Plan
 
 SAVED_EVERY = 5  # steps
 ENCODER = 256  # width of the encoder of new layers
@@ -41,19 +42,24 @@ class Added(nn.Module):
 
 
 def fit(
-    model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, folder: Path, show=print
+    model: nn.Module,
+    stream: Callable[[int], Iterator[training.Batch]],
+    how: Fit,
+    plan: Plan,
+    folder: Path,
+    show=print,
 ) -> dict:
     """Trains what is not frozen. A folder that holds the same training goes on from its last step.
 
-    No steps: nothing is trained. stream: gives the batches from a position on. Returns: steps, tokens, CPU seconds and
-    the last losses.
+    No steps: nothing is trained. stream: gives the batches from a position on. plan: of the windows in them.
+    Returns: steps, tokens, CPU seconds and the last losses.
     """
     added = Added(model)
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
-    if state and state["extra"]["how"] != dataclasses.asdict(how):
+    of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(plan)}
+    if state and {name: state["extra"].get(name) for name in of} != of:
         state = None  # of another training
-    done = {"how": dataclasses.asdict(how), "cpu_seconds": 0.0, "tokens": 0, "losses": []}
-    done |= state["extra"] if state else {}
+    done = of | {"cpu_seconds": 0.0, "tokens": 0, "losses": []} | (state["extra"] if state else {})
     if how.steps == 0 and how.minutes is None:
         return done | {"steps": 0}
     steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
@@ -65,8 +71,9 @@ def fit(
         checkpoint.load(folder, added, optimizer)
         first = state["step"]
     batches = stream(first)
-    for start in range(first, steps, SAVED_EVERY):
-        began, stop = time.process_time(), min(steps, start + SAVED_EVERY)
+    stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first tells that it goes
+    for start, stop in itertools.pairwise([first, *sorted(stop for stop in stops if stop > first)]):
+        began = time.process_time()
         history = training.train(model, optimizer, batches, settings, start=start, stop=stop, keep_memory=True)
         done["steps"] = steps
         done["tokens"] += sum(h["tokens"] for h in history)

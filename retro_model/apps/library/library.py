@@ -37,15 +37,24 @@ class Library(NamedTuple):
     leakage: np.ndarray
     facts: dict
 
+    def similarity(self, plan: Plan) -> np.ndarray:
+        """Of the held-out chunks to their neighbours, float32 [chunks,K]."""
+        near = self.neighbours[:, : plan.neighbours]
+        return similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
+
+    def far(self, plan: Plan) -> np.ndarray:
+        """Which neighbours own attention does not read, bool [chunks,K]: those that resemble their chunk too little."""
+        return self.similarity(plan) < plan.least_similarity
+
 
 class Searched:
     """The neighbours of a database's own chunks as an array [chunks,K] that is searched where it is read: a short
-    training reads few of its rows."""
+    training reads few of its rows. least: similarity; -1 in place of those that have less."""
 
     ndim = 2
 
-    def __init__(self, database: ChunkDatabase, k: int):
-        self.database, self.shape = database, (len(database), k)
+    def __init__(self, database: ChunkDatabase, k: int, least: float = -np.inf):
+        self.database, self.shape, self.least = database, (len(database), k), least
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -53,7 +62,14 @@ class Searched:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         store, flat = self.database.store, np.asarray(rows).reshape(-1)
         ids = self.database.search_rows(store, flat, self.shape[1], exclude_doc=np.asarray(store.chunk_doc)[flat])
+        ids = np.where(similarity(self.database, store, flat, ids) < self.least, -1, ids)
         return ids.reshape(*np.shape(rows), self.shape[1])
+
+
+def similarity(database: ChunkDatabase, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Of chunks of a store to their neighbours `ids` [n,k]; see `DenseSearcher.similarity`."""
+    searcher = database.searcher
+    return searcher.similarity(searcher.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
 
 def prepare(
@@ -112,24 +128,47 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
-def beginnings(store: TokenStore, window: int, count: int, seed: int) -> np.ndarray | None:
-    """First rows of `count` documents that fill a window, drawn at random; None where there are too few."""
-    rows = [first for first, end in document_rows(store) if end - first >= window // store.chunk_len]
-    return np.sort(np.random.default_rng(seed).permutation(rows)[:count]) if len(rows) >= count else None
+def spread(
+    store: TokenStore, near: Searched, window: int, count: int, seed: int, candidates: int = 4
+) -> np.ndarray | None:
+    """First rows of windows to train on, `count` at most: each in a document of its own, documents and places drawn at
+    random, with something near for a later chunk to read. None where fewer than half as many are found.
+
+    candidates: windows that are searched, in units of `count`.
+    """
+    random, rows = np.random.default_rng(seed), window // store.chunk_len
+    most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
+    drawn = [random.integers(*most[at], endpoint=True) for at in random.permutation(len(most))[: candidates * count]]
+    firsts = np.array(drawn, np.int64)
+    reads = (near[firsts[:, None] + np.arange(rows - 1)] >= 0).any((1, 2))
+    found = np.sort(firsts[reads][:count])
+    return found if 2 * len(found) >= count else None
 
 
-def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
+def stream(
+    library: Library,
+    plan: Plan,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    windows: int | None = None,
+    least_similarity: float = -np.inf,
+):
     """Batches of the library's own text with their neighbours, without end.
 
-    windows: only so many, which recur, each the beginning of a document; None: the whole text.
+    windows: only so many, which recur, see `spread`; None, or where there are too few: the whole text, and neighbours
+    however dissimilar.
     """
-    starts = None if windows is None else beginnings(library.database.store, plan.window, windows, seed)
+    store = library.database.store
+    near, starts = Searched(library.database, plan.neighbours + SPARE, least_similarity), None
+    if windows is not None:
+        starts = spread(store, near, plan.window, windows, seed)
     return training.batches(
-        library.database.store,
+        store,
         window=plan.window,
         batch_size=batch_size,
         seed=seed,
-        neighbours=Searched(library.database, plan.neighbours + SPARE),
+        neighbours=Searched(library.database, near.shape[1]) if starts is None else near,
         database=library.database,
         k=plan.neighbours,
         start=start,

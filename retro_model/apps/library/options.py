@@ -13,6 +13,7 @@ CONTENDERS = {
     "longer": "alone, windows twice as long",
     "knn": "kNN-LM, tuned on the other documents",
     "new": "RETRO's new layers, trained",
+    "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
     "own-lora": "own attention, low-rank maps trained too",
@@ -28,10 +29,12 @@ RANK = 8  # of the low-rank maps in `compare`
 @dataclass(frozen=True)
 class Plan:
     """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
-    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents."""
+    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents.
+    least_similarity: to the chunk, of a passage that own attention reads."""
 
     chunk_len: int = 32
     neighbours: int = 2
+    least_similarity: float = 0.3
     window: int = 256
     stride: int = 128
     database_bytes: int = 2_500_000
@@ -63,21 +66,38 @@ def compare() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser")
-    add("--records", type=Path, nargs="+", metavar="JSON", help="records to show in one picture; nothing is measured")
+    add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--out", type=Path, default=Path("compare-out"), help="folder for all that is made (default: compare-out)")
     names = ", ".join(CONTENDERS)
-    add("--contenders", nargs="+", choices=CONTENDERS, default=[*CONTENDERS], metavar="NAME", help=f"of {names}")
-    add("--documents", type=int, help="of the held-out ones, the first so many; default: all")
-    add("--random-documents", type=int, help="scored with random neighbours too; default: all")
+    add(
+        "--contenders",
+        nargs="+",
+        choices=CONTENDERS,
+        default=[*CONTENDERS],
+        metavar="NAME",
+        help=f"score these of {names}",
+    )
+    add("--documents", type=int, help="score the first so many held-out documents (default: all)")
+    add("--random-documents", type=int, help="score so many with random neighbours too (default: all)")
     for field in dataclasses.fields(Plan):
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    add("--steps", type=int, default=Fit.steps, help=f"of what trains (default: {Fit.steps})")
-    add("--lr", type=float, default=Fit.max_lr, help=f"of own attention (default: {Fit.max_lr})")
-    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
-    add("--layers", type=int, nargs="+", help="of own attention, from 1 (default: all)")
-    add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=f"of kNN-LM (default: {DATASTORE_TOKENS})")
-    add("--keep-states", action="store_true", help="of neighbours, on disk, between contenders and calls")
+    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps (default: {Fit.steps})")
+    add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
+    add(
+        "--windows",
+        type=int,
+        default=Fit.windows,
+        help=f"train own attention on so many windows (default: {Fit.windows})",
+    )
+    add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1 (default: all)")
+    add(
+        "--datastore-tokens",
+        type=int,
+        default=DATASTORE_TOKENS,
+        help=f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})",
+    )
+    add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
     add("--seed", type=int, default=0)
     return made
 
@@ -92,19 +112,31 @@ def retrofit() -> argparse.ArgumentParser:
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     add("--out", type=Path, default=Path("retrofit-out"), help="folder for all that is made (default: retrofit-out)")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
-    add("--attention", choices=ATTENTION, default="own", help="its own, or RETRO's new layers (default: own)")
-    add("--minutes", type=float, help="of training, in place of --steps; scoring comes on top")
-    add("--steps", type=int, default=Fit.steps, help=f"of training (default: {Fit.steps}); 0: as it is")
-    add("--windows", type=int, default=Fit.windows, help=f"that own attention is trained on (default: {Fit.windows})")
+    add(
+        "--attention",
+        choices=ATTENTION,
+        default="own",
+        help="attend neighbours by its own layers or by RETRO's new ones (default: own)",
+    )
+    add("--minutes", type=float, help="train for so many minutes instead of --steps, before scoring")
+    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps; 0: not at all (default: {Fit.steps})")
+    add(
+        "--windows",
+        type=int,
+        default=Fit.windows,
+        help=f"train own attention on so many windows (default: {Fit.windows})",
+    )
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
-    add("--rank", type=int, default=0, help="of low-rank maps beside bias and scale of own attention (default: none)")
-    add("--layers", type=int, nargs="+", help="that attend neighbours, from 1")
-    add("--neighbours", type=int, default=Plan.neighbours, help=f"of each chunk (default: {Plan.neighbours})")
+    add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
+    add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1")
+    add("--neighbours", type=int, default=Plan.neighbours, help=f"neighbours of a chunk (default: {Plan.neighbours})")
+    least = Plan.least_similarity
+    add("--least-similarity", type=float, default=least, help=f"read no passage less similar (default: {least})")
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
-    add("--held-out", type=int, default=12, help="documents that are scored (default: 12)")
+    add("--held-out", type=int, default=12, help="hold out and score so many documents (default: 12)")
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     add("--seed", type=int, default=0)
     return made

@@ -17,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from retro_model import evaluation
@@ -78,10 +79,11 @@ def run(
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    windows = how.windows if attention == "own" else None
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
+    own = attention == "own"
+    options = {"windows": how.windows, "least_similarity": plan.least_similarity} if own else {}
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, **options)
     with _keeping(whole.model):
-        training = fit(whole.model, batches, how, folder / "training", show)
+        training = fit(whole.model, batches, how, plan, folder / "training", show)
     whole.save_pretrained(folder / "model")
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
@@ -123,6 +125,8 @@ def _keeping(model):
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with random neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
+    if isinstance(model, OwnAttention):
+        near = np.where(library.far(plan), -1, near)
     random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
     scores = []
@@ -139,6 +143,7 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
     facts = {
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
+        "least_similarity": plan.least_similarity,
         "verdict": verdict,
     }
     parts = {
@@ -158,7 +163,13 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = parser().parse_args(arguments)
     plan = Plan(
-        given.chunk, given.neighbours, given.window, given.window // 2, held_out=given.held_out, held_bytes=HELD_BYTES
+        given.chunk,
+        given.neighbours,
+        given.least_similarity if given.attention == "own" else -1.0,
+        given.window,
+        given.window // 2,
+        held_out=given.held_out,
+        held_bytes=HELD_BYTES,
     )
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)

@@ -21,6 +21,7 @@ from torch import Tensor
 from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve.symbols import Symbols
 from retro_model.data.store import Document
+from retro_model.evaluation.rpt import random_chunks
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
@@ -169,14 +170,12 @@ def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> 
     """
     model.eval()
     k, results = model.config.num_neighbours, {}
-    random = torch.rand(documents.right.shape, generator=torch.Generator().manual_seed(seed))
-    number = torch.arange(random.shape[-1])
-    best, drawn = random.masked_fill(number > number[:, None] - model.config.excluded_chunks, -1).topk(k, -1)
     kinds = {"off": {"retrieval": False}}
     if variant.neighbours != "none":
+        teacher = documents.lessons.teacher(k)
         kinds |= {
-            "random": {"index": drawn.masked_fill(best < 0, -1)},
-            "teacher": {"index": documents.lessons.teacher(k)},
+            "random": {"index": random_chunks(teacher, model.config.excluded_chunks, seed)},
+            "teacher": {"index": teacher},
         }
         kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
     for name, options in kinds.items():

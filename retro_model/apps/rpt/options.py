@@ -32,8 +32,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--reworded", action="store_true", help="a returning cue has other tokens: BM25 cannot find it"
     )
-    command.add_argument("--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help=f"of {', '.join(VARIANTS)}")
-    command.add_argument("--steps", type=int, help="of each variant")
+    command.add_argument(
+        "--only", nargs="+", choices=VARIANTS, metavar="VARIANT", help=f"train only these of {', '.join(VARIANTS)}"
+    )
+    command.add_argument("--steps", type=int, help="training steps of each variant")
     command.add_argument("--alpha", type=float, help="weight of the retrieval loss (default: 1; reworded: 30)")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
@@ -44,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--out", type=Path, default=Path("rpt-out"), help="folder for everything that is made (default: rpt-out)"
     )
-    command.add_argument("--steps", type=int, help="of each model")
+    command.add_argument("--steps", type=int, help="training steps of each model")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     for command in commands.choices.values():

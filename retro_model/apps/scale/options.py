@@ -23,20 +23,24 @@ def parser() -> argparse.ArgumentParser:
     for name in ("plan", "build", "all"):
         command = commands.add_parser(name)
         if name == "plan":
-            command.add_argument("--chunks", type=float, help="of 64 tokens of text")
-            command.add_argument("--documents", type=float, help="in place of --chunks, of --chunks-a-document each")
+            command.add_argument("--chunks", type=float, help="size of the text in chunks of 64 tokens")
+            command.add_argument(
+                "--documents", type=float, help="size of the text in documents of --chunks-a-document each"
+            )
             command.add_argument("--chunks-a-document", type=float, default=20)
-            command.add_argument("--synthetic", type=float, help="in place of --chunks: random tokens, not text")
+            command.add_argument(
+                "--synthetic", type=float, help="plan for so many chunks of random tokens instead of text"
+            )
         else:
             command.add_argument("out", type=Path)
             command.add_argument(
                 "--files", nargs="*", help="patterns of text files, a document each; none: Python's standard library"
             )
             command.add_argument(
-                "--synthetic", type=float, help="in place of files: so many chunks of random tokens, for measuring"
+                "--synthetic", type=float, help="build from so many chunks of random tokens instead of files"
             )
             command.add_argument("--workers", type=int, default=0, help="processes of a pool on this machine")
-            command.add_argument("--device", default="cpu", help="where it searches; cuda: a GPU a worker of the pool")
+            command.add_argument("--device", default="cpu", help="search on this device; cuda: one GPU a worker")
         command.add_argument(
             "--cluster", help="a Dask scheduler's address, or a number: a cluster of so many processes here"
         )

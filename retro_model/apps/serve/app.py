@@ -8,7 +8,7 @@ import asyncio
 import functools
 import json
 import mimetypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -39,6 +39,11 @@ HEADERS = {
 }
 
 
+def _stated(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Headers as they are sent."""
+    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+
 class OwnOrigin:
     """Lets through requests to `HOSTS` and, where they change or ask something, from a page of this server.
 
@@ -54,32 +59,30 @@ class OwnOrigin:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        refused = self._refused(Request(scope))
-        if refused:
+        request = Request(scope)
+        if refused := self.refused(request.method, request.headers):
             await JSONResponse({"error": refused}, 403, HEADERS)(scope, receive, send)
             return
 
         async def guarded(message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.lower().encode(), v.encode()) for k, v in HEADERS.items()),
-                ]
+                message["headers"] = [*message["headers"], *_stated(HEADERS)]
             await send(message)
 
         await self.app(scope, receive, guarded)
 
     @staticmethod
-    def _refused(request: Request) -> str | None:
-        host = request.headers.get("host", "")
+    def refused(method: str, headers: Mapping[str, str]) -> str | None:
+        """Why a request is refused."""
+        host = headers.get("host", "")
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
             return "Host: expected 127.0.0.1 or localhost"
-        origin = request.headers.get("origin")
+        origin = headers.get("origin")
         if origin is not None and origin != f"http://{host}":
             return "Origin: expected this server's own page"
-        if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
             return "Sec-Fetch-Site: expected this server's own page"
-        if request.method == "POST" and request.headers.get("content-type", "").split(";")[0] != "application/json":
+        if method == "POST" and headers.get("content-type", "").split(";")[0] != "application/json":
             return "Content-Type: expected application/json"
         return None
 
@@ -198,6 +201,16 @@ def _page() -> dict[str, Response]:
         for file in PAGE.iterdir()
         if file.is_file()
     }
+
+
+def plain_files() -> Callable[[str, Mapping[str, str]], bytes | None]:
+    """Return what `patient.Patient` answers by itself: the page's files, for requests that `OwnOrigin` lets through."""
+    answers = {}
+    for name, response in _page().items():
+        headers = [*response.raw_headers, *_stated(HEADERS)]
+        answers[f"/page/{name}"] = b"".join([b"%s: %s\r\n" % pair for pair in headers]) + b"\r\n" + response.body
+    answers["/"] = answers["/page/index.html"]
+    return lambda path, headers: None if OwnOrigin.refused("GET", headers) else answers.get(path)
 
 
 def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import webbrowser
+
+from retro_model.base.progress import printable
 
 from .options import FIRST_PORT, HOST, serve
 
@@ -34,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         import uvicorn
 
-        from .app import make_app
+        from .app import make_app, plain_files
         from .patient import Patient
     except ImportError as error:
         sys.exit(f"{error}; pip install 'retro-kernels[serve]'")
@@ -43,13 +46,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         reader = open_folder(options.folder, options.device)
     except (FileNotFoundError, ValueError) as error:
-        sys.exit(str(error))
+        sys.exit(printable(str(error)))
     with listen(options.port) as server_socket:
         address = f"http://{HOST}:{server_socket.getsockname()[1]}"
-        print(f"{reader.folder.title}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
+        print(f"{printable(reader.folder.title)}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
+        protocol = functools.partial(Patient, file=plain_files())
         config = uvicorn.Config(
-            make_app(reader), http=Patient, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
+            make_app(reader), http=protocol, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
         )
         uvicorn.Server(config).run(sockets=[server_socket])

@@ -70,10 +70,14 @@ class Library:
         keys: float32 [num_chunks,dim], their embeddings, may be memory-mapped.
         embedder: of the keys.
         tokenizer: has `encode(text)` and `decode_bytes(ids)`.
+        least_similarity: a chunk that is less similar to a query than this is not found for it.
     """
 
-    def __init__(self, store: TokenStore, keys: np.ndarray, embedder, tokenizer) -> None:
+    def __init__(
+        self, store: TokenStore, keys: np.ndarray, embedder, tokenizer, *, least_similarity: float = -np.inf
+    ) -> None:
         self.store, self.keys, self.embedder, self.tokenizer = store, keys, embedder, tokenizer
+        self.least_similarity = least_similarity
         self.newlines = np.array([tokenizer.decode_bytes([i]).count(b"\n") for i in range(store.vocab_size)])
         self.reset()
 
@@ -142,19 +146,16 @@ class Library:
         return len(self.store.documents) + len(added.documents) - 1
 
     def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k]:
-        1 - half the squared distance, the cosine of unit vectors.
-        """
+        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k], see `DenseSearcher.similarity`."""
         lengths = np.full(len(chunks), chunks.shape[1]) if lengths is None else lengths
         queries, ids, near = self.embedder(chunks, lengths), [], []
-        for database, keys, first in zip(self.parts, (self.keys, self.added_keys), (0, len(self.store))):
-            if not len(keys):
+        for database, first in zip(self.parts, (0, len(self.store))):
+            if not len(database):
                 continue
-            hits = database.searcher.nearest(queries, min(k, len(keys)), np.full(len(chunks), FORGOTTEN))
-            distance = np.square(queries[:, None] - keys[np.maximum(hits, 0)]).sum(-1)
-            near.append(np.where(hits < 0, -np.inf, 1 - distance / 2))
-            ids.append(np.where(hits < 0, -1, hits + first))
-        ids, near = np.concatenate(ids, 1), np.concatenate(near, 1).astype(np.float32)
+            hits = database.searcher.nearest(queries, min(k, len(database)), np.full(len(chunks), FORGOTTEN))
+            near.append(database.searcher.similarity(queries, hits))
+            ids.append(np.where(near[-1] < self.least_similarity, -1, hits + first * (hits >= 0)))
+        ids, near = np.concatenate(ids, 1), np.concatenate(near, 1)
         order = np.argsort(-near, 1, kind="stable")[:, :k]
         ids, near = np.take_along_axis(ids, order, 1), np.take_along_axis(near, order, 1)
         missing = ((0, 0), (0, k - ids.shape[1]))

@@ -19,7 +19,7 @@ def serve() -> argparse.ArgumentParser:
     made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
     made.add_argument("--port", type=int, help=f"on {HOST}; default: the first free one from {FIRST_PORT} on")
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    made.add_argument("--no-browser", action="store_true", help="only print the address")
+    made.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
     return made
 
 
@@ -27,16 +27,16 @@ def ask() -> argparse.ArgumentParser:
     """The parser of `retro-model ask`."""
     made = argparse.ArgumentParser(prog="retro-model ask", description=ABOUT)
     made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
+    made.add_argument("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
     made.add_argument(
-        "prompt", nargs="?", help="text to continue; none: a held-out text is read; -: from standard input"
+        "--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)"
     )
-    made.add_argument("--passage", type=int, help="which held-out text; default: the one that retrieval helps most")
     made.add_argument("-k", type=int, help="neighbours of a chunk")
-    made.add_argument("--question", action="store_true", help="the prompt is a question, for a model that answers")
-    made.add_argument("--off", action="store_true", help="without retrieval")
-    made.add_argument("--tokens", type=int, default=64, help="to write")
+    made.add_argument("--question", action="store_true", help="ask the prompt as a question")
+    made.add_argument("--off", action="store_true", help="turn retrieval off")
+    made.add_argument("--tokens", type=int, default=64, help="write so many tokens (default: 64)")
     made.add_argument(
-        "--temperature", type=float, default=0.7, help="of what it writes; 0: the likeliest (default: 0.7)"
+        "--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)"
     )
     made.add_argument("--seed", type=int, default=0)
     made.add_argument(

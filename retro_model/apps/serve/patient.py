@@ -1,29 +1,69 @@
-"""uvicorn's protocol for HTTP/1.1 with a limit on how long the head of a request may take to arrive."""
+"""uvicorn's protocol for HTTP/1.1: a time limit on the head of a request, and a short way for files."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
+#: a whole request: path, and headers, a line each
+GET = re.compile(rb"GET (/[\w./-]*) HTTP/1\.1\r\n((?:[\w-]+:[\x20-\x7e]*\r\n)+)\r\n")
+#: with one of these a request has a body, or wants another protocol: h11 reads it
+MORE = {"content-length", "transfer-encoding", "upgrade"}
 
 
 class Patient(H11Protocol):
-    """Closes a connection whose next request is not whole after `HEAD_SECONDS`; uvicorn itself would wait for ever."""
+    """Closes a connection whose next request is not whole after `HEAD_SECONDS`; uvicorn itself would wait for ever.
+
+    Answers a plain GET of a file by itself, in less than half the time that h11 and the application take.
+
+    Args:
+        file: (path, headers) -> headers and body of the answer; None: the application answers.
+    """
 
     late = None
+
+    def __init__(self, *args, file: Callable[[str, Mapping[str, str]], bytes | None] = lambda *_: None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.file = file
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if not self._served(data):
+            super().data_received(data)
         self._watch()
 
     def connection_lost(self, error) -> None:
         self._unwatch()
         super().connection_lost(error)
+
+    def _served(self, data: bytes) -> bool:
+        """Answer the data if it is one request for a file; return whether it is."""
+        asked = GET.fullmatch(data)
+        if not asked or self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
+            return False
+        lines = [line.partition(":") for line in asked[2].decode("ascii").splitlines()]
+        headers = {name.lower(): value.strip() for name, _, value in lines}
+        if len(headers) < len(lines) or MORE & headers.keys():
+            return False
+        answer = self.file(asked[1].decode("ascii"), headers)
+        if answer is None:
+            return False
+        self._unset_keepalive_if_required()
+        self._unwatch()  # the next request has its own time
+        closing = "close" in headers.get("connection", "").lower()
+        stated = [*self.server_state.default_headers, *([(b"connection", b"close")] if closing else [])]
+        head = b"".join([b"%s: %s\r\n" % pair for pair in stated])
+        self.transport.write(b"HTTP/1.1 200 OK\r\n" + head + answer)
+        if closing:
+            self.transport.close()
+        return True
 
     def _watch(self) -> None:
         """Starts the clock at the first byte of a head, and stops it at the last."""

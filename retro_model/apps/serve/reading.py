@@ -149,6 +149,7 @@ class Reading:
             "on": round3(self.on),
             "off": round3(self.off),
             "gain": round3(self.gain),
+            "controlled": self.random is not None,
             "blank": self.blank.tolist(),
             "chunk_len": self.chunk_len,
             "cards": self.cards,

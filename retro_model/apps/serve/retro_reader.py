@@ -28,7 +28,8 @@ class RetroReader(Reader):
             folder.part("keys"), store, embedder, verify=False
         )
         keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
-        self.library = Library(self.database.store, keys, embedder, self.tokenizer)
+        least = float(folder.facts.get("least_similarity", -np.inf))
+        self.library = Library(self.database.store, keys, embedder, self.tokenizer, least_similarity=least)
         self.neighbours = int(folder.facts.get("neighbours", 2))
 
     def _model(self) -> nn.Module:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retro_model.evaluation.rpt import random_chunks
 from retro_model.rpt import RPT, RPTConfig
 
 from .reader import Options, Reader
@@ -25,10 +26,13 @@ class RptReader(Reader):
         m, tokens = self.model.config.chunk_len, torch.as_tensor(ids, device=self.device)[None]
         off = bits(self.model(tokens, retrieval=False)[0], tokens[0])
         logits, retrieved = self.model(tokens, num_neighbours=options.k, return_retrieved=True)
-        on = bits(logits[0], tokens[0]) if options.retrieval else off
+        on, random = bits(logits[0], tokens[0]) if options.retrieval else off, None
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
         if retrieved is None or not len(chunks):
             return self._reading(ids, on, off, [[] for _ in chunks], [None] * len(ids), {})
+        if options.retrieval:
+            drawn = random_chunks(retrieved.index, self.model.config.excluded_chunks)
+            random = bits(self.model(tokens, index=drawn)[0], tokens[0])
         index = retrieved.index[0].cpu().numpy()  # [L,K], of pairs of chunks (j, j+1)
         there = np.maximum(index, 0)
         pairs = np.concatenate([chunks[there], chunks[np.minimum(there + 1, len(chunks) - 1)]], -1)
@@ -51,7 +55,7 @@ class RptReader(Reader):
                     if j >= 0
                 ]
             )
-        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids)), {})
+        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids)), {}, random)
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         return self._sample(ids, options, generator, retrieval=on)

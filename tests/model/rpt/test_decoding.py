@@ -1,6 +1,7 @@
 """Decoding with a cache equals the whole, whatever the blocks, wherever the rows stand; the index that grows."""
 
 import copy
+import os
 
 import pytest
 import torch
@@ -186,8 +187,11 @@ def test_the_index_is_saved_restored_and_reset(tmp_path):
     (tmp_path / "index.pt").write_bytes((tmp_path / "index.pt").read_bytes()[:-50])
     with pytest.raises(ValueError, match="truncated, corrupt or no index"):
         SelfIndex.restore(tmp_path / "index.pt")
-    with pytest.raises(FileNotFoundError, match="no index here"):
+    with pytest.raises(FileNotFoundError, match=r"none\.pt"):
         SelfIndex.restore(tmp_path / "none.pt")
+    os.mkfifo(tmp_path / "pipe.pt")
+    with pytest.raises(ValueError, match=r"pipe\.pt: expected a regular file"):
+        SelfIndex.restore(tmp_path / "pipe.pt")
 
 
 def test_refuses():

@@ -34,6 +34,22 @@ def test_a_document_costs_the_same_whatever_the_block(block):
     assert evaluation.read(model, tokens, block=block, retrieval=False).index is None
 
 
+def test_random_chunks_are_those_that_the_retriever_might_choose():
+    index, excluded = torch.zeros(3, 9, 2, dtype=torch.int64), 2
+    drawn = [evaluation.random_chunks(index, excluded, seed) for seed in range(60)]
+    for chunk in range(9):
+        there = {int(j) for one in drawn for j in one[:, chunk].ravel()}
+        assert there - {-1} == set(range(chunk - excluded + 1)) and (-1 in there) == (chunk < excluded + 1)
+    assert all((one[..., 0] != one[..., 1])[one[..., 0] >= 0].all() for one in drawn)
+    assert torch.equal(evaluation.random_chunks(index, excluded, 7), drawn[7]) and not torch.equal(drawn[0], drawn[1])
+    short = evaluation.random_chunks(index[:, :3].expand(3, 3, 2).repeat(1, 1, 3), 1)
+    assert (
+        short.shape == (3, 3, 6)
+        and short[:, :, 2:].eq(-1).all()
+        and short[:, 2, :2].sort().values.eq(torch.arange(2)).all()
+    )
+
+
 def test_ranking_by_hand():
     scores = torch.tensor([[NONE] * 4, [1.0, NONE, NONE, NONE], [3, 2, 1, NONE], [1, 2, 3, 4]])
     targets = torch.tensor([[NONE] * 4, [-0.5, NONE, NONE, NONE], [0.5, -1, 1.0, NONE], [NONE] * 4])
@@ -70,7 +86,6 @@ def test_where_retrieval_helps():
         "no positive": (17.5, 1),
         "none": (5.5, 1),
     }
-    assert evaluation.by_distance(document, 4, (2,)) == {"none": (5.5, 1), "0 to 1": (13.5, 2), "2+": (13.5, 1)}
 
 
 @pytest.mark.parametrize("taught", [True, False])

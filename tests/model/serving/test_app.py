@@ -126,19 +126,23 @@ def test_nothing_outside_the_page_is_served(client):
 
 
 def test_the_command_serves_what_it_prints(tmp_path):
-    """As a process: the address that it prints answers, and only there does it listen."""
+    """As a process: the address that it prints answers, and only there does it listen. A title moves no cursor."""
     import subprocess
     import sys
     import urllib.request
 
     folders.mosaics(tmp_path)
+    manifest = json.loads((tmp_path / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps(manifest | {"title": "a\x1b[2Jtitle"}))
     process = subprocess.Popen(
         [sys.executable, "-m", "retro_model", "serve", str(tmp_path), "--port", "0", "--no-browser"],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
-        address = process.stdout.readline().split(": ")[1].split()[0]
+        title, address = process.stdout.readline().split(": ")
+        assert title == "a\u241b[2Jtitle"
+        address = address.split()[0]
         with urllib.request.urlopen(f"{address}/api/about", timeout=60) as answer:
             assert json.loads(answer.read())["kind"] == "mosaics"
         others = [

@@ -1,6 +1,8 @@
 """The server under load: a bounded queue with places, answers that end, and files that wait for nobody."""
 
 import asyncio
+import contextlib
+import functools
 import json
 import threading
 
@@ -212,27 +214,113 @@ def test_a_body_that_never_ends_is_given_up(make, monkeypatch):
 
 def test_a_head_that_never_ends_is_given_up(make, monkeypatch):
     """Over a socket: half a first request, and half a second one on a connection that was served."""
-    import uvicorn
-
     from retro_model.apps.serve import patient
 
     monkeypatch.setattr(patient, "HEAD_SECONDS", 0.3)
 
     async def run():
-        app, _, _ = make()
-        server = uvicorn.Server(uvicorn.Config(app, port=0, http=patient.Patient, ws="none", log_level="critical"))
-        serving = asyncio.ensure_future(server.serve())
-        await until(lambda: server.started)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        whole = f"GET /page/dom.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-        for before in (b"", whole):
-            reads, writes = await asyncio.open_connection("127.0.0.1", port)
-            writes.write(before + whole[:20])
-            got = await asyncio.wait_for(reads.read(), 30)  # until the server closes
-            assert got.count(b"HTTP/1.1 200") == bool(before)
-            writes.close()
-        server.should_exit = True
-        await serving
+        async with listening(make()[0], patient.Patient) as port:
+            whole = f"GET /page/dom.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+            for before in (b"", whole):
+                got = await exchange(port, before + whole[:20])  # until the server closes
+                assert got.count(b"HTTP/1.1 200") == bool(before)
+
+    asyncio.run(run())
+
+
+@contextlib.asynccontextmanager
+async def listening(app, protocol):
+    """The port at which a server answers."""
+    import uvicorn
+
+    server = uvicorn.Server(uvicorn.Config(app, port=0, http=protocol, ws="none", log_level="critical"))
+    serving = asyncio.ensure_future(server.serve())
+    await until(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await serving
+
+
+async def exchange(port: int, *parts: bytes) -> bytes:
+    """What comes until the server closes; parts: sent one after another, each read by itself."""
+    reads, writes = await asyncio.open_connection("127.0.0.1", port)
+    for part in parts:
+        writes.write(part)
+        await asyncio.sleep(0.05 if len(parts) > 1 else 0)
+    got = await asyncio.wait_for(reads.read(), 30)
+    writes.close()
+    return got
+
+
+def head_and_body(answer: bytes) -> tuple[list[str], bytes]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return sorted(line for line in head.decode().lower().split("\r\n") if not line.startswith("date:")), body
+
+
+GET = "GET /page/main.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: */*\r\n"
+CLOSE = "Connection: close\r\n\r\n"
+
+
+def test_a_file_on_the_short_way_is_what_the_application_answers(make):
+    """Byte for byte, and the application hears nothing of it."""
+    from retro_model.apps.serve import app as serving
+    from retro_model.apps.serve.patient import Patient
+
+    async def run():
+        app, heard = make()[0], []
+
+        async def listener(scope, receive, send):
+            heard.append(scope.get("path"))
+            await app(scope, receive, send)
+
+        short = functools.partial(Patient, file=serving.plain_files())
+        paths = ["/", *(f"/page/{file.name}" for file in serving.PAGE.iterdir() if file.is_file())]
+        async with listening(listener, short) as port, listening(app, Patient) as other:
+            heard.clear()
+            for path in paths:
+                asked = GET.replace("/page/main.js", path) + CLOSE
+                got, want = [await exchange(p, asked.format(port=p).encode()) for p in (port, other)]
+                assert head_and_body(got) == head_and_body(want) and b"200 OK" in got, path
+            kept = GET.format(port=port).encode() + b"\r\n"
+            got = await exchange(port, kept, kept, (GET + CLOSE).format(port=port).encode())
+            assert got.count(b"HTTP/1.1 200 OK") == got.lower().count(b"\r\ndate: ") == 3 and not heard
+
+    asyncio.run(run())
+
+
+#: requests that h11 and the application answer, with the status
+OTHERS = [
+    (GET.replace("127.0.0.1", "evil.example") + CLOSE, 403),
+    (GET + "Origin: http://evil.example\r\n" + CLOSE, 403),
+    (GET + "Sec-Fetch-Site: cross-site\r\n" + CLOSE, 403),
+    (GET.replace("Host: 127.0.0.1:{port}\r\n", "") + CLOSE, 400),
+    (GET + "Host: evil.example\r\n" + CLOSE, 400),
+    (GET + "Host : 127.0.0.1\r\n" + CLOSE, 400),
+    (GET + " folded\r\n" + CLOSE, 200),
+    (GET + "Content-Length: 4\r\n" + CLOSE + "GET ", 200),
+    (GET.replace("GET", "HEAD") + CLOSE, 200),
+    (GET.replace("GET", "POST") + CLOSE, 403),
+    (GET.replace("1.1", "1.0") + "\r\n", 200),
+    (GET.replace("main.js", "../app.py") + CLOSE, 404),
+    (GET.replace("main.js", "%6dain.js") + CLOSE, 200),
+    (GET.replace("main.js", "main.js?a") + CLOSE, 200),
+]
+
+
+@pytest.mark.parametrize("short", [False, True], ids=["application alone", "short way"])
+def test_whatever_is_no_plain_request_for_a_file_is_the_applications(make, short):
+    """In one part and in two."""
+    from retro_model.apps.serve import app as serving
+    from retro_model.apps.serve.patient import Patient
+
+    async def run():
+        file = serving.plain_files() if short else lambda *_: None
+        async with listening(make()[0], functools.partial(Patient, file=file)) as port:
+            for asked, status in OTHERS:
+                whole = asked.format(port=port).encode()
+                for parts in ([whole], [whole[:30], whole[30:]]):
+                    got = await exchange(port, *parts)
+                    assert got.startswith(b"HTTP/1.1 %d" % status) and got.count(b"HTTP/1.1") == 1, asked
 
     asyncio.run(run())
 

@@ -270,18 +270,22 @@ def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
     assert "\u241b]0;taken over\u2407" in said
 
 
-def test_a_reading_has_its_control(paths):
-    """Random passages of the library in place of those found: what the gain is measured against."""
-    reader = open_folder(paths["retro"])
+@pytest.mark.parametrize("kind", ["retro", "rpt"])
+def test_a_reading_has_its_control(kind, paths):
+    """Random passages in place of those found, of the library or of the text's own past: what the gain is measured
+    against.
+    """
+    reader = open_folder(paths[kind])
     reading = reader.read(reader.passage(0), Options())
     assert reading.random.shape == reading.on.shape and reading.random[0] == 0
     assert np.array_equal(reading.gain, reading.random - reading.on)
-    assert reading.to_dict()["bits_per_byte"].keys() == {"on", "off", "random"}
+    said = reading.to_dict()
+    assert said["bits_per_byte"].keys() == {"on", "off", "random"} and said["controlled"]
     assert reading.per_byte(reading.on) < reading.per_byte(reading.random)  # the circuit copies from what was found
     standing = [gain for gain, source in zip(reading.gain, reading.sources) if source]
     assert reading.seen == pytest.approx(sum(standing))
     alone = reader.read(reader.passage(0), Options(retrieval=False))
-    assert alone.random is None and not alone.gain.any()
+    assert alone.random is None and not alone.gain.any() and not alone.to_dict()["controlled"]
 
 
 def test_random_passages_are_of_the_library_as_it_is(paths):

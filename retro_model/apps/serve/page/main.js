@@ -65,7 +65,6 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
     const what = !write && state.last && state.mode !== "read" ? { ...asked(), text: state.last } : { ...asked(), ...more };
     const found = await ask(write ? "write" : "read", what, { signal: asking.signal, place: (n, seconds) => mine === turn && busy(write ? "Writing" : "Reading", n, seconds) });
     if (mine !== turn) return;
-    found.controlled = found.bits_per_byte ? found.bits_per_byte.random !== undefined : state.retrieval && state.about.library !== null;
     const before = state.reading?.bits_per_byte?.on;
     if (write) state.last = found.texts.join("");
     else if (state.mode !== "read") found.bits_per_byte = null; // its own words again
