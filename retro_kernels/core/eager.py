@@ -207,8 +207,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if differentiable and position is not None:
         add(position)
         position = None
-    heard = private.autocast() or not private.unheard()
-    return (None if heard else tuple(parts)), differentiable, position
+    return (tuple(parts) if private.unheard() else None), differentiable, position
 
 
 def _plain(tensor: Tensor) -> bool:

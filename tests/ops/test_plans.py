@@ -167,6 +167,24 @@ def test_the_backend_is_part_of_the_plan():
 
 
 @pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_each_part_of_a_layout_is_part_of_the_plan(listening):
+    """Shape, strides, type and alignment, each without the others."""
+    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
+    layouts = (
+        query,
+        query[:1],
+        query.transpose(1, 2).contiguous().transpose(1, 2),
+        query.bfloat16(),
+        torch.randn(query.numel() + 1)[1:].view(query.shape),
+    )
+    for count, given in enumerate(layouts, 1):
+        for _ in range(2):
+            with FlopCounterMode(display=False) if listening else torch.enable_grad():
+                rk.relative_logits(given, key.to(given.dtype), key_len=8)
+            assert len(plan._PLANS) == count
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
 def test_the_tile_tables_are_part_of_the_plan(listening):
     kw = inputs.leaky(1)
     served = []
@@ -230,7 +248,7 @@ def test_autocast_of_another_device_changes_nothing():
     kw = inputs.relative_logits(1)
     torch.set_autocast_enabled("cuda", True)
     try:
-        assert rk.relative_logits(**kw).dtype == torch.float32
+        assert rk.relative_logits(**kw).dtype == torch.float32 and len(plan._PLANS) == 1
         assert not torch.is_autocast_enabled("cpu")
     finally:
         torch.set_autocast_enabled("cuda", False)
@@ -263,9 +281,13 @@ def test_dropout_draws_another_seed_every_time():
 
 def test_plans_are_bounded(monkeypatch):
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+    used = []
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
         assert 1 <= len(plan._PLANS) <= 3
+        rk.leaky_average(torch.ones(1, 1, 1, 1), torch.tensor([0.5]))  # the one used longest ago goes, not this one
+        used.append(next(reversed(plan._PLANS.values())))
+    assert len({id(one) for one in used}) == 1
 
 
 def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):

@@ -107,6 +107,22 @@ def test_upstream_gradients_of_other_strides(op, backend):
         assert all(map(torch.equal, got, want))
 
 
+#: of an input: its own rows, longer rows cut, its first two dimensions turned
+ROWS = (
+    lambda x: x.clone(),
+    lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 2 else x.clone(),
+)
+
+
+@every
+def test_inputs_of_other_strides(op, backend):
+    """The same shapes, however they lie."""
+    for seed, lay in enumerate(ROWS * 2):
+        kw = {n: lay(v) if isinstance(v, torch.Tensor) else v for n, v in CALLS[op](seed).items()}
+        same(op, kw, backend)
+
+
 @pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_one_of_two_arguments_of_one_shape(backend):
     """The one bias, then the other: each stays what it is."""
