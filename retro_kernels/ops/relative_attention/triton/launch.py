@@ -155,6 +155,15 @@ def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: T
     return per_split, -(-call.key.shape[1] // per_split)
 
 
+def split_edges(call: RelativeAttention, target: Target) -> bool:
+    """Whether the forward goes through the keys that all queries of a block see apart, without masks.
+
+    Two loops take more registers than one; where that makes a stack there is one.
+    """
+    plain = call.key_mask is None and call.key_segment is None and call.dropout_p == 0 and call.window is None
+    return plain and call.causal and call.window_block is None and not bounded(call) and target.arch == 90
+
+
 def forward(call: RelativeAttention, target: Target) -> Plan:
     """out and lse, and the launches that fill them."""
     b, n, h, _ = call.query.shape
@@ -166,6 +175,7 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
     arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
+    arguments["SPLIT"] = split_edges(call, target)
     main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
     return Plan([*first, main, *merge], (out, lse))
 
