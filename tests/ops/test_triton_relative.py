@@ -111,15 +111,20 @@ def test_decoding_in_blocks_equals_the_whole():
 
 
 @pytest.mark.skipif(not INTERPRETER, reason="of its architecture's tiles")
-@pytest.mark.parametrize(("blocks", "count"), [(1, 12), (2, 8), (3, 4), (6, 2), (12, 1)])
 @pytest.mark.parametrize(
-    ("sizes", "columns"),
-    [(dict(S=140, heads="shared"), 192), (dict(S=300, window=20, segments=True), 256)],
-    ids=["shared", "columns in turn"],
+    ("sizes", "columns", "blocks", "count"),
+    [
+        (dict(N=70, S=70, heads="shared"), 128, 1, 8),
+        (dict(N=70, S=70, heads="shared"), 128, 4, 2),
+        (dict(N=140, S=260, window=20, segments=True), 256, 2, 8),
+        (dict(N=70, S=260, window=20, segments=True), 256, 2, 4),
+    ],
+    ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn"],
 )
 def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch):
-    """Each adds to what those before it left of the table's gradient: 2 batch entries of 2 heads, 3 blocks of 64."""
-    kw = inputs.self_attention(3, B=2, N=140, H=2, D=16, causal=True, dtype=torch.float16, **sizes)
+    """Each adds to what those before it left of the table's gradient: 2 batch entries of 2 heads, in blocks of 64."""
+    common = dict(B=2, H=2, D=16, causal=True, rel="bounded", rel_start=0, T=40, dtype=torch.float16)
+    kw = inputs.self_attention(3, **common, **sizes)
     made, slabs = [], stored.slabs
     monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2)
     monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
