@@ -19,10 +19,20 @@ from .tile import row_limits
 
 @triton.jit
 def _joined(
-    start, far, S, offset, causal_gap, window, span_at, count,
-    BLOCK_N: tl.constexpr, QUERY_BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    start,
+    far,
+    S,
+    offset,
+    causal_gap,
+    window,
+    span_at,
+    count,
+    BLOCK_N: tl.constexpr,
+    QUERY_BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
     BLOCK: tl.constexpr = 128,
-):  # fmt: skip
+):
     """[first, last) of the slab's query blocks that one of BLOCK_N displacements joins to a key that they see.
 
     start: the slab's first query. far: the largest of the displacements. One that no query sees, longer than the window
@@ -66,13 +76,47 @@ SIZES = (
 
 @triton.jit(do_not_specialize=SIZES)
 def _relative_table_kernel(
-    ds_ptr, span_ptr, rq_ptr, position_ptr, batch_offset_ptr, drel_ptr,
-    stride_ds, stride_rqb, stride_rqn, stride_rqh, stride_ph, stride_batch_offset,
-    N, S, T, offset, causal_gap, window, rel_start, first_batch, first_block, first_head, heads, ring,
-    count, items, items_per_split, per_table, first_table, tables, again, scale: tl.float32,
-    E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_E: tl.constexpr,
-    QUERY_BLOCK: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    ds_ptr,
+    span_ptr,
+    rq_ptr,
+    position_ptr,
+    batch_offset_ptr,
+    drel_ptr,
+    stride_ds,
+    stride_rqb,
+    stride_rqn,
+    stride_rqh,
+    stride_ph,
+    stride_batch_offset,
+    N,
+    S,
+    T,
+    offset,
+    causal_gap,
+    window,
+    rel_start,
+    first_batch,
+    first_block,
+    first_head,
+    heads,
+    ring,
+    count,
+    items,
+    items_per_split,
+    per_table,
+    first_table,
+    tables,
+    again,
+    scale: tl.float32,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    QUERY_BLOCK: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of the slab's (batch, head) items.
 
     per_table: heads of the slab that share a table. again: 1 if what earlier slabs left there is added to.

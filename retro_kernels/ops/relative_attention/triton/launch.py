@@ -156,12 +156,15 @@ def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: T
 
 
 def split_edges(call: RelativeAttention, target: Target) -> bool:
-    """Whether the forward goes through the keys that all queries of a block see apart, without masks.
+    """Whether the forward goes through the keys that all queries of a block see first, without masks.
 
-    Two loops take more registers than one; where that makes a stack there is one.
+    Two loops take more registers than one: tiles of half types have them, with positions those of rows of 64 on sm_90.
     """
-    plain = call.key_mask is None and call.key_segment is None and call.dropout_p == 0 and call.window is None
-    return plain and call.causal and call.window_block is None and not bounded(call) and target.arch == 90
+    if not call.causal or call.dropout_p > 0 or "masked" in options(call) or "window" in options(call) or bounded(call):
+        return False
+    half = call.query.element_size() == 2
+    wide = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]) > 64
+    return half and (call.rel_key is None or (target.arch == 90 and not wide))
 
 
 def forward(call: RelativeAttention, target: Target) -> Plan:
