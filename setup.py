@@ -327,4 +327,5 @@ if cuda_compiler():
 PACKAGES = find_packages(include=["retro_kernels*", "retro_model*"])
 PACKAGES += ["retro_bench", *(f"retro_bench.{name}" for name in find_packages("bench"))]
 
-setup(packages=PACKAGES, package_dir={"retro_bench": "bench"}, ext_modules=EXTENSIONS, cmdclass={"build_ext": Build})
+wanted = [] if os.environ.get("RETRO_KERNELS_NO_EXTENSIONS") else EXTENSIONS  # tools/setup.sh compiles them meanwhile
+setup(packages=PACKAGES, package_dir={"retro_bench": "bench"}, ext_modules=wanted, cmdclass={"build_ext": Build})

@@ -31,17 +31,18 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   pip install "${index[@]}" "$TORCH"
 fi
 
-# before pip installs the package: it would compile the same objects without a word
-compile() {
-  say "compiling the extensions"
-  .venv/bin/python setup.py -q build_ext --inplace
-  say "installing what the tests need"
+# the compiler needs both cores, pip hardly one: they run side by side, and pip leaves the extensions alone
+compile_and_install() {
+  say "compiling the extensions; installing what the tests need"
+  .venv/bin/python setup.py -q build_ext --inplace &
+  local compiling=$!
+  RETRO_KERNELS_NO_EXTENSIONS=1 pip install --no-build-isolation -e '.[dev]' || { kill $compiling; return 1; }
+  # its index builder, which nothing here calls, pins old versions of numpy and faiss: taken without its dependencies
+  pip install --no-deps 'retro-pytorch==0.3.9' && wait $compiling
 }
 
 say "installing what builds the package"
-if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && compile && pip install --no-build-isolation -e '.[dev]'; then
-  # its index builder, which nothing here calls, pins old versions of numpy and faiss: taken without its dependencies
-  pip install --no-deps 'retro-pytorch==0.3.9'
+if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && compile_and_install; then
   say "ready: .venv"
 elif .venv/bin/python -c 'import torch, triton, pybind11, setuptools, pytest'; then
   say "no network: building with what $PYTHON has"

@@ -1,6 +1,6 @@
 """render records as text, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; the history shows all of them. Times of different
+Measures nothing. Of several records with one id the last one counts; `history` shows all of them. Times of different
 machines are refused (exit code 3).
 """
 
@@ -27,7 +27,7 @@ def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
         print(
-            f"retro-bench: the records are of different machines, whose times never share a table or history: {why}",
+            f"retro-bench: the records are of different machines, whose times never share a table: {why}",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE

@@ -10,21 +10,11 @@ import importlib
 import importlib.util
 import os
 import sys
-import types
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 HARNESS = HERE.parent  # `bench` in a checkout, `retro_bench` where it is installed
 HOME = HARNESS.parent
-BEFORE_THE_MOVE = {
-    "core.backends": "_dispatch",
-    "core.native": "_native",
-    "core.eager": "_eager",
-    "compile.target": "_target",
-    "compile.configs": "configs",
-    "compile.aot": "aot",
-    "reference_lib.attention": "reference._attention",
-}
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
@@ -46,10 +36,8 @@ def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
     loaded = Path(retro_kernels.__file__).resolve().parent.parent
     if ours and loaded != tree:
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
-    if ours:
-        _alias_before_the_move(tree)
-        if loaded != HOME:  # tolerances, inputs and errors are those of the harness
-            _package("retro_kernels.testing", HOME / "retro_kernels" / "testing")
+    if ours and loaded != HOME:  # tolerances, inputs and errors are those of the harness
+        _package("retro_kernels.testing", HOME / "retro_kernels" / "testing")
     _package(HARNESS.name, HARNESS)
     return sys.modules[HARNESS.name]
 
@@ -69,17 +57,6 @@ def plug_in(name: str, tree: Path, root: Path) -> None:
         file = Path(getattr(module, "__file__", None) or os.devnull)
         if file.is_relative_to(root) and (tree / file.relative_to(root)).exists() and not file.is_relative_to(tree):
             raise ImportError(f"{module.__name__} came from {file}, not from {tree}: is it installed?")
-
-
-def _alias_before_the_move(tree: Path) -> None:
-    """Names under which this harness imports what a tree before version 0.10 keeps elsewhere."""
-    if (tree / "retro_kernels" / "compile").is_dir():
-        return
-    for new, old in BEFORE_THE_MOVE.items():
-        package, _, name = f"retro_kernels.{new}".rpartition(".")
-        parent = sys.modules.setdefault(package, types.ModuleType(package))
-        sys.modules[f"{package}.{name}"] = module = importlib.import_module(f"retro_kernels.{old}")
-        setattr(parent, name, module)
 
 
 def _package(name: str, folder: Path) -> None:

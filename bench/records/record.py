@@ -1,7 +1,7 @@
 """The record of one measurement: one JSON object a line, append-only. A missing value is null, never 0.
 
-`FIELDS` is the schema; `validate` holds a record to it, and nothing is written that fails. Readers get records of any
-version they know; an unknown version is an error, not a guess.
+`FIELDS` is the schema; `validate` holds a record to it, and nothing is written that fails. Another version is an error,
+not a guess.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "speedup": (OBJECT, True),  # baseline -> its time over this one's
     "memory": (OBJECT, True),  # peak_extra_bytes
     "launches": ((int,), True),
-    "counters": (OBJECT, True),  # instructions, isa, tool, threads; new in schema 2
+    "counters": (OBJECT, True),  # instructions, isa, tool, threads
     "static": (OBJECT, True),
 }
 #: fields of results: null in the record of a case that did not run
@@ -278,7 +278,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = _upgraded(json.loads(line))
+            record = json.loads(line)
             wrong = validate(record)
         except json.JSONDecodeError as e:
             if number == len(lines):
@@ -290,13 +290,6 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise BadRecord(f"{path}:{number}: {'; '.join(wrong)}")
         records.append(record)
     return records
-
-
-def _upgraded(record: Any) -> Any:
-    """A record of schema 1 as one of schema 2."""
-    if isinstance(record, dict) and record.get("schema") == 1 and "counters" not in record:
-        return record | {"schema": SCHEMA, "counters": None}
-    return record
 
 
 def latest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

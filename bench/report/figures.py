@@ -29,15 +29,6 @@ def roofs(records: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     return [(dtype, ceilings["bytes_per_s"], rate) for dtype, rate in ceilings["flops_per_s"].items() if rate]
 
 
-def history(records: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """id -> its times in the order they were recorded, kernels only, where there are several."""
-    series: dict[str, list[float]] = {}
-    for row in summary.rows(records):
-        if row.seconds is not None:
-            series.setdefault(row.record["id"], []).append(row.seconds)
-    return {name: times for name, times in series.items() if len(times) > 1}
-
-
 @contextlib.contextmanager
 def _plain() -> Iterator[Any]:
     """pyplot without a display, in the colours that the page
@@ -67,15 +58,14 @@ def svg(draw: Callable[..., None], *arguments, height: float = PLOT_IN) -> str:
         plt.close(figure)
     text = drawn.getvalue()
     text = text[text.index("<svg") :].replace(panels.INK, "currentColor").replace(panels.FAINT, "var(--faint)")
-    named = re.compile(r"""<g id=(["'])(?:point|bar|line):(.*?)\1""")
+    named = re.compile(r"""<g id=(["'])(?:point|bar):(.*?)\1""")
     text = named.sub(lambda m: f'<g class="mark" data-id="{escape(unescape(m[2]))}"', text)
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     return re.sub(r' (width|height)="[^"]*pt"', "", text, count=2).replace("<svg ", '<svg role="img" ', 1)
 
 
 def write(records: list[dict[str, Any]], path: Path) -> None:
-    """Roofline, ratio bars with intervals, and, where the records hold several lengths or runs, memory and history, as
-    one PNG.
+    """Roofline, ratio bars with intervals and, where the records hold several lengths, memory, as one PNG.
 
     Raises ImportError without matplotlib.
     """
@@ -87,8 +77,6 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
         drawn = [(panels.roofline, (rows, roofs(latest)))]
         if series := panels.memory_series(latest):
             drawn.append((panels.memory, (series,)))
-        if runs := history(records):
-            drawn.append((panels.history, (runs,)))
         compared = [row for row in rows if row.rival_speedup is not None]
         columns = panels.balanced(compared)
         bars = max([len(c) for c in columns], default=0)

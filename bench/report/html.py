@@ -1,6 +1,4 @@
-"""One self-contained page: cards, a table that sorts and filters, a
-section an op, history. Light and dark, and no network.
-"""
+"""One self-contained page: cards, a table that sorts and filters, a section an op. Light and dark, and no network."""
 
 from __future__ import annotations
 
@@ -33,7 +31,7 @@ def page(records: list[dict[str, Any]]) -> str:
     parts += (
         [_section("Measurements", "all", _timed(rows))] if rows else ["" if compiled else "<p>no kernel was timed</p>"]
     )
-    parts += _pictures(rows, latest, records)
+    parts += _pictures(rows, latest)
     parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     head = (
@@ -107,8 +105,8 @@ def _failures(records: list[dict[str, Any]]) -> str:
     return _section("Failures", "failures", f"<ul>{items}</ul>") if items else ""
 
 
-def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]], records: list[dict[str, Any]]) -> list[str]:
-    """A section an operator with its roofline and bars, then memory and history."""
+def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str]:
+    """A section an operator with its roofline and bars, then memory."""
     try:
         parts = [
             _operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest)
@@ -116,8 +114,6 @@ def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]], records: li
         ]
         if series := panels.memory_series(latest):
             parts.append(_section("Memory", "memory", _figure(figures.svg(panels.memory, series))))
-        if runs := figures.history(records):
-            parts.append(_section("History of this machine", "history", _figure(figures.svg(panels.history, runs))))
     except ImportError:
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
     return parts

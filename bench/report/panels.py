@@ -16,7 +16,6 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 LENGTHS = ("N", "S", "T", "L")  # of a case's shape: what a sweep over sequence length varies
 LEAST_POINTS = 3
-LABELLED = 6  # lines of the history that are named
 SMALL = 7  # points
 INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page puts its own colours in their place
 
@@ -189,31 +188,3 @@ def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None
 
 def _named(axes, x: float, y: float, name: str, ink: str) -> None:
     axes.annotate(name, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=SMALL, color=ink)
-
-
-def history(axes, runs: dict[str, list[float]]) -> None:
-    """Time relative to the first record, a line an id; those that moved most are named at their ends."""
-    moved = sorted(runs, key=lambda name: -abs(runs[name][-1] / runs[name][0] - 1))[:LABELLED]
-    for name, times in runs.items():
-        ink = colour(moved, name) if name in moved else FAINT
-        width = 1.6 if name in moved else 0.8
-        (line,) = axes.plot(
-            range(1, len(times) + 1),
-            [t / times[0] for t in times],
-            marker=".",
-            color=ink,
-            linewidth=width,
-            zorder=1 + (name in moved),
-        )
-        line.set_gid(f"line:{name}")
-        if name in moved:
-            _named(axes, len(times), times[-1] / times[0], name, ink)
-    axes.axhline(1, color=FAINT, linewidth=0.8)
-    most = max(map(len, runs.values()))
-    axes.set(
-        xlabel="record",
-        ylabel="time relative to the first record",
-        title="History",
-        xlim=(0.9, most + 0.6 * max(most - 1, 1)),
-    )
-    axes.set_xticks(range(1, most + 1))

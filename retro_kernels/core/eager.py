@@ -175,7 +175,8 @@ def _moving(problem: type) -> int | None:
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
     """Return (key of the plan, whether a gradient is wanted, the position that moves and is no part of the key).
 
-    The key is None where a mode, transform, tracer or profiler listens.
+    The key is None where a mode, transform, tracer or profiler listens. It is flat and can be read in one way: None,
+    a tensor's five parts or an option's two for each value.
     """
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
@@ -185,7 +186,6 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if at is not None and call[at].__class__ is int:
         position = call[at]
         values = call[:at] + call[at + 1 :]
-        add(at)
     for value in values:
         if value is None:
             add(None)
@@ -207,8 +207,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
     if differentiable and position is not None:
         add(position)
         position = None
-    heard = private.autocast() or not private.unheard()
-    return (None if heard else tuple(parts)), differentiable, position
+    return (tuple(parts) if private.unheard() else None), differentiable, position
 
 
 def _plain(tensor: Tensor) -> bool:

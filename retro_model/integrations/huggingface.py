@@ -288,15 +288,21 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _config_of(folder: Path) -> RetrofitConfig:
-    """The configuration that was saved. Raises: ValueError naming the field that is of another type."""
+    """The configuration that was saved. Raises: ValueError naming the file, and the field that is of another type."""
     kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": (str, type(None))}
     file = folder / "config.json"
-    said = disk.read_json(disk.read_plain(file))
-    for name, kind in kinds.items():
-        value = said.get(name) if isinstance(said, dict) else None
-        if not isinstance(value, kind):
-            raise ValueError(f"{file}: corrupt ({name} is {value!r})")
-    return RetrofitConfig.from_pretrained(folder)
+    content = disk.read_plain(file)
+    try:
+        said = disk.read_json(content)
+        for name, kind in kinds.items():
+            value = said.get(name) if isinstance(said, dict) else None
+            if not isinstance(value, kind):
+                raise ValueError(f"{name} is {value!r}")
+        config = RetrofitConfig.from_pretrained(folder)
+        config.get_text_config()  # of the decoder's fields: the library's exceptions are of many types
+    except Exception as error:
+        raise ValueError(f"{file}: corrupt ({error})") from error
+    return config
 
 
 def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:

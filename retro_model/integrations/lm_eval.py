@@ -126,9 +126,9 @@ class RetroLM(TemplateLM):
         library, seeds = reader.library, itertools.count()
 
         def found(chunks):
-            ids, _ = library.search(chunks.numpy(), k)
+            ids, _ = library.search(chunks.cpu().numpy(), k)
             values = library.values(library.drawn(ids, next(seeds)) if random else ids)
-            return tuple(torch.from_numpy(part) for part in values)
+            return tuple(torch.from_numpy(part).to(chunks.device) for part in values)
 
         options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
         return cls(

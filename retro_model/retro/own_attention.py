@@ -189,8 +189,9 @@ class OwnAttention(FrozenDecoder):
 
     def read(self, neighbours: Tensor) -> None:
         """Reads neighbours int64 [S,R] ahead of the calls that need them, within `keeping`."""
-        for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])):
-            self._pool(part)
+        rows = max(1, READ_TOKENS // neighbours.shape[1])
+        for first in range(0, len(neighbours), rows):
+            self._pool(neighbours[first : first + rows])
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""

@@ -128,7 +128,8 @@ def test_no_launch_spills_but_those_listed(arch):
 
 
 def test_listed_spills_are_of_launches_that_exist():
-    shipped = {arch: {(c.launch.name, c.case, c.dtype) for _, c in aot.cases(KNOWN[arch])} for arch in KNOWN}
+    arches = {arch for spill in SPILLS for arch in spill.bytes}
+    shipped = {arch: {(c.launch.name, c.case, c.dtype) for _, c in aot.cases(KNOWN[arch])} for arch in arches}
     gone = [s[:3] for s in SPILLS if any(s[:3] not in shipped[arch] for arch in s.bytes)]
     assert not gone
 

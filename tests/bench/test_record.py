@@ -1,7 +1,6 @@
 """The schema: what it accepts, what it refuses, and that a file survives."""
 
 import copy
-import json
 
 import pytest
 
@@ -97,13 +96,6 @@ def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):
     path.write_text('{"schema"\n' + path.read_text())
     with pytest.raises(record.BadRecord, match=":1:"):
         record.read(path)
-
-
-def test_a_record_of_the_first_schema_is_read_as_the_second(good, tmp_path):
-    path = tmp_path / "a.jsonl"
-    old = {k: v for k, v in good.items() if k != "counters"} | {"schema": 1}
-    path.write_text(json.dumps(old) + "\n")
-    assert record.read(path) == [good | {"counters": None}]
 
 
 def test_every_record_in_the_tree_is_named_by_a_page():

@@ -85,10 +85,10 @@ def test_markdown_shows_twenty_rows_and_folds_the_rest():
     assert "**numerics_fail**" in bad and "a \\| b" in bad
 
 
-def test_html_is_one_page_with_plots_and_history():
+def test_html_is_one_page_with_plots():
     pytest.importorskip("matplotlib")
     page = html.page([timed(seconds=s) for s in (1e-3, 2e-3)] + [timed(case="b", status="oom")])
-    assert page.count("<svg") == 3 and "http" not in page.replace("http://www.w3.org", "") and "oom" in page
+    assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "") and "oom" in page
     for part in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
     assert 'href="#leaky_average"' in page and 'id="leaky_average"' in page and "1.50x" in page
@@ -208,7 +208,7 @@ def on(name="AMD EPYC", isa=("avx2",), cores=2, memory=24 << 30, **caches):
     ],
 )
 def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
-    """Neither compared nor drawn into one history; a record that says less of its machine is held against nobody."""
+    """Neither compared nor in one table; a record that says less of its machine is held against nobody."""
     sides = [timed(**on()), timed(**on(**other))]
     assert words in machines.difference(sides[:1], sides[1:])
     assert machines.difference(sides[:1], [timed(**on(memory=(24 << 30) + 4096))]) is None
@@ -303,9 +303,7 @@ def test_report_command_renders_files(tmp_path, capsys):
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
-    """Two operators with a case of one name keep their own bars; two runs make a history, three lengths
-    a memory plot.
-    """
+    """Two operators with a case of one name keep their own bars; three lengths make a memory plot."""
     pytest.importorskip("matplotlib")
     from bench.report import figures, summary
 

@@ -143,7 +143,6 @@ def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
     from retro_model.apps.demo.plan import SMOKE
 
     monkeypatch.setattr(command, "draw_sample", lambda *_: None)
-    monkeypatch.setattr(command, "speeds", lambda *_, **__: {})
 
     plan = dataclasses.replace(SMOKE, steps=1, warmup_steps=0, database_bytes=100_000, train_bytes=60_000)
     results = command.run(tmp_path, plan, quiet=True)

@@ -260,6 +260,14 @@ def test_a_folder_that_was_changed_is_named(tmp_path):
         config.write_text(json.dumps(said | {name: value}))
         with pytest.raises(ValueError, match=rf"config\.json: corrupt \({name} is"):
             RetrofitForCausalLM.from_pretrained(tmp_path / "m")
+    theirs = {"dtype": "x", "id2label": 3, "vocab_size": "x", "model_type": ["llama"]}
+    for text in (
+        json.dumps(said)[:99],
+        *(json.dumps(said | {"decoder": said["decoder"] | {n: v}}) for n, v in theirs.items()),
+    ):
+        config.write_text(text)
+        with pytest.raises(ValueError, match=r"config\.json: corrupt \("):
+            RetrofitForCausalLM.from_pretrained(tmp_path / "m")
     config.write_text(json.dumps(said | {"retrieval": said["retrieval"] | {"chunk_len": None}}))
     with pytest.raises(ValueError, match=r"chunk_len|corrupt"):
         RetrofitForCausalLM.from_pretrained(tmp_path / "m")

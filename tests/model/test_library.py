@@ -205,6 +205,9 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
+    parts = rows["own-all"]["by_similarity"].values()
+    whole = sum(part["share_of_bytes"] * part["minus_alone"][0] for part in parts)  # first chunks read nothing
+    assert whole == pytest.approx(rows["own-all"]["minus_alone"][0], abs=1e-3) and len(parts) > 1
     assert found["library"]["held_out_documents"] == 4 and found["command"].startswith("retro-model compare")
     assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
 

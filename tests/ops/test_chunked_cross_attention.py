@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import retro_kernels as rk
 from retro_kernels.testing import compare, errors, inputs, memory
 from tests.conftest import examples, in_types
+from tests.ops.same import assert_repeats
 from tests.ops.shapes import ATTENTION, SMALLEST, assert_large_logits_pass
 
 OP = "chunked_cross_attention"
@@ -155,12 +156,4 @@ def test_large_logits_do_not_overflow_float16(backend):
 
 
 def test_repeats_bitwise(backend):
-    kw = inputs.cross_attention(13, gate=True, dropout_p=0.2, heads="shared")
-    torch.manual_seed(5)
-    first = compare.run(OP, kw, backend)
-    torch.manual_seed(5)
-    again = compare.run(OP, kw, backend)
-    for name, value in first.items():
-        assert torch.equal(again[name], value), name
-    torch.manual_seed(6)
-    assert not torch.equal(compare.run(OP, kw, backend)["out0"], first["out0"])
+    assert_repeats(OP, inputs.cross_attention(13, gate=True, dropout_p=0.2, heads="shared"), backend)

@@ -6,6 +6,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import native
 from retro_kernels.testing import assert_passes, compare, inputs
+from tests.ops.same import assert_threads_do_not_show
 
 from .test_cpu_infrastructure import isas
 
@@ -53,17 +54,8 @@ def test_gradients_of_one_query_use_the_scores_of_its_forward_pass(seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_bits_do_not_depend_on_threads(dtype):
-    threads, results = torch.get_num_threads(), []
     kw = inputs.cross_attention(4, dtype=dtype, B=2, N=60, M=8, R=20, heads="shared", gate=True, dropout_p=0.2)
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            torch.manual_seed(1)
-            results.append(compare.run(OP, kw, "cpu"))
-    finally:
-        torch.set_num_threads(threads)
-    for name, value in results[0].items():
-        assert all(torch.equal(r[name], value) for r in results[1:]), name
+    assert_threads_do_not_show(OP, kw)
 
 
 def test_each_gradient_alone_is_the_same():

@@ -6,6 +6,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
+from tests.ops.same import assert_threads_do_not_show
 
 from .test_cpu_infrastructure import isas
 
@@ -39,17 +40,8 @@ def test_values_and_gradients(kernels, name, dtype, isa):
 
 
 def test_bits_do_not_depend_on_threads():
-    threads = torch.get_num_threads()
-    try:
-        for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64, segments=7), dict(B=1, N=20, H=7, D=24)):
-            kw, results = inputs.leaky(4, **case), []
-            for count in (1, 2, 5):
-                torch.set_num_threads(count)
-                results.append(compare.run(OP, kw, "cpu"))
-            for name, value in results[0].items():
-                assert all(torch.equal(r[name], value) for r in results[1:]), name
-    finally:
-        torch.set_num_threads(threads)
+    for case in (dict(N=2500, B=1), dict(B=3, H=40, D=64, segments=7), dict(B=1, N=20, H=7, D=24)):
+        assert_threads_do_not_show(OP, inputs.leaky(4, **case))
 
 
 def test_float32_decay_beside_bfloat16():

@@ -11,6 +11,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
+from tests.ops.same import assert_threads_do_not_show
 
 from .test_cpu_infrastructure import isas
 
@@ -117,25 +118,13 @@ def test_logits_at_block_edges(N, key_len):
 
 
 def test_bits_do_not_depend_on_threads():
-    threads = torch.get_num_threads()
-    try:
-        for case in (
-            dict(B=1, N=300, H=2, causal=True),
-            dict(B=1, N=1, S=900, H=2),
-            dict(B=9, N=20, H=8, heads="shared", E=3),
-        ):
-            kw, results = inputs.self_attention(8, **case), []
-            logits = inputs.relative_logits(8, N=300, key_len=70)
-            for count in (1, 2, 5):
-                torch.set_num_threads(count)
-                results.append(
-                    compare.run("relative_attention", kw, "cpu")
-                    | {f"l{n}": v for n, v in compare.run("relative_logits", logits, "cpu").items()}
-                )
-            for name, value in results[0].items():
-                assert all(torch.equal(r[name], value) for r in results[1:]), name
-    finally:
-        torch.set_num_threads(threads)
+    for case in (
+        dict(B=1, N=300, H=2, causal=True),
+        dict(B=1, N=1, S=900, H=2),
+        dict(B=9, N=20, H=8, heads="shared", E=3),
+    ):
+        assert_threads_do_not_show("relative_attention", inputs.self_attention(8, **case))
+    assert_threads_do_not_show("relative_logits", inputs.relative_logits(8, N=300, key_len=70))
 
 
 MEMORY = """

@@ -6,6 +6,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import native
 from retro_kernels.testing import compare, inputs
+from tests.ops.same import assert_threads_do_not_show
 
 from .test_cpu_infrastructure import isas
 
@@ -82,16 +83,7 @@ def test_bits_do_not_depend_on_where_queries_lie(kernels, isa, metric):
     "case", [dict(B=1, Q=1, S=20011, D=9), dict(B=3, Q=70, S=60), dict(B=1, Q=40, S=9000, D=8, k=100)], ids=str
 )
 def test_bits_do_not_depend_on_threads(case, metric, dtype):
-    threads = torch.get_num_threads()
-    kw, results = inputs.topk(5, metric=metric, dtype=dtype, **case), []
-    try:
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(compare.run(OP, kw, "cpu"))
-    finally:
-        torch.set_num_threads(threads)
-    for name, value in results[0].items():
-        assert all(torch.equal(r[name], value) for r in results[1:]), name
+    assert_threads_do_not_show(OP, inputs.topk(5, metric=metric, dtype=dtype, **case))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

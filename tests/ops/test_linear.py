@@ -10,6 +10,7 @@ from retro_kernels.core import eager, native
 from retro_kernels.ops.linear import cpu
 from retro_kernels.testing import compare, inputs
 from tests.conftest import fast_backends
+from tests.ops.same import assert_threads_do_not_show
 
 WHY = native.unavailable("_cpu")
 needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("linear"), reason=str(WHY or "on a CPU"))
@@ -61,15 +62,7 @@ def test_matrices_may_lie_either_way(isa, rows, depth, columns):
 
 @needs_kernel
 def test_bits_do_not_depend_on_threads():
-    kw, threads = inputs.linear(1, N=250, I=300, J=700), torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(compare.run("linear", kw, "cpu"))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(other[name], value) for other in results[1:] for name, value in results[0].items())
+    assert_threads_do_not_show("linear", inputs.linear(1, N=250, I=300, J=700))
 
 
 @needs_kernel

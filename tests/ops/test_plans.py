@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
+from retro_kernels.compile import configs
 from retro_kernels.core import eager, native, plan, private, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
@@ -164,6 +166,38 @@ def test_the_backend_is_part_of_the_plan():
         rk.leaky_average(**kw, backend="mkl")
 
 
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_each_part_of_a_layout_is_part_of_the_plan(listening):
+    """Shape, strides, type and alignment, each without the others."""
+    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
+    layouts = (
+        query,
+        query[:1],
+        query.transpose(1, 2).contiguous().transpose(1, 2),
+        query.bfloat16(),
+        torch.randn(query.numel() + 1)[1:].view(query.shape),
+    )
+    for count, given in enumerate(layouts, 1):
+        for _ in range(2):
+            with FlopCounterMode(display=False) if listening else torch.enable_grad():
+                rk.relative_logits(given, key.to(given.dtype), key_len=8)
+            assert len(plan._PLANS) == count
+
+
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
+def test_the_tile_tables_are_part_of_the_plan(listening):
+    kw = inputs.leaky(1)
+    served = []
+    for table in (configs.table("leaky_average"), configs.table("leaky_average")[:1]):
+        with (
+            configs.replaced("leaky_average", table),
+            FlopCounterMode(display=False) if listening else torch.enable_grad(),
+        ):
+            rk.leaky_average(**kw)
+        served.append(len(plan._PLANS))
+    assert served == [1, 2]
+
+
 def test_those_who_listen_hear_of_every_call():
     """A dispatch mode, the profiler, autocast, a gradient: each after the plan was made."""
     kw = inputs.leaky(1)
@@ -210,6 +244,31 @@ def test_autocast_is_served_by_plans_and_stays_on():
     assert torch.equal(grad, torch.autograd.grad(again.float().sum(), query)[0].float())
 
 
+def test_autocast_of_another_device_changes_nothing():
+    kw = inputs.relative_logits(1)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        assert rk.relative_logits(**kw).dtype == torch.float32 and len(plan._PLANS) == 1
+        assert not torch.is_autocast_enabled("cpu")
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+
+
+def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
+    """Also where a kernel would be faster: torch's function has every rule."""
+    x, weight = torch.randn(2**9, 2**7), torch.randn(2**7)
+    tangent = torch.randn_like(x)
+
+    def ours(x):
+        return rk.rms_norm(x, weight)
+
+    def torchs(x):
+        return torch.rms_norm(x, (2**7,), weight)
+
+    got, want = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, torchs))
+    assert torch.equal(got, want)
+
+
 def test_dropout_draws_another_seed_every_time():
     kw = inputs.self_attention(1, dropout_p=0.5)
     first, second = rk.relative_attention(**kw), rk.relative_attention(**kw)
@@ -222,9 +281,13 @@ def test_dropout_draws_another_seed_every_time():
 
 def test_plans_are_bounded(monkeypatch):
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+    used = []
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
         assert 1 <= len(plan._PLANS) <= 3
+        rk.leaky_average(torch.ones(1, 1, 1, 1), torch.tensor([0.5]))  # the one used longest ago goes, not this one
+        used.append(next(reversed(plan._PLANS.values())))
+    assert len({id(one) for one in used}) == 1
 
 
 def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):

@@ -107,6 +107,30 @@ def test_upstream_gradients_of_other_strides(op, backend):
         assert all(map(torch.equal, got, want))
 
 
+#: of an input: its own rows, longer rows cut, its first two dimensions turned
+ROWS = (
+    lambda x: x.clone(),
+    lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
+    lambda x: x.transpose(0, 1).contiguous().transpose(0, 1) if x.dim() > 2 else x.clone(),
+)
+
+
+@every
+def test_inputs_of_other_strides(op, backend):
+    """The same shapes, however they lie."""
+    for seed, lay in enumerate(ROWS * 2):
+        kw = {n: lay(v) if isinstance(v, torch.Tensor) else v for n, v in CALLS[op](seed).items()}
+        same(op, kw, backend)
+
+
+@pytest.mark.parametrize("backend", fast_backends("relative_attention"))
+def test_one_of_two_arguments_of_one_shape(backend):
+    """The one bias, then the other: each stays what it is."""
+    kw = inputs.self_attention(1, B=1, N=5, H=2, causal=True, rel="all", biases=True)
+    for left_out in ("content_bias", "position_bias") * 2:
+        same("relative_attention", {name: value for name, value in kw.items() if name != left_out}, backend)
+
+
 def test_a_plan_serves_its_own_op_alone():
     """A call that one op has served is checked by another as its own."""
     logits, target = torch.randn(4, 9), torch.randint(9, (4,))
@@ -199,6 +223,13 @@ def test_a_position_that_needs_another_argument(backend):
         same("topk_chunks", kw | {"query_offset": 0}, backend)
         with pytest.raises(ValueError, match="query_offset: expected 0 where causal_gap is None; got 3"):
             rk.topk_chunks(**kw, query_offset=3, backend=backend)
+
+
+@pytest.mark.parametrize("backend", fast_backends("relative_logits"))
+def test_a_position_that_another_argument_follows(backend):
+    """Without rel_start each position is planned by itself, for each layout."""
+    for at, n in itertools.product((5, 7, 5, 9, 7), (2, 3)):
+        same("relative_logits", inputs.relative_logits(1, B=1, N=n, H=2, key_len=6) | {"query_offset": at}, backend)
 
 
 # ---------------------------------------------------------------- tile tables

@@ -8,6 +8,7 @@ import retro_kernels as rk
 from retro_kernels.core import eager, native
 from retro_kernels.testing import compare, inputs
 from tests.conftest import fast_backends
+from tests.ops.same import assert_threads_do_not_show
 
 WHY = native.unavailable("_cpu")
 needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("rms_norm"), reason=str(WHY or "on a CPU"))
@@ -43,15 +44,7 @@ def test_strides_do_not_matter():
 
 @needs_kernel
 def test_bits_do_not_depend_on_threads():
-    kw, threads = inputs.rms(1, N=350, D=384), torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(compare.run("rms_norm", kw, "cpu"))
-    finally:
-        torch.set_num_threads(threads)
-    assert all(torch.equal(other[name], value) for other in results[1:] for name, value in results[0].items())
+    assert_threads_do_not_show("rms_norm", inputs.rms(1, N=350, D=384))
 
 
 @pytest.mark.parametrize("backend", [*fast_backends("rms_norm"), "reference"])

@@ -55,7 +55,13 @@ TARGETS = (
     Target("retro_kernels/core/native.py", ("tests/ops/test_size_one.py", "tests/ops/test_cpu_infrastructure.py"), 2),
     Target(
         "retro_kernels/core/eager.py",
-        ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py", "tests/ops/test_transforms.py"),
+        (
+            "tests/ops/test_repeated_calls.py",
+            "tests/ops/test_plans.py",
+            "tests/ops/test_transforms.py",
+            "tests/ops/test_linear.py",
+            "tests/ops/test_contract.py",
+        ),
         40,  # a key there is made by `add`, a statement a part
     ),
     Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),

@@ -15,7 +15,6 @@ import dataclasses
 import io
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -127,7 +126,7 @@ def within(
     steps = max(2, int(train / step))
     parts = {"gone": gone, f"of training ({steps} steps of each model)": steps * step, "of scoring": scoring}
     listed = ", ".join(f"{seconds / 60:.1f} {name}" for name, seconds in parts.items())
-    said = f"about {sum(parts.values()) / 60:.1f} min in all: {listed}; the backends are not compared"
+    said = f"about {sum(parts.values()) / 60:.1f} min in all: {listed}"
     return dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10)), said
 
 
@@ -200,59 +199,6 @@ def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console:
     console.print(colouring.to_terminal(rows, decode, title=title))
 
 
-def speeds(
-    retro: Retro, corpus: Corpus, plan: Plan, seed: int, new_tokens: int = 32, report: Callable = lambda *_: None
-) -> dict[str, dict[str, float]]:
-    """Tokens per second of training (forward, backward, optimiser)
-    and of decoding (batch 4, neighbours at hand), by backend.
-
-    report: called with the measurements done and their number.
-    """
-    device, settings = (
-        next(retro.parameters()).device,
-        training.Settings(10, warmup_steps=0, max_lr=1e-9, autocast=plan.autocast),
-    )
-    fused = "triton" if device.type == "cuda" else "cpu"
-    batch = next(stream(corpus, plan, seed, True))
-    prompts = corpus.train.chunks(np.arange(4)).tolist()
-    rates = {}
-    for name in (fused, "reference"):
-        model = make_model(retro.config, plan, seed, str(device), backend=name)
-        model.load_state_dict(retro.state_dict())
-        optimizer = training.make_optimizer(model, settings)
-        values = corpus.database.values(torch.zeros(1, plan.neighbours, dtype=torch.int64))
-
-        def at_hand(chunks, values=values):
-            return tuple(v.expand(len(chunks), *v.shape[1:]) for v in values)
-
-        def train_once(model=model, optimizer=optimizer):
-            training.train_step(model, optimizer, [batch], settings, 0)
-
-        def decode_once(model=model, at_hand=at_hand):
-            generate(model, prompts, new_tokens, retrieve=at_hand)
-
-        rates[name] = {}
-        for what, tokens, once in (
-            ("training", plan.batch_size * plan.window, train_once),
-            ("decoding", 4 * new_tokens, decode_once),
-        ):
-            rates[name][what] = tokens / _seconds(once, device)
-            report(sum(map(len, rates.values())), 4)
-    return rates
-
-
-def _seconds(call, device: torch.device, repeats: int = 3) -> float:
-    """The fastest of `repeats` calls after one that does not count."""
-    times = []
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times[1:])
-
-
 def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.ndarray) -> list[Table]:
     models = Table(
         "model",
@@ -265,10 +211,7 @@ def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.nda
     )
     for name, f in results["training"].items():
         models.add_row(name, *(f"{f[k]:,}" for k in ("weights", "parameters", "steps", "seconds", "tokens_per_second")))
-    rates = Table("backend", "training, tokens/s", "decoding, tokens/s", title="RETRO's speed by backend")
-    for name, f in results.get("speeds", {}).items():
-        rates.add_row(name, *(f"{f[k]:,.0f}" for k in ("training", "decoding")))
-    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)), *[rates] * ("speeds" in results)]
+    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125))]
 
 
 def run(
@@ -285,7 +228,6 @@ def run(
     with stage(console, timings, "corpus, tokeniser, database, neighbours"):
         corpus = prepare(folder, plan, console, not quiet)
     config = RetroConfig.from_dict({**plan.config, "vocab_size": corpus.tokenizer.vocab_size})
-    compares = minutes is None
     if minutes is not None:
         with stage(console, timings, "times of a step and a score"):
             plan = _planned(folder, minutes, sum(timings.values()), corpus, plan, config, seed, device, console)
@@ -321,9 +263,6 @@ def run(
         reader.measure(folder, report)
     with stage(console, timings, "a sample"):
         draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
-    if compares:
-        with stage(console, timings, "speed of the backends"), counting("measurements", quiet) as report:
-            results["speeds"] = speeds(models["RETRO"], corpus, plan, seed, report=report)
     for table in _tables(results, scores, leakage):
         console.print(table)
     for sentence in results["verdicts"]:

@@ -111,14 +111,16 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting, name)}
     if "alone" not in results:
         return {}
-    rows = record.rows(results, CONTENDERS, setting.library.held_out, setting.library.leakage)
+    library = setting.library
+    nearest = library.similarity(setting.plan).max(1)
+    rows = record.rows(results, CONTENDERS, library.held_out, library.leakage, nearest)
     made = {
         "command": command,
         "commit": _commit(),
         "corpus": title,
         "seed": setting.fit.seed,
         "plan": dataclasses.asdict(setting.plan),
-        "library": setting.library.facts,
+        "library": library.facts,
         "contenders": rows,
         "machine": info.lines()[:2],
         "torch_threads": torch.get_num_threads(),

@@ -54,9 +54,9 @@ class Setting:
         """Which of them own attention does not read."""
         return self.library.far(self.plan)
 
-    def windows(self, times: int = 1) -> dict[str, int]:
-        """Sizes that cost the same number of tokens whatever `times` is."""
-        return {"window": times * self.plan.window, "stride": times * self.plan.stride}
+    @property
+    def windows(self) -> dict[str, int]:
+        return {"window": self.plan.window, "stride": self.plan.stride}
 
 
 #: Scores of some held-out documents with given neighbours [chunks,K].
@@ -75,8 +75,8 @@ class Contender(NamedTuple):
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
-    """The decoder as it is, in windows of `times` the length."""
-    model, sizes = s.decoder, s.windows(times)
+    """The decoder as it is; windows and strides of `times` the length cost the same number of tokens."""
+    model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         return evaluation.score(model, s.library.held_out, documents=documents, **sizes)
@@ -100,12 +100,12 @@ def knn(s: Setting) -> Contender:
     """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
-    datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows())
+    datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
     control = datastore.shuffled()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         found = datastore if near is s.near else control
-        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows()).scores
+        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
 
     return Contender(score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)})
 
@@ -122,11 +122,9 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(
-    s: Setting, attention: str, trained: bool = True, rank: int = 0, times: int = 1, every: bool = False
-) -> Contender:
+def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0, every: bool = False) -> Contender:
     """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank: of its low-rank maps.
-    times: length of the windows that are scored, in those of the training. every: own attention reads far ones too."""
+    every: it reads far ones too."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
@@ -140,8 +138,7 @@ def retrofitted(
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
-        sizes = s.windows(times)
-        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **sizes)
+        return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
     def read(neighbours: Tensor) -> int:
         before = kept.read
@@ -169,11 +166,10 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own-all": functools.partial(retrofitted, attention="own", trained=False, every=True),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
-    "own-longer": functools.partial(retrofitted, attention="own", times=2),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
-OWN = ("own-all", "own", "own-gates", "own-longer", "own-lora")
+OWN = ("own-all", "own", "own-gates", "own-lora")
 TRAINED = ("new", *OWN[2:])
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

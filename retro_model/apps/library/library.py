@@ -37,11 +37,14 @@ class Library(NamedTuple):
     leakage: np.ndarray
     facts: dict
 
+    def similarity(self, plan: Plan) -> np.ndarray:
+        """Of the held-out chunks to their neighbours, float32 [chunks,K]."""
+        near = self.neighbours[:, : plan.neighbours]
+        return similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
+
     def far(self, plan: Plan) -> np.ndarray:
         """Which neighbours own attention does not read, bool [chunks,K]: those that resemble their chunk too little."""
-        near = self.neighbours[:, : plan.neighbours]
-        found = similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
-        return found < plan.least_similarity
+        return self.similarity(plan) < plan.least_similarity
 
 
 class Searched:

@@ -16,7 +16,6 @@ CONTENDERS = {
     "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
-    "own-longer": "the same, windows twice as long",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
 }

@@ -18,6 +18,8 @@ from retro_model.evaluation import Scores
 from .options import CONTENDERS
 
 ALPHAS = (0.25, 0.5)
+#: Bands of a passage's similarity.
+BANDS = {"below 0.2": (-np.inf, 0.2), "0.2 to 0.3": (0.2, 0.3), "0.3 to 0.5": (0.3, 0.5), "from 0.5": (0.5, np.inf)}
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -95,10 +97,13 @@ class Cost:
         self.peak_mb = int(found[1]) // 1024 if found else None
 
 
-def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray) -> dict[str, dict]:
+def rows(
+    results: Mapping[str, Result], titles: Mapping[str, str], store, leakage: np.ndarray, similarity: np.ndarray
+) -> dict[str, dict]:
     """Make a row of the record for each contender, over the documents that all of them have scored.
 
-    Differences are (difference, 2.5%, 97.5% over documents).
+    similarity: of each chunk's nearest neighbour, float [chunks]; the chunk after reads it. Differences are
+    (difference, 2.5%, 97.5% over documents).
     """
     each = _reading_a_neighbour(results.values())
     few = min(result.facts["documents"]["true"] for result in results.values())
@@ -127,8 +132,23 @@ def rows(results: Mapping[str, Result], titles: Mapping[str, str], store, leakag
             f"r(C) <= {alpha}": {"minus_alone": _rounded(gap), "share_of_bytes": round(share, 3)}
             for alpha, *gap, share in evaluation.gains(scores, shared["alone"], store, leakage, alphas=ALPHAS)
         }
+        row["by_similarity"] = _by_similarity(scores, shared["alone"], store, similarity)
         row["settings"] = {key: value for key, value in facts["of"].items() if key != "plan"}
         found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
+    return found
+
+
+def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray) -> dict[str, dict]:
+    """Differences on the chunks that may read a neighbour, by its similarity to the chunk that retrieved it."""
+    owner, found = np.asarray(store.chunk_doc), {}
+    reads, before = np.append(False, owner[1:] == owner[:-1]), np.append(np.nan, similarity[:-1])
+    for name, (low, high) in BANDS.items():
+        kept = reads & (before >= low) & (before < high) & (scores.bytes > 0)
+        if kept.any():
+            found[name] = {
+                "minus_alone": _difference(_of(scores, kept), _of(alone, kept), store),
+                "share_of_bytes": round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3),
+            }
     return found
 
 
@@ -187,7 +207,7 @@ def markdown(made: Mapping) -> str:
     library, rows = made["library"], made["contenders"]
     share = library["bytes_by_leakage"]
     lines = [
-        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most the first "
+        f"**{made['corpus']}**: {rows['alone']['documents']} held-out documents, at most "
         f"{made['plan']['held_bytes']} characters of each; library of {library['documents']:,} documents, "
         f"{library['tokens']:,} tokens, {len(library['leaks_dropped'])} leaks dropped; "
         f"{1 - share['r(C) <= 0.5']:.0%} of the bytes share more than half of their chunk with a neighbour, "
@@ -197,6 +217,11 @@ def markdown(made: Mapping) -> str:
         "|" + "---|" * len(COLUMNS),
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
+    if by := rows.get("own-all", {}).get("by_similarity"):
+        said = [
+            f"{name} {at['minus_alone'][0]:+.3f} ({at['share_of_bytes']:.0%} of the bytes)" for name, at in by.items()
+        ]
+        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {', '.join(said)}."]
     return "\n".join(lines) + "\n"
 
 
@@ -207,7 +232,7 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
-COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#d55e00", "#f0e442", "#8b4513")
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00")
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
@@ -216,9 +241,9 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(1.5 + 3.6 * len(records), 4.2), layout="constrained")
+    figure = Figure(figsize=(1.5 + 3.6 * len(records), 4.8), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = np.atleast_1d(figure.subplots(1, len(records), sharey=True))
+    panels = np.atleast_1d(figure.subplots(1, len(records)))
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
             colour = COLOURS[list(CONTENDERS).index(name)]
@@ -230,8 +255,7 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
                 axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set(title=title, xlabel="CPU milliseconds a scored token\n(dotted: first reading)", xlim=(0, None))
-    panels[0].set_ylabel(
-        "bits per byte below the decoder alone\n(bars: 95% over documents; hollow: others' neighbours)"
-    )
-    panels[int(np.argmax([len(found) for found in records.values()]))].legend(fontsize=7)
+    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95%; hollow: others' neighbours)")
+    most = panels[int(np.argmax([len(found) for found in records.values()]))]
+    figure.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=len(records), fontsize=8)
     figure.savefig(path, dpi=150)
