@@ -64,9 +64,9 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
     A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a
-    call the one that names most goes first, then the one that stands first in the table. A row may state "shared", the
-    bytes of shared memory of its block at its widest, where some target has less. A pure function of its arguments and
-    the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor core).
+    call the one that names most goes first, then the one that stands first in the table. A pure function of its
+    arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor
+    core).
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
@@ -92,7 +92,6 @@ def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[d
         row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows
     ]
     fits = [row for row in fits if set(named(row)) <= set(problem.options)]
-    fits = [row for row in fits if row.get("shared", 0) <= target.shared_memory]
     best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
     names = ("block_m", "block_n", "num_warps", "num_stages", "precision")
     tile = Tile(*(best[name] for name in names), best.get("max_registers"))

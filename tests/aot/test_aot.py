@@ -91,15 +91,10 @@ SPILLS = (
     Spill("cca_backward_key", "grouped heads", "bfloat16", {80: 24}, _TILE),
     Spill("cca_forward", "head of 256", "bfloat16", {80: 216, 90: 248, 100: 256}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 136, 90: 192, 100: 248}, _RARE),
-    Spill("relative_query", "extent 1024, e16, d64", "float32", {80: 8}, _TILE),
     Spill("relative_keys", "causal d128", "bfloat16", {90: 8}, "outside the loop over tiles"),
     Spill("relative_keys", "head of 96", "bfloat16", {90: 16}, _FASTER),
     Spill("relative_keys", "documents, masked", "bfloat16", {90: 64}, _FASTER),
     Spill("relative_keys", "plain d64, documents, dropout", "bfloat16", {80: 16}, "outside the loop over tiles"),
-    Spill("relative_table", "causal d128", "bfloat16", {90: 72}, _FASTER),
-    Spill("relative_table", "head of 96", "bfloat16", {90: 64}, _FASTER),
-    Spill("relative_table", "head of 256", "bfloat16", {80: 64, 90: 32, 100: 56}, _RARE),
-    Spill("relative_table", "window of blocks", "bfloat16", {100: 8}, _TILE),
 )
 
 

@@ -115,12 +115,6 @@ def test_most_options_win_then_the_first_row(options, stages):
         )
 
 
-@pytest.mark.parametrize("arch, stages", [(80, 2), (86, 1), (89, 1)])
-def test_a_tile_that_does_not_fit_shared_memory_is_not_chosen(arch, stages):
-    problem = configs.Problem("table_rel", 2, 256, 2048, 2048)
-    assert configs.choose("relative_attention", problem, KNOWN[arch]).num_stages == stages
-
-
 @pytest.mark.parametrize("arch", KNOWN)
 @pytest.mark.parametrize(
     "op, cases",

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import retro_kernels as rk
+from retro_kernels.compile import configs
+from retro_kernels.ops.relative_attention import cases
+from retro_kernels.ops.relative_attention.triton import stored
 from retro_kernels.testing import compare, inputs, relative_error
 from tests.conftest import INTERPRETER, in_types
 
@@ -105,6 +108,47 @@ def test_decoding_in_blocks_equals_the_whole():
     for start, n in ((0, 1), (0, 20), (20, 50), (69, 1)):
         step = {**kw, "query": kw["query"][:, start : start + n], "query_offset": start}
         torch.testing.assert_close(rk.relative_attention(**step, backend="triton"), whole[:, start : start + n])
+
+
+@pytest.mark.skipif(not INTERPRETER, reason="of its architecture's tiles")
+@pytest.mark.parametrize(
+    ("sizes", "columns", "blocks", "count"),
+    [
+        (dict(N=70, S=70, heads="shared"), 128, 1, 8),
+        (dict(N=70, S=70, heads="shared"), 128, 4, 2),
+        (dict(N=140, S=260, window=20, segments=True), 256, 2, 8),
+        (dict(N=70, S=260, window=20, segments=True), 256, 2, 4),
+    ],
+    ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn"],
+)
+def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch):
+    """Each adds to what those before it left of the table's gradient: 2 batch entries of 2 heads, in blocks of 64."""
+    common = dict(B=2, H=2, D=16, causal=True, rel="bounded", rel_start=0, T=40, dtype=torch.float16)
+    kw = inputs.self_attention(3, **common, **sizes)
+    made, slabs = [], stored.slabs
+    monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2)
+    monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
+    with configs.watched():  # plans made before are not taken
+        compare.check(OP, kw, "triton")
+    assert len(made[0]) == count
+
+
+@pytest.mark.parametrize("most", [1, 1000, 5000, 10**4, 10**5, 10**9])
+def test_slabs_hold_every_block_once(most, monkeypatch):
+    monkeypatch.setattr(stored, "STORED_BYTES", most)
+    call = cases.call(torch.float16, B=3, N=100, H=5, D=16)
+    columns, ring = stored.width(call, 16, 32)
+    assert (columns, ring) == (128, None)
+    served = []
+    for part in stored.slabs(call, columns, 16):
+        assert part.batches * part.blocks * part.heads * 16 * columns * 2 <= max(most, 16 * columns * 2)
+        served += [
+            (part.first_batch + b, part.first_block + i, part.first_head + h)
+            for b in range(part.batches)
+            for i in range(part.blocks)
+            for h in range(part.heads)
+        ]
+    assert sorted(served) == [(b, i, h) for b in range(3) for i in range(7) for h in range(5)]
 
 
 @pytest.mark.skipif(not INTERPRETER, reason="one kernel, as the interpreter computes it")

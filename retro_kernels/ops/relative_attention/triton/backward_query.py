@@ -22,7 +22,8 @@ from ....triton_lib.products import rows_product
 from ....triton_lib.softmax import LOG2E
 from .backward_tall import walk_tall
 from .forward import SIZES
-from .gradient import tile_gradient
+from .gradient import store_gradient, tile_gradient
+from .stored import SLAB
 from .tile import (
     TALL,
     load_segments,
@@ -42,6 +43,7 @@ def _walk_gradient(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    ds_ptr, item, stride_ds, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
@@ -111,6 +113,8 @@ def _walk_gradient(
             head,
             batch,
         )
+        if POSITION and ds_ptr is not None:
+            store_gradient(ds_ptr, item, ds, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
         if WALK:
             folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
@@ -134,15 +138,17 @@ def _walk_gradient(
     return dq, drq
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=(*SIZES, *SLAB))
 def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
     seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,
+    ds_ptr, span_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
-    stride_dob, stride_don, stride_doh,
+    stride_dob, stride_don, stride_doh, stride_ds,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
+    first_batch, first_block, first_head, heads, ring,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
@@ -152,15 +158,20 @@ def _relative_query_kernel(
 
     dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries, dtotal
     that of both together.
+
+    One launch serves the slab of `heads` heads, as many batch entries and as many query blocks as its grid has. ds gets
+    the gradient of the slab's logits where the table has rows for them (`stored.py`), span how many keys before and
+    behind those that a block of queries went through.
     """
     FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
     # nobody wants the two parts of the query's gradient, nor their sums
     APART: tl.constexpr = drq_ptr is not None or dcontent_ptr is not None or dposition_ptr is not None
     MERGED: tl.constexpr = not FLAT and E > 1 and not APART
-    head = tl.program_id(0) % H
-    block = blocks - 1 - tl.program_id(0) // H
+    head = first_head + tl.program_id(0) % heads
+    count = tl.num_programs(0) // heads  # blocks of the slab
+    block = first_block + count - 1 - tl.program_id(0) // heads
     start = block * BLOCK_M
-    batch = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(1).to(tl.int64) + first_batch
     group = head // HEADS_PER_GROUP
     head64, group64 = head.to(tl.int64), group.to(tl.int64)
     i = start + tl.arange(0, BLOCK_M)
@@ -211,6 +222,12 @@ def _relative_query_kernel(
     table_begin, table_end = table_span(
         begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
     )
+    item = 0
+    if ds_ptr is not None:
+        item = (tl.program_id(1) * heads + tl.program_id(0) % heads) * count + block - first_block
+        if span_ptr is not None:
+            tl.store(span_ptr + 2 * item, begin)
+            tl.store(span_ptr + 2 * item + 1, S - end)
     if FLAT:
         dq = tl.zeros([BLOCK_D, BLOCK_M], tl.float32)
         drq = tl.zeros([BLOCK_E, BLOCK_M], tl.float32)
@@ -227,7 +244,7 @@ def _relative_query_kernel(
                 rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
                 stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch,
+                dropout_scale, head, batch, ds_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
             )  # fmt: skip
         else:
@@ -237,7 +254,7 @@ def _relative_query_kernel(
                 rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
                 stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch,
+                dropout_scale, head, batch, ds_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,
             )  # fmt: skip
     if FLAT:
@@ -251,9 +268,9 @@ def _relative_query_kernel(
     if not FLAT:
         # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
         pid = tl.program_id(0) + tl.minimum(H, 0)
-        head = pid % H
-        block = blocks - 1 - pid // H
-        batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64)
+        head = first_head + pid % heads
+        block = first_block + tl.num_programs(0) // heads - 1 - pid // heads
+        batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64) + first_batch
         i = block * BLOCK_M + tl.arange(0, BLOCK_M)
         row_mask = i < N
     slot = (batch * blocks + block) * H + head

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import load_keys
 from ....triton_lib.position_logits import band_block, position_logits, rel_rows, reverse_skew
-from .gradient import tile_gradient
+from .gradient import store_gradient, tile_gradient
 from .tile import scalar_position, seen_keys, visible_pairs
 
 
@@ -23,6 +23,7 @@ def walk_tall(
     k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    ds_ptr, item, stride_ds, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
@@ -87,4 +88,6 @@ def walk_tall(
             # [BLOCK_M, BLOCK_N]
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[:, None]
+        if POSITION and ds_ptr is not None:  # last: rows of the table would be loaded again behind it
+            store_gradient(ds_ptr, item, narrowed, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
     return dq, drq

@@ -17,6 +17,7 @@ from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
 from ..call import RelativeAttention
+from . import stored
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_query_kernel
 from .backward_table import _relative_table_kernel
@@ -205,12 +206,11 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     whole = joint(call, need, target)
     if whole:
         _bias_sums(call, need, input_grads, target)
-    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])):
-        launches.append(_query_launch(call, shared, need, input_grads, target, whole))
+    table = has_rel and need["rel_key"]
+    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])) or table:
+        launches += _query_launches(call, shared, need, input_grads, target, whole)
     if need["key"] or need["value"]:
         launches.append(_keys_launch(call, shared, need, input_grads, target, whole))
-    if has_rel and need["rel_key"]:
-        launches.append(_table_launch(call, shared, input_grads, target))
     for name in ("content_bias", "position_bias", "rel_key"):
         if name in input_grads:
             input_grads[name], total = summed(input_grads[name], getattr(call, name))
@@ -230,9 +230,11 @@ def _bias_sums(call: RelativeAttention, need: dict, input_grads: dict, target: T
             input_grads[name] = torch.empty((b * count, h, d), dtype=torch.float32, device=call.query.device)
 
 
-def _query_launch(
+def _query_launches(
     call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
-) -> Launch:
+) -> list[Launch]:
+    """The query kernel's launch; where the table's gradient is wanted, one a slab of the stored dS, each with the
+    table's behind it."""
     b, n, h, d = call.query.shape
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
     tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
@@ -254,9 +256,32 @@ def _query_launch(
         "dcontent_ptr": None if whole else input_grads.get("content_bias"),
         "dposition_ptr": None if whole else input_grads.get("position_bias"),
         "dtotal_ptr": input_grads["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
+        "ds_ptr": None,
+        "span_ptr": None,
+        "stride_ds": 0,
+        "ring": None,
         **constants(call, tile),
     }
-    return launch(_relative_query_kernel, (blocks * h, b), arguments, tile)
+    if call.rel_key is None or not need["rel_key"]:
+        return [_query_of(stored.Slab(0, b, 0, blocks, 0, h), arguments, tile)]
+    columns, ring = stored.width(call, tile.block_m, tile.block_n)
+    parts = list(stored.slabs(call, columns, tile.block_m))
+    narrowed = call.key_mask is not None or call.key_segment is not None
+    held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
+    arguments |= {
+        "ds_ptr": torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device),
+        "span_ptr": torch.empty((held, 2), dtype=torch.int32, device=device) if narrowed else None,
+        "stride_ds": columns,
+        "ring": ring,
+    }
+    tables = _table_launches(call, parts, arguments, input_grads, tile, target)
+    queries = [_query_of(part, arguments, tile) for part in parts]
+    return [step for pair in zip(queries, tables, strict=True) for step in pair]
+
+
+def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
+    grid = part.blocks * part.heads, part.batches
+    return launch(_relative_query_kernel, grid, {**arguments, **part.arguments()}, tile)
 
 
 def _keys_launch(
@@ -279,21 +304,35 @@ def _keys_launch(
     return launch(_relative_keys_kernel, (key_blocks * groups, b), arguments, tile)
 
 
-def _table_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
-    b, _, h, _ = call.query.shape
+def _table_launches(
+    call: RelativeAttention,
+    parts: list[stored.Slab],
+    arguments: dict,
+    input_grads: dict,
+    query_tile: configs.Tile,
+    target: Target,
+) -> list[Launch]:
+    """The table's gradient, one launch a slab: each adds to what those before it left."""
     tables, rows, e = call.rel_key.shape
     tile = choose_tile(call, "table", target)
-    items, blocks = b * h // tables, -(-rows // tile.block_n)
-    splits = min(items, -(-_WAVES * target.multiprocessors // (blocks * tables)))
-    per_split = -(-items // splits)
-    splits = -(-items // per_split)
-    input_grads["rel_key"] = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
-    arguments = {
-        **shared,
-        "drel_ptr": input_grads["rel_key"],
-        "items": items,
-        "items_per_split": per_split,
-        "heads_per_table": h // tables,
-        **constants(call, tile),
-    }
-    return launch(_relative_table_kernel, (blocks, tables, splits), arguments, tile)
+    blocks, apart = -(-rows // tile.block_n), tables > 1
+    of_table = [part.batches * (1 if apart else part.heads) for part in parts]
+    most = min(of_table[0], -(-_WAVES * target.multiprocessors // (blocks * (parts[0].heads if apart else 1))))
+    input_grads["rel_key"] = torch.empty((most, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    launches = []
+    for part, items in zip(parts, of_table, strict=True):
+        own = {
+            "drel_ptr": input_grads["rel_key"],
+            "count": part.blocks,
+            "items": items,
+            "items_per_split": -(-items // most),
+            "per_table": 1 if apart else part.heads,
+            "first_table": part.first_head if apart else 0,
+            "tables": tables,
+            "again": int(part.again(apart)),
+            "QUERY_BLOCK": query_tile.block_m,
+            **constants(call, tile),
+        }
+        grid = blocks, part.heads if apart else 1, most
+        launches.append(launch(_relative_table_kernel, grid, {**arguments, **part.arguments(), **own}, tile))
+    return launches
