@@ -162,6 +162,10 @@ def test_the_backend_is_part_of_the_plan():
             rk.leaky_average(**kw)
         served.append(len(plan._PLANS))
     assert served == [2, 2, 2]
+    for count, name in ((3, "reference"), (4, None)):
+        with FlopCounterMode(display=False):
+            rk.leaky_average(**kw, backend=name)
+        assert len(plan._PLANS) == count
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
 
@@ -267,6 +271,34 @@ def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
 
     got, want = (torch.func.jvp(f, (x,), (tangent,))[1] for f in (ours, torchs))
     assert torch.equal(got, want)
+
+
+def test_a_gradients_alignment_is_part_of_its_pass():
+    query = torch.randn(2, 8, 2, 16, requires_grad=True)
+    out = rk.relative_logits(query, torch.randn(2, 15, 16), key_len=8)
+    (served,) = plan._PLANS.values()
+    for offset in (0, 1, 0):
+        grad = torch.ones(out.numel() + 1)[offset:][: out.numel()].view(out.shape)
+        torch.autograd.grad(out, query, grad, retain_graph=True)
+    assert len(served.backwards) == 2
+
+
+class Nothing(torch.autograd.Function):
+    """Its input has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def test_without_a_gradient_from_above_none_comes_back():
+    kw = inputs.differentiable(inputs.leaky(1))
+    Nothing.apply(rk.leaky_average(**kw)).sum().backward()
+    assert all(value.grad is None for value in kw.values())
 
 
 def test_dropout_draws_another_seed_every_time():

@@ -225,11 +225,12 @@ def test_a_position_that_needs_another_argument(backend):
             rk.topk_chunks(**kw, query_offset=3, backend=backend)
 
 
-@pytest.mark.parametrize("backend", fast_backends("relative_logits"))
+@pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_a_position_that_another_argument_follows(backend):
     """Without rel_start each position is planned by itself, for each layout."""
-    for at, n in itertools.product((5, 7, 5, 9, 7), (2, 3)):
-        same("relative_logits", inputs.relative_logits(1, B=1, N=n, H=2, key_len=6) | {"query_offset": at}, backend)
+    for at, n in itertools.product((5, 6, 7, 5, 9, 7), (2, 3)):
+        kw = inputs.self_attention(1, B=1, N=n, S=12, H=2, causal=True, rel="all")
+        same("relative_attention", kw | {"query_offset": at}, backend)
 
 
 # ---------------------------------------------------------------- tile tables
