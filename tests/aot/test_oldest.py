@@ -44,12 +44,13 @@ def test_every_kernel_compiles_with_the_oldest_triton():
 if __name__ == "__main__":
     import triton
 
-    from tests.aot.test_aot import EVERY, Selection
+    from tests.aot.test_aot import EVERY
 
-    first, selected = {}, Selection(90)
-    kept = lambda op, case: (  # noqa: E731
-        selected(op, case) if EVERY else first.setdefault((op, case.launch.name, case.dtype == "float32"), case) is case
-    )
+    first: dict[tuple, aot.Case] = {}  # of each kernel, in float32 and in a half type
+
+    def kept(op: str, case: aot.Case) -> bool:
+        return EVERY or first.setdefault((op, case.launch.name, case.dtype == "float32"), case) is case
+
     print(triton.__version__)
     for row in aot.compile_each([90], select=kept):
         print(row.kernel)
