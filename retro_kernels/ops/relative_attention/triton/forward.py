@@ -48,9 +48,12 @@ def _walk_keys(
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    POSITION: tl.constexpr, PRECISION: tl.constexpr,
+    POSITION: tl.constexpr, EDGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end)."""
+    """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end).
+
+    Not EDGES: every query sees all of them.
+    """
     WALK: tl.constexpr = POSITION and E > 1
     upper, uppermost = 0.0, 0.0
     if WALK:
@@ -98,7 +101,7 @@ def _walk_keys(
                 # a bare copy would be carried over two rounds, and such loops are not pipelined
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
-        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         logits = rows_product(  # [BLOCK_M, BLOCK_N]
             q, q_from, content_at, k, k_base, j0, S, stride_ks, j0 >> 30, D, BLOCK_N, BLOCK_D, PRECISION
         )
@@ -108,13 +111,15 @@ def _walk_keys(
             t = (i + shift)[:, None] - j[None, :]
             # [BLOCK_M, BLOCK_N]
             logits = logits + scalar_position(rq_base, position_at, rel_base, i, row_mask, t, T, stride_rqn, stride_rt)
-        visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
-        logits = tl.where(visible, logits * scale2, float("-inf"))
+        logits *= scale2
+        if EDGES:
+            visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
+            logits = tl.where(visible, logits, float("-inf"))
         p, row_max, row_sum, acc = softmax_step(logits, row_max, row_sum, acc, True)
         if seed_ptr is not None:
             keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
             p = tl.where(keep, p * dropout_scale, 0.0)
-        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
     return row_max, row_sum, acc
 
@@ -130,7 +135,7 @@ def _relative_forward_kernel(
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
+    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One (query block, head), batch and split of the keys: out
     [split, B, N, H, D] and lse [split, B, H, N], both contiguous.
@@ -180,9 +185,14 @@ def _relative_forward_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for part in tl.static_range(3 if BOUNDED else 1):  # keys that the table reaches, keys before those, keys after
+    # keys that the table reaches, keys before those, keys after; SPLIT: keys that all queries see, then the edge
+    whole = tl.maximum(begin, tl.minimum(tl.min(last_key, 0) + 1, end) // BLOCK_N * BLOCK_N)
+    for part in tl.static_range(3 if BOUNDED else 2 if SPLIT else 1):
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        if SPLIT:
+            part_begin = begin if part == 0 else whole
+            part_end = whole if part == 0 else end
         row_max, row_sum, acc = _walk_keys(
             part_begin, part_end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
             k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
@@ -190,7 +200,8 @@ def _relative_forward_kernel(
             stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
             i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
             dropout_scale, head, batch,
-            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
+            D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and (SPLIT or part == 0),
+            part == 1 or not SPLIT, PRECISION,
         )  # fmt: skip
 
     acc, lse = softmax_end(row_max, row_sum, acc, True)

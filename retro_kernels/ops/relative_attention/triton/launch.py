@@ -155,6 +155,18 @@ def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: T
     return per_split, -(-call.key.shape[1] // per_split)
 
 
+def split_edges(call: RelativeAttention, target: Target) -> bool:
+    """Whether the forward goes through the keys that all queries of a block see first, without masks.
+
+    Two loops take more registers than one: tiles of half types have them, with positions those of rows of 64 on sm_90.
+    """
+    if not call.causal or call.dropout_p > 0 or "masked" in options(call) or "window" in options(call) or bounded(call):
+        return False
+    half = call.query.element_size() == 2
+    wide = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]) > 64
+    return half and (call.rel_key is None or (target.arch == 90 and not wide))
+
+
 def forward(call: RelativeAttention, target: Target) -> Plan:
     """out and lse, and the launches that fill them."""
     b, n, h, _ = call.query.shape
@@ -166,6 +178,7 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
     arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
+    arguments["SPLIT"] = split_edges(call, target)
     main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
     return Plan([*first, main, *merge], (out, lse))
 
