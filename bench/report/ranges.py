@@ -34,4 +34,5 @@ def _timed(path: Path, changed: int) -> list[dict[str, Any]]:
 
 
 def _processor(one: dict[str, Any]) -> tuple:
-    return one["device"].get("name"), tuple(one["environment"].get("isa") or ())
+    caches = one["device"].get("caches") or {}  # generations of a processor share its name
+    return one["device"].get("name"), tuple(one["environment"].get("isa") or ()), *sorted(caches.items())

@@ -12,12 +12,16 @@ from tests import browser
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
-RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-22.jsonl"
+RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-23.jsonl"
+TOO_FAST = "leaky_average/cpu/long/float32/fwd"  # its share of the roofline is put above 1
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     records = [r for r in record.read(RECORD) if r["kernel"] in ("topk_chunks", "leaky_average")]
+    for one in records:
+        if one["id"] == TOO_FAST:
+            one["roofline"]["fraction"] = 1.13
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(html.page(records), encoding="utf-8")
     return path.as_uri()
