@@ -47,6 +47,13 @@ class Constant:
 
 
 @dataclasses.dataclass(frozen=True)
+class Decimal:
+    """A float written in decimal, as people do in inline assembly: its bits depend on the instruction's type."""
+
+    value: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Symbol:
     """A parameter, a shared array or a label."""
 
@@ -267,6 +274,8 @@ def _operand(text: str):
     number = _number(text)
     if number is not None:
         return Constant(number)
+    if re.match(r"^-?\d+(\.\d*([eE][+-]?\d+)?|[eE][+-]?\d+)$", text):
+        return Decimal(float(text))
     if text.startswith("%") or text == "_":
         return Register(text)
     sum_ = re.match(r"^([\w$]+)\s*\+\s*(\d+)$", text)

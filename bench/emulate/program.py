@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy
 
 from . import assemble, parse, products, tensor_map, tensor_memory  # noqa: F401, the last three register opcodes
-from .parse import Constant, Kernel, Memory, PtxError, Register, Symbol
+from .parse import Constant, Decimal, Kernel, Memory, PtxError, Register, Symbol
 
 _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
@@ -268,6 +268,9 @@ class Program:
             if operand.name not in _KNOWN_SPECIALS:
                 self._width(operand)  # whether it is declared
             return self._register(operand.name)
+        if isinstance(operand, Decimal) and kind in ("f32", "f64"):
+            form = "f" if kind == "f32" else "d"
+            operand = Constant(int.from_bytes(struct.pack(f"<{form}", operand.value), "little"))
         if isinstance(operand, Constant):
             if operand.value not in self._constant_of:
                 index = self._register(f"constant {operand.value}")

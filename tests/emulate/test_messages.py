@@ -83,3 +83,19 @@ def test_a_function_that_is_called(arch):
     with emulate.gpu(arch):
         calling_kernel[(1,)](x, y, 5)
     assert torch.allclose(y, 2 * x + 3 * torch.arange(5.0) + 1)
+
+
+@jit
+def decimal_kernel(x_ptr, BLOCK: tl.constexpr):
+    at = x_ptr + tl.arange(0, BLOCK)
+    text: tl.constexpr = "{ .reg .pred p; setp.gt.f32 p, $1, 20.; mul.f32 $0, $1, -2.5e-1; @p mov.f32 $0, 1e2; }"
+    tl.store(at, tl.inline_asm_elementwise(text, "=f,f", [tl.load(at)], tl.float32, True, 1))
+
+
+@pytest.mark.parametrize("arch", [80, 100])
+def test_decimal_floats_in_inline_assembly(arch):
+    x = torch.tensor([19.0, 20.0, 20.5, -4.0] * 8)
+    want = torch.where(x > 20, 100, -0.25 * x)
+    with emulate.gpu(arch):
+        decimal_kernel[(1,)](x, BLOCK=32, num_warps=1)
+    assert torch.equal(x, want)
