@@ -9,8 +9,7 @@ import re
 import statistics
 from pathlib import Path
 
-from bench.records import record
-from bench.report import summary
+from bench.report import ranges
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/performance.md")
@@ -32,18 +31,14 @@ BLOCK = re.compile(r"(<!-- speeds[^>]*-->\n\n).*?(\n\n<!-- end of speeds -->)", 
 def speeds() -> str:
     """Return a Markdown table of ratios to the fastest baseline: the median of a processor's runs, and their range."""
     columns = {
-        name: [_ratios(path) for path in ROOT.glob(f"bench/results/{files}")] for name, files in PROCESSORS.items()
+        name: [ranges.of_run(ranges.timed(path)) for path in ROOT.glob(f"bench/results/{files}")]
+        for name, files in PROCESSORS.items()
     }
     rows = [f"| op, case | pass | {' | '.join(columns)} |", f"|---|---|{'---|' * len(columns)}"]
     for case, id_ in CASES.items():
         cells = [_cell([run[id_] for run in runs if id_ in run]) for runs in columns.values()]
         rows.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join(rows)
-
-
-def _ratios(path: Path) -> dict[str, float]:
-    timed = [one for one in record.read(path) if one["time"]]
-    return {row.record["id"]: row.rival_speedup for row in summary.rows(list(record.latest(timed).values()))}
 
 
 def _cell(ratios: list[float]) -> str:

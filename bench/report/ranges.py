@@ -17,16 +17,25 @@ def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[fl
     wanted = {_processor(one) for one in records}
     ratios: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
-        kept = [one for one in _timed(path, path.stat().st_mtime_ns) if _processor(one) in wanted]
-        for row in summary.rows(list(record.latest(kept).values())):
-            if row.rival_speedup is not None:
-                ratios.setdefault(row.record["id"], []).append(row.rival_speedup)
+        kept = [one for one in timed(path) if _processor(one) in wanted]
+        for name, ratio in of_run(kept).items():
+            ratios.setdefault(name, []).append(ratio)
     return {name: (min(values), max(values)) for name, values in ratios.items() if len(values) > 1}
+
+
+def of_run(records: list[dict[str, Any]]) -> dict[str, float]:
+    """id -> ratio to the best baseline, of the records of one run."""
+    rows = summary.rows(list(record.latest(records).values()))
+    return {row.record["id"]: row.rival_speedup for row in rows if row.rival_speedup is not None}
+
+
+def timed(path: Path) -> list[dict[str, Any]]:
+    """Return the timed records of a file; none of a file of predictions, which lie there too."""
+    return _timed(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache(128)
 def _timed(path: Path, changed: int) -> list[dict[str, Any]]:
-    """Return the timed records of a file; none of a file of predictions, which lie there too."""
     try:
         return [one for one in record.read(path) if one["time"]]
     except record.BadRecord:

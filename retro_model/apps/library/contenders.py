@@ -155,7 +155,7 @@ def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
 
 
 def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows, s.plan.least_similarity)
+    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {
@@ -171,5 +171,5 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
 OWN = ("own-all", "own", "own-gates", "own-lora")
-TRAINED = ("new", *OWN[2:])
+TRAINED = ("new", "own-gates", "own-lora")
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

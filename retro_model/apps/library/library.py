@@ -38,7 +38,7 @@ class Library(NamedTuple):
     facts: dict
 
     def similarity(self, plan: Plan) -> np.ndarray:
-        """Of the held-out chunks to their neighbours, float32 [chunks,K]."""
+        """Return the similarity of the held-out chunks to their neighbours, float32 [chunks,K]."""
         near = self.neighbours[:, : plan.neighbours]
         return similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
 
@@ -67,7 +67,7 @@ class Searched:
 
 
 def similarity(database: ChunkDatabase, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Of chunks of a store to their neighbours `ids` [n,k]; see `DenseSearcher.similarity`."""
+    """Return the similarity of a store's chunks to their neighbours `ids` [n,k]; see `DenseSearcher.similarity`."""
     searcher = database.searcher
     return searcher.similarity(searcher.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
@@ -128,17 +128,16 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
 
 
-def spread(
-    store: TokenStore, near: Searched, window: int, count: int, seed: int, candidates: int = 4
-) -> np.ndarray | None:
+CANDIDATES = 4  # windows that are searched for each that is wanted
+
+
+def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int) -> np.ndarray | None:
     """First rows of windows to train on, `count` at most: each in a document of its own, documents and places drawn at
     random, with something near for a later chunk to read. None where fewer than half as many are found.
-
-    candidates: windows that are searched, in units of `count`.
     """
     random, rows = np.random.default_rng(seed), window // store.chunk_len
     most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
-    drawn = [random.integers(*most[at], endpoint=True) for at in random.permutation(len(most))[: candidates * count]]
+    drawn = [random.integers(*most[at], endpoint=True) for at in random.permutation(len(most))[: CANDIDATES * count]]
     firsts = np.array(drawn, np.int64)
     reads = (near[firsts[:, None] + np.arange(rows - 1)] >= 0).any((1, 2))
     found = np.sort(firsts[reads][:count])
@@ -152,15 +151,14 @@ def stream(
     seed: int,
     start: int = 0,
     windows: int | None = None,
-    least_similarity: float = -np.inf,
 ):
     """Batches of the library's own text with their neighbours, without end.
 
-    windows: only so many, which recur, see `spread`; None, or where there are too few: the whole text, and neighbours
-    however dissimilar.
+    windows: only so many, which recur, see `spread`, with the neighbours that own attention reads; None, or where there
+    are too few: the whole text, and neighbours however dissimilar.
     """
     store = library.database.store
-    near, starts = Searched(library.database, plan.neighbours + SPARE, least_similarity), None
+    near, starts = Searched(library.database, plan.neighbours + SPARE, plan.least_similarity), None
     if windows is not None:
         starts = spread(store, near, plan.window, windows, seed)
     return training.batches(

@@ -79,9 +79,8 @@ def run(
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    own = attention == "own"
-    options = {"windows": how.windows, "least_similarity": plan.least_similarity} if own else {}
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, **options)
+    windows = how.windows if attention == "own" else None
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
     with _keeping(whole.model):
         training = fit(whole.model, batches, how, plan, folder / "training", show)
     whole.save_pretrained(folder / "model")

@@ -242,7 +242,7 @@ async def listening(app, protocol):
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
-    """What comes until the server closes; parts: sent one after another, each read by itself."""
+    """Return what the server sends until it closes. parts: sent one after another, each read by itself."""
     reads, writes = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writes.write(part)

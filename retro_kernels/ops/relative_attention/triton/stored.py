@@ -30,7 +30,7 @@ class Slab:
     heads: int
 
     def arguments(self) -> dict[str, int]:
-        """Those of the kernels' parameters that say which slab it is."""
+        """Return the kernels' arguments that name the slab."""
         names = ("first_batch", "first_block", "first_head", "heads")
         return {name: getattr(self, name) for name in names}
 
@@ -54,6 +54,7 @@ def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int
 
 
 def slabs(call: RelativeAttention, columns: int, block_m: int) -> Iterator[Slab]:
+    """Yield the slabs of a call in the order in which they are summed; the first is the largest."""
     b, n, h, _ = call.query.shape
     blocks = -(-n // block_m)
     bytes_of = block_m * columns * call.query.element_size()  # a block of queries
