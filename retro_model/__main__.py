@@ -37,10 +37,6 @@ COMMANDS = {
     "neighbours": Command(
         "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),
-    "scaling": Command(
-        "the gain by size of the library and number of neighbours", "evaluate.scaling", "evaluate.options:scaling"
-    ),
-    "knn-lm": Command("kNN-LM beside RETRO", "evaluate.knn_lm", "evaluate.options:knn_lm"),
     "lm-eval": Command("EleutherAI's harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
 }
 HELP = "\n".join(

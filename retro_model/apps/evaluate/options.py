@@ -1,4 +1,4 @@
-"""Options of the commands that score a trained model, or look up neighbours."""
+"""Options of `retro-model neighbours` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import argparse
 from pathlib import Path
 
 TFIDF = "tfidf"
-SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
-NEIGHBOURS = (1, 2, 5, 10, 20, 40)
-CONTEXTS = 10  # of kNN-LM, a token
 
 
 def neighbours() -> argparse.ArgumentParser:
@@ -38,35 +35,6 @@ def neighbours() -> argparse.ArgumentParser:
         "--window", type=int, help="say how many training windows of so many tokens would see their own future"
     )
     made.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
-    return made
-
-
-def _of_a_demonstration(command: str, description: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog=f"retro-model {command}", description=description)
-    made.add_argument("folder", type=Path, help="folder of `retro-model demo --out`")
-    return made
-
-
-def scaling() -> argparse.ArgumentParser:
-    """The parser of `retro-model scaling`."""
-    about = "The gain from a larger database and from more neighbours, and the worth of the parts."
-    made = _of_a_demonstration("scaling", about)
-    made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="score with these shares of the database")
-    made.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
-    made.add_argument("--documents", type=int, help="score only the first so many held-out documents")
-    made.add_argument("--ablations", type=int, metavar="STEPS", help="train the ablations for so many steps instead")
-    made.add_argument("--seed", type=int, default=0)
-    return made
-
-
-def knn_lm() -> argparse.ArgumentParser:
-    """The parser of `retro-model knn-lm`."""
-    about = "kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline."
-    made = _of_a_demonstration("knn-lm", about)
-    made.add_argument("-k", type=int, default=CONTEXTS, help="search so many contexts a token (default: 10)")
-    made.add_argument(
-        "--documents", type=int, help="build the datastore of the first so many training documents (default: all)"
-    )
     return made
 
 
