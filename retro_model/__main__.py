@@ -33,7 +33,6 @@ COMMANDS = {
     "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
     "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
     "rpt": Command("the demonstrations of RPT", "rpt.command", "rpt.options:parser"),
-    "scale": Command("plan, build and train past one machine", "scale.command", "scale.options:parser"),
     "neighbours": Command(
         "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),

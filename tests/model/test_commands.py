@@ -58,6 +58,8 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
     arguments = [str(tmp_path / "run"), *options, "-k", "3", "--window", "32"]
     for _ in range(2):  # the second time it finds everything made
         neighbours.main(arguments)
+    with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
+        neighbours.main([str(tmp_path / "sharded"), *options, "--shards", "2"])
     store = TokenStore(tmp_path / "run" / "store")
     tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
     embedder = (
@@ -81,10 +83,12 @@ def test_other_documents(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "src" / "f.py").write_bytes(b"\xff\xfe")
-    documents = list(neighbours.read_documents([str(tmp_path / "src" / "**" / "*.py")], "text", ["skip"]))
+    documents = list(
+        neighbours.read_documents(neighbours.named_files([str(tmp_path / "src" / "**" / "*.py")], ["skip"]), "text")
+    )
     assert [d.content for d in documents] == ["y = 2", "x = 1"]
     with pytest.raises(FileNotFoundError, match="documents: expected files"):
-        list(neighbours.read_documents([str(tmp_path / "nothing*")], "text", []))
+        neighbours.named_files([str(tmp_path / "nothing*")], [])
 
 
 def test_windows_see_their_future_only_unfiltered(tmp_path):

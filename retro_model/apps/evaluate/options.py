@@ -18,7 +18,7 @@ def neighbours() -> argparse.ArgumentParser:
         "--documents",
         nargs="+",
         required=True,
-        help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
+        help="files of JSON lines, text files (patterns, ** too)",
     )
     made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
     made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
@@ -30,7 +30,12 @@ def neighbours() -> argparse.ArgumentParser:
     made.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
     made.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
     made.add_argument("--index", help="a FAISS index factory string; default: exact search")
+    made.add_argument("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
+    made.add_argument("--key-type", default="float32", help="type of the stored keys: float32 or float16")
     made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
+    made.add_argument("--shards", type=int, default=1, help="deal the files out to so many shards (default: 1)")
+    made.add_argument("--workers", type=int, default=0, help="build the shards in so many processes")
+    made.add_argument("--cluster", help="Dask scheduler's address, or a number of Dask processes to start here")
     made.add_argument(
         "--window", type=int, help="say how many training windows of so many tokens would see their own future"
     )
