@@ -120,12 +120,8 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
             import distributed
         except ImportError as error:
             sys.exit(f"--cluster: {error}; pip install 'retro-kernels[cluster]'")
-        if options.cluster.isdigit():
-            with executors.cluster(int(options.cluster)) as cluster:
-                yield cluster
-        else:
-            with distributed.Client(options.cluster) as client:
-                yield client.get_executor()
+        with distributed.Client(options.cluster) as client:
+            yield client.get_executor()
     else:
         yield None
 
