@@ -19,6 +19,7 @@ def _cpu(op: str, count: int, *sources: str) -> list[Target]:
 
 
 OPS = "retro_kernels/ops"
+CALLS = tuple(f"tests/ops/test_{name}.py" for name in ("validation", "repeated_calls", "transforms"))
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
@@ -47,7 +48,7 @@ TARGETS = (
     Target("retro_kernels/core/arguments.py", ("tests/ops/test_validation.py", "tests/ops/test_contract.py"), 4),
     Target(
         "retro_kernels/core/backends.py",
-        ("tests/ops/test_validation.py", "tests/ops/test_contract.py", "tests/ops/test_fallback.py"),
+        tuple(f"tests/ops/test_{name}.py" for name in ("validation", "contract", "fallback", "linear")),
         3,
     ),
     Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py", "tests/ops/test_transforms.py"), 2),
@@ -66,16 +67,16 @@ TARGETS = (
     ),
     Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),
     *[
-        Target(f"{OPS}/{op}/call.py", ("tests/ops/test_validation.py", "tests/ops/test_repeated_calls.py"), 2)
+        Target(f"{OPS}/{op}/call.py", (f"tests/ops/test_{op}.py", *CALLS), 2)
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
         + ("relative_attention", "relative_logits", "topk_chunks")
     ],
     *[
-        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", "tests/ops/test_repeated_calls.py"), 2)
+        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", *CALLS[1:]), 2)
         for op in ("linear", "rms_norm", "cross_entropy")
         for file in ("call", "cpu")
     ],
-    Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
+    Target("retro_kernels/compile/configs.py", ("tests/aot/test_configs.py", "tests/bench/test_tune.py", *CALLS[1:2]), 2),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
     Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
