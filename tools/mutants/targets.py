@@ -76,7 +76,11 @@ TARGETS = (
         for op in ("linear", "rms_norm", "cross_entropy")
         for file in ("call", "cpu")
     ],
-    Target("retro_kernels/compile/configs.py", ("tests/aot/test_configs.py", "tests/bench/test_tune.py", *CALLS[1:2]), 2),
+    Target(
+        "retro_kernels/compile/configs.py",
+        ("tests/aot/test_configs.py", "tests/bench/test_tune.py", "tests/ops/test_repeated_calls.py"),
+        2,
+    ),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
     Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
