@@ -9,13 +9,9 @@ system. A shard that was finished is found finished: a task may run twice.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import multiprocessing
 import os
-import resource
-import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
@@ -104,18 +100,18 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """
     calls = list(arguments)
     if executor is None:
-        return [_counted(_timed(task, *a)) for a in calls]
+        return [task(*a) for a in calls]
     results: list = [None] * len(calls)
     tries = dict.fromkeys(range(len(calls)), 0)
     while tries:
         futures: dict[Future, int] = {}
         try:
-            futures = {executor.submit(_timed, task, *calls[number]): number for number in tries}
+            futures = {executor.submit(task, *calls[number]): number for number in tries}
             for future in as_completed(futures):
                 number = futures[future]
                 tries[number] += 1
                 try:
-                    results[number] = _counted(future.result())
+                    results[number] = future.result()
                     del tries[number]
                 except BrokenExecutor:
                     raise
@@ -130,45 +126,6 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
             for future in futures:
                 future.cancel()
     return results
-
-
-@dataclasses.dataclass
-class Used:
-    """Resources that tasks used: core-seconds, and the peak memory of the processes that ran them."""
-
-    tasks: int = 0
-    cpu: float = 0.0
-    peak: int = 0
-
-
-_used: list[Used] = []
-
-
-@contextlib.contextmanager
-def measured():
-    """Yields a `Used` that counts the tasks which end within."""
-    _used.append(Used())
-    try:
-        yield _used[-1]
-    finally:
-        _used.pop()
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _timed(task: Callable, *arguments) -> tuple:
-    start = time.process_time()
-    return task(*arguments), time.process_time() - start, peak_bytes()
-
-
-def _counted(timed: tuple):
-    result, seconds, peak = timed
-    for used in _used:
-        used.tasks, used.cpu, used.peak = used.tasks + 1, used.cpu + seconds, max(used.peak, peak)
-    return result
 
 
 def _passes(error: Exception) -> bool:

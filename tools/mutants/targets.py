@@ -98,7 +98,6 @@ TARGETS = (
         "retro_model/data/neighbours.py", ("tests/model/test_neighbours.py", "tests/model/test_hostile_folders.py"), 2
     ),
     Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
-    Target("retro_model/data/mixture.py", ("tests/model/test_mixture.py",), 2),
     Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
     Target("retro_model/evaluation/in_context.py", ("tests/model/test_decoder_scores.py",), 2),
     Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py",), 2),

@@ -56,9 +56,9 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
 
 
 def fit(
-    config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool, shown=None
+    config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
 ) -> tuple[Retro, dict]:
-    """Trains one model; the batches depend on the seed only, so that every model sees the same. shown: see `stream`."""
+    """Trains one model; the batches depend on the seed only, so that every model sees the same."""
     model = make_model(config, plan, seed, device)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
     optimizer = training.make_optimizer(model, settings)
@@ -67,7 +67,7 @@ def fit(
         history = training.train(
             torch.compile(model) if plan.compile else model,
             optimizer,
-            stream(corpus, plan, seed, config.retrieves, shown),
+            stream(corpus, plan, seed, config.retrieves),
             settings,
             report=report,
             keep_memory=True,
