@@ -91,21 +91,25 @@ TARGETS = (
         2,
         interpreted=True,
     ),
-    Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
+    Target(
+        "retro_model/layers/attention.py",
+        tuple(f"tests/model/test_{name}.py" for name in ("layers", "retro", "cache", "sequence_parallel")),
+        2,
+    ),
     Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target(
         "retro_model/generation/sampling.py",
         ("tests/model/test_generation.py", "tests/model/test_generation_protocol.py"),
         3,
     ),
-    Target("retro_model/data/store.py", ("tests/model/test_store.py",), 3),
+    Target("retro_model/data/store.py", ("tests/model/test_store.py", "tests/model/test_hostile_folders.py"), 3),
     Target(
         "retro_model/data/neighbours.py", ("tests/model/test_neighbours.py", "tests/model/test_hostile_folders.py"), 2
     ),
     Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
     Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
     Target("retro_model/evaluation/in_context.py", ("tests/model/test_decoder_scores.py",), 2),
-    Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py",), 2),
+    Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py", "tests/model/test_commands.py"), 2),
     Target("retro_model/evaluation/scoring.py", ("tests/model/test_evaluation.py",), 2),
     Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
     Target("retro_model/evaluation/knn_lm.py", ("tests/model/test_suffixes.py",), 2),
