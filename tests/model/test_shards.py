@@ -308,3 +308,18 @@ def test_a_cluster_outlives_a_worker_killed_at_its_start_and_answers_nobody_else
                 distributed.Client(f"tcp://127.0.0.1:{port}", timeout=1)
             with pytest.raises(OSError):
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1)
+
+
+def test_a_cluster_that_never_starts_is_an_error_after_as_many_tries():
+    class Dies:
+        started = 0
+        Security = type("Security", (), {"temporary": staticmethod(lambda: None)})
+
+        def LocalCluster(self, **options):
+            self.started += 1
+            raise RuntimeError("Nanny failed to start")
+
+    dying = Dies()
+    with pytest.warns(UserWarning, match="started again"), pytest.raises(RuntimeError, match="Nanny failed to start"):
+        executors._started(dying, 2)
+    assert dying.started == executors.TRIES
