@@ -1,9 +1,9 @@
 #!/bin/bash
 # One machine of 8 GPUs: FSDP2 over 8, then on over 2 x 2 with each sequence's halves on two GPUs and the heads on two.
-#     bash examples/train_on_8_gpus.sh OUT        OUT: what `retro-model scale build OUT` left
+#     bash examples/train_on_8_gpus.sh OUT        OUT: what `retro-model neighbours OUT --shards N` left
 # Smaller, on processors too: GPUS=4 SIZES='--window 256 --batch 4' STEPS=10 bash examples/train_on_8_gpus.sh OUT
 set -e
 out=$1 gpus=${GPUS:-8} steps=${STEPS:-1000} sizes=${SIZES:---preset 172m --window 2048 --batch 64 --save-every 100 --workers 2}
-torchrun --standalone --nproc-per-node "$gpus" -m retro_model scale train "$out" $sizes --steps "$steps"
-torchrun --standalone --nproc-per-node "$gpus" -m retro_model scale train "$out" $sizes --steps $((2 * steps)) \
-    --sequence 2 --tensor 2 --exchange ring
+train=$(dirname "$0")/train_many.py
+torchrun --standalone --nproc-per-node "$gpus" "$train" "$out" $sizes --steps "$steps"
+torchrun --standalone --nproc-per-node "$gpus" "$train" "$out" $sizes --steps $((2 * steps)) --sequence 2 --tensor 2

@@ -14,8 +14,8 @@ are first used.
     training/      batches, optimiser, schedule, step, checkpoints
     evaluation/    bits-per-byte, leakage, bits-per-byte by leakage, coloured samples
     parallel/      a sequence, a document or heads over several processes
-    integrations/  Hugging Face's libraries, the evaluation harness, Megatron's files
-    apps/          the commands of `retro-model`: demonstration, page, scale, comparisons
+    integrations/  Hugging Face's libraries, the evaluation harness
+    apps/          the commands of `retro-model`: demonstration, page, comparisons
 """
 
 import importlib

@@ -33,14 +33,9 @@ COMMANDS = {
     "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
     "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
     "rpt": Command("the demonstrations of RPT", "rpt.command", "rpt.options:parser"),
-    "scale": Command("plan, build and train past one machine", "scale.command", "scale.options:parser"),
     "neighbours": Command(
         "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),
-    "scaling": Command(
-        "the gain by size of the library and number of neighbours", "evaluate.scaling", "evaluate.options:scaling"
-    ),
-    "knn-lm": Command("kNN-LM beside RETRO", "evaluate.knn_lm", "evaluate.options:knn_lm"),
     "lm-eval": Command("EleutherAI's harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
 }
 HELP = "\n".join(

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,25 @@ def test_own_gpt_on_two_processes():
     done = subprocess.run([*command, "--ddp", "--steps", "2"], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("step 1") == 1 and done.stdout.count("new text") == 1
+
+
+def test_train_many(tmp_path):
+    """Two processes, each with half of every sequence, on a sharded database that a pool of two built."""
+    pytest.importorskip("tokenizers")
+    from retro_model.apps.evaluate import neighbours
+
+    files = str(Path(json.__file__).parent / "*.py")
+    sizes = ["--chunk-len", "16", "-k", "3", "--shards", "2", "--key-type", "float16", "--workers", "2"]
+    neighbours.main([str(tmp_path), "--documents", files, "--tokenizer", "train:400", *sizes])
+    assert example("train_many").parser().parse_args([str(tmp_path)]).steps == 20
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command += [EXAMPLES / "train_many.py", tmp_path, "--sequence", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines()]
+    assert len(losses) == 20 and losses[-1] < losses[0] - 0.3
+    assert json.loads((tmp_path / "checkpoint" / "state.json").read_text())["step"] == 20
 
 
 def test_generate():

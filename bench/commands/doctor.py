@@ -71,8 +71,6 @@ def remedies(spread: float | None) -> list[str]:
         advice.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
         advice.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
-    if shutil.which("valgrind") is None:
-        advice.append("install valgrind: instruction counts of `profile`")
     if shutil.which("git") is None:
         advice.append("install git: `ab`, and which tree a record is of")
     if spread is not None and spread > STEADY:

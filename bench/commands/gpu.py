@@ -94,8 +94,8 @@ STAGES = {
     ),
     "tune": (Step("tiles", "tune --device {device} --case {cases} --deadline {left} --json {out}/tuned.jsonl", 540),),
     "look": (
-        Step("profile", f"profile {_MEASURED} {{counted}} --trace {{out}}/traces --json {{out}}/profile.jsonl", 120),
-        Step("replay", f"profile {_MEASURED} {{counted}} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl", 60),
+        Step("profile", f"profile {_MEASURED} --trace {{out}}/traces --json {{out}}/profile.jsonl", 120),
+        Step("replay", f"profile {_MEASURED} --mode decode,fwd {{graphs}} --json {{out}}/graphs.jsonl", 60),
         Step("counters", f"--set full {_FEW} --target-processes all -f -o {{out}}/ncu {_ONCE}", 180, "ncu"),
         Step("timeline", f"profile -t cuda,nvtx -f true -o {{out}}/nsys {_CHECKED}", 60, "nsys"),
     ),
@@ -202,7 +202,6 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "small": small,
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
-        "counted": "--no-instructions" if rehearse else "",  # minutes under valgrind
         "launches": "--launch relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
         **{name: records(arguments, name) for name in ("run", "baselines", "all")},

@@ -24,9 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[,NAME]",
         help="time cpu or triton (default both)",
     )
-    parser.add_argument(
-        "--models", action="store_true", help="decode steps of the models instead: torch's operations, launches, time"
-    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} here")
 
 
@@ -35,8 +32,6 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(f"--kernel: expected some of {', '.join(OPERATORS)}; got {', '.join(sorted(unknown))}")
     if unknown := set(arguments.backend) - {"cpu", "triton"}:
         raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
-    if arguments.models:
-        return _models(arguments.json)
     from ..measure import host
 
     seconds_of = host.measure(tuple(arguments.backend), tuple(arguments.kernel or ()))
@@ -45,18 +40,3 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         arguments.json.write_text(json.dumps(seconds_of, indent=1))
     return exits.OK if len(seconds_of) > 1 else exits.NOTHING_MEASURED
-
-
-def _models(json_file: Path | None) -> int:
-    from ..measure import decoding
-
-    steps = decoding.measure()
-    print(f"{'a decode step of':<44} operations launches    host    captured: operations launches")
-    for name, step in steps.items():
-        print(
-            f"{name:<44} {step['operations']:10} {step['launches']:8} {step['seconds'] * 1e6:7.0f} us "
-            f"{step['captured operations']:19} {step['captured launches']:8}"
-        )
-    if json_file:
-        json_file.write_text(json.dumps(steps, indent=1))
-    return exits.OK

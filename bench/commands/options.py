@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,36 +145,6 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--quiet", action="store_true", help="no progress")
     add_deadline(parser)
-
-
-def add_clocks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--lock-clocks",
-        nargs="?",
-        type=positive,
-        const=0,
-        metavar="MHZ",
-        help="GPU: hold the clock meanwhile, by default at 80%% of its highest; needs an administrator's rights",
-    )
-
-
-@contextlib.contextmanager
-def clocks(arguments: argparse.Namespace, device: str) -> Iterator[None]:
-    """Inside, the GPU's clock is what --lock-clocks says. Raises UsageError where it can't be held."""
-    if arguments.lock_clocks is None:
-        yield
-        return
-    if device != "cuda":
-        raise exits.UsageError(f"--lock-clocks: holds a GPU's clock; this runs on {device}")
-    from ..measure.clocks import Refused, locked
-
-    try:
-        with locked(arguments.lock_clocks or None) as environment.locked_mhz:
-            yield
-    except Refused as e:
-        raise exits.UsageError(str(e)) from None
-    finally:
-        environment.locked_mhz = None
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:

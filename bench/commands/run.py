@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..measure import choose, samples
+from ..measure import samples
 from ..records import environment, machines, record
 from ..registry import Work
 from ..report import terminal
@@ -52,20 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time for a contender's samples (default {usual.seconds} s)",
     )
     parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
-    options.add_clocks(parser)
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    from ..measure import ceilings
+
     if arguments.fresh and not arguments.json:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
     selection = options.selection(arguments)
-    with options.clocks(arguments, selection.device):
-        return _run(arguments, selection)
-
-
-def _run(arguments: argparse.Namespace, selection: choose.Selection) -> int:
-    from ..measure import ceilings
-
     usual, least = samples.Effort(), arguments.samples
     effort = samples.Effort(
         least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s

@@ -1,1 +1,1 @@
-"""Costs of a call: time, memory, instructions; and the ceilings of this machine."""
+"""Costs of a call: time, memory; and the ceilings of this machine."""

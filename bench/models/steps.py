@@ -1,17 +1,11 @@
 """Whole training steps of language models' shapes, beside what they are compared with.
 
-    python -m bench.models.steps --out steps.json  # Memory Mosaics, a rotary transformer, the authors' way
+    python -m bench.models.steps --out steps.json  # Memory Mosaics and a rotary transformer
     python -m bench.models.steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
 
 A step is forward, loss, backward, clipping and AdamW, as `training.train_step` takes it; bfloat16 is autocast's, with
 parameters in float32, and the process keeps what its steps free, as `training.train` has it. Contenders take turns, one
 in memory at a time, so that a busy machine is busy for all; of each the least is kept.
-
-In float32 a step's floor is stated with it: the time of its matrix products at the best rate that any library reached
-on this machine in the same run, and that of the kernels as they ran. What a step takes beyond it is all else: norms,
-activations, additions, the optimiser, copies, Python. Beside it stands what can be had at most: those products, each
-shape's at the rate that it reaches alone, the kernels, and the bytes that all else must move (`bound`) at the
-measured bandwidth.
 """
 
 from __future__ import annotations
@@ -19,27 +13,24 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from retro_model import Retro, RetroConfig, training
 from retro_model.apps.mosaics.transformer import Transformer, TransformerConfig
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
-from retro_model.memory_mosaics.model import Block
 
-from ..measure import ceilings
 from ..records import environment, record
-from . import blocks, bound
 
-MOSAICS, TRANSFORMER, AUTHORS = "Memory Mosaics", "transformer, rotary", "the authors' way"
+MOSAICS, TRANSFORMER = "Memory Mosaics", "transformer, rotary"
 RETRO, BASELINE = "RETRO", "its baseline"
 DTYPES = {"float32": None, "bfloat16": "bfloat16"}  # of products -> training.Settings.autocast
+DIVISOR, NEIGHBOURS = 4, 2  # of RETRO 425m's widths; K
 
 
 class Contender(NamedTuple):
@@ -49,40 +40,20 @@ class Contender(NamedTuple):
     batch: training.Batch
 
 
-class ByMatrices(Block):
-    """A block whose averages and reads are matrices in memory."""
-
-    def forward(self, x: Tensor, segment: Tensor | None = None, states: tuple = (None, None)) -> Tensor:
-        return blocks.by_matrices(x, **dict(self.named_parameters()))
-
-
-def mosaics(config: MosaicsConfig, block: type[Block] = Block) -> MemoryMosaics:
-    model = MemoryMosaics(config)
-    for each in model.blocks:
-        each.__class__ = block
-    return model
-
-
 def mosaics_contenders(config: MosaicsConfig, shape: tuple[int, int]) -> dict[str, Contender]:
-    """Models of equal size but for the memories' scalars; what they are compared with is TRANSFORMER."""
+    """Models of equal size but for the memories' scalars."""
     sizes, batch = (config.vocab_size, config.d_model, config.num_heads, config.num_layers), _batch(config, shape)
     return {
         TRANSFORMER: Contender(lambda: Transformer(TransformerConfig(*sizes)), batch),
-        MOSAICS: Contender(lambda: mosaics(config), batch),
-        AUTHORS: Contender(lambda: mosaics(config, ByMatrices), batch),
+        MOSAICS: Contender(lambda: MemoryMosaics(config), batch),
     }
 
 
-def retro_contenders(config: RetroConfig, shape: tuple[int, int], distinct: float = 1.0) -> dict[str, Contender]:
-    """RETRO with K neighbours drawn at random, and the same decoder without retrieval, which comes first.
-
-    distinct: share of the batch's neighbours that are no others' repetitions.
-    """
+def retro_contenders(config: RetroConfig, shape: tuple[int, int]) -> dict[str, Contender]:
+    """The decoder without retrieval, and RETRO with K neighbours drawn at random."""
     batch = _batch(config, shape)
-    size = (shape[0], shape[1] // config.chunk_len, config.num_neighbours)
-    count, rng = math.prod(size), torch.Generator().manual_seed(1)
-    some = torch.randint(config.vocab_size, (max(1, round(distinct * count)), config.neighbour_len), generator=rng)
-    neighbours = some[torch.arange(count) % len(some)].view(*size, config.neighbour_len)
+    size = (shape[0], shape[1] // config.chunk_len, config.num_neighbours, config.neighbour_len)
+    neighbours = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(1))
     retrieved = training.Batch(batch.tokens, batch.real, neighbours, torch.ones_like(neighbours, dtype=torch.bool))
     return {
         BASELINE: Contender(lambda: Retro(config.baseline()), batch),
@@ -90,11 +61,11 @@ def retro_contenders(config: RetroConfig, shape: tuple[int, int], distinct: floa
     }
 
 
-def retro_config(divisor: int, num_neighbours: int = 2) -> RetroConfig:
+def retro_config(divisor: int) -> RetroConfig:
     """The paper's 425m with widths, heads and vocabulary divided: the same proportions, and depth."""
     paper = RetroConfig.preset("425m")
     names = ("vocab_size", "d_model", "d_ff", "num_heads", "encoder_d_model", "encoder_d_ff", "encoder_heads")
-    return paper.replace(num_neighbours=num_neighbours, **{name: getattr(paper, name) // divisor for name in names})
+    return paper.replace(num_neighbours=NEIGHBOURS, **{name: getattr(paper, name) // divisor for name in names})
 
 
 def _batch(config, shape: tuple[int, int]) -> training.Batch:
@@ -102,33 +73,17 @@ def _batch(config, shape: tuple[int, int]) -> training.Batch:
     return training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool))
 
 
-def _prepare(contender: Contender, dtype: str, steps: int):
-    torch.manual_seed(0)
-    model, settings = contender.build(), training.Settings(steps, warmup_steps=0, autocast=DTYPES[dtype])
-    return model, training.make_optimizer(model, settings), settings
-
-
 def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, float]]:
     """Loss, seconds by the clock and of processor time of each of `steps` training steps of a new model."""
-    model, optimizer, settings = _prepare(contender, dtype, steps)
+    torch.manual_seed(0)
+    model, settings = contender.build(), training.Settings(steps, warmup_steps=0, autocast=DTYPES[dtype])
+    optimizer = training.make_optimizer(model, settings)
     samples = []
     for step in range(steps):
         wall, cpu = time.perf_counter(), time.process_time()
         loss = training.train_step(model, optimizer, [contender.batch], settings, step)["loss"]
         samples.append({"loss": loss, "seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu})
     return samples
-
-
-def kernel_seconds(contender: Contender, steps: int = 2) -> float:
-    """Time the package's own ops within a step, forward and backward: the least of some profiled steps."""
-    model, optimizer, settings = _prepare(contender, "float32", steps)
-    times = []
-    for step in range(steps):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            training.train_step(model, optimizer, [contender.batch], settings, step)
-        events = [e for e in profile.key_averages() if "retro_kernels" in e.key]
-        times.append(sum(e.self_cpu_time_total for e in events) * 1e-6)
-    return min(times)
 
 
 def run(
@@ -160,40 +115,10 @@ def run(
     return rows
 
 
-def floors(contenders: dict[str, Contender], rows: list[dict], say: Callable[[str], None] = print) -> dict:
-    """Adds to the float32 rows their floor and what bounds them; returns what was measured for it."""
-    measured = [ceilings.measure("cpu") for _ in range(2)]
-    rate = max(each["flops_per_s"]["float32"] for each in measured)
-    bandwidth = max(each["bytes_per_s"] for each in measured)
-    for row in rows:
-        if row["dtype"] != "float32":
-            continue
-        contender = contenders[row["model"]]
-        found = bound.products(contender.build(), contender.batch)
-        moved = bound.moved_bytes(contender.build(), contender.batch)
-        flops, alone, kernels = bound.flops(found), bound.seconds_alone(found), kernel_seconds(contender)
-        gc.collect()
-        passes = sum(moved.values()) / bandwidth
-        floor, least = flops / rate + kernels, alone + kernels + passes
-        row["floor"] = {"product_flops": flops, "products_seconds": flops / rate, "kernels_seconds": kernels}
-        row["bound"] = {"products_alone_seconds": alone, "moved_bytes": moved, "moved_seconds": passes}
-        row["over_floor"], row["bound_over_floor"] = row["seconds"] / floor, least / floor
-        say(
-            f"float32   {row['model']:20s} {row['over_floor']:.2f} of its floor: {flops / rate:.2f} s of products at "
-            f"{rate * 1e-9:.0f} GFLOP/s and {kernels:.2f} s of kernels; bound {least / floor:.2f}: {alone:.2f} s "
-            f"of products alone, kernels, and {passes:.3f} s for {sum(moved.values()) * 1e-9:.2f} GB"
-        )
-    return {"float32_flops_per_s": rate, "bytes_per_s": bandwidth}
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.models.steps", description=__doc__.split("\n\n")[0])
     parser.add_argument("family", nargs="?", choices=("mosaics", "retro"), default="mosaics")
     parser.add_argument("--out", type=Path, help="the record, JSON")
-    parser.add_argument("--preset", default="small", help="name of the MosaicsConfig")
-    parser.add_argument("--divisor", type=int, default=4, help="divide the widths of RETRO 425m by this")
-    parser.add_argument("--neighbours", type=int, default=2, help="neighbours K a chunk, RETRO")
-    parser.add_argument("--distinct", type=float, default=1.0, help="share of distinct neighbours, RETRO")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
@@ -202,12 +127,11 @@ def main(arguments: list[str] | None = None) -> None:
     training.keep_memory()
     shape = (options.batch, options.length)
     if options.family == "retro":
-        contenders = retro_contenders(retro_config(options.divisor, options.neighbours), shape, options.distinct)
+        contenders = retro_contenders(retro_config(DIVISOR), shape)
     else:
-        config = MosaicsConfig.preset(options.preset).replace(attention_dropout=0.0, output_dropout=0.0)
+        config = MosaicsConfig.preset("small").replace(attention_dropout=0.0, output_dropout=0.0)
         contenders = mosaics_contenders(config, shape)
     rows = run(contenders, options.rounds, options.steps, options.dtypes)
-    measured = floors(contenders, rows)
     if options.out is not None:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
         where = {
@@ -215,7 +139,7 @@ def main(arguments: list[str] | None = None) -> None:
             "environment": environment.environment(),
             "device": environment.device("cpu"),
         }
-        report = {"at": record.now(), "options": settings, **where, "ceilings": measured, "rows": rows}
+        report = {"at": record.now(), "options": settings, **where, "rows": rows}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 

@@ -35,8 +35,6 @@ def ours(root: Path) -> bool:
     return (root / "retro_kernels" / "__init__.py").exists()
 
 
-#: the clock that a GPU is held at
-locked_mhz: int | None = None
 #: a file of what is measured, where a plug-in registered it
 measured: Path | None = None
 
@@ -101,7 +99,6 @@ def device(kind: str) -> dict[str, Any]:
             "memory_bytes": p.total_memory,
             "l2_bytes": cache,
             "driver": driver_version(),
-            "locked_mhz": locked_mhz,
         }
     cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
     return cpu | {"memory_bytes": total_memory(), "caches": caches()}

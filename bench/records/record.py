@@ -46,7 +46,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "speedup": (OBJECT, True),  # baseline -> its time over this one's
     "memory": (OBJECT, True),  # peak_extra_bytes
     "launches": ((int,), True),
-    "counters": (OBJECT, True),  # instructions, isa, tool, threads
+    "counters": (OBJECT, True),  # null; older records may hold instruction counts
     "static": (OBJECT, True),
 }
 #: fields of results: null in the record of a case that did not run
@@ -63,7 +63,6 @@ REQUIRED_INSIDE = {
     "work": ("flops", "bytes"),
     "roofline": ("floor_s", "bound", "fraction"),
     "memory": ("peak_extra_bytes",),
-    "counters": ("instructions", "isa"),
     "static": (
         "stack_bytes",
         "blocks_per_sm",
@@ -112,8 +111,6 @@ INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "roofline.bound": (TEXT, True),
     "speedup.*": (NUMBER, False),
     "memory.peak_extra_bytes": (NUMBER, False),
-    "counters.instructions": (NUMBER, False),
-    "counters.isa": (TEXT, True),
     **{f"static.{name}": (NUMBER, True) for name in REQUIRED_INSIDE["static"]},
     **{
         f"static.{name}": (NUMBER, True)

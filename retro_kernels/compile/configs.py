@@ -121,7 +121,6 @@ def watched() -> Iterator[list[tuple[str, dict]]]:
         yield seen
     finally:
         _watching.pop()
-        _begin_epoch()
 
 
 @contextlib.contextmanager

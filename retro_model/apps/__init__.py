@@ -5,6 +5,5 @@ mosaics/   the demonstrations of the Memory Mosaics paper
 rpt/       demonstrations of RPT
 retrofit.py  retrieval for a frozen decoder
 serve/     `serve` and `ask`: a trained model with its library
-scale/     databases of many shards
-evaluate/  scaling, kNN-LM, the evaluation harness, neighbours of a data set
+evaluate/  the evaluation harness, neighbours of a data set
 """

@@ -5,9 +5,8 @@ MinHash signatures cut into bands find candidate pairs; the exact 13-gram Jaccar
 
 from __future__ import annotations
 
-import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -112,21 +111,8 @@ def find_leaked(
 
 def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
     """The training documents without those removed: the input of `build_store`."""
-    yield from _kept(training, {removal.document for removal in report.removed})
-
-
-def kept_sources(training: TokenStore, report: Report) -> list[Callable[[], Iterator[Document]]]:
-    """The same by shards: the input of `build_sharded_store`, whose shards are then those of the training store."""
-    removed, first, sources = {removal.document for removal in report.removed}, 0, []
-    for shard in shards_of(training):
-        own = {number - first for number in removed if first <= number < first + len(shard.documents)}
-        sources.append(functools.partial(_kept, shard, own))
-        first += len(shard.documents)
-    return sources
-
-
-def _kept(store: TokenStore, removed: set[int]) -> Iterator[Document]:
-    for number, document in enumerate(store.stream()):
+    removed = {removal.document for removal in report.removed}
+    for number, document in enumerate(training.stream()):
         if number not in removed:
             yield document
 

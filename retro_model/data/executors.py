@@ -1,30 +1,22 @@
 """Run the shards of a stage in this process, in a pool of processes, or on any executor.
 
-An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), a Dask cluster of this machine
-(`cluster`) or another's `Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a function of a module with
+An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), Dask's
+`Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a function of a module with
 arguments that can be pickled; stores and databases travel as the names of their folders, so workers need the same file
 system. A shard that was finished is found finished: a task may run twice.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import multiprocessing
 import os
-import resource
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, as_completed
 
 from retro_model.base import disk
 
 TRIES = 4  # of a task whose worker died, or whose shard another process held; of a cluster one of whose workers did
-# Of Dask's workers. Its default also has malloc give each array's memory back to the system: keys took 1.7x the time.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), 1)
 
 
 def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
@@ -51,50 +43,6 @@ def _start(turns) -> None:
     torch.set_num_threads(1)
 
 
-@contextlib.contextmanager
-def cluster(workers: int) -> Iterator[Executor]:
-    """A Dask cluster of processes on this machine, one thread each.
-
-    They talk over TLS with a key of this cluster alone, for Dask runs what anybody sends who can connect. Nothing else
-    listens: no dashboard, no pages of the workers.
-
-    Raises: ImportError without Dask or `cryptography`.
-    """
-    import dask
-    import distributed
-
-    settings = {"distributed.nanny.pre-spawn-environ": ONE_THREAD}
-    settings |= {f"distributed.{who}.http.routes": [] for who in ("scheduler", "worker")}
-    with dask.config.set(settings), contextlib.ExitStack() as stack:
-        client = stack.enter_context(distributed.Client(stack.enter_context(_started(distributed, workers))))
-        client.run_on_scheduler(_close_pages)
-        client.run(_close_pages)
-        yield client.get_executor()
-
-
-def _started(distributed, workers: int):
-    """The cluster, tried again where a worker dies while it starts."""
-    options = {
-        "threads_per_worker": 1,
-        "processes": True,
-        "dashboard_address": None,
-        "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-        "security": distributed.Security.temporary(),
-    }
-    for left in reversed(range(TRIES)):
-        try:
-            return distributed.LocalCluster(n_workers=workers, **options)
-        except RuntimeError as error:
-            if not left:
-                raise
-            warnings.warn(f"a worker of the cluster died while it started ({error}): started again", stacklevel=3)
-
-
-def _close_pages(dask_worker=None, dask_scheduler=None) -> None:
-    """Dask opens a port for pages whether or not there are any."""
-    (dask_worker or dask_scheduler).http_server.stop()
-
-
 def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None = None) -> list:
     """task(*a) for each a, the results in order; None: here, one after the other.
 
@@ -104,18 +52,18 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """
     calls = list(arguments)
     if executor is None:
-        return [_counted(_timed(task, *a)) for a in calls]
+        return [task(*a) for a in calls]
     results: list = [None] * len(calls)
     tries = dict.fromkeys(range(len(calls)), 0)
     while tries:
         futures: dict[Future, int] = {}
         try:
-            futures = {executor.submit(_timed, task, *calls[number]): number for number in tries}
+            futures = {executor.submit(task, *calls[number]): number for number in tries}
             for future in as_completed(futures):
                 number = futures[future]
                 tries[number] += 1
                 try:
-                    results[number] = _counted(future.result())
+                    results[number] = future.result()
                     del tries[number]
                 except BrokenExecutor:
                     raise
@@ -130,45 +78,6 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
             for future in futures:
                 future.cancel()
     return results
-
-
-@dataclasses.dataclass
-class Used:
-    """Resources that tasks used: core-seconds, and the peak memory of the processes that ran them."""
-
-    tasks: int = 0
-    cpu: float = 0.0
-    peak: int = 0
-
-
-_used: list[Used] = []
-
-
-@contextlib.contextmanager
-def measured():
-    """Yields a `Used` that counts the tasks which end within."""
-    _used.append(Used())
-    try:
-        yield _used[-1]
-    finally:
-        _used.pop()
-
-
-def peak_bytes() -> int:
-    """The most memory that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def _timed(task: Callable, *arguments) -> tuple:
-    start = time.process_time()
-    return task(*arguments), time.process_time() - start, peak_bytes()
-
-
-def _counted(timed: tuple):
-    result, seconds, peak = timed
-    for used in _used:
-        used.tasks, used.cpu, used.peak = used.tasks + 1, used.cpu + seconds, max(used.peak, peak)
-    return result
 
 
 def _passes(error: Exception) -> bool:

@@ -4,5 +4,4 @@ attention.py    published models through the ops, by one line
 huggingface.py  RetrofitForCausalLM: Trainer, generate, save_pretrained
 hub.py          tokenizers of the Hugging Face libraries
 lm_eval.py      a model of the evaluation harness
-megatron.py     Megatron's .bin and .idx
 """

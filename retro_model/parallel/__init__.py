@@ -7,10 +7,10 @@ document.py     DocumentPart: the same of documents that an RPT retrieves from
 tensor.py       parallelize: a process holds some of the heads
 """
 
-from .attention import gathered_attention, ring_attention
+from .attention import gathered_attention
 from .collectives import Line
 from .document import DocumentPart
 from .sequence import PartBatch, SequencePart
 from .tensor import parallelize
 
-__all__ = ["DocumentPart", "Line", "PartBatch", "SequencePart", "gathered_attention", "parallelize", "ring_attention"]
+__all__ = ["DocumentPart", "Line", "PartBatch", "SequencePart", "gathered_attention", "parallelize"]

@@ -2,8 +2,7 @@
 
 Chunked cross-attention needs no key of another process: a chunk's neighbours are read by the M tokens that follow it,
 so the first M-1 tokens of a range need one chunk's neighbours from before it. Their token ids and that chunk's
-activations cross the border, and both processes encode them. Self-attention gathers keys and values, or passes them
-around (`exchange`).
+activations cross the border, and both processes encode them. Self-attention gathers keys and values.
 """
 
 from __future__ import annotations
@@ -19,10 +18,8 @@ from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder
 from retro_model.training import Batch
 
-from .attention import gathered_attention, ring_attention
+from .attention import gathered_attention
 from .collectives import Line, StateBefore
-
-EXCHANGES = {"gather": gathered_attention, "ring": ring_attention}
 
 
 class SequencePart:
@@ -35,30 +32,22 @@ class SequencePart:
             training.train_step(model, optimizer, [part.split(next(stream))], settings, step)
 
     `model(tokens, neighbours, part=part)` gives the logits of the range. Sent by each process, a sequence of the batch,
-    forward (the backward pass sends as much again, around a ring twice as much):
+    forward (the backward pass sends as much again):
 
-        gather   (P-1) * N/P * 2GD elements a layer
-        ring     N/P * 2GD a range, which goes to every later process: half of the above, on average
-        CCA      M*d elements and K*R token ids (with a mask, as many bytes), once, whatever the number of CCA layers
+        keys and values   (P-1) * N/P * 2GD elements a layer
+        CCA               M*d elements and K*R token ids (with a mask, as many bytes), once for all CCA layers
 
     With dropout, processes draw different masks where their generators are seeded differently; seed them by rank.
 
     Args:
         group: a process group or a mesh of one dimension; its ranks are in the order of the ranges.
-        exchange: "gather", all keys at once, or "ring": half the bytes, keys of two ranges at a time, each part
-            computed once more in the backward pass, no attention dropout.
 
     Attributes:
         line: the processes; `line.sent` counts the bytes that this one has sent.
-
-    Raises:
-        ValueError: an `exchange` of another name.
     """
 
-    def __init__(self, group=None, exchange: str = "gather") -> None:
-        if exchange not in EXCHANGES:
-            raise ValueError(f"exchange: expected one of {', '.join(EXCHANGES)}; got {exchange!r}")
-        self.line, self.exchange = Line(group), exchange
+    def __init__(self, group=None) -> None:
+        self.line = Line(group)
 
     def split(self, batch: Batch) -> PartBatch:
         """This process's range of a batch that it has whole, with the neighbours of the range's chunks."""
@@ -97,7 +86,7 @@ class SequencePart:
     def attend(self, query: Tensor, key: Tensor, value: Tensor, positions: RelativePositions, **options) -> Tensor:
         """Causal attention of the range's queries to all tokens up to each, [B,n,H,D]."""
         table = positions(0, (self.line.rank + 1) * query.shape[1])
-        return EXCHANGES[self.exchange](self.line, query, key, value, table, **options)
+        return gathered_attention(self.line, query, key, value, table, **options)
 
     def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
         """`next_token_loss` of the range."""

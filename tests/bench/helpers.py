@@ -7,7 +7,7 @@ import retro_kernels as rk
 from bench.static import table
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
-PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd", "--no-instructions"]
+PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd"]
 
 
 def wrong(scale):

@@ -111,8 +111,9 @@ def test_a_committed_tile_that_fails_is_an_error(by_rule):
 
 
 def test_watched_and_replaced():
-    problem = configs.Problem("scan", 2, 64, 512, 64)
+    problem, before = configs.Problem("scan", 2, 64, 512, 64), configs.epoch()
     with configs.watched() as seen:
+        assert configs.epoch() != before  # plans of before choose again, so that their rows are seen
         first = configs.choose(OP, problem, KNOWN[90])
         configs.choose(OP, problem, KNOWN[90])
     ((op, row),) = seen

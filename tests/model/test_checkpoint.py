@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -99,10 +100,17 @@ def test_a_failed_write_leaves_the_old_checkpoint(saved, monkeypatch):
     assert [p.name for p in saved.parent.iterdir()] == ["at4"]
 
 
+def test_the_configuration_is_kept(tmp_path):
+    model, optimizer = make()
+    model.config = SimpleNamespace(to_dict=lambda: {"d_model": 8})
+    assert checkpoint.read_state(checkpoint.save(tmp_path / "c", model, optimizer))["config"] == {"d_model": 8}
+
+
 def test_saving_over_a_checkpoint_replaces_it(saved):
     model, optimizer = make()
     checkpoint.save(saved, model, optimizer, step=9)
-    assert checkpoint.read_state(saved)["step"] == 9
+    state = checkpoint.read_state(saved)
+    assert state["step"] == 9 and state["format"] == checkpoint_folder.FORMATS[-1]
     assert sorted(p.name for p in saved.parent.iterdir()) == ["at4"]
 
 

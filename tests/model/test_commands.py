@@ -1,4 +1,4 @@
-"""The commands `neighbours` and `scaling`: tiny runs, held against what they are made of."""
+"""The command `neighbours`: tiny runs, held against the functions that it calls."""
 
 import json
 
@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.apps.evaluate import ablations, knn_lm, neighbours, scaling
+from retro_model.apps.evaluate import neighbours
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
 from retro_model.data.store import TokenStore
-from retro_model.data.subset import subset_neighbours, subset_rows
 from retro_model.data.tokens import Tokenizer
-from tests.model.data import random_documents, store_of
+from tests.model.data import store_of
 
 TEXTS = [" ".join(f"word{(i * j) % 7} and" for j in range(12)) for i in range(1, 9)]
 
@@ -59,6 +58,8 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
     arguments = [str(tmp_path / "run"), *options, "-k", "3", "--window", "32"]
     for _ in range(2):  # the second time it finds everything made
         neighbours.main(arguments)
+    with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
+        neighbours.main([str(tmp_path / "sharded"), *options, "--shards", "2"])
     store = TokenStore(tmp_path / "run" / "store")
     tokenizer = Tokenizer.load(tmp_path / "run" / "tokenizer.json")
     embedder = (
@@ -82,10 +83,12 @@ def test_other_documents(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     (tmp_path / "src" / "f.py").write_bytes(b"\xff\xfe")
-    documents = list(neighbours.read_documents([str(tmp_path / "src" / "**" / "*.py")], "text", ["skip"]))
+    documents = list(
+        neighbours.read_documents(neighbours.named_files([str(tmp_path / "src" / "**" / "*.py")], ["skip"]), "text")
+    )
     assert [d.content for d in documents] == ["y = 2", "x = 1"]
     with pytest.raises(FileNotFoundError, match="documents: expected files"):
-        list(neighbours.read_documents([str(tmp_path / "nothing*")], "text", []))
+        neighbours.named_files([str(tmp_path / "nothing*")], [])
 
 
 def test_windows_see_their_future_only_unfiltered(tmp_path):
@@ -104,75 +107,3 @@ def test_windows_see_their_future_only_unfiltered(tmp_path):
     ids[2] = 2  # a chunk is no neighbour of itself, but what follows it here is ahead
     assert evaluation.window_leaks(store, ids, database, window=16, filtered=False) == (0.5, 0.5)
     assert training.visible(store, np.arange(8).reshape(2, 4), ids, database).max() == -1
-
-
-def test_a_smaller_database_is_searched_exactly(tmp_path):
-    store = store_of(tmp_path / "s", random_documents(20))
-    other = store_of(tmp_path / "o", random_documents(4, seed=3))
-    database = ChunkDatabase.build(tmp_path / "k", store, HashedTfidf(32).fit(store))
-    rows = [subset_rows(database, share) for share in (0.2, 0.5, 1.0)]
-    assert set(rows[0]) < set(rows[1]) < set(rows[2]) == set(range(len(store)))
-    assert all(len({*store.chunk_doc[r]}) == sum(d in {*store.chunk_doc[r]} for d in range(20)) for r in rows)
-    kept = np.isin(store.chunk_doc, store.chunk_doc[rows[0]])
-    assert np.array_equal(np.flatnonzero(kept), rows[0])  # whole documents
-    everything = np.arange(len(other))
-    want = database.search(
-        other.chunks(everything), 3, lengths=other.lengths, exclude_doc=database.documents_of(other)[other.chunk_doc]
-    )
-    assert np.array_equal(subset_neighbours(database, other, 3, rows[2]), want)
-    ids = subset_neighbours(database, other, 3, rows[0])
-    assert np.isin(ids, rows[0]).all()
-    keys = np.asarray(database.searcher.keys)[rows[0]]
-    queries = database.searcher.embedder(other.chunks(everything), other.lengths)
-    away = ((queries[:, None] - keys) ** 2).sum(-1) + 1e9 * (
-        store.chunk_doc[rows[0]] == database.documents_of(other)[other.chunk_doc][:, None]
-    )
-    np.testing.assert_allclose(
-        np.take_along_axis(away, np.searchsorted(rows[0], ids), 1), np.sort(away, 1)[:, :3], atol=1e-5
-    )
-    with pytest.raises(ValueError, match="share: expected a number above 0"):
-        subset_rows(database, 0.0)
-
-
-def test_what_goes_on_from_a_demonstration(tmp_path, capsys, monkeypatch):
-    """On what a smoke run of the demonstration leaves: at its own settings all go through its own numbers."""
-    pytest.importorskip("matplotlib")
-    import dataclasses
-
-    from retro_model.apps.demo import command
-    from retro_model.apps.demo.plan import SMOKE
-
-    monkeypatch.setattr(command, "draw_sample", lambda *_: None)
-
-    plan = dataclasses.replace(SMOKE, steps=1, warmup_steps=0, database_bytes=100_000, train_bytes=60_000)
-    results = command.run(tmp_path, plan, quiet=True)
-    scaling.main([str(tmp_path), "--shares", "0.3", "1", "--neighbours", "1", "2", "5"])
-    saved = json.loads((tmp_path / "scaling.json").read_text())
-    bpb = results["bits_per_byte"]
-    assert saved["off"] == pytest.approx(bpb["RETRO off"]) and saved["baseline"] == pytest.approx(bpb["baseline"])
-    assert (
-        dict(saved["neighbours"])[2]
-        == pytest.approx(bpb["RETRO on, 2 neighbours"])
-        == pytest.approx(saved["database"][1][2])
-    )
-    assert saved["random"] == pytest.approx(bpb[command.RANDOM]) and saved["gain"] in results["verdicts"]
-    assert len({b for _, b in saved["neighbours"]}) == 3 and saved["database"][0][1] < saved["database"][1][1]
-    assert (tmp_path / "scaling.png").read_bytes()[:4] == b"\x89PNG"
-    for _ in range(2):  # the second time every variant's scores are there
-        scaling.main([str(tmp_path), "--ablations", "1"])
-        monkeypatch.setattr(ablations, "fit", lambda *_, **__: pytest.fail("trained again"))
-    parts = json.loads((tmp_path / "ablations.json").read_text())
-    found = {name: part["bits_per_byte"] for name, part in parts.items()}
-    assert len(set(found.values())) == 4 and "N alone" in capsys.readouterr().out
-    assert found["RETRO"] == pytest.approx(bpb["RETRO on, 2 neighbours"])  # the same batches, the same steps
-    gap = parts["N alone"]["minus RETRO"][0]
-    assert gap == pytest.approx(found["N alone"] - found["RETRO"])
-    monkeypatch.setattr(evaluation.knn_lm, "SHARPNESS", (1.0,))
-    knn_lm.main([str(tmp_path), "--documents", "4", "-k", "3"])
-    beside = json.loads((tmp_path / "knn-lm.json").read_text())
-    assert len(beside) == 7 and beside["baseline"]["bits_per_byte"] == pytest.approx(bpb["baseline"])
-    assert beside["RETRO on, 2 neighbours"]["bits_per_byte"] == pytest.approx(found["RETRO"])
-    assert beside[command.RANDOM]["bits_per_byte"] == pytest.approx(bpb[command.RANDOM])
-    assert beside["RETRO on, 2 neighbours"]["gain"] in results["verdicts"]  # of what is found, minus its control
-    assert "random neighbours" in beside[knn_lm.TUNED]["gain"]
-    assert beside[knn_lm.SHUFFLED]["bits_per_byte"] > beside[knn_lm.TUNED]["bits_per_byte"] + 0.05

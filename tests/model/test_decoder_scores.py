@@ -149,6 +149,8 @@ def test_in_context_retrieval_names_what_is_wrong(change, message):
     options = {"window": 12, "stride": 4, "k": 3} | change
     with pytest.raises(ValueError, match=message):
         evaluation.score_in_context(llama(), store, neighbours, database, **options)
+    with pytest.raises(ValueError, match="k: expected from 1 to the neighbours' 0; got 1"):
+        evaluation.score_in_context(llama(), store, None, None, window=12, stride=4, k=1)
 
 
 def test_random_neighbours_are_chunks_of_the_database_and_nothing_else_changes():

@@ -104,53 +104,6 @@ def test_groups_are_top_level_names():
     assert [demo_corpus.group_of(n) for n in names] == ["json", "test", "aifc"]
 
 
-def test_the_papers_preset_has_the_papers_sizes():
-    plan = demo.preset("172m")
-    assert demo.RetroConfig.from_dict({**plan.config, "vocab_size": 32_000}).num_parameters() == 172_490_752
-    assert (plan.window, plan.stride, plan.warmup_steps, plan.max_lr, plan.autocast) == (
-        2048,
-        1024,
-        750,
-        2e-4,
-        "bfloat16",
-    )
-
-
-@pytest.mark.nightly
-def test_the_papers_preset_runs_at_tiny_sizes(tmp_path):
-    """The whole path of --preset, bfloat16 included; compiling is left to the GPU, where it pays."""
-    plan = demo.preset("172m")
-    small = {
-        "d_model": 32,
-        "d_ff": 64,
-        "num_heads": 2,
-        "head_dim": 16,
-        "encoder_d_model": 32,
-        "encoder_d_ff": 64,
-        "encoder_heads": 2,
-        "encoder_head_dim": 16,
-    }
-    plan = dataclasses.replace(
-        plan,
-        config=plan.config | small,
-        vocab_size=400,
-        database_bytes=200_000,
-        train_bytes=100_000,
-        validation_bytes=30_000,
-        dim=32,
-        window=256,
-        stride=128,
-        batch_size=1,
-        steps=2,
-        warmup_steps=1,
-        evaluation_neighbours=(2,),
-        sample_tokens=8,
-        compile=False,
-    )
-    results = demo.run(tmp_path, plan, quiet=True)
-    assert all(0 < b < 9 for b in results["bits_per_byte"].values()) and results["config"]["cca_layers"] == [6, 9, 12]
-
-
 def test_minutes_are_those_of_the_whole(monkeypatch):
     """What is over and what scoring will take is not left for training."""
 
@@ -193,10 +146,8 @@ def test_the_command_line(monkeypatch, tmp_path):
         "minutes": None,
     }
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    demo.main(["--preset", "425m", "--device", "cuda", "--minutes", "20"])
-    assert seen["plan"] == demo.preset("425m") and seen["device"] == "cuda" and seen["minutes"] == 20
-    with pytest.raises(SystemExit):
-        demo.main(["--smoke", "--preset", "172m"])
+    demo.main(["--device", "cuda", "--minutes", "20"])
+    assert seen["plan"] == demo.DEFAULT and seen["device"] == "cuda" and seen["minutes"] == 20
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
-"""Stores of what people have: rows of `datasets`, plain strings, Hugging Face tokenizers, Megatron's token files."""
+"""Stores of what people have: rows of `datasets`, plain strings, Hugging Face tokenizers."""
 
-import struct
 import warnings
 
 import numpy as np
@@ -11,8 +10,6 @@ from retro_model.data.documents import as_documents
 from retro_model.data.hub import HubTokenizer
 from retro_model.data.store import build_store
 from retro_model.data.tokens import Tokenizer
-from retro_model.integrations.megatron import read_megatron
-from tests.model.data import Given
 from tests.model.toys import Bigram
 
 transformers = pytest.importorskip("transformers")
@@ -129,51 +126,3 @@ def test_rows_are_known_again_by_what_they_hold():
 def test_other_rows_are_refused_by_name(rows, message):
     with pytest.raises(TypeError, match=message):
         list(as_documents(rows))
-
-
-def write_megatron(prefix, documents, code=8, dtype="<u2"):
-    """As Megatron-LM writes them: each document a list of sequences of ids."""
-    sequences = [np.array(s, dtype) for d in documents for s in d]
-    lengths = [len(s) for s in sequences]
-    places = np.cumsum([0, *(s.nbytes for s in sequences)])[: len(sequences)]
-    firsts = np.cumsum([0, *(len(d) for d in documents)])
-    head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, code, len(sequences), len(firsts))
-    arrays = (np.array(lengths, "<i4"), np.array(places, "<i8"), np.array(firsts, "<i8"))
-    prefix.with_suffix(".idx").write_bytes(head + b"".join(a.tobytes() for a in arrays))
-    prefix.with_suffix(".bin").write_bytes(b"".join(s.tobytes() for s in sequences))
-
-
-@pytest.mark.parametrize("code, dtype", [(8, "<u2"), (4, "<i4")])
-def test_megatron_files(tmp_path, code, dtype):
-    write_megatron(tmp_path / "wiki", [[[5, 6, 7], [8, 9]], [[10, 3]], [[11, 12, 3]]], code, dtype)
-    documents = list(read_megatron(tmp_path / "wiki", end=3))
-    assert [(d.name, d.group, d.content.tolist()) for d in documents] == [
-        ("0", "wiki", [5, 6, 7, 8, 9]),
-        ("1", "wiki", [10]),
-        ("2", "wiki", [11, 12]),
-    ]
-    store = build_store(tmp_path / "store", read_megatron(tmp_path / "wiki"), Given(), chunk_len=4)
-    assert [store.document_tokens(d).tolist() for d in range(3)] == [[5, 6, 7, 8, 9], [10, 3], [11, 12, 3]]
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda i, b: (b"TNTIDX" + i[6:], b), "expected Megatron's index, which begins with"),
-        (lambda i, b: (i[:9] + struct.pack("<Q", 2) + i[17:], b), "expected version 1; got 2"),
-        (lambda i, b: (i[:17] + b"\x07" + i[18:], b), "expected integer tokens .*; got type 7"),
-        (lambda i, b: (i[:-1], b), "expected 82 bytes for 2 sequences and 3 bounds"),
-        (lambda i, b: (i[:-8] + struct.pack("<q", 9), b), r"corrupt \(its documents are not its 2 sequences"),
-        (
-            lambda i, b: (i, b[:-1]),
-            r"wiki\.bin: expected the sequences of wiki\.idx, which end beyond it; it has 9 bytes",
-        ),
-    ],
-)
-def test_damaged_megatron_files_are_refused(tmp_path, change, message):
-    write_megatron(tmp_path / "wiki", [[[5, 6, 7]], [[8, 9]]])
-    index, tokens = change((tmp_path / "wiki.idx").read_bytes(), (tmp_path / "wiki.bin").read_bytes())
-    (tmp_path / "wiki.idx").write_bytes(index)
-    (tmp_path / "wiki.bin").write_bytes(tokens)
-    with pytest.raises(ValueError, match=message):
-        read_megatron(tmp_path / "wiki")

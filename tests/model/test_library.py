@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.apps.evaluate import knn_lm
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
 from retro_model.apps.library.library import Searched, similarity, spread
@@ -307,14 +306,6 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     reader = open_folder(tmp_path)
     got = reader.read(reader.passage(reader.start), Options())
     assert np.abs(got.on - got.off).max() > 1e-4
-
-
-def test_commands_over_a_demonstration_refuse_a_retrofit_and_name_what_serves(tmp_path):
-    with pytest.raises(SystemExit, match=r"expected a folder that retro-model demo left, with its results\.json$"):
-        knn_lm.main([str(tmp_path)])
-    (tmp_path / "retrofit.json").write_text("{}")
-    with pytest.raises(SystemExit, match="compare DECODER --contenders alone knn own"):
-        knn_lm.main([str(tmp_path)])
 
 
 def test_the_differences_are_those_of_the_scores(compared):

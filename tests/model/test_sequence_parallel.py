@@ -9,7 +9,7 @@ from torch import nn
 
 import retro_kernels as rk
 from retro_model import training
-from retro_model.parallel import Line, SequencePart, gathered_attention, ring_attention
+from retro_model.parallel import Line, SequencePart, gathered_attention
 from retro_model.training import Batch
 from tests import processes
 from tests.conftest import INTERPRETER
@@ -42,9 +42,9 @@ def outcome(model, part=None):
     return logits.detach(), loss.losses, grads
 
 
-def worker(rank, exchange, checkpoint, shared):
+def worker(rank, checkpoint, shared):
     device = processes.device(rank)
-    part = SequencePart(exchange=exchange)
+    part = SequencePart()
     logits, losses, grads = outcome(tiny.model(dtype=torch.float64, checkpoint=checkpoint, **shared).to(device), part)
     for grad in grads.values():
         dist.all_reduce(grad)
@@ -59,10 +59,10 @@ SHARED = {"encoder_d_model": 24, "share_embeddings": True}
 
 
 CASES = [
-    (2, "gather", False, {}),
-    (2, "ring", False, {"encoder_cross_layers": ()}),
-    (4, "ring", False, {}),
-    (4, "gather", True, SHARED),
+    (2, False, {}),
+    (2, False, {"encoder_cross_layers": ()}),
+    (4, False, {}),
+    (4, True, SHARED),
 ]
 
 
@@ -78,9 +78,9 @@ def ran():
     return {count: processes.several(count, all_cases) for count in (2, 4)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{bool(case[2])}")
 def test_equals_one_process(case, ran):
-    count, exchange, checkpoint, changes = case
+    count, checkpoint, changes = case
     (logits, losses), grads, sent = ran[count][0][[c for c in CASES if c[0] == count].index(case)]
     want_logits, want_losses, want_grads = outcome(tiny.model(dtype=torch.float64, **changes))
     close = {"rtol": 1e-9, "atol": 1e-11}
@@ -93,19 +93,14 @@ def test_equals_one_process(case, ran):
         torch.testing.assert_close(torch.from_numpy(grads[name]), want, msg=name, **close)
     if not checkpoint:
         for rank, bytes_ in enumerate(sent):
-            assert bytes_ == stated(rank, count, exchange, conditioned=changes.get("encoder_cross_layers") != ())
+            assert bytes_ == stated(rank, count, conditioned=changes.get("encoder_cross_layers") != ())
 
 
-def stated(rank, count, exchange, conditioned) -> dict:
+def stated(rank, count, conditioned) -> dict:
     """The bytes of two forward passes and one backward pass, as `SequencePart` states them."""
     config, last = tiny.config(), rank == count - 1
     keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # of one range, all layers
-    if exchange == "gather":
-        sent = {"keys and values": 3 * (count - 1) * keys}
-    # forward and again in the backward pass, to the next process; then gradients of the ranges before, to each of them
-    else:
-        passed = 0 if last else rank + 1
-        sent = {"keys and values": (3 * passed + rank) * keys}
+    sent = {"keys and values": 3 * (count - 1) * keys}
     state = B * M * config.d_model * 8
     border = {"neighbours of the chunk before": 2 * (B * K * R * 8 + B * K * R), "state of the chunk before": 2 * state}
     forward = {name: size * (not last) for name, size in border.items()}
@@ -116,7 +111,7 @@ def stated(rank, count, exchange, conditioned) -> dict:
 
 
 def packed(rank):
-    """Documents packed into one sequence: both forms against the whole, gradients too."""
+    """Documents packed into one sequence: against the whole, gradients too."""
     line = Line()
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 12, heads, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
@@ -130,9 +125,9 @@ def packed(rank):
     inputs = [t.to(device).requires_grad_() for t in (query, key, value, table, bias)]
     segment, upstream = segment.to(device), upstream.to(device)
 
-    def of(attention):
+    def of(whole):
         q, k, v, t, u = inputs
-        if attention is None:
+        if whole:
             biases, segments = (
                 {"content_bias": u, "position_bias": u},
                 {"query_segment": segment, "key_segment": segment},
@@ -140,7 +135,7 @@ def packed(rank):
             out = rk.relative_attention(q, k, v, rel_key=t, rel_start=0, causal=True, **segments, **biases)
             return out, torch.autograd.grad(out, inputs, upstream)
         mine = slice(rank * 12 // line.size, (rank + 1) * 12 // line.size)
-        out = attention(
+        out = gathered_attention(
             line,
             q[:, mine],
             k[:, mine],
@@ -155,14 +150,10 @@ def packed(rank):
             dist.all_reduce(grad)
         return torch.cat(list(line.gather("test", out.detach())), 1), grads
 
-    want, want_grads = of(None)
-    for attention in (gathered_attention, ring_attention):
-        out, grads = of(attention)
-        torch.testing.assert_close(out, want)
-        for a, b in zip(grads, want_grads):
-            torch.testing.assert_close(a, b)
-    with pytest.raises(ValueError, match="dropout_p: expected 0 around a ring"):
-        ring_attention(line, *inputs[:4], dropout_p=0.5)
+    (want, want_grads), (out, grads) = of(whole=True), of(whole=False)
+    torch.testing.assert_close(out, want)
+    for a, b in zip(grads, want_grads):
+        torch.testing.assert_close(a, b)
     part = SequencePart()
     with pytest.raises(ValueError, match="tokens: expected a range of whole chunks"):
         tiny.model().to(device)(torch.zeros(1, 6, dtype=torch.int64, device=device), part=part)
@@ -173,8 +164,6 @@ def packed(rank):
 
 def test_packed_documents_and_refusals(ran):
     assert ran[2][1] == "equal"
-    with pytest.raises(ValueError, match="exchange: expected one of gather, ring; got 'tree'"):
-        SequencePart(exchange="tree")
 
 
 SETTINGS = training.Settings(steps=2, warmup_steps=0, max_lr=0.3, clip=0.5)
@@ -191,7 +180,7 @@ def mixed(rank, kind):
 
     device = processes.device(rank)
     mesh = init_device_mesh(device.split(":")[0], (2, 2), mesh_dim_names=("data", "sequence"))
-    part, row = SequencePart(mesh["sequence"], "ring"), mesh["data"].get_local_rank()
+    part, row = SequencePart(mesh["sequence"]), mesh["data"].get_local_rank()
     model = tiny.model(dtype=torch.float64).to(device)
     if kind == "fsdp2":
         training.shard(model, mesh[("data", "sequence")]._flatten())

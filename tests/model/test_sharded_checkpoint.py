@@ -1,5 +1,8 @@
 """Sharded checkpoints in one process: kills, and what is refused. Their processes are in test_tensor_parallel."""
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -169,7 +172,12 @@ def test_refusals(saved, tmp_path):
         sharded_checkpoint.save(tmp_path / "mine", model)
     with disk.Lock(path / ".lock", "test"), pytest.raises(disk.Busy, match="is being saved"):
         sharded_checkpoint.save(path, model, optimizer)
-    next((path / sharded_checkpoint.read_state(path)["shards"]).glob("*.distcp")).write_bytes(b"short")
+    shards = path / sharded_checkpoint.read_state(path)["shards"]
+    (shards / "more.distcp").write_bytes(b"of another save")
+    with pytest.raises(Error, match=r"more\.distcp is none of the checkpoint"):
+        sharded_checkpoint.load(path, model, optimizer)
+    (shards / "more.distcp").unlink()
+    next(shards.glob("*.distcp")).write_bytes(b"short")
     before = model.table.weight.detach().clone()
     with pytest.raises(Error, match="truncated or corrupt"):
         sharded_checkpoint.load(path, model, optimizer)
@@ -177,3 +185,16 @@ def test_refusals(saved, tmp_path):
     only = sharded_checkpoint.save(tmp_path / "only", model)
     with pytest.raises(Error, match="saved without an optimiser"):
         sharded_checkpoint.load(only, model, optimizer)
+
+
+def test_shards_are_on_the_disk_before_the_state_that_names_them(saved, monkeypatch):
+    path, model, optimizer = saved
+    steps, fsync, replace = [], os.fsync, os.replace
+    place = lambda p: Path(p).relative_to(path.parent).parts  # noqa: E731
+    monkeypatch.setattr(os, "fsync", lambda fd: (steps.append(place(os.readlink(f"/proc/self/fd/{fd}"))), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(("named", *place(b))), replace(a, b)))
+    sharded_checkpoint.save(path, model, optimizer, step=4)
+    shards = sharded_checkpoint.read_state(path)["shards"]
+    named = steps.index(("named", "c", "state.json"))
+    files = [("c", shards, file.name) for file in (path / shards).iterdir()]
+    assert files and max(map(steps.index, files)) < steps.index(("c", shards)) < steps.index(("c",)) < named

@@ -6,7 +6,6 @@ import functools
 import os
 import signal
 import time
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -138,15 +137,18 @@ def test_equals_one_store_of_all_documents(here, tmp_path):
 
 
 def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp_path):
-    pytest.importorskip("distributed")
+    distributed = pytest.importorskip("distributed")
     want = content(here[0])
     assert len(want) == SHARDS * (6 + 2 + 2) + 3
     with executors.pool(2, devices=2) as pool:
         built(tmp_path / "pool", pool)
         assert sorted(executors.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
     assert content(tmp_path / "pool") == want
-    with executors.cluster(2) as cluster:
-        built(tmp_path / "cluster", cluster, mark=str(tmp_path / "died"))
+    with (
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        built(tmp_path / "cluster", client.get_executor(), mark=str(tmp_path / "died"))
     assert {p.name for p in tmp_path.glob("died*")} == {"died-store", "died-keys"}
     assert content(tmp_path / "cluster") == want
 
@@ -264,47 +266,3 @@ def test_a_shard_is_tried_four_times(held, outcome):
         else:
             assert executors.each(busy, [()], threads) == ["done"]
     assert len(calls) == 4
-
-
-DIES = """
-import os, signal
-from pathlib import Path
-mark = Path(os.environ["DIED"])
-if not mark.exists():
-    mark.touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def listening() -> set[int]:
-    """Ports on which this process and its children accept connections."""
-    import psutil
-
-    here = psutil.Process()
-    every = [c for p in (here, *here.children(recursive=True)) for c in p.net_connections("tcp")]
-    return {c.laddr.port for c in every if c.status == psutil.CONN_LISTEN}
-
-
-def test_a_cluster_outlives_a_worker_killed_at_its_start_and_answers_nobody_else(tmp_path, monkeypatch):
-    """No port for pages, and who lacks the cluster's key is refused."""
-    distributed = pytest.importorskip("distributed")
-    pytest.importorskip("cryptography")
-    import dask
-
-    (tmp_path / "dies.py").write_text(DIES)
-    monkeypatch.setenv("DIED", str(tmp_path / "died"))
-    before = listening()
-    with (
-        dask.config.set({"distributed.worker.preload": [str(tmp_path / "dies.py")]}),
-        pytest.warns(UserWarning, match="a worker of the cluster died while it started"),
-        executors.cluster(2) as cluster,
-    ):
-        assert (tmp_path / "died").exists()
-        assert executors.each(task, [(str(tmp_path), n) for n in (0, 2)], cluster) == [0, 20]
-        ports = listening() - before
-        assert 1 <= len(ports) <= 5  # scheduler, two workers, two that watch them
-        for port in ports:
-            with pytest.raises(OSError):
-                distributed.Client(f"tcp://127.0.0.1:{port}", timeout=1)
-            with pytest.raises(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=1)

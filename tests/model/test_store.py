@@ -60,6 +60,8 @@ def test_rows_and_bytes(tmp_path, tokenizer):
 def test_bos_costs_no_bytes(tmp_path, tokenizer):
     store = build_store(tmp_path, [("a", "g", "abc")], tokenizer, chunk_len=4, bos=True)
     assert store.tokens[0, 0] == BOS and store.num_bytes == 3
+    nothing = build_store(tmp_path / "n", [("a", "g", np.array([BOS]))], tokenizer, chunk_len=4)
+    assert TokenStore(nothing.folder).num_bytes == 0
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
@@ -202,6 +204,22 @@ def test_damage_is_named(tmp_path, name):
         TokenStore(tmp_path)
     path.write_bytes(good)
     assert TokenStore(tmp_path).identity == store.identity
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 9])
+def test_ids_are_checked_in_every_row(tmp_path, monkeypatch, at_once):
+    rows = [
+        ("a", "g", np.array([200])),
+        ("b", "g", np.array([2])),
+        ("c", "g", np.array([3])),
+        ("d", "g", np.array([4])),
+    ]
+    store = build_store(tmp_path, rows, TRAINED, chunk_len=4)
+    monkeypatch.setattr(stores, "ROWS_AT_ONCE", at_once)
+    TokenStore(tmp_path)
+    store.vocab_size = 200
+    with pytest.raises(ValueError, match="expected ids below 200"):
+        store._check_rows()
 
 
 def test_damage_to_an_unfinished_build_is_named(tmp_path):

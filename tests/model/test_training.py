@@ -1,5 +1,6 @@
 """Schedule, groups, data order and the step against what they must be."""
 
+import contextlib
 import itertools
 import math
 
@@ -11,6 +12,7 @@ from torch import nn
 from retro_model import training
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
+from retro_model.training import step
 from tests.model import toys
 
 SETTINGS = training.Settings(steps=20, warmup_steps=2, max_lr=1e-2)
@@ -391,3 +393,30 @@ def test_a_gradient_is_clipped_from_the_limit_on(times):
     assert float(norm) == pytest.approx(float(whole))
     for p, want in zip(model.parameters(), wanted):
         torch.testing.assert_close(p.detach(), want, rtol=1e-5, atol=1e-6)
+
+
+class Counted(nn.Module):
+    """A model as DDP and FSDP2 wrap one, which notes when its gradients are synchronised."""
+
+    def __init__(self, kind: str):
+        super().__init__()
+        self.synced, self.noted = True, []
+        if kind == "FSDP2":
+            self.set_requires_gradient_sync = lambda now: setattr(self, "synced", now)
+        else:
+            self.no_sync = self.without
+
+    @contextlib.contextmanager
+    def without(self):
+        self.synced = False
+        yield
+        self.synced = True
+
+
+@pytest.mark.parametrize("kind", ["FSDP2", "DDP"])
+def test_gradients_are_synchronised_in_the_last_part_alone(kind):
+    model = Counted(kind)
+    for now in (False, False, True):
+        with step._synchronise(model, now):
+            model.noted.append(model.synced)
+    assert model.noted == [False, False, True]

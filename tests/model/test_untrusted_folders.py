@@ -7,11 +7,9 @@ import os
 import pickle
 import re
 import shutil
-import struct
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,7 +17,6 @@ from retro_model import checkpoint
 from retro_model.base import disk
 from retro_model.data import shards
 from retro_model.data.tokens import Tokenizer
-from retro_model.integrations import megatron
 from retro_model.training import Settings, make_optimizer, sharded_checkpoint
 from retro_model.training.checkpoint_folder import sha256_of, state_digest
 from tests.conftest import INTERPRETER
@@ -252,24 +249,12 @@ def test_a_tokenizer_that_is_no_file(tmp_path):
 
 
 def test_a_truncated_tokenizer_ends_a_build_with_its_name(tmp_path):
-    from retro_model.apps.scale import command
+    from retro_model.apps.evaluate import neighbours
 
     for number in range(2):
         (tmp_path / f"{number}.txt").write_text("harbour crane " * 50)
     Tokenizer.train(["harbour"], 258).save(tmp_path / "out/tokenizer.json")
     text = (tmp_path / "out/tokenizer.json").read_text()
     (tmp_path / "out/tokenizer.json").write_text(text[: len(text) // 2])
-    with pytest.raises(SystemExit, match=r"retro-model scale: .*tokenizer\.json: truncated"):
-        command.main(["build", str(tmp_path / "out"), "--files", str(tmp_path / "*.txt"), "--shards", "1"])
-
-
-@pytest.mark.parametrize("place", [2**63 - 1, 2**63 - 4, 2**62, 9, -1])
-def test_megatron_places_beyond_the_file(tmp_path, place):
-    """Place and length together pass 2**63."""
-    (tmp_path / "a.bin").write_bytes(np.arange(4, dtype="<u2").tobytes())
-    header = megatron.HEADER.pack(megatron.MAGIC, 1, 8, 1, 2)
-    (tmp_path / "a.idx").write_bytes(
-        header + struct.pack("<i", 4) + struct.pack("<q", place) + struct.pack("<2q", 0, 1)
-    )
-    with pytest.raises(ValueError, match=r"a\.bin: expected the sequences of a\.idx"):
-        list(megatron.read_megatron(tmp_path / "a"))
+    with pytest.raises(SystemExit, match=r"retro-model neighbours: .*tokenizer\.json: truncated"):
+        neighbours.main([str(tmp_path / "out"), "--documents", str(tmp_path / "*.txt"), "--tokenizer", "train:258"])

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from retro_kernels.core import backends
+
 CODE = """
 import sys, warnings, torch
 sys.modules["retro_kernels._cpu"] = None  # what an import finds where it was not built
@@ -26,3 +28,9 @@ def test_said_once_with_the_remedy_and_not_where_no_kernel_is_missed():
     before, said = done.stdout.splitlines()
     assert before == "0"
     assert "leaky_average" in said and "retro_kernels._cpu was not built (python setup.py build_ext --inplace" in said
+
+
+def test_a_driver_older_than_the_runtime_is_named():
+    assert backends.driver_too_old(13000, 13000) is None and backends.driver_too_old(12080, 12020) is None
+    assert backends.driver_too_old(12040, 13000) is None
+    assert "built with CUDA 13.0, the driver runs CUDA 12.4" in backends.driver_too_old(13000, 12040)

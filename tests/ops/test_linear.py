@@ -91,7 +91,7 @@ def test_what_is_torchs(served):
 
 
 def test_a_processor_of_intel_takes_torchs(monkeypatch):
-    """And one without AVX-512; elsewhere the kernel."""
+    """And one without AVX-512, or of another family; elsewhere the kernel."""
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu.Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(cpu.native, "cpu_isa", lambda: "avx512")
@@ -100,6 +100,9 @@ def test_a_processor_of_intel_takes_torchs(monkeypatch):
     assert "Intel" in cpu._processor.__wrapped__()
     monkeypatch.setattr(cpu.Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(cpu.native, "cpu_isa", lambda: "avx2")
+    assert "AVX-512" in cpu._processor.__wrapped__()
+    monkeypatch.setattr(cpu.native, "cpu_isa", lambda: "avx512")
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "aarch64")
     assert "AVX-512" in cpu._processor.__wrapped__()
 
 

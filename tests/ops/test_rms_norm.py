@@ -66,6 +66,8 @@ def test_large_inputs_are_the_kernels(served):
     kw = inputs.differentiable(inputs.rms(1, N=100, D=384))
     y = rk.rms_norm(**kw)
     assert len(served) == 1 and torch.equal(y, rk.rms_norm(**kw, backend="cpu"))
+    with torch.autocast("cpu", torch.bfloat16):  # changes nothing: a norm keeps its input's type
+        assert torch.equal(y, rk.rms_norm(**kw)) and len(served) > 1
 
 
 def test_what_is_torchs(served):

@@ -201,6 +201,8 @@ TOPK = [
         ValueError,
         "D (the embedding width) from 1 to 4096; got D=4097",
     ),
+    (dict(key=lambda t: t.double()), TypeError, "key: expected torch.float32 (the type of query); got torch.float64"),
+    (dict(key=lambda t: t.to("meta")), ValueError, "key: expected the device of query, cpu; got meta"),
     (dict(query_offset=3), ValueError, "query_offset: expected 0 where causal_gap is None; got 3"),
     (dict(causal_gap=0, query_offset=2**63), ValueError, f"query_offset: expected an int <= {2**61}; got {2**63}"),
     (dict(causal_gap=-(2**63)), ValueError, f"causal_gap: expected an int >= {-(2**61)}; got {-(2**63)}"),
@@ -313,3 +315,10 @@ def test_one_token_and_one_table_for_all_heads_are_no_other_layout():
         ("relative_logits", inputs.relative_logits(1, N=1, heads="shared")),
     ):
         getattr(rk, op)(**kw)
+
+
+@pytest.mark.parametrize("width", [1, 256])
+def test_the_narrowest_and_the_widest_positions_are_served(width):
+    query, rel_key = torch.randn(1, 2, 1, width), torch.randn(1, 3, width)
+    got = rk.relative_logits(query, rel_key, key_len=2)
+    torch.testing.assert_close(got, rk.relative_logits(query, rel_key, key_len=2, backend="reference"))

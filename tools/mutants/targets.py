@@ -19,6 +19,7 @@ def _cpu(op: str, count: int, *sources: str) -> list[Target]:
 
 
 OPS = "retro_kernels/ops"
+CALLS = tuple(f"tests/ops/test_{name}.py" for name in ("validation", "repeated_calls", "transforms"))
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
@@ -47,7 +48,7 @@ TARGETS = (
     Target("retro_kernels/core/arguments.py", ("tests/ops/test_validation.py", "tests/ops/test_contract.py"), 4),
     Target(
         "retro_kernels/core/backends.py",
-        ("tests/ops/test_validation.py", "tests/ops/test_contract.py", "tests/ops/test_fallback.py"),
+        tuple(f"tests/ops/test_{name}.py" for name in ("validation", "contract", "fallback", "linear")),
         3,
     ),
     Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py", "tests/ops/test_transforms.py"), 2),
@@ -66,16 +67,20 @@ TARGETS = (
     ),
     Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),
     *[
-        Target(f"{OPS}/{op}/call.py", ("tests/ops/test_validation.py", "tests/ops/test_repeated_calls.py"), 2)
+        Target(f"{OPS}/{op}/call.py", (f"tests/ops/test_{op}.py", *CALLS), 2)
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
         + ("relative_attention", "relative_logits", "topk_chunks")
     ],
     *[
-        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", "tests/ops/test_repeated_calls.py"), 2)
+        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", *CALLS[1:]), 2)
         for op in ("linear", "rms_norm", "cross_entropy")
         for file in ("call", "cpu")
     ],
-    Target("retro_kernels/compile/configs.py", ("tests/aot/test_aot.py", "tests/bench/test_tune.py"), 2),
+    Target(
+        "retro_kernels/compile/configs.py",
+        ("tests/aot/test_configs.py", "tests/bench/test_tune.py", "tests/ops/test_repeated_calls.py"),
+        2,
+    ),
     Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
     Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
     Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
@@ -86,22 +91,25 @@ TARGETS = (
         2,
         interpreted=True,
     ),
-    Target("retro_model/layers/attention.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
+    Target(
+        "retro_model/layers/attention.py",
+        tuple(f"tests/model/test_{name}.py" for name in ("layers", "retro", "cache", "sequence_parallel")),
+        2,
+    ),
     Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
     Target(
         "retro_model/generation/sampling.py",
         ("tests/model/test_generation.py", "tests/model/test_generation_protocol.py"),
         3,
     ),
-    Target("retro_model/data/store.py", ("tests/model/test_store.py",), 3),
+    Target("retro_model/data/store.py", ("tests/model/test_store.py", "tests/model/test_hostile_folders.py"), 3),
     Target(
         "retro_model/data/neighbours.py", ("tests/model/test_neighbours.py", "tests/model/test_hostile_folders.py"), 2
     ),
     Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
-    Target("retro_model/data/mixture.py", ("tests/model/test_mixture.py",), 2),
     Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
     Target("retro_model/evaluation/in_context.py", ("tests/model/test_decoder_scores.py",), 2),
-    Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py",), 2),
+    Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py", "tests/model/test_commands.py"), 2),
     Target("retro_model/evaluation/scoring.py", ("tests/model/test_evaluation.py",), 2),
     Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
     Target("retro_model/evaluation/knn_lm.py", ("tests/model/test_suffixes.py",), 2),

@@ -1,8 +1,8 @@
 """RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a
 sample.
 
-    retro-model demo                                  # minutes on two cores
-    retro-model demo --preset 172m --device cuda      # the same code at the paper's sizes
+    retro-model demo                    # minutes on two cores
+    retro-model demo --device cuda
 
 A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then
 both are scored on packages that training, tokeniser and database never saw.
@@ -33,7 +33,7 @@ from retro_model.retro import copying
 
 from .corpus import Corpus, prepare, stream
 from .options import parser
-from .plan import DEFAULT, SMOKE, Plan, preset
+from .plan import DEFAULT, SMOKE, Plan
 
 
 @contextlib.contextmanager
@@ -56,18 +56,18 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
 
 
 def fit(
-    config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool, shown=None
+    config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
 ) -> tuple[Retro, dict]:
-    """Trains one model; the batches depend on the seed only, so that every model sees the same. shown: see `stream`."""
+    """Trains one model; the batches depend on the seed only, so that every model sees the same."""
     model = make_model(config, plan, seed, device)
-    settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps, autocast=plan.autocast)
+    settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps)
     optimizer = training.make_optimizer(model, settings)
     start = time.perf_counter()
     with training.progress(title, plan.steps, quiet) as report:
         history = training.train(
-            torch.compile(model) if plan.compile else model,
+            model,
             optimizer,
-            stream(corpus, plan, seed, config.retrieves, shown),
+            stream(corpus, plan, seed, config.retrieves),
             settings,
             report=report,
             keep_memory=True,
@@ -164,7 +164,6 @@ def score_all(
                 *neighbours,
                 window=plan.window,
                 stride=plan.stride,
-                autocast=plan.autocast,
                 report=report,
             )
     return scores
@@ -335,11 +334,9 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     made = parser()
     options = made.parse_args(arguments)
-    if options.smoke and options.preset:
-        made.error("--smoke and --preset exclude each other")
     if why := _no_device(options.device):  # before minutes of preparation, not after
         made.error(f"--device {options.device}: {why}")
-    plan = SMOKE if options.smoke else preset(options.preset) if options.preset else DEFAULT
+    plan = SMOKE if options.smoke else DEFAULT
     changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
     if options.steps is not None:
         changes["warmup_steps"] = min(plan.warmup_steps, options.steps // 10)

@@ -189,14 +189,12 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
     return np.sort(windows[np.argsort(-np.concatenate(means), kind="stable")[: max(1, len(windows) // 2)], 0])
 
 
-def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool, shown=None) -> Iterator[training.Batch]:
+def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
     """The batches of either model: the first half of the steps from windows where there is something to copy, the rest
     from all.
-
-    shown: whose values the model is given; None: the corpus's database.
     """
-    database = corpus.database if shown is None else shown
-    what = {"neighbours": corpus.train_neighbours, "database": database, "k": plan.neighbours} if retrieves else {}
+    found = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
+    what = found if retrieves else {}
     options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
     easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
     return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

@@ -36,9 +36,6 @@ def parser() -> argparse.ArgumentParser:
         type=_at_least(0.01),
         help="plan the whole run for so many minutes by its first steps (default: a fixed number of steps)",
     )
-    made.add_argument(
-        "--preset", choices=["172m", "425m", "1.5b", "7.5b"], help="a model of the paper's Table 2 and its settings"
-    )
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     made.add_argument("--seed", type=_at_least(0), default=0)
     made.add_argument("--steps", type=_at_least(1), help="training steps of each model")

@@ -1,11 +1,8 @@
-"""Sizes of the demonstration: the default, one to see that it runs, and the paper's."""
+"""Sizes of the demonstration: the default, and one to see that it runs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from retro_model import RetroConfig
-from retro_model.training import Settings
 
 
 @dataclass(frozen=True)
@@ -35,8 +32,6 @@ class Plan:
     steps: int = 600
     max_lr: float = 1e-2
     warmup_steps: int = 50
-    autocast: str | None = None
-    compile: bool = False
     start_copying: bool = True
     sample_tokens: int = 160
 
@@ -78,30 +73,3 @@ SMOKE = Plan(
     warmup_steps=2,
     sample_tokens=40,
 )
-
-
-def preset(name: str) -> Plan:
-    """A model of Table 2 with the paper's chunks, windows, schedule
-    and precision; what differs is the corpus and its vocabulary.
-    """
-    config = RetroConfig.preset(name).to_dict()
-    config.pop("vocab_size")
-    paper = Settings.preset(name)
-    return Plan(
-        config,
-        vocab_size=32_000,
-        database_bytes=40_000_000,
-        train_bytes=40_000_000,
-        validation_bytes=400_000,
-        index=None,
-        window=2048,
-        stride=1024,
-        batch_size=16,
-        steps=3000,
-        max_lr=paper.max_lr,
-        warmup_steps=paper.warmup_steps,
-        autocast=paper.autocast,
-        compile=True,
-        start_copying=False,
-        sample_tokens=512,
-    )

@@ -1,1 +1,1 @@
-"""Commands that score a trained model, or look up neighbours for a data set."""
+"""`retro-model neighbours` and `lm-eval`."""

@@ -2,61 +2,82 @@
 
     retro-model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
     retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
+    retro-model neighbours run --documents "text/**/*.txt" --tokenizer train:32000 --shards 64 --workers 16
 
 Everything it makes lies in the folder; killed and called again it goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import glob
 import json
+import sys
 import time
+import warnings
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 
 from retro_model import evaluation
+from retro_model.base import disk
+from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document, as_documents
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import precompute_neighbours
+from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import TokenStore, build_store
 from retro_model.data.tokens import Tokenizer
-from retro_model.integrations.megatron import read_megatron
 
 from .options import TFIDF
 from .options import neighbours as parser
 
+EMBEDDER = "embedder.npz"
 
-def read_documents(patterns: list[str], text_field: str, without: list[str]) -> Iterator[Document]:
-    """JSON lines, Megatron's files (their prefix), and any other file as one document; in the order of their names.
-    without: names of files and folders that are left out."""
+
+def named_files(patterns: list[str], without: list[str]) -> list[Path]:
+    """Files that the patterns match, in the order of their names. without: names of files and folders to leave out."""
+    found = []
     for pattern in patterns:
-        if Path(f"{pattern}.idx").exists():
-            yield from read_megatron(pattern)
-            continue
-        paths = sorted(
-            path
-            for path in glob.glob(pattern, recursive=True)
-            if Path(path).is_file() and not {*Path(path).parts} & {*without}
-        )
+        paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
+        paths = [path for path in paths if path.is_file() and not {*path.parts} & {*without}]
         if not paths:
-            raise FileNotFoundError(
-                f"documents: expected files, or the prefix of an .idx and a .bin; got none for {pattern}"
-            )
-        for path in map(Path, paths):
-            if path.suffix in (".jsonl", ".json"):
-                with path.open(encoding="utf-8") as lines:
-                    yield from as_documents((json.loads(line) for line in lines if line.strip()), text_field=text_field)
-            else:
-                try:
-                    text = path.read_text(encoding="utf-8")
-                except UnicodeDecodeError:
-                    continue
-                if text.strip():
-                    yield Document(path.as_posix(), "", text)
+            raise FileNotFoundError(f"documents: expected files; got none for {pattern}")
+        found += paths
+    return found
+
+
+def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]:
+    """Rows of JSON lines; any other file with UTF-8 text is one document."""
+    for path in paths:
+        if path.suffix in (".jsonl", ".json"):
+            with path.open(encoding="utf-8") as lines:
+                yield from as_documents((json.loads(line) for line in lines if line.strip()), text_field=text_field)
+        else:
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                continue
+            if text.strip():
+                yield Document(path.as_posix(), "", text)
+
+
+def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Executor | None) -> TokenStore:
+    """The store of the files' documents; with `--shards` the files are dealt out to the shards by turns."""
+    settings = {"chunk_len": options.chunk_len, "bos": options.bos}
+    if options.shards == 1:
+        return build_store(options.folder / "store", read_documents(paths, options.text_field), tokenizer, **settings)
+    if len(paths) < options.shards:
+        raise ValueError(f"--shards: expected at most one for each of {len(paths)} files; got {options.shards}")
+    sources = [
+        functools.partial(read_documents, paths[s :: options.shards], options.text_field) for s in range(options.shards)
+    ]
+    return build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
 
 
 def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
@@ -74,31 +95,66 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
     return AutoTokenizer.from_pretrained(name)
 
 
-def make_embedder(name: str, store: TokenStore, tokenizer, device: str) -> Embedder:
+def make_embedder(name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None) -> Embedder:
     """Hashed TF-IDF, or a frozen encoder of transformers with its own tokenizer, from a folder on this machine."""
     if name == TFIDF:
-        return HashedTfidf().fit(store)
+        return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(name)
     return EncoderEmbedder(AutoModel.from_pretrained(name).to(device), prepare=retokenized(tokenizer.decode, theirs))
 
 
+@contextlib.contextmanager
+def workers(options: Namespace) -> Iterator[Executor | None]:
+    """The executor that `--workers` or `--cluster` asks for; None: this process."""
+    if options.workers:
+        import torch
+
+        devices = torch.cuda.device_count() if options.device.startswith("cuda") else 0
+        with executors.pool(options.workers, devices=devices) as pool:
+            yield pool
+    elif options.cluster:
+        warnings.filterwarnings("ignore", message="Sending large graph")  # the embedder's counts go with each task
+        try:
+            import distributed
+        except ImportError as error:
+            sys.exit(f"--cluster: {error}; pip install 'retro-kernels[cluster]'")
+        with distributed.Client(options.cluster) as client:
+            yield client.get_executor()
+    else:
+        yield None
+
+
 def run(options: Namespace, show=print) -> np.ndarray:
     """Run the command and return the neighbours."""
+    with workers(options) as executor:
+        return _run(options, executor, show)
+
+
+def _run(options: Namespace, executor: Executor | None, show) -> np.ndarray:
     begin = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
-    what = (options.documents, options.text_field, options.without)
-    tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(*what))
-    store = build_store(
-        options.folder / "store", read_documents(*what), tokenizer, chunk_len=options.chunk_len, bos=options.bos
-    )
+    paths = named_files(options.documents, options.without)
+    tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(paths, options.text_field))
+    store = make_store(options, paths, tokenizer, executor)
     show(f"{len(store.documents):,} documents, {store.num_tokens:,} tokens, {len(store):,} chunks of {store.chunk_len}")
-    embedder = make_embedder(options.encoder, store, tokenizer, options.device)
-    database = ChunkDatabase.build(options.folder / "keys", store, embedder, index=options.index, device=options.device)
+    embedder = make_embedder(options.encoder, store, tokenizer, options.device, executor)
+    if isinstance(embedder, HashedTfidf):
+        embedder.save(options.folder / EMBEDDER)
+    database = ChunkDatabase.build(
+        options.folder / "keys",
+        store,
+        embedder,
+        index=options.index,
+        nprobe=options.nprobe,
+        device=options.device,
+        key_type=options.key_type,
+        executor=executor,
+    )
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     show(f"keys: {embedder.name}, {embedder.dim} wide; search: {options.index or 'exact'} {recall}")
-    neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k)
+    neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k, executor=executor)
     show(f"{options.k} neighbours a chunk, the store's keys as queries")
     if options.window is not None:
         for filtered, who in ((False, "of what the search found"), (True, "of what a training window is shown")):
@@ -116,4 +172,7 @@ def run(options: Namespace, show=print) -> np.ndarray:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
-    run(parser().parse_args(arguments))
+    try:
+        run(parser().parse_args(arguments))
+    except (FileNotFoundError, ValueError, disk.Busy) as error:
+        sys.exit(f"retro-model neighbours: {error}")

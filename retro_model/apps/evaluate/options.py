@@ -1,4 +1,4 @@
-"""Options of the commands that score a trained model, or look up neighbours."""
+"""Options of `retro-model neighbours` and `lm-eval`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import argparse
 from pathlib import Path
 
 TFIDF = "tfidf"
-SHARES = (0.01, 0.03, 0.1, 0.3, 1.0)
-NEIGHBOURS = (1, 2, 5, 10, 20, 40)
-CONTEXTS = 10  # of kNN-LM, a token
 
 
 def neighbours() -> argparse.ArgumentParser:
@@ -21,7 +18,7 @@ def neighbours() -> argparse.ArgumentParser:
         "--documents",
         nargs="+",
         required=True,
-        help="files of JSON lines, text files (patterns, ** too), Megatron prefixes",
+        help="files of JSON lines, text files (patterns, ** too)",
     )
     made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
     made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
@@ -33,40 +30,16 @@ def neighbours() -> argparse.ArgumentParser:
     made.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
     made.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
     made.add_argument("--index", help="a FAISS index factory string; default: exact search")
+    made.add_argument("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
+    made.add_argument("--key-type", default="float32", help="type of the stored keys: float32 or float16")
     made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
+    made.add_argument("--shards", type=int, default=1, help="deal the files out to so many shards (default: 1)")
+    made.add_argument("--workers", type=int, default=0, help="build the shards in so many processes")
+    made.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
     made.add_argument(
         "--window", type=int, help="say how many training windows of so many tokens would see their own future"
     )
     made.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
-    return made
-
-
-def _of_a_demonstration(command: str, description: str) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog=f"retro-model {command}", description=description)
-    made.add_argument("folder", type=Path, help="folder of `retro-model demo --out`")
-    return made
-
-
-def scaling() -> argparse.ArgumentParser:
-    """The parser of `retro-model scaling`."""
-    about = "The gain from a larger database and from more neighbours, and the worth of the parts."
-    made = _of_a_demonstration("scaling", about)
-    made.add_argument("--shares", type=float, nargs="+", default=SHARES, help="score with these shares of the database")
-    made.add_argument("--neighbours", type=int, nargs="+", default=NEIGHBOURS)
-    made.add_argument("--documents", type=int, help="score only the first so many held-out documents")
-    made.add_argument("--ablations", type=int, metavar="STEPS", help="train the ablations for so many steps instead")
-    made.add_argument("--seed", type=int, default=0)
-    return made
-
-
-def knn_lm() -> argparse.ArgumentParser:
-    """The parser of `retro-model knn-lm`."""
-    about = "kNN-LM, the paper's baseline, beside RETRO, over the activations of the demonstration's baseline."
-    made = _of_a_demonstration("knn-lm", about)
-    made.add_argument("-k", type=int, default=CONTEXTS, help="search so many contexts a token (default: 10)")
-    made.add_argument(
-        "--documents", type=int, help="build the datastore of the first so many training documents (default: all)"
-    )
     return made
 
 

@@ -67,8 +67,7 @@ def compare() -> argparse.ArgumentParser:
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser")
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
-    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
-    add("--out", type=Path, default=Path("compare-out"), help="folder for all that is made (default: compare-out)")
+    _of_both(made, "compare-out")
     names = ", ".join(CONTENDERS)
     add(
         "--contenders",
@@ -82,15 +81,7 @@ def compare() -> argparse.ArgumentParser:
     add("--random-documents", type=int, help="score so many with random neighbours too (default: all)")
     for field in dataclasses.fields(Plan):
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
-    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps (default: {Fit.steps})")
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
-    add(
-        "--windows",
-        type=int,
-        default=Fit.windows,
-        help=f"train own attention on so many windows (default: {Fit.windows})",
-    )
-    add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1 (default: all)")
     add(
         "--datastore-tokens",
         type=int,
@@ -98,8 +89,19 @@ def compare() -> argparse.ArgumentParser:
         help=f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})",
     )
     add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
-    add("--seed", type=int, default=0)
     return made
+
+
+def _of_both(made: argparse.ArgumentParser, out: str) -> None:
+    """Options that `retrofit` and `compare` share."""
+    add = made.add_argument
+    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    add("--out", type=Path, default=Path(out), help=f"folder for all that is made (default: {out})")
+    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps; 0: not at all (default: {Fit.steps})")
+    some = f"train own attention on so many windows (default: {Fit.windows})"
+    add("--windows", type=int, default=Fit.windows, help=some)
+    add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1 (default: all)")
+    add("--seed", type=int, default=0)
 
 
 def retrofit() -> argparse.ArgumentParser:
@@ -110,8 +112,7 @@ def retrofit() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
-    add("--out", type=Path, default=Path("retrofit-out"), help="folder for all that is made (default: retrofit-out)")
-    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    _of_both(made, "retrofit-out")
     add(
         "--attention",
         choices=ATTENTION,
@@ -119,18 +120,10 @@ def retrofit() -> argparse.ArgumentParser:
         help="attend neighbours by its own layers or by RETRO's new ones (default: own)",
     )
     add("--minutes", type=float, help="train for so many minutes instead of --steps, before scoring")
-    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps; 0: not at all (default: {Fit.steps})")
-    add(
-        "--windows",
-        type=int,
-        default=Fit.windows,
-        help=f"train own attention on so many windows (default: {Fit.windows})",
-    )
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
-    add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1")
     add("--neighbours", type=int, default=Plan.neighbours, help=f"neighbours of a chunk (default: {Plan.neighbours})")
     least = Plan.least_similarity
     add("--least-similarity", type=float, default=least, help=f"read no passage less similar (default: {least})")
@@ -138,5 +131,4 @@ def retrofit() -> argparse.ArgumentParser:
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
     add("--held-out", type=int, default=12, help="hold out and score so many documents (default: 12)")
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
-    add("--seed", type=int, default=0)
     return made

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from retro_model.apps.serve import app as serving_app
 from retro_model.apps.serve import command
 from retro_model.apps.serve.reader import open_folder
 
@@ -161,3 +162,9 @@ def test_the_command_serves_what_it_prints(tmp_path):
 def test_what_is_no_model_folder_is_named(tmp_path, capsys):
     with pytest.raises(SystemExit, match="no model folder"):
         command.main([str(tmp_path), "--no-browser"])
+
+
+@pytest.mark.parametrize("ticket, kept", [("a" * 64, True), ("a" * 65, False), ("", False), (7, False), (None, False)])
+def test_a_ticket_is_a_short_name(ticket, kept):
+    """The place of nobody's ticket would be told to whoever asks without one."""
+    assert serving_app._ticket({"ticket": ticket}) == (ticket if kept else None)
