@@ -71,7 +71,7 @@ def slots(
     query_start = begin[0] if len(set(begin)) == 1 else transfer.numbers(begin, device)
     total = (max(begin) + count) // m
     complete = [max(f + count, 0) // m - max(f, 0) // m for f in first]
-    if not lead and not any(chunk) and len(set(complete)) == 1:  # whole rows
+    if not any(chunk) and len(set(complete)) == 1:  # whole rows, from their beginnings: no chunk before them
         return Slots(
             query_start, place[:, :total], mask[:, :total], torch.full((len(first),), total - 1, device=device)
         )

@@ -2,6 +2,7 @@
 the control moves.
 """
 
+import itertools
 import math
 import random
 
@@ -147,3 +148,20 @@ def test_one_batch_alone_never_fails():
 def test_slow_spikes_of_the_machine_do_not_move_the_estimate():
     base = [1.0, 1.0, 9.0, 1.0, 1.0]
     assert gate_statistics.pair_ratio((base, [1.0, 1.0, 1.0, 1.0, 30.0])) == 1.0
+
+
+def test_two_slow_batches_fail_and_neither_alone():
+    slow, quick, control = Ratio(1.2, 1.1, 1.3), Ratio(1.0, 0.99, 1.01), Ratio(1.0, 0.99, 1.01)
+    assert gate_statistics.verdict(slow, slow, control) == "regression"
+    assert gate_statistics.verdict(quick, slow, control) == "ok"
+    assert gate_statistics.verdict(slow, quick, control) == "warn"
+    assert gate_statistics.verdict(Ratio(1.2, 1.0, 1.4), slow, control) == "ok"  # the interval holds 1
+
+
+def test_the_interval_leaves_the_same_share_out_at_both_ends(monkeypatch):
+    drawn = itertools.count()
+    monkeypatch.setattr(random.Random, "choices", lambda self, centres, k: [next(drawn) / 1e4] * k)
+    got, left_out = gate_statistics.ratio([([1.0], [1.0])] * 3), (1 - gate_statistics.CONFIDENCE) / 2
+    last = gate_statistics.RESAMPLES - 1
+    assert math.log(got.low) * 1e4 == pytest.approx(left_out * gate_statistics.RESAMPLES, abs=1)
+    assert math.log(got.high) * 1e4 == pytest.approx(last - left_out * gate_statistics.RESAMPLES, abs=1)

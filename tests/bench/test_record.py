@@ -1,6 +1,7 @@
 """The schema: what it accepts, what it refuses, and that a file survives."""
 
 import copy
+import os
 
 import pytest
 
@@ -50,7 +51,9 @@ def test_round_trip(good, tmp_path):
     path = tmp_path / "deep" / "a.jsonl"
     writer = record.Writer(path)
     writer.write(good)
+    opened = len(os.listdir("/proc/self/fd"))
     writer.write(good)
+    assert len(os.listdir("/proc/self/fd")) == opened
     assert record.read(path) == [good, good]
     assert record.latest(record.read(path)) == {good["id"]: good}
 

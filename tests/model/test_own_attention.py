@@ -364,6 +364,10 @@ def test_the_loss_without_all_logits():
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(model.last_logits(tokens, neighbours, neighbour_mask=mask), logits[:, -1])
+    model._readout = None  # a decoder whose readout is not known: every column's logits are made
+    whole = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted)
+    torch.testing.assert_close(whole[0], got[0])
+    torch.testing.assert_close(whole[1], got[1])
 
 
 def test_checkpointing_changes_no_gradient():

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from retro_model import training
+from retro_model.apps.evaluate import neighbours as evaluate
 from retro_model.base import disk
 from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
@@ -266,3 +267,19 @@ def test_a_shard_is_tried_four_times(held, outcome):
         else:
             assert executors.each(busy, [()], threads) == ["done"]
     assert len(calls) == 4
+
+
+def test_the_command_builds_on_the_cluster_it_is_given(tmp_path, capsys):
+    distributed = pytest.importorskip("distributed")
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_text(f"words of document {number} " * 40)
+    common = ["--documents", str(tmp_path / "*.txt"), "--tokenizer", "train:300", "-k", "2", "--chunk-len", "8"]
+    common += ["--shards", "2"]
+    here = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "here"), *common]))
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster:
+        address = ["--cluster", cluster.scheduler_address]
+        there = evaluate.run(evaluate.parser().parse_args([str(tmp_path / "there"), *common, *address]))
+    assert np.array_equal(here, there)
+    with pytest.raises(SystemExit):
+        evaluate.parser().parse_args([str(tmp_path), *common, "--workers", "1", "--cluster", "tcp://127.0.0.1:1"])
+    assert "not allowed with argument" in capsys.readouterr().err
