@@ -316,3 +316,13 @@ def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
     compiled = backend in ("triton", "cuda")
     same = assert_close if INTERPRETER or (compiled and view is memory.sliced) else compare.assert_equal
     compare.check_layout(OP, inputs.topk(17, S=50, metric=metric, dtype=dtype, **case), backend, view, same)
+
+
+@pytest.mark.parametrize(
+    "dtype, scores", [(torch.float64, torch.float64), (torch.float32, torch.float32), (torch.bfloat16, torch.float32)]
+)
+def test_what_a_compiler_is_told_of_the_scores_is_so(dtype, scores):
+    query, key = torch.randn(1, 2, 8).to(dtype), torch.randn(1, 5, 8).to(dtype)
+    for device in ("cpu", "meta"):
+        got = rk.topk_chunks(query.to(device), key.to(device), k=2)
+        assert (got[0].dtype, got[1].dtype) == (scores, torch.int64)
