@@ -8,7 +8,6 @@
 #include "cpu/leaky_average.h"
 #include "cpu/linear.h"
 #include "cpu/parallel.h"
-#include "cpu/parts.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
 #include "cpu/rms_norm.h"
@@ -71,9 +70,4 @@ PYBIND11_MODULE(_cpu, m) {
   BIND(rms_norm_forward);
   BIND(rms_norm_backward);
   BIND(softmax_losses);
-  BIND(part_products);
-  BIND(part_softmax);
-  BIND(part_packing);
-  BIND(part_reading);
-  BIND(part_handover);
 }
