@@ -5,7 +5,7 @@
 
 namespace retro {
 
-// The fields of `_problem.ChunkedCrossAttention`, in its order.
+// The fields of `call.ChunkedCrossAttention`, in its order.
 struct CrossAttention {
   View query, key, value;
   int64_t chunk_len;

@@ -342,16 +342,7 @@ struct Rows {
 }  // namespace
 
 void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) {
-    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
-    using Forward = Forward<decltype(t), decltype(e)>;
-    if (!call.batch_start) return Forward(call, out, lse, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // rows of each entry attend other chunks
-      const CrossAttention one = entry(call, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b);
-      Forward(one, its_out, its_lse, b).run(threads);
-    }
-  });
+  attention_forward<Rows, Forward>(call, call.batch_start, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

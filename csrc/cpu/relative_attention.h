@@ -5,7 +5,7 @@
 
 namespace retro {
 
-// The fields of `_problem.RelativeAttention`, in its order; an integer that is None there is negative here.
+// The fields of `call.RelativeAttention`, in its order; an integer that is None there is negative here.
 struct RelativeAttention {
   View query, key, value, rel_key, rel_query;
   int64_t rel_start;

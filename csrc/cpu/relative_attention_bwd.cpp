@@ -375,16 +375,7 @@ struct Backward {
 
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout,
                                  const View& dlse, const RelativeAttentionGrads& grads, int threads) {
-  by_scores(call, [&](auto t, auto e) {
-    using Backward = Backward<decltype(t), decltype(e)>;
-    if (!call.batch_offset) return Backward(call, out, lse, dout, dlse, grads, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // tiles of each entry lie elsewhere
-      const RelativeAttention one = entry(call, b);
-      const RelativeAttentionGrads its_grads = entry(grads, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
-      Backward(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
-    }
-  });
+  attention_backward<Backward>(call, call.batch_offset, out, lse, dout, dlse, grads, threads);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -232,16 +232,7 @@ struct Rows {
 }  // namespace
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
-  by_storage(call.query.type, [&](auto t, auto e) {
-    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
-    using Forward = Forward<decltype(t), decltype(e)>;
-    if (!call.batch_offset) return Forward(call, out, lse, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {  // tiles of each entry lie elsewhere
-      const RelativeAttention one = entry(call, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b);
-      Forward(one, its_out, its_lse, b).run(threads);
-    }
-  });
+  attention_forward<Rows, Forward>(call, call.batch_offset, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

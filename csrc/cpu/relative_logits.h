@@ -5,7 +5,7 @@
 
 namespace retro {
 
-// The fields of `_problem.RelativeLogits`, in its order.
+// The fields of `call.RelativeLogits`, in its order.
 struct RelativeLogits {
   View query, rel_key;
   int64_t key_len, rel_start;

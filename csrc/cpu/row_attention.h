@@ -23,17 +23,38 @@ bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
-// by_storage for a backward pass: rows that were attended one by one had scores
-// of floats, and their log-sum-exp must fit the scores that are computed again: a
-// query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
-template <class Call, class Function>
-void by_scores(const Call& call, Function&& f) {
+// A forward pass: row by row where there are few; else of the whole batch, or of one entry after the other where
+// entries have positions of their own.
+template <template <class> class Rows, template <class, class> class Forward, class Call>
+void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
-    if (few_rows(call))
-      f(t, float{});
-    else
-      f(t, e);
+    using Pass = Forward<decltype(t), decltype(e)>;
+    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
+    if (!positions) return Pass(call, out, lse, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {
+      const Call one = entry(call, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b);
+      Pass(one, its_out, its_lse, b).run(threads);
+    }
   });
+}
+
+// A backward pass. Rows that were attended one by one had scores of floats, and their log-sum-exp must fit the scores
+// that are computed again: a query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
+template <template <class, class> class Backward, class Call, class Grads>
+void attention_backward(const Call& call, const View& positions, const View& out, const View& lse, const View& dout,
+                        const View& dlse, const Grads& grads, int threads) {
+  const auto pass = [&](auto t, auto e) {
+    using Pass = Backward<decltype(t), decltype(e)>;
+    if (!positions) return Pass(call, out, lse, dout, dlse, grads, 0).run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) {
+      const Call one = entry(call, b);
+      const Grads its_grads = entry(grads, b);
+      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
+      Pass(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
+    }
+  };
+  by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? pass(t, float{}) : pass(t, e); });
 }
 
 // The natural log-sum-exp of a row from the maximum of its scores in base 2 and the sum over it, rounded once: at 50 a
