@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.gradients import load_queries
+from ....triton_lib.gradients import load_queries, load_statistics
 from ....triton_lib.loads import load_keys, load_query
 from ....triton_lib.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ....triton_lib.positions import position_of
@@ -22,8 +22,8 @@ from ....triton_lib.products import rows_product
 from ....triton_lib.softmax import LOG2E
 from .backward_tall import walk_tall
 from .forward import SIZES
-from .gradient import store_gradient, tile_gradient
-from .stored import SLAB
+from .gradient import tile_gradient
+from .stored import SLAB, store_tile
 from .tile import (
     TALL,
     load_segments,
@@ -43,7 +43,7 @@ def _walk_gradient(
     k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    ds_ptr, item, stride_ds, ring,
+    ds_ptr, p_ptr, item, stride_ds, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
@@ -98,7 +98,7 @@ def _walk_gradient(
             do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
         )
         visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
-        _, ds = tile_gradient(
+        kept, ds = tile_gradient(
             logits,
             dp,
             lse2,
@@ -113,8 +113,10 @@ def _walk_gradient(
             head,
             batch,
         )
-        if POSITION and ds_ptr is not None:
-            store_gradient(ds_ptr, item, ds, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
+        if ds_ptr is not None:
+            store_tile(ds_ptr, item, ds, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
+        if p_ptr is not None:
+            store_tile(p_ptr, item, kept, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         dq += tl.dot(tl.trans(k), tl.trans(ds.to(k.dtype)), input_precision=PRECISION)  # [BLOCK_D, BLOCK_M]
         if WALK:
             folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
@@ -142,7 +144,7 @@ def _walk_gradient(
 def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
     seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,
-    ds_ptr, span_ptr,
+    ds_ptr, p_ptr, span_ptr,
     stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
     stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
     stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
@@ -160,8 +162,8 @@ def _relative_query_kernel(
     that of both together.
 
     One launch serves the slab of `heads` heads, as many batch entries and as many query blocks as its grid has. ds gets
-    the gradient of the slab's logits where the table has rows for them (`stored.py`), span how many keys before and
-    behind those that a block of queries went through.
+    the gradient of the slab's logits and p its probabilities (`stored.py`), span how many keys before and behind those
+    that a block of queries went through.
     """
     FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
     # nobody wants the two parts of the query's gradient, nor their sums
@@ -223,7 +225,7 @@ def _relative_query_kernel(
         begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED
     )
     item = 0
-    if ds_ptr is not None:
+    if ds_ptr is not None or p_ptr is not None:
         item = (tl.program_id(1) * heads + tl.program_id(0) % heads) * count + block - first_block
         if span_ptr is not None:
             tl.store(span_ptr + 2 * item, begin)
@@ -244,7 +246,7 @@ def _relative_query_kernel(
                 rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
                 stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch, ds_ptr, item, stride_ds, ring,
+                dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
             )  # fmt: skip
         else:
@@ -254,25 +256,24 @@ def _relative_query_kernel(
                 rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
                 stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch, ds_ptr, item, stride_ds, ring,
+                dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,
             )  # fmt: skip
     if FLAT:
         dq, drq = tl.trans(dq), tl.trans(drq)
+    column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
+    # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
+    pid = tl.program_id(0) + tl.minimum(H, 0)
+    head = first_head + pid % heads
+    block = first_block + tl.num_programs(0) // heads - 1 - pid // heads
+    batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64) + first_batch
+    i = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    row_mask = i < N
+    lse2, _ = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr, i, row_mask)
     some = lse2 != float("inf")  # else 0 times keys that are not seen, which may be NaN
     dq = tl.where(some[:, None], dq, 0.0) * scale
     if not MERGED:
         drq = tl.where(some[:, None], drq, 0.0) * scale
-
-    column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    if not FLAT:
-        # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
-        pid = tl.program_id(0) + tl.minimum(H, 0)
-        head = first_head + pid % heads
-        block = first_block + tl.num_programs(0) // heads - 1 - pid // heads
-        batch = (tl.program_id(1) + tl.minimum(H, 0)).to(tl.int64) + first_batch
-        i = block * BLOCK_M + tl.arange(0, BLOCK_M)
-        row_mask = i < N
     slot = (batch * blocks + block) * H + head
     if dcontent_ptr is not None:
         tl.store(dcontent_ptr + slot * D + column, tl.sum(dq, 0), mask=column < D)

@@ -13,7 +13,8 @@ import triton.language as tl
 
 from ....triton_lib.loads import load_keys
 from ....triton_lib.position_logits import band_block, position_logits, rel_rows, reverse_skew
-from .gradient import store_gradient, tile_gradient
+from .gradient import tile_gradient
+from .stored import store_tile
 from .tile import scalar_position, seen_keys, visible_pairs
 
 
@@ -23,7 +24,7 @@ def walk_tall(
     k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
     stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
     i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    ds_ptr, item, stride_ds, ring,
+    ds_ptr, p_ptr, item, stride_ds, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
@@ -55,7 +56,7 @@ def walk_tall(
         visible = visible_pairs(
             j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs, mask_at is not None
         )
-        _, ds = tile_gradient(
+        kept, ds = tile_gradient(
             logits,
             dp,
             lse2,
@@ -88,6 +89,9 @@ def walk_tall(
             # [BLOCK_M, BLOCK_N]
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[:, None]
-        if POSITION and ds_ptr is not None:  # last: rows of the table would be loaded again behind it
-            store_gradient(ds_ptr, item, narrowed, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
+        # last: rows of the table would be loaded again behind them
+        if p_ptr is not None:
+            store_tile(p_ptr, item, kept, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
+        if ds_ptr is not None:
+            store_tile(ds_ptr, item, narrowed, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
     return dq, drq

@@ -104,17 +104,17 @@ def _relative_biases_kernel(
         )
 
 
-def biased(call: RelativeAttention) -> tuple[RelativeAttention, list[Launch]]:
+def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, list[Launch]]:
     """The call with its biases added to copies of the query, one for the content and one for the position logits, and
     the launch that fills them.
 
     A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the
     kernels spill; a query that is loaded is read from shared memory. Two copies of the query are little beside the keys
-    that each block reads. Decoding, N = 1, adds the biases in the kernel and saves a launch.
+    that each block reads. Decoding, N <= few, adds the biases in the kernel and saves a launch.
     """
     query, rel_query, content = call.query, call.rel_query, call.content_bias
     position = None if call.rel_key is None else call.position_bias
-    if query.shape[1] == 1 or (content is None and position is None):
+    if query.shape[1] <= few or (content is None and position is None):
         return call, []
     rel_query = query if rel_query is None else rel_query
     b, n, h, d = query.shape

@@ -82,13 +82,3 @@ def tile_gradient(
     kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
     # 0 * NaN would be NaN: what an invisible key holds must not matter
     return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)
-
-
-@triton.jit
-def store_gradient(ds_ptr, item, ds, j0, stride_ds, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The tile's dS [BLOCK_M, BLOCK_N] into the rows of its query block, column j modulo the slab's width."""
-    # made here: else it takes registers throughout the loop
-    at = ds_ptr + (tl.full([], 0, tl.int64) + item + (j0 >> 30)) * BLOCK_M * stride_ds
-    row = (j0 >> 30) + tl.arange(0, BLOCK_M)
-    column = (j0 if ring is None else tl.multiple_of(j0 & ring, BLOCK_N)) + tl.arange(0, BLOCK_N)
-    tl.store(at + (row[:, None] * stride_ds + column[None, :]), ds.to(ds_ptr.dtype.element_ty))

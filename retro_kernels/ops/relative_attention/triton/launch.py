@@ -18,9 +18,9 @@ from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
 from ..call import RelativeAttention
 from . import stored
+from .backward_columns import _relative_columns_kernel
 from .backward_keys import _relative_keys_kernel
 from .backward_query import _relative_query_kernel
-from .backward_table import _relative_table_kernel
 from .biases import biased
 from .forward import _relative_forward_kernel
 from .gradient import _relative_delta_kernel
@@ -43,8 +43,6 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
     kernel += "_plain" if call.rel_key is None else "_rel"
     sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
     names = options(call)
-    if kernel == "keys_rel" and bounded(call):
-        names += ("bounded",)  # the kernel walks three times: tall tiles have registers for one walk
     if apart:
         names += ("apart",)
     tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
@@ -71,17 +69,16 @@ def options(call: RelativeAttention) -> tuple[str, ...]:
 
 def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> bool:
     """Whether the query's gradient is one sum, its content and position parts together, of which the biases want the
-    two: then the keys' kernel sums up the content part, and the rest is the position part.
+    two: then the keys' product sums up the content part, and the rest is the position part.
 
-    Two accumulators with rows of 64 fit the registers of tall tiles, with rows of 128 they don't.
+    Tall tiles that store probabilities have registers for one accumulator.
     """
-    width = power_of_two(call.query.shape[-1])
-    if not (need["content_bias"] or need["position_bias"]) or not (need["key"] or need["value"]) or width <= 64:
+    if not (need["content_bias"] or need["position_bias"]) or not (need["key"] or need["value"]):
         return False
     if call.rel_key is None or call.rel_query is not None or call.rel_key.shape[-1] != call.query.shape[-1]:
         return False
-    tiles = [choose_tile(call, kernel, target) for kernel in ("query", "keys")]
-    return all(tile.block_m >= TALL.value and tile.precision != "tf32x3" for tile in tiles)
+    tile = choose_tile(call, "query", target)
+    return tile.block_m >= TALL.value and tile.precision != "tf32x3"
 
 
 def bounded(call: RelativeAttention) -> bool:
@@ -188,19 +185,17 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     b, n, h, d = call.query.shape
-    same, acc_dtype, device = call.query.dtype, torch.float32, call.query.device
     if grad_out is None:
-        grad_out = torch.zeros(call.query.shape, dtype=same, device=device)
+        grad_out = torch.zeros(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     elif may_see_nothing(call):
         grad_out = settled(grad_out, lse)
-    delta = torch.empty((b, h, n), dtype=acc_dtype, device=device)
-    with_biases, first = biased(call)
+    with_biases, launches = biased(call, 0)
     shared = {
         **inputs(with_biases),
         "do_ptr": grad_out,
         **strides(grad_out, "do", "bnh"),
         "lse_ptr": lse,
-        "delta_ptr": delta,
+        "delta_ptr": torch.empty((b, h, n), dtype=torch.float32, device=call.query.device),
         "out_ptr": out,
         **strides(out, "o", "bnh"),
         "dlse_ptr": grad_lse,
@@ -213,83 +208,67 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         "BLOCK_M": rows.block_m,
         "PRECISION": choose_tile(call, "query", target).precision,
     }
-    launches = [*first, launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows)]
+    launches.append(launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows))
     input_grads = {}
-    has_rel = call.rel_key is not None
-    whole = joint(call, need, target)
-    if whole:
-        _bias_sums(call, need, input_grads, target)
-    table = has_rel and need["rel_key"]
-    if need["query"] or need["content_bias"] or (has_rel and (need["rel_query"] or need["position_bias"])) or table:
-        launches += _query_launches(call, shared, need, input_grads, target, whole)
-    if need["key"] or need["value"]:
-        launches.append(_keys_launch(call, shared, need, input_grads, target, whole))
-    for name in ("content_bias", "position_bias", "rel_key"):
-        if name in input_grads:
-            input_grads[name], total = summed(input_grads[name], getattr(call, name))
+    if call.rel_key is not None:
+        launches += _stored_launches(call, shared, need, input_grads, target)
+    else:
+        if need["query"] or need["content_bias"]:
+            arguments, tile = _query_arguments(call, shared, need, input_grads, target, False)
+            launches.append(_query_of(stored.Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile))
+        if need["key"] or need["value"]:
+            launches.append(_keys_launch(call, shared, input_grads, target))
+    for name, part in input_grads.items():
+        if (part.shape, part.dtype) != (getattr(call, name).shape, getattr(call, name).dtype):
+            input_grads[name], total = summed(part, getattr(call, name))
             launches.append(total)
 
     return Plan(launches, gradients=lambda: needed(call, need, input_grads))
 
 
-def _bias_sums(call: RelativeAttention, need: dict, input_grads: dict, target: Target) -> None:
-    """Where the query's gradient is one sum: the biases' parts, of each key block and, of the position bias, of each
-    query block before them."""
-    b, n, h, d = call.query.shape
-    blocks = -(-n // choose_tile(call, "query", target).block_m)
-    key_blocks = -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n)
-    for name, count in (("content_bias", key_blocks), ("position_bias", blocks + key_blocks)):
-        if need[name]:
-            input_grads[name] = torch.empty((b * count, h, d), dtype=torch.float32, device=call.query.device)
+def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
+    """Without relative keys: the gradients of keys and values, of logits made anew."""
+    b, s, groups, _ = call.key.shape
+    tile = choose_tile(call, "keys", target)
+    for name in ("key", "value"):
+        input_grads[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
+    own = {"dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"], **constants(call, tile)}
+    return launch(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), {**shared, **own}, tile)
 
 
-def _query_launches(
+def _query_arguments(
     call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
-) -> list[Launch]:
-    """The query kernel's launch; where the table's gradient is wanted, one a slab of the stored dS, each with the
-    table's behind it."""
+) -> tuple[dict, configs.Tile]:
+    """Arguments of the query kernel for the whole call, and its tile."""
     b, n, h, d = call.query.shape
+    e = 0 if call.rel_key is None else call.rel_key.shape[-1]
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
     tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
-    blocks, acc_dtype, device = -(-n // tile.block_m), torch.float32, call.query.device
+    blocks, device = -(-n // tile.block_m), call.query.device
     input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
-    if need["content_bias"] and not whole:
-        input_grads["content_bias"] = torch.empty((b, blocks, h, d), dtype=acc_dtype, device=device)
-    if call.rel_key is not None:
-        e = call.rel_key.shape[-1]
-        if call.rel_query is not None:
-            input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
-        if need["position_bias"] and not whole:
-            input_grads["position_bias"] = torch.empty((b, blocks, h, e), dtype=acc_dtype, device=device)
-    arguments = {
+    if e and call.rel_query is not None:
+        input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+    sums = {}
+    for name, width in (("content_bias", d), ("position_bias", e)):
+        if need[name] and width:
+            count = blocks * (not whole or name == "position_bias")
+            count += -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n) if whole else 0
+            input_grads[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
+    return {
         **shared,
         "blocks": blocks,
         "dq_ptr": input_grads["query"],
         "drq_ptr": input_grads.get("rel_query"),
-        "dcontent_ptr": None if whole else input_grads.get("content_bias"),
-        "dposition_ptr": None if whole else input_grads.get("position_bias"),
-        "dtotal_ptr": input_grads["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
+        "dcontent_ptr": None if whole else sums.get("content_bias"),
+        "dposition_ptr": None if whole else sums.get("position_bias"),
+        "dtotal_ptr": sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
         "ds_ptr": None,
+        "p_ptr": None,
         "span_ptr": None,
         "stride_ds": 0,
         "ring": None,
         **constants(call, tile),
-    }
-    if call.rel_key is None or not need["rel_key"]:
-        return [_query_of(stored.Slab(0, b, 0, blocks, 0, h), arguments, tile)]
-    columns, ring = stored.width(call, tile.block_m, tile.block_n)
-    parts = list(stored.slabs(call, columns, tile.block_m))
-    narrowed = call.key_mask is not None or call.key_segment is not None
-    held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
-    arguments |= {
-        "ds_ptr": torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device),
-        "span_ptr": torch.empty((held, 2), dtype=torch.int32, device=device) if narrowed else None,
-        "stride_ds": columns,
-        "ring": ring,
-    }
-    tables = _table_launches(call, parts, arguments, input_grads, tile, target)
-    queries = [_query_of(part, arguments, tile) for part in parts]
-    return [step for pair in zip(queries, tables, strict=True) for step in pair]
+    }, tile
 
 
 def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
@@ -297,55 +276,140 @@ def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
     return launch(_relative_query_kernel, grid, {**arguments, **part.arguments()}, tile)
 
 
-def _keys_launch(
-    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+def _stored_launches(
+    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target
+) -> list[Launch]:
+    """With relative keys, slab by slab: the query kernel, which stores dS and P, and their products.
+
+    A slab adds to the gradients of keys, values and table that earlier slabs left.
+    """
+    b, _, h, _ = call.query.shape
+    whole = joint(call, need, target)
+    arguments, tile = _query_arguments(call, shared, need, input_grads, target, whole)
+    wanted = {"ds_ptr": need["key"] or need["rel_key"] or whole, "p_ptr": need["value"]}
+    if not any(wanted.values()):
+        return [_query_of(stored.Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile)]
+    columns, ring = stored.width(call, tile.block_m, tile.block_n)
+    parts = list(stored.slabs(call, columns, tile.block_m, sum(wanted.values())))
+    held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
+    device = call.query.device
+    for name in (name for name, stores in wanted.items() if stores):
+        arguments[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
+    if call.key_mask is not None or call.key_segment is not None:
+        arguments["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
+    arguments |= {"stride_ds": columns, "ring": ring}
+    steps = [[_query_of(part, arguments, tile) for part in parts]]
+    arguments |= {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
+    if need["key"] or whole:
+        steps.append(_keys_products(call, parts, arguments, "key", input_grads, target, whole))
+    if need["value"]:
+        steps.append(_keys_products(call, parts, arguments, "value", input_grads, target))
+    if need["rel_key"]:
+        steps.append(_table_products(call, parts, arguments, input_grads, target))
+    return [step for slab in zip(*steps, strict=True) for step in slab]
+
+
+def _columns(
+    call: RelativeAttention, part: stored.Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
 ) -> Launch:
-    b, s, groups, _ = call.key.shape
-    tile = choose_tile(call, "keys", target)
-    key_blocks = -(-s // tile.block_n)
-    input_grads["key"], input_grads["value"] = (
-        torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device) for _ in range(2)
-    )
-    arguments = {
-        **shared,
-        "dk_ptr": input_grads["key"],
-        "dv_ptr": input_grads["value"],
-        "dcontent_ptr": input_grads.get("content_bias") if whole else None,
-        "dposition_ptr": input_grads["position_bias"][-b * key_blocks :] if whole and need["position_bias"] else None,
-        **constants(call, tile),
+    """The product of a slab's stored tiles with x [B,N,H,WIDTH]."""
+    own = {
+        "x_ptr": x[part.first_batch :, :, part.first_head :],
+        **strides(x, "x", "bnh"),
+        "WIDTH": x.shape[-1],
+        "BLOCK": power_of_two(x.shape[-1]),
+        "batch_offset_ptr": None if call.batch_offset is None else call.batch_offset[part.first_batch :],
+        "first_block": part.first_block,
+        "heads": part.heads,
+        "count": part.blocks,
     }
-    return launch(_relative_keys_kernel, (key_blocks * groups, b), arguments, tile)
+    return launch(_relative_columns_kernel, grid, {**arguments, **constants(call, tile), **own}, tile)
 
 
-def _table_launches(
+def _keys_products(
     call: RelativeAttention,
     parts: list[stored.Slab],
     arguments: dict,
+    name: str,
     input_grads: dict,
-    query_tile: configs.Tile,
     target: Target,
+    whole: bool = False,
 ) -> list[Launch]:
-    """The table's gradient, one launch a slab: each adds to what those before it left."""
+    """The gradient of keys or values, one launch a slab; whole: of keys, with the biases' sums."""
+    (b, s, groups, _), (_, n, h, _) = call.key.shape, call.query.shape
+    tile, per_group = choose_tile(call, "keys", target), h // groups
+    blocks = -(-s // tile.block_n)
+    # a slab of some of the heads or queries that share a key leaves a part of its gradient
+    partial = parts[0].blocks * arguments["QUERY_BLOCK"] < n or parts[0].heads % per_group > 0
+    dtype = torch.float32 if partial else call.key.dtype
+    out = input_grads[name] = torch.empty(call.key.shape, dtype=dtype, device=call.key.device)
+    sums = {"dcontent_ptr": input_grads.get("content_bias"), "dposition_ptr": input_grads.get("position_bias")}
+    if whole and sums["dposition_ptr"] is not None:
+        sums["dposition_ptr"] = sums["dposition_ptr"][-b * blocks :]
+    launches = []
+    for part in parts:
+        at_once, group = min(part.heads, per_group), part.first_head // per_group
+        own = {
+            "tile_ptr": arguments["ds_ptr" if name == "key" else "p_ptr"],
+            "k_ptr": call.key[part.first_batch :, :, group:],
+            "out_ptr": out[part.first_batch :, :, group:],
+            **_strides(out, batch=0, group=2, row=1),
+            **{
+                key: of[part.first_batch * blocks :, part.first_head :] if whole and of is not None else None
+                for key, of in sums.items()
+            },
+            "X": s,
+            "per_first": part.heads,
+            "per_second": at_once,
+            "per_item": 1,
+            "items": at_once,
+            "last_item": h * b,
+            "again": int(part.first_block > 0 or part.first_head % per_group > 0),
+            "factor": call.scale if name == "key" else 1.0,
+            "SKEWED": False,
+        }
+        grid = blocks, part.batches, part.heads // at_once
+        x = arguments["q_ptr" if name == "key" else "do_ptr"]
+        launches.append(_columns(call, part, tile, x, grid, {**arguments, **own}))
+    return launches
+
+
+def _table_products(
+    call: RelativeAttention, parts: list[stored.Slab], arguments: dict, input_grads: dict, target: Target
+) -> list[Launch]:
+    """The table's gradient, one launch a slab."""
     tables, rows, e = call.rel_key.shape
-    tile = choose_tile(call, "table", target)
-    blocks, apart = -(-rows // tile.block_n), tables > 1
+    tile, apart = choose_tile(call, "table", target), tables > 1
+    blocks = -(-rows // tile.block_n)
     of_table = [part.batches * (1 if apart else part.heads) for part in parts]
     most = min(of_table[0], -(-_WAVES * target.multiprocessors // (blocks * (parts[0].heads if apart else 1))))
-    input_grads["rel_key"] = torch.empty((most, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    out = torch.empty((most, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    input_grads["rel_key"] = out
     launches = []
     for part, items in zip(parts, of_table, strict=True):
+        between = part.heads if apart else 1  # from an item of a table to the next
         own = {
-            "drel_ptr": input_grads["rel_key"],
-            "count": part.blocks,
-            "items": items,
-            "items_per_split": -(-items // most),
-            "per_table": 1 if apart else part.heads,
-            "first_table": part.first_head if apart else 0,
-            "tables": tables,
+            "tile_ptr": arguments["ds_ptr"],
+            "out_ptr": out[:, part.first_head if apart else 0 :],
+            **_strides(out, batch=0, group=1, row=2),
+            "dcontent_ptr": None,
+            "dposition_ptr": None,
+            "X": rows,
+            "per_first": -(-items // most) * between,
+            "per_second": 1,
+            "per_item": between,
+            "items": -(-items // most),
+            "last_item": items,
             "again": int(part.again(apart)),
-            "QUERY_BLOCK": query_tile.block_m,
-            **constants(call, tile),
+            "factor": call.scale,
+            "KEY_BLOCK": 1,
+            "SKEWED": True,
         }
-        grid = blocks, part.heads if apart else 1, most
-        launches.append(launch(_relative_table_kernel, grid, {**arguments, **part.arguments(), **own}, tile))
+        grid = blocks, most, part.heads if apart else 1
+        launches.append(_columns(call, part, tile, arguments["rq_ptr"], grid, {**arguments, **own}))
     return launches
+
+
+def _strides(out: torch.Tensor, batch: int, group: int, row: int) -> dict[str, int]:
+    """Strides of a launch's output by the grid's second and third dimension, and between its rows."""
+    return {"stride_first": out.stride(batch), "stride_second": out.stride(group), "stride_out": out.stride(row)}
