@@ -1,6 +1,6 @@
-"""Checks of one argument at a time, for the ops and for whoever builds on them.
+"""Checks of one argument at a time, for the ops and for packages that build on them.
 
-Every message names the argument, says what was expected in the letters of the docstrings, and what came.
+Every message names the argument, the expectation in the letters of the docstrings, and the value.
 
     sizes = {"D": 64}
     checks.shape("query", query, "B,N,H,D", sizes)  # binds B, N and H; raises where D is not 64
@@ -20,12 +20,12 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 HEAD_DIM_MIN, HEAD_DIM_MAX, HEAD_DIM_STEP = 16, 256, 8
 SHARED = "B or 1"
-#: displacements, their differences and sums with a row fit the kernels' 32 bits
+#: largest position: displacements, their differences and sums with a row then fit the kernels' 32 bits
 POSITION_MAX = 2**29
 
 
 def tensor(name: str, value) -> Tensor:
-    """A tensor; TypeError otherwise."""
+    """Check a tensor. Raises TypeError for anything else."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
     if value.is_nested:  # it has no shape to speak of
@@ -35,13 +35,13 @@ def tensor(name: str, value) -> Tensor:
 
 def readable(value: Tensor) -> bool:
     """Whether eager code may read a tensor's values: a plain tensor, while nothing compiles, traces, transforms or
-    intercepts what is called. What was read elsewhere would be baked into code that runs again with other values.
+    intercepts calls. A value read otherwise would become a constant of code that runs again with other values.
     """
     return type(value) is Tensor and not torch.compiler.is_compiling() and private.untraced()
 
 
 def integer(name: str, value, low: int | None = None, high: int | None = None) -> int:
-    """An int from `low` to `high`; a bool is none."""
+    """Check an int from `low` to `high`. A bool is not one."""
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name}: expected an int; got {type(value).__name__}")
     if low is not None and value < low:
@@ -52,14 +52,14 @@ def integer(name: str, value, low: int | None = None, high: int | None = None) -
 
 
 def flag(name: str, value) -> bool:
-    """A bool."""
+    """Check a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{name}: expected a bool; got {type(value).__name__}")
     return value
 
 
 def number(name: str, value) -> float:
-    """A finite number, as a float."""
+    """Check a finite number and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
     if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, and integers that are no float
@@ -68,19 +68,19 @@ def number(name: str, value) -> float:
 
 
 def probability(name: str, value) -> float:
-    """A number in [0, 1): of dropping something, and not everything."""
+    """Check a number in [0, 1), and return it as a float."""
     if not 0 <= number(name, value) < 1:
         raise ValueError(f"{name}: expected a probability in [0, 1); got {value}")
     return float(value)
 
 
 def position(name: str, value, most: int = POSITION_MAX) -> int:
-    """An int from -most to most."""
+    """Check an int from -most to most."""
     return integer(name, value, -most, most)
 
 
 def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
-    """Match `dims` ("B,N,H,D") against the tensor; a letter seen before must agree, a new one is bound in `sizes`.
+    """Match `dims` ("B,N,H,D") against the tensor. A letter seen before must agree; a new one is bound in `sizes`.
 
     A dimension "B or 1" is one for each batch entry, or one for all.
     """
@@ -105,7 +105,7 @@ def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
 def like(
     name: str, value: Tensor, query: Tensor, dtypes: tuple[torch.dtype, ...] | None = None, first: str = "query"
 ) -> None:
-    """Device and type: the query's own float type unless `dtypes` lists others."""
+    """Check device and type: the query's float type, unless `dtypes` lists others."""
     expected = (query.dtype,) if dtypes is None else dtypes
     if value.dtype not in expected:
         listed = " or ".join(str(d) for d in expected)
@@ -118,12 +118,12 @@ def like(
 
 
 def has_rows(value: Tensor) -> bool:
-    """Whether the last dimension has no gaps: one element has none, whatever its stride."""
+    """Whether the last dimension has no gaps. One element has none, whatever its stride."""
     return value.shape[-1] <= 1 or value.stride(-1) == 1
 
 
 def dense_rows(name: str, value: Tensor) -> None:
-    """A last dimension without gaps."""
+    """Check that the last dimension has no gaps."""
     if not has_rows(value):
         raise ValueError(
             f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call "
@@ -132,13 +132,13 @@ def dense_rows(name: str, value: Tensor) -> None:
 
 
 def floating(name: str, value: Tensor) -> None:
-    """Check that a tensor is of a float type that the kernels take."""
+    """Check that a tensor has a float type that the kernels take."""
     if value.dtype not in FLOATS:
         raise TypeError(f"{name}: expected float32, float16, bfloat16 or float64; got {value.dtype}")
 
 
 def head_dim(name: str, value: int, of: str = "", got: str = "") -> int:
-    """Check a width of heads. `of` and `got` tell of which dimension of a tensor it is."""
+    """Check the width of a head. `of` and `got` name the dimension of a tensor in the message."""
     if value % HEAD_DIM_STEP or not HEAD_DIM_MIN <= value <= HEAD_DIM_MAX:
         wanted = f"{of}a multiple of {HEAD_DIM_STEP} from {HEAD_DIM_MIN} to {HEAD_DIM_MAX}"
         raise ValueError(f"{name}: expected {wanted}; got {got}{value}")

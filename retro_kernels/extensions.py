@@ -15,10 +15,10 @@ from .core.arguments import CALLS
 
 @cache
 def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None]:
-    """The extension of that full name, or why it can't be used: absent, damaged, or built from other sources, whose
-    `abi` differs.
+    """Return the extension of that full name, or why it can't be used: absent, damaged, or built from sources with
+    another `abi`.
 
-    needs: what building it takes, for the reason.
+    needs: tools that build it, for the reason.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -36,7 +36,9 @@ def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None
 
 
 def _damage(path: Path) -> str | None:
-    """Why a file is no whole ELF library: mapping one that was cut short, as by a full disk, would kill the process."""
+    """Why a file is not a whole ELF library. Mapping one that was cut short, as by a full disk, would kill the
+    process.
+    """
     if not sys.platform.startswith("linux"):
         return None
     data, size = path.open("rb").read(64), path.stat().st_size
@@ -50,7 +52,7 @@ def _damage(path: Path) -> str | None:
 
 
 def _stale(module: ModuleType, expected: int) -> str | None:
-    """How the extension's bindings differ from what this package calls."""
+    """How the extension's bindings differ from the calls of this package."""
     abi = getattr(module, "abi", None)
     if abi != expected:
         return f"its abi is {abi}, the package's {expected}"

@@ -1,4 +1,4 @@
-"""`python -m retro_kernels.info`: what this machine can run, and why not the rest."""
+"""`python -m retro_kernels.info`: the backends that this machine can run, and why not the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .core import backends, native
 
 
 def lines() -> list[str]:
-    """The report, a line each."""
+    """Return the lines of the report."""
     out = [
         f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python "
         f"{platform.python_version()}"

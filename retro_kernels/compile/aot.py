@@ -1,4 +1,4 @@
-"""Every Triton kernel we ship, compiled without a GPU: registers, stack (spills), shared memory, per architecture.
+"""Compile every shipped Triton kernel without a GPU: registers, stack (spills), shared memory, per architecture.
 
     python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
 
@@ -50,7 +50,7 @@ class Row:
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One launch to compile: `case` says for which call, `launch` is a
-    `triton.common.launch.Launch` on meta tensors.
+    `triton_lib.launch.Launch` on meta tensors.
     """
 
     case: str
@@ -59,12 +59,13 @@ class Case:
 
 
 def ops() -> list[str]:
-    """The ops that have Triton kernels with `aot_cases`."""
+    """Return the ops that have Triton kernels with `aot_cases`."""
     return [op for op in OPS if exists(op, "triton") and hasattr(_module(op), "aot_cases")]
 
 
 def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:
-    """(op, case) of every launch shipped, each distinct compile once; `only` selects kernels by a part of their name.
+    """Yield (op, case) of every shipped launch, each distinct compile once. `only` selects kernels by a part of their
+    name.
 
     listing: the function of an op's module that lists them.
     """
@@ -82,12 +83,12 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
 
 
 def source(launch, target: Target):
-    """(ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
+    """Return (ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
     return private.source(launch, target.arch)
 
 
 def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
-    """Compile one launch and read back what it needs."""
+    """Compile one launch and read its resources."""
     compiled = private.compiled(case.launch, target.arch)
     cubin = compiled.asm["cubin"]
     digest = hashlib.sha256(cubin).hexdigest()
@@ -116,7 +117,7 @@ def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) 
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """REG, STACK, SHARED, LOCAL of the one kernel in a cubin, by the cuobjdump that Triton bundles."""
+    """Return REG, STACK, SHARED, LOCAL of the one kernel in a cubin, by the cuobjdump that Triton bundles."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -127,7 +128,7 @@ def resources(cubin: bytes) -> dict[str, int]:
 
 
 def tool(name: str) -> str:
-    """Path of a CUDA binary tool that comes with Triton: cuobjdump, nvdisasm, ptxas."""
+    """Return the path of a CUDA binary tool that comes with Triton: cuobjdump, nvdisasm, ptxas."""
     import triton
 
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name)
@@ -141,9 +142,7 @@ def compile_each(
     select: Callable[[str, Case], bool] | None = None,
     listing: str = "aot_cases",
 ) -> Iterator[Row]:
-    """Rows of every launch shipped on every architecture, in the order of enumeration, each as soon as it and those
-    before it are done.
-
+    """Yield the rows of every shipped launch on every architecture in order, each as soon as it is compiled.
     `select(op, case)` keeps some of them.
     """
     listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only, listing)]
@@ -152,7 +151,7 @@ def compile_each(
     if jobs <= 1:
         yield from (compile_case(*item) for item in work)
         return
-    # fork: the work, kernels and all, is in the children's memory already and only indices and rows travel
+    # fork: the children have the work in memory already, so only indices and rows are sent
     global _WORK
     _WORK = work
     with multiprocessing.get_context("fork").Pool(jobs) as pool:

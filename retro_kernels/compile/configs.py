@@ -1,7 +1,7 @@
 """Tile configurations as data: `ops/<op>/tiles.json`, one row a (kernel, architecture, element size, width, rows).
 
-No autotuning: tables are tuned offline (`python -m bench tune`) and committed, so that neither a first call waits nor a
-sum's order changes. `replaced` tries other rows, `watched` tells which ones served.
+There is no autotuning. Tables are tuned offline (`python -m bench tune`) and committed, so a first call does not wait
+and the order of sums never changes. `replaced` tries other rows; `watched` tells which rows served.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _epoch = 0
 
 
 def epoch() -> int:
-    """A number that is another one whenever a choice could be: for whoever keeps what followed from one."""
+    """Version of the tile tables. It changes whenever `choose` might return another tile; caches of plans put it in
+    their key.
+    """
     return _epoch
 
 
@@ -42,14 +44,13 @@ class Problem:
     width: int
     rows: int
     keys: int
-    options: tuple[str, ...] = ()  # of the call, as far as they cost registers: what a row's "with" may name
+    options: tuple[str, ...] = ()  # of the call, those that cost registers: a row's "with" may name them
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_m queries by block_n keys. precision: how float32 products are made ("tf32x3": three
-    tensor-core products). max_registers: of a thread, None for as many as there are: fewer let a multiprocessor hold
-    another block.
+    """block_m queries by block_n keys. precision: of float32 products ("tf32x3": three tensor-core products).
+    max_registers: of a thread, None for no limit; with fewer a multiprocessor holds more blocks.
     """
 
     block_m: int
@@ -61,12 +62,11 @@ class Tile:
 
 
 def choose(op: str, problem: Problem, target: Target) -> Tile:
-    """The committed tile: the newest architecture not past the target's, then the narrowest row that fits.
+    """Return the committed tile: the newest architecture not past the target's, then the narrowest row that fits.
 
-    A row that names options, "with": "dropout+masked", serves only calls that have all of them. Of those that serve a
-    call the one that names most goes first, then the one that stands first in the table. A pure function of its
-    arguments and the table. Blocks are never larger than the problem (but at least 16, the smallest product of a tensor
-    core).
+    A row that names options, "with": "dropout+masked", serves only calls that have all of them. The row that names most
+    goes first, then the first in the table. The result depends on the arguments and the table alone. Blocks are never
+    larger than the problem, but at least 16, the smallest product of a tensor core.
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
@@ -79,12 +79,12 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
 
 @functools.lru_cache(maxsize=4096)
 def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, Tile]:
-    """Looked up once: reading the table takes longer than launching a kernel."""
+    """Cache of the choice: reading the table takes longer than launching a kernel."""
     return _choice(problem, target, _committed(op))
 
 
 def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
-    """The row that serves a problem, and its tile, no larger than the problem."""
+    """Return the row that serves a problem, and its tile, no larger than the problem."""
     ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
     known = [row["arch"] for row in ours]
     arch = max((a for a in known if a <= target.arch), default=min(known))
@@ -99,12 +99,12 @@ def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[d
 
 
 def named(row: dict) -> list[str]:
-    """The options that a call must have for the row to serve it."""
+    """Return the options that a call must have for the row to serve it."""
     return row["with"].split("+") if "with" in row else []
 
 
 def served(op: str, row: dict) -> dict:
-    """The row, noted for whoever watches."""
+    """Return the row, and note it for `watched`."""
     for seen in _watching:
         if (op, row) not in seen:
             seen.append((op, row))
@@ -113,7 +113,7 @@ def served(op: str, row: dict) -> dict:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[str, dict]]]:
-    """The (op, row) pairs that serve the calls made inside, each once; it fills as they come. Not for threads."""
+    """Yield a list that fills with the (op, row) pairs of the calls made inside, each once. Not for threads."""
     seen: list[tuple[str, dict]] = []
     _watching.append(seen)
     _begin_epoch()
@@ -139,7 +139,7 @@ def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
 
 
 def table(op: str) -> tuple[dict, ...]:
-    """The rows of an op, as they stand in its file, or as `replaced`."""
+    """Return the rows of an op, as in its file or as `replaced`."""
     return _replaced.get(op) or _committed(op)
 
 
@@ -159,7 +159,7 @@ def keep(op: str, old: dict, new: dict) -> None:
 
 
 def reread() -> None:
-    """Read the files again: they have changed."""
+    """Read the files again, after a change."""
     _begin_epoch()
     _committed.cache_clear()
     _committed_choice.cache_clear()

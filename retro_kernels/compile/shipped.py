@@ -1,11 +1,11 @@
-"""Compiled kernels as a folder that travels: made on any machine, taken over where the same Triton runs.
+"""Compiled kernels as a folder: made on any machine, taken over on machines with the same Triton.
 
-Triton finds what it compiled by a key of its own sources, the kernel's, the types and the options, so a folder serves
-the very version of Triton (and of Python, for which Triton is built) that made it. Its entries name each other by
-absolute paths: a copy of a cache is of no use elsewhere until these are rewritten, which `take_over` does.
+Triton finds a compiled kernel by a key of its own sources, the kernel's, the types and the options. So a folder serves
+only the version of Triton, and of Python, that made it. The entries name each other by absolute paths, which
+`take_over` rewrites: a plain copy of a cache is useless elsewhere.
 
-Trusted are the GPU's code and the numbers that Triton launches it with. Triton's cache also holds shared libraries that
-the host loads: they are never taken over, nor are links, nor files of any name that a compiled kernel does not have.
+The GPU's code and its launch numbers are trusted. Triton's cache also holds shared libraries, which the host loads.
+These are never taken over, and neither are links nor files of other names.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ def export(
     jobs: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Compile what the published models launch for GPUs of `arches` into `folder`; how many launches that are. Goes on
-    where it was interrupted. `only` selects kernels by a part of their name."""
+    """Compile the launches of the published models for GPUs of `arches` into `folder`, and return their number. It
+    continues where it was interrupted. `only` selects kernels by a part of their name.
+    """
     from . import aot
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +73,9 @@ def export(
 
 
 def take_over(folder: str | os.PathLike) -> int:
-    """Make what `export` left in `folder` part of this machine's Triton cache; how many kernels are there then."""
+    """Copy the kernels that `export` left in `folder` into this machine's Triton cache. Return how many are there
+    then.
+    """
     import triton
 
     entries = _checked(Path(folder))
@@ -82,7 +85,7 @@ def take_over(folder: str | os.PathLike) -> int:
 
 
 def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
-    """The entries of a folder that fits this machine, with their files."""
+    """Return the entries of a folder that fits this machine, with their files."""
     try:
         made = json.loads(_content(folder / MANIFEST))
         said = f"triton {made['triton']} on Python {made['python']}"
@@ -104,7 +107,7 @@ def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def _files(entry: Path) -> dict[str, bytes]:
-    """The regular files of an entry whose names a compiled kernel's have."""
+    """Return the regular files of an entry that have a name of a compiled kernel's file."""
     found = {}
     for file in sorted(entry.iterdir()):
         if _FILE.fullmatch(file.name):
@@ -130,8 +133,7 @@ def _content(file: Path) -> bytes:
 
 
 def _copied(files: dict[str, bytes], target: Path) -> None:
-    """An entry of Triton's cache in another place, whole or not at all as far as Triton can tell: what names the other
-    files comes last."""
+    """Copy an entry of Triton's cache. Triton sees all of it or nothing: the file that names the others comes last."""
     target.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=lambda name: name.startswith(_GROUP)):
         content = files[name]

@@ -1,4 +1,4 @@
-"""The machine that a kernel is chosen or compiled for, as a plain value: never a probe at import."""
+"""Machine that a kernel is chosen or compiled for, as a plain value: never a probe at import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """arch: compute capability times ten. shared_memory: bytes that one block may have, opted in to."""
+    """arch: compute capability times ten. shared_memory: most bytes of one block."""
 
     arch: int
     shared_memory: int
@@ -31,12 +31,12 @@ KNOWN = {
     120: Target(120, 101376, 170),
 }
 
-#: what the interpreter stands in for: so few multiprocessors that small tests fill them, and tiny ones don't
+#: target of the interpreter: so few multiprocessors that small tests fill them, and tiny ones don't
 INTERPRETED = Target(90, 232448, 12)
 
 
 def current_target(device: torch.device) -> Target:
-    """The target of a CUDA device; INTERPRETED for any other."""
+    """Return the target of a CUDA device; INTERPRETED for any other."""
     return _cuda_target(device.index) if device.type == "cuda" else INTERPRETED
 
 

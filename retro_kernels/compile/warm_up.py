@@ -1,4 +1,4 @@
-"""Compiling ahead of a first step, in parallel: Triton compiles one kernel after another, where it meets them."""
+"""Compile kernels before a first step, in parallel. Triton alone compiles one after another, when it meets them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def warm_up(
 
 
 def _pass(module, *arguments) -> Callable[[], object]:
-    """A forward pass of the module, in training with a backward pass to its parameters."""
+    """Return a forward pass of the module, in training with a backward pass to its parameters."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"calls: expected a torch.nn.Module first in a tuple; got {type(module).__name__}")
 
@@ -89,7 +89,7 @@ def _pass(module, *arguments) -> Callable[[], object]:
 
 
 def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
-    """Each distinct kernel once, as (module, name, arguments, options, arch)."""
+    """Return each distinct kernel once, as (module, name, arguments, options, arch)."""
     from .. import triton_lib as backend
 
     if backend.unavailable() or backend.interpreted():
@@ -120,7 +120,7 @@ def _type_of(value):
 
 
 class _Stand:
-    """For a tensor: all that Triton asks of one."""
+    """Stand-in for a tensor with the attributes that Triton reads."""
 
     def __init__(self, dtype, aligned: bool):
         self.dtype, self.address = dtype, 0 if aligned else 1
@@ -130,7 +130,7 @@ class _Stand:
 
 
 def compile_share() -> None:
-    """The work of one process; its share comes over stdin."""
+    """Compile one process's share, which comes over stdin."""
     import importlib
 
     from ..triton_lib.launch import Launch
@@ -148,7 +148,7 @@ def compile_share() -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The worker finds this very package."""
+    """Return an environment in which the worker imports this very package."""
     root = str(Path(__file__).resolve().parents[2])
     return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
 

@@ -1,1 +1,1 @@
-"""From a public function to a backend: checks of arguments, the operator, the choice, the compiled extensions."""
+"""The way from a public function to a backend: checks, operator, choice of backend, compiled extensions."""

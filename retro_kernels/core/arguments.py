@@ -1,6 +1,6 @@
-"""Checks that several ops share, what compiled backends refuse, and the types that autocast asks for.
+"""Checks that several ops share, calls that compiled backends refuse, and types under autocast.
 
-Every message names the argument, says what was expected in the letters of the docstrings, and what came.
+Every message names the argument, the expectation in the letters of the docstrings, and the value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,23 @@ from ..checks import (
     shape,
     tensor,
 )
+from ..reference_lib.attention import accumulator
 
 REL_WIDTH_MAX = 256  # E, width of the relative keys
 #: float types of every compiled backend; the reference alone takes float64
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-#: tensors that the kernels read element by element, whatever the stride
+#: tensors of any stride: the kernels read them element by element
 ANY_STRIDE = ("neighbour_gate", "decay")
 #: the class of each op's calls
 CALLS: dict[str, type] = {}
-#: asked here once: torch 2.11 can't trace the question
+#: devices with autocast; asked at import, because torch 2.11 can't trace the question
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
 def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
-    """A position, one for all or a tensor with one a batch entry, as (int, tensor or None) that add up."""
+    """Return a position as (int, tensor or None), which add up. It is one for all, or a tensor with one a batch
+    entry.
+    """
     if not isinstance(value, Tensor):
         return position(name, value), None
     shape(name, value, "B", sizes)
@@ -57,14 +60,27 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
         )
 
 
-def rows(name: str, value: Tensor, letter: str, sizes: dict[str, int]) -> None:
-    """Raise where the last dimension isn't of the size that the letter has."""
-    if value.dim() == 0 or value.shape[-1] != sizes[letter]:
-        raise ValueError(f"{name}: expected [...,{letter}] with {letter}={sizes[letter]}; got {list(value.shape)}")
+def attention_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
+    """Allocate out [B,N,H,D] and lse [B,H,N] of an attention."""
+    b, n, h, _ = query.shape
+    return query.new_empty(query.shape), query.new_empty((b, h, n), dtype=accumulator(query))
+
+
+def weighted_rows(call, dims: str) -> dict[str, int]:
+    """Check `input` [...,D] and `weight`, whose dimensions `dims` end in D, and return the sizes of the letters."""
+    sizes: dict[str, int] = {}
+    floating("input", tensor("input", call.input))
+    shape("weight", call.weight, dims, sizes)
+    letter, got = dims[-1], list(call.input.shape)
+    if got[-1:] != [sizes[letter]]:
+        raise ValueError(f"input: expected [...,{letter}] with {letter}={sizes[letter]}; got {got}")
+    return sizes
 
 
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
-    """Raise where the heads of `other` are the tokens of `value`, a tensor [B,N,H,...]: its layout is another one."""
+    """Raise where the heads of `other` are the tokens of `value` [B,N,H,...]: then `value` is laid out as
+    [B,H,N,...].
+    """
     _, tokens, found, _ = value.shape
     if found != heads == tokens:
         raise ValueError(
@@ -74,7 +90,7 @@ def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
 
 
 def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
-    """rel_key, rel_query, rel_start, position_bias; returns rel_start resolved (0 where there are no relative keys)."""
+    """Check rel_key, rel_query, rel_start and position_bias. Return rel_start resolved; 0 without relative keys."""
     if call.rel_key is None:
         for name in ("rel_query", "rel_start", "position_bias"):
             if getattr(call, name) is not None:
@@ -95,7 +111,7 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
 
 def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
     tensor("rel_key", rel_key)
-    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # one table for all heads says nothing of the layout
+    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # a table for all heads shows no layout
         check_heads("query", query, "rel_key", rel_key.shape[0])
     if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
         raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
@@ -146,7 +162,7 @@ def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
 
 
 def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
-    """Two integer tensors that only make sense together."""
+    """Check two integer tensors that need each other."""
     if (a is None) != (b is None):
         present, absent = (name_b, name_a) if a is None else (name_a, name_b)
         raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
@@ -159,8 +175,8 @@ def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
-    """Why no compiled backend on `device` takes these float tensors:
-    elsewhere, of another or a mixed type, strided rows.
+    """Why no compiled backend on `device` takes these float tensors: another device, an unknown or mixed type, strided
+    rows.
     """
     expected = None
     for name, value in tensors.items():
@@ -179,14 +195,14 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
 
 
 def cast(call):
-    """The call in the types that autocast asks for: the call's own choice, or that of all floating tensors."""
+    """Return the call in autocast's types. A call may define its own choice."""
     return call.cast() if hasattr(call, "cast") else autocast(call)
 
 
 def autocast(call):
-    """The call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
+    """Return the call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
 
-    What torch does for its own attention. float64 is left alone, as autocast does.
+    torch does the same for its own attention. float64 stays, as under torch's autocast.
     """
     if not autocast_on(call[0]):
         return call
@@ -195,10 +211,11 @@ def autocast(call):
 
 
 def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
-    """The call with its floating tensors in the type of the first, where autocast is on; those named may stay float32.
+    """Return the call with its floating tensors in the type of the first, where autocast is on. The named ones may stay
+    float32.
 
-    For a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may come out of layers
-    that autocast narrowed, or be parameters, which it left.
+    This is for a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may be outputs of
+    layers that autocast narrowed, or parameters, which it did not.
     """
     if not autocast_on(call[0]):
         return call

@@ -1,9 +1,9 @@
-"""Which backend serves a call: the one named, else the first of ORDER that can.
+"""Choice of the backend that serves a call: the one named, else the first of ORDER that can.
 
 A backend of an op is a module or package `ops/<op>/<backend>` with `unsupported(call)`, `forward(call)` and
-`backward(call, outputs, grads, needs)`; its presence is its registration. `unsupported(call)` says why it can't serve a
-call, `unavailable(backend)` why this machine can't run the backend at all. A module may also have `slower(call)`: why
-another backend serves the call faster, which keeps it out of the automatic choice only.
+`backward(call, outputs, grads, needs)`. Its presence is its registration. `unsupported(call)` says why it can't serve a
+call; `unavailable(backend)` says why this machine can't run the backend at all. A module may also have `slower(call)`:
+why another backend serves the call faster. That keeps it out of the automatic choice only.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from . import native
 _FOLDER = Path(__file__).resolve().parent.parent / "ops"
 #: names of the ops: the folders
 OPS = tuple(sorted(folder.name for folder in _FOLDER.iterdir() if (folder / "call.py").exists()))
-ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` leaves to `triton` what that does faster
+ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` refuses calls that `triton` serves faster
 _KERNELS = {"cpu": "cpu", "cuda": "triton"}  # device type -> the backend that has a kernel of every op
 
-#: the contexts of `use_backend` that are open, each a list of its one name: the one opened last decides
+#: open contexts of `use_backend`, each a list of its one name; the one opened last decides
 _open: list[list[str | None]] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class BackendStatus:
-    """Whether this machine can run one backend of one op; `reason` says why not, and is None where it can."""
+    """Whether this machine can run one backend of one op. `reason`: why not, else None."""
 
     available: bool
     reason: str | None = None
@@ -73,7 +73,7 @@ def _using(name: str | None) -> Iterator[None]:
 
 
 def named(backend: str | None) -> str | None:
-    """`backend`, or the default where it is None; ValueError if there is no backend of that name."""
+    """Return `backend`, or the default where it is None. Raises ValueError for an unknown name."""
     if backend is None:
         return _open[-1][0] if _open else None
     if not isinstance(backend, str):
@@ -84,10 +84,10 @@ def named(backend: str | None) -> str | None:
 
 
 def choose(op: str, call, backend: str | None) -> ModuleType:
-    """The module that serves `call`. ValueError, with the reason, if the backend named cannot."""
+    """Return the module that serves `call`. Raises ValueError, with the reason, if the named backend cannot."""
     for value in call:
         if isinstance(value, Tensor) and value.numel() == 0:
-            return module(op, "reference")  # nothing to compute, and no kernel likes an empty grid
+            return module(op, "reference")  # nothing to compute, and kernels need a grid that is not empty
     for name in _available(op) if backend is None else (backend,):
         why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
@@ -103,13 +103,17 @@ def serves(op: str, name: str, call) -> bool:
 
 
 def kernel_is_faster(op: str, call) -> bool:
-    """Whether a compiled kernel is there that serves the call, and none says that another backend is faster."""
+    """Whether an available compiled kernel serves the call, and does not say that another backend is faster."""
     names = [name for name in _available(op) if name != "reference"]
-    return any([(_slower(op, name, call) or _unsupported(op, name, call)) is None for name in names])
+    for name in names:
+        slower = getattr(module(op, name), "slower", None)
+        if not (slower and slower(call)) and _unsupported(op, name, call) is None:
+            return True
+    return False
 
 
 def _warn_of_fallback(op: str, call) -> None:
-    """The reference serves a call that a kernel would serve, were it there: say so, once an op."""
+    """Warn, once an op, that the reference serves a call although the device has a kernel for it."""
     tensor = next(t for t in call if isinstance(t, Tensor))
     kernels = _KERNELS.get(tensor.device.type)
     status = _status(op, kernels) if kernels and exists(op, kernels) else None
@@ -159,7 +163,7 @@ def unavailable(name: str) -> str | None:
 
 
 def driver_too_old(runtime: int, driver: int) -> str | None:
-    """Why the driver cannot run the CUDA runtime that the extension carries, both as 1000 major + 10 minor.
+    """Why the driver cannot run the extension's CUDA runtime, both as 1000 major + 10 minor.
 
     A driver runs every minor version of its major version.
     """

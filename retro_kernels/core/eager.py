@@ -1,7 +1,7 @@
 """Eager calls, by an autograd function of our own.
 
 An eager call goes straight to its plan unless a tracer, a transform, a dispatch mode or the profiler is active; these
-get the operator. Torch's way through a registered operator costs more than all else that the host does in such a call
+get the operator. torch's way through a registered operator costs more than the rest of the host's work in such a call
 (docs/lab/host_time.md).
 """
 
@@ -18,8 +18,9 @@ from . import plan as plans
 from .plan import Plan, forget, keep
 
 _OPTIONS = frozenset((int, float, bool, str))
-_ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
-__all__ = ["forget", "serve", "serve_or_torch", "watched"]
+#: classes of values of an ordinary call
+ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
+__all__ = ["forget", "serve", "serve_or_torch"]
 
 
 def serve(op: str, call, backend: str | None):
@@ -63,16 +64,15 @@ def serve(op: str, call, backend: str | None):
     return outs if len(outs) > 1 else outs[0]
 
 
-def serve_or_torch(op: str, call, backend: str | None, function):
-    """Serve a call of the public op, by torch's own `function` where nobody names a backend and no kernel is faster.
+def serve_or_torch(op: str, call, function):
+    """Serve a call of the public op. torch's own `function` serves it where no backend is named and no kernel is
+    faster.
 
-    A default that `use_backend` sets counts where it can serve the call.
+    A default of `use_backend` counts where it can serve the call.
     """
-    if backend is not None:
-        return serve(op, call, backend)
     narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
-    if not narrowed and not watched(call):
-        default = backends.named(None)
+    if not narrowed and not private.watched(call, ORDINARY):
+        default = backends.named(None) if backends._open else None
         if backends.kernel_is_faster(op, call) if default is None else backends.serves(op, default, call):
             return serve(op, call, None)
     try:
@@ -84,15 +84,8 @@ def serve_or_torch(op: str, call, backend: str | None, function):
     return function(*operator.resolve(call))
 
 
-def watched(call) -> bool:
-    """Whether a compiler, a transform or a subclass of tensors is to see the operations of a call."""
-    if torch.compiler.is_compiling() or private.transformed():
-        return True
-    return any([value.__class__ not in _ORDINARY for value in call])
-
-
 def _by_operator(op: str, call, backend: str | None):
-    """A resolved call by the operator, for whoever listens."""
+    """Serve a resolved call by the registered operator, which modes and transforms see."""
     if not private.transformed():
         flops.announce()
         return operator.registered(op)(*call, backend)
@@ -101,7 +94,7 @@ def _by_operator(op: str, call, backend: str | None):
 
 
 def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]):
-    """Gradients by the registered operator, for whoever listens or differentiates again."""
+    """Return the gradients by the registered operator: for modes, transforms and second derivatives."""
     first, named = len(plan.tensors), plan.needed(needs)
     call, outs = plan.call(saved), saved[first:]
     transforms.refuse_batched(plan.op, grads)
@@ -120,7 +113,7 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
 
 
 def _by_definition(op: str, call, grads, named: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    """Gradients that can be differentiated again: autograd's own, of the reference."""
+    """Return gradients that can be differentiated again: autograd's, of the reference."""
     inputs = [getattr(call, name) for name, needed in zip(call.DIFFERENTIABLE, named) if needed]
     outs = backends.module(op, "reference").forward(call)
     outs, grads = zip(*[(out, grad) for out, grad in zip(outs, grads) if grad is not None])
@@ -169,14 +162,14 @@ class _Differentiable(torch.autograd.Function):
 @functools.cache
 def _moving(problem: type) -> int | None:
     """Return the place of the field that holds the moving position, or None."""
-    return None if problem.MOVES is None else problem._fields.index(problem.MOVES)
+    return problem._fields.index(problem.MOVES) if hasattr(problem, "MOVES") else None
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
-    """Return (key of the plan, whether a gradient is wanted, the position that moves and is no part of the key).
+    """Return (key of the plan, whether a gradient is wanted, the position that moves and is not in the key).
 
-    The key is None where a mode, transform, tracer or profiler listens. It is flat and can be read in one way: None,
-    a tensor's five parts or an option's two for each value.
+    The key is None where a mode, transform, tracer or profiler is active. It is flat and unambiguous: each value gives
+    None, a tensor's five parts or an option's two.
     """
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
@@ -211,7 +204,7 @@ def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | 
 
 
 def _plain(tensor: Tensor) -> bool:
-    """An ordinary tensor of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
+    """Whether a tensor is an ordinary one of the CPU or a GPU: no subclass, no lazy negation, no wrapper."""
     if tensor.is_cuda:
         _PLAIN.update(_plain_keys("cuda"))
     return private.dispatch_keys(tensor).raw_repr() in _PLAIN
@@ -219,7 +212,7 @@ def _plain(tensor: Tensor) -> bool:
 
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
-    """Dispatch keys of ordinary tensors, of inference mode too; asked for a GPU once a tensor has been there."""
+    """Return the dispatch keys of ordinary tensors, also in inference mode. A GPU is asked once a tensor is there."""
     found = [private.dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
         found.append(private.dispatch_keys(torch.empty(0, device=device)).raw_repr())

@@ -1,7 +1,7 @@
 """Floating-point operations of every op, for `torch.utils.flop_counter.FlopCounterMode`.
 
 They are counted as torch counts its own attention: 2 a multiply-add of the matrix products, every query with every key.
-Masks, windows and causality lower no count. A backward pass counts the products that it computes again.
+Masks, windows and causality do not lower a count. A backward pass counts recomputed products too.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def register(op: str, problem: type) -> None:
 
 
 def announce() -> None:
-    """Give the formulas to torch's counter, and to the counters that are open.
+    """Register the formulas with torch's counter, and with open counters.
 
-    Importing the counter's module imports Triton, so this waits until somebody else has imported it.
+    Importing the counter's module imports Triton, so this waits until something else imports it.
     """
     counting = sys.modules.get("torch.utils.flop_counter")
     if counting is None:
@@ -45,7 +45,7 @@ def announce() -> None:
 
 
 def attention(call, keys: int, displacements: int) -> tuple[int, int]:
-    """keys: that a query attends; displacements: of each query, those that a relative key serves."""
+    """keys: attended by a query. displacements: of each query, those with a relative key."""
     b, n, h, d = call.query.shape
     content = b * n * h * keys * d
     rows = 0 if call.rel_key is None else min(displacements, call.rel_key.shape[1])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import extensions
 
-# the codes of csrc/view.h: Type; the two tables change together
+# codes of Type in csrc/view.h; the two tables change together
 _TYPE = {
     torch.float32: 1,
     torch.bfloat16: 2,
@@ -26,10 +26,10 @@ _TYPE = {
 
 View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 
-#: what the bindings take, as they state it in `abi`; the numbers change together
+#: version of the bindings' arguments, which `abi` of each extension states; the numbers change together
 ABI = {"_cpu": 4, "_cuda": 2}
 
-#: the process that imported the package; another one that loads an extension was forked from it
+#: process that imported the package; a process with another id is a fork of it
 _PROCESS = os.getpid()
 
 
@@ -62,8 +62,8 @@ def extension(name: str) -> ModuleType:
 def view(tensor: Tensor | None) -> View | None:
     """Return address, type code, sizes and strides of a tensor, for C++. The caller keeps the tensor alive.
 
-    A dimension of size 1 gets the stride of dense memory: torch lets it be anything, and kernels step by strides to
-    where their first element would lie.
+    A dimension of size 1 gets the stride of dense memory. torch allows it any stride, and kernels step by strides to
+    the start of their range.
     """
     if tensor is None:
         return None
@@ -84,12 +84,12 @@ def _dense_where_one(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[
 
 
 def cpu_isa() -> str:
-    """The instruction set whose CPU kernels run on this machine, or "none" without the extension."""
+    """Return the instruction set of the CPU kernels on this machine, or "none" without the extension."""
     return "none" if unavailable("_cpu") else extension("_cpu").isa_name()
 
 
 def cuda_built() -> str:
-    """The architectures that the CUDA extension was compiled for and its CUDA version, or why there is no extension."""
+    """Return the architectures and the CUDA version of the CUDA extension, or why there is no extension."""
     if why := unavailable("_cuda"):
         return why
     made = extension("_cuda")

@@ -89,7 +89,7 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
 
 
 def schema(problem: type) -> str:
-    """The arguments of an op as `torch.library` writes them: "Tensor x, SymInt? window, ...".
+    """Return the arguments of an op as `torch.library` writes them: "Tensor x, SymInt? window, ...".
 
     >>> schema(CALLS["relative_logits"])
     'Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset'
@@ -139,7 +139,7 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, problem: 
 
 
 def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Type, shape and place of each: what a backward pass relies on of the tensors that its forward pass saved."""
+    """Return type, shape and place of each tensor: a backward pass relies on these of its saved tensors."""
     return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
 
 
@@ -154,30 +154,32 @@ def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], e
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:
-    """Autocast off: it would narrow the float32 products inside a backend, which chose its types itself."""
+    """Switch autocast off: it would narrow the float32 products of a backend, which chose its types."""
     device = call[0].device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
-    """The tensor's GPU current, for kernels launch on the current device and its stream; nothing to do where it is."""
+    """Make the tensor's GPU current, because kernels launch on the current device and its stream."""
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(tensor.device)
 
 
 def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
-    """A fresh seed [1] from torch's generator of that device (so `torch.manual_seed` governs it), or None at p = 0."""
+    """Draw a seed [1] from torch's generator of that device, so that `torch.manual_seed` governs it. None at p = 0."""
     return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device) if dropout_p > 0 else None
 
 
 def registered(op: str, part: str = ""):
-    """The operator that torch knows, or its backward."""
+    """Return the registered operator, or its backward."""
     return getattr(torch.ops.retro_kernels, op + part)
 
 
 def resolve(call):
-    """The call checked, in autocast's types, with its defaults filled in and a fresh seed where it draws."""
+    """Return the call checked, in autocast's types, with its defaults filled in and a fresh seed where it has
+    dropout.
+    """
     call = cast(call).checked()
     if "seed" in call._fields:
         call = call._replace(seed=dropout_seed(call[0].device, call.dropout_p))

@@ -1,6 +1,6 @@
-"""How calls of one layout are served: checked and given a backend once, their passes listed once.
+"""Plans of calls: each layout is checked and given a backend once, and its passes are listed once.
 
-What follows from a call's shapes, strides, types, options and alignment is kept; the tensors are each call's own.
+A plan depends on a call's shapes, strides, types, options and alignment. Each call brings its own tensors.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from . import backends
 from .arguments import ANY_STRIDE
 from .steps import Pass
 
-_MOST_PLANS = 4096  # the one used longest ago goes first
+# both caches evict the least recently used entry
+_MOST_PLANS = 4096
 _MOST_BACKWARDS = 64  # of one plan
 
 _PLANS: OrderedDict[tuple, Plan] = OrderedDict()
 
 
 class Plan:
-    """How calls of one key are served. It holds no tensor."""
+    """Plan of the calls of one key. It holds no tensor."""
 
     def __init__(self, op: str, call, resolved, backend: str | None, position: int | None = None):
         self.op, self.backend, self.make = op, backend, type(resolved)
         self.module = backends.choose(op, resolved, backend)
         self.listable = not self.module.__name__.endswith(".reference")
-        # a field is an option, or the tensor of the call that stands at `moves`
+        # a field is an option, or a tensor of the call, at `moves`
         self.options = [None if isinstance(value, Tensor) else value for value in resolved]
         self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
         differentiable = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
-        #: of each entry of DIFFERENTIABLE, its place among `tensors`; None where the call has no such tensor
+        #: place of each entry of DIFFERENTIABLE among `tensors`; None where the call has no such tensor
         self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
-        #: what is taken from each call: its tensors, and last the position, where that moves, within `positions`
+        #: fields taken from each call: its tensors, and last a position that moves within `positions`
         self.given, self.positions = self.tensors, range(0)
         if position is not None:
             movable = call.movable()
@@ -47,13 +48,13 @@ class Plan:
         self.kept = [self.make.RETURNS.index(name) for name in getattr(self.make, "KEPT", self.make.RETURNS)]
         self.forward = Pass(self._forward, self.listable)
         self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
-        #: of the tensors of `given` and of the outputs: what a backward pass relies on; known after the first call
+        #: layouts of the tensors of `given` and of the outputs, for the backward pass; set by the first call
         self.layouts: list[tuple] | None = None
-        #: whether saved tensors are like those of the first backward pass, which were checked
+        #: check that saved tensors are like those of the first backward pass, which were checked in full
         self.like: Callable[..., bool] | None = None
 
     def call(self, given):
-        """The call of these values, resolved."""
+        """Return the call of these values, resolved."""
         values = self.options.copy()
         for at, value in zip(self.given, given):
             values[at] = value
@@ -63,14 +64,16 @@ class Plan:
         return tuple([out.contiguous() for out in self.module.forward(self.call(values))])
 
     def gradients(self, values: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """The gradients of those tensors of the call that `needs` names.
+        """Return the gradients of those tensors of the call that `needs` names.
 
-        values: the call's tensors, its outputs that are kept, and the gradients of all. Layouts are looked at again: a
-        hook may have put other tensors in their place.
+        values: the call's tensors, its kept outputs, and the gradients of all outputs. Their layouts are read again,
+        because a hook may have replaced saved tensors.
         """
         key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
         found = self.backwards.get(key)
-        if found is None:
+        if found is not None:
+            self.backwards.move_to_end(key)
+        else:
             if len(self.backwards) >= _MOST_BACKWARDS:
                 self.backwards.popitem(last=False)
             found = self.backwards[key] = Pass(lambda values: self._backward(values, needs), self.listable)
@@ -92,7 +95,7 @@ class Plan:
 
 
 def keep(key: tuple, plan: Plan) -> Plan:
-    """Keep a plan; the one used longest ago makes room."""
+    """Keep a plan. Where the cache is full, the least recently used one is evicted."""
     while len(_PLANS) >= _MOST_PLANS:
         _PLANS.popitem(last=False)
     _PLANS[key] = plan
@@ -100,19 +103,22 @@ def keep(key: tuple, plan: Plan) -> Plan:
 
 
 def forget() -> None:
-    """Make every plan anew: what they were made by has changed."""
+    """Drop every plan. Call it when something changes that plans depend on."""
     _PLANS.clear()
 
 
 def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
-    """The plan of a call whose defaults are filled in."""
+    """Return the plan of a call whose defaults are filled in."""
     layout = [
         (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
         for x in call
     ]
     key = (op, backend, epoch, *layout)  # tuples, where an eager call's key is flat
     found = _PLANS.get(key)
-    return keep(key, Plan(op, call, call, backend)) if found is None else found
+    if found is None:
+        return keep(key, Plan(op, call, call, backend))
+    _PLANS.move_to_end(key)
+    return found
 
 
 def _place(i: int, call, resolved) -> int | None:
@@ -126,10 +132,10 @@ def _place(i: int, call, resolved) -> int | None:
 
 
 def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
-    """The same values as a backward pass can read them: a copy of what has no rows.
+    """Return the same values as a backward pass can read them: tensors without dense rows are copied.
 
-    An expanded gradient (out.sum().backward()) has none; an input or output that a saved-tensor hook laid out anew may
-    have none.
+    An expanded gradient (out.sum().backward()) has no dense rows; an input or output from a saved-tensor hook may have
+    none.
     """
     strided = {
         name: x.contiguous()

@@ -1,7 +1,8 @@
-"""Every private name of torch and Triton that the package uses, and a public way round for versions that lack one.
+"""Every private name of torch and Triton that the package uses, with a public fallback for versions that lack one.
 
-Tried with torch 2.11 to 2.13, triton 3.6 to 3.9. Without a name of torch's, eager calls go through the registered
-operator; without Triton's launcher, launches go through Triton's own binder. Compiling ahead of time needs Triton's.
+Tried with torch 2.11 to 2.13 and triton 3.6 to 3.9. Where torch lacks a name, eager calls go through the registered
+operator. Where Triton's launcher is unknown, launches go through Triton's own binder. Compiling ahead of time has no
+fallback.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ __all__ = ["TorchDispatchMode", "tree_leaves"]
 
 
 def _of_torch(name: str, otherwise):
-    """A name inside torch._C, or the public way round."""
+    """Return a name inside torch._C, or the public fallback."""
     try:
         return operator.attrgetter(name)(torch._C)
     except AttributeError:
         return otherwise
 
 
-#: device type -> what torch's own compiler allocates with, (shape, strides, dtype) -> tensor: half torch.empty's time
+#: device type -> allocator of torch's compiler, (shape, strides, dtype) -> tensor. It takes half torch.empty's time.
 EMPTY = {
     device: _of_torch(
         f"_dynamo.guards._empty_strided_{device}",
@@ -48,7 +49,7 @@ class _NoKeys:
     raw_repr = staticmethod(lambda: 0)
 
 
-#: tensor -> its dispatch keys, whose `raw_repr()` is one number for them
+#: tensor -> its dispatch keys; their `raw_repr()` is one number
 dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
 _guards = _of_torch("_dynamo.guards.TensorGuards", None)
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
@@ -66,14 +67,14 @@ _tells = (
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
-    """How many tensors use a storage."""
+    """Return how many tensors use a storage."""
     return _storage_users(storage._cdata)
 
 
 def like(tensors) -> Callable[..., bool]:
-    """Return a check whether tensors have the types, shapes and devices of these. It may say no where they do.
+    """Return a check that tensors have the types, shapes and devices of these. It may be false where they do.
 
-    Compiled, it takes a quarter of the time that Python takes to read them.
+    It is compiled, and takes a quarter of the time of the same check in Python.
     """
     if _guards is None:
         return lambda *_: False
@@ -81,7 +82,7 @@ def like(tensors) -> Callable[..., bool]:
 
 
 def unheard() -> bool:
-    """No mode, transform, tracer or profiler is on, and this torch tells of all of them."""
+    """Whether no mode, transform, tracer or profiler is on, and this torch tells of all of them."""
     return (
         _tells
         and _dispatched() == 0
@@ -94,16 +95,26 @@ def unheard() -> bool:
 
 
 def untraced() -> bool:
-    """No tracer, dispatch mode or transform is on, and this torch tells of all of them."""
+    """Whether no tracer, dispatch mode or transform is on, and this torch tells of all of them."""
     return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
 
 
 def transformed() -> bool:
-    """Whether vmap, grad, jvp or forward mode is on for this thread; functionalisation is none."""
+    """Whether vmap, grad, jvp or forward mode is on for this thread. Functionalisation does not count."""
     interpreter = _interpreter()
     return (
         getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize
     )
+
+
+def watched(values, ordinary: frozenset[type]) -> bool:
+    """Whether a compiler, a transform or a class of tensors beyond `ordinary` must see operations on the values."""
+    if torch.compiler.is_compiling():  # first, for a compiler can't trace the others
+        return True
+    interpreter = _interpreter()
+    if getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize:
+        return True
+    return any([value.__class__ not in ordinary for value in values])
 
 
 def may_have_tangents() -> bool:
@@ -122,7 +133,7 @@ def dispatch_modes() -> list[TorchDispatchMode]:
 
 
 def autograd_on() -> contextlib.AbstractContextManager:
-    """Autograd on inside an operator's implementation, where torch switches it off for the thread."""
+    """Switch autograd on inside an operator's implementation, where torch switches it off for the thread."""
     keys = torch._C._dispatch_tls_local_exclude_set()
     for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         keys = keys.remove(getattr(torch._C.DispatchKey, name))
@@ -135,7 +146,7 @@ KNOWN_TRITON = ((3, 6), (3, 9))
 
 
 def triton_driver():
-    """The module that knows the GPU of this process."""
+    """Return the module that knows the GPU of this process."""
     from triton.runtime import driver
 
     return driver
@@ -143,7 +154,7 @@ def triton_driver():
 
 @functools.cache
 def _triton():
-    """(driver, runtime knobs) of a Triton whose launcher is known; None of any other."""
+    """Return (driver, runtime knobs) of a Triton whose launcher is known, else None."""
     import triton
 
     driver = triton_driver()
@@ -152,8 +163,9 @@ def _triton():
 
 
 def stream():
-    """The current stream of the current GPU; NotImplemented where launches must go through Triton: a profiler listens,
-    or this Triton's launcher is unknown."""
+    """Return the current stream of the current GPU. NotImplemented where launches must go through Triton: a profiler
+    listens, or the launcher is unknown.
+    """
     found = _triton()
     if found is None:
         return NotImplemented
@@ -165,8 +177,8 @@ def stream():
 
 
 class Launched:
-    """A launch whose arguments come in the kernel's order. `run` is None until Triton has compiled it, and stays so
-    under its interpreter; then it is called as Triton's own binder would call it, at a tenth of the time.
+    """A launch whose arguments come in the kernel's order. `run` is None until Triton has compiled it, and always under
+    Triton's interpreter. Afterwards `run` is called as Triton's own binder would call it, at a tenth of the time.
     """
 
     def __init__(self, launch):
@@ -174,7 +186,7 @@ class Launched:
         self.grid = tuple((*launch.grid, 1, 1)[:3])
 
     def by_triton(self, arguments: list) -> None:
-        """Through Triton's public interface: it compiles, and calls who listens."""
+        """Launch through Triton's public interface, which compiles and calls hooks."""
         compiled = self.launch.with_arguments(arguments).run()
         if hasattr(compiled, "packed_metadata") and not self.launch.kernel.pre_run_hooks:
             # the kernel lives as long as the object that Triton returned

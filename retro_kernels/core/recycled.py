@@ -1,8 +1,8 @@
-"""Large blocks of memory that outputs and gradients gave back, kept for the next ones of the same size.
+"""Large blocks of memory that outputs and gradients gave back, kept for later ones of the same size.
 
-malloc returns what is this large to the system, sooner or later (M_MMAP_THRESHOLD is 32 MiB at most), and every call
-would pay a page fault for each page that it writes: a tenth to a third of chunked cross-attention's backward pass, a
-twentieth of its forward pass.
+malloc returns such blocks to the system sooner or later (M_MMAP_THRESHOLD is 32 MiB at most). Each call would then pay
+a page fault for each page that it writes: a tenth to a third of chunked cross-attention's backward pass, a twentieth of
+its forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import native, private
 
-FROM, KEPT = 4 << 20, 256 << 20  # bytes: of a block at least, and of all blocks at most
+FROM, KEPT = 4 << 20, 256 << 20  # bytes: least of a block, most of all blocks
 
 _blocks: list[torch.UntypedStorage] = []  # in use or free, the one that was taken longest ago first
 _lock = threading.Lock()
@@ -32,7 +32,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """A tensor in a block that nobody uses any more; None where there is none."""
+    """Return a tensor in a block that nothing uses any more, or None."""
     like = torch.empty(shape, dtype=dtype, device="meta")
     with _lock:
         for at in range(len(_blocks)):
@@ -44,8 +44,9 @@ def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
 
 
 def keep(tensor: Tensor) -> None:
-    """From now on its memory is taken again once nobody uses it, where KEPT has room: free blocks make room, the one
-    taken longest ago first."""
+    """Keep the tensor's memory for reuse once nothing uses it. KEPT bounds all blocks: free ones are dropped, the one
+    taken longest ago first.
+    """
     if not private.storages_tell or tensor.nbytes > KEPT:
         return
     with _lock:
@@ -57,14 +58,14 @@ def keep(tensor: Tensor) -> None:
 
 
 def _free(at: int) -> bool:
-    """Whether only the list holds a block: no tensor, and no reference to the storage's one object but the list's and
-    this call's."""
+    """Whether only the list holds a block: no tensor uses the storage, and only the list and this call refer to it."""
     return private.storage_users(_blocks[at]) == 1 and sys.getrefcount(_blocks[at]) <= 2
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A large output whose elements a kernel will all write: in memory that an earlier one gave back, else in huge
-    pages, if the system has them: outputs come and go with every call."""
+    """Allocate a large output whose elements a kernel will all write: in memory that an earlier one gave back, else in
+    huge pages, if the system has them.
+    """
     tensor = take(shape, dtype)
     if tensor is None:
         tensor = torch.empty(shape, dtype=dtype)

@@ -1,10 +1,9 @@
 """One pass of a call as data: a list of steps over slots, made once for a layout and run by one loop.
 
-A backend's pass (`forward` or `backward`) is run on meta tensors, which have shapes and strides and no memory. It makes
-outputs and scratch memory, calls compiled functions (`native.call`), launches kernels, and may use torch's operations.
-Each of these becomes a step; each tensor becomes a slot. Running the list puts real tensors into the slots. A position
-that moves from call to call is a slot too: a pass derives numbers from it and decides by it through `derived` and
-`decided`.
+A backend's pass (`forward` or `backward`) runs on meta tensors, which have shapes and strides and no memory. It
+allocates outputs and scratch memory, calls compiled functions (`native.call`), launches kernels, and may use torch's
+operations. Each of these becomes a step, and each tensor a slot. To run the list, real tensors are put into the slots.
+A position that moves from call to call is a slot too: `derived` computes numbers from it, and `decided` branches on it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from . import native, private, recycled
 
-_MOST_WAYS = 4  # lists kept for one layout, one for each decision about the position
+_MOST_WAYS = 4  # lists kept for one layout, the newest; one for each decision about the position
 _EMPTY, _TORCH, _NATIVE, _LAUNCH = range(4)  # kinds of steps
 _VALUE, _VIEW, _NUMBER, _CALL, _ASKED = range(5)  # kinds of a compiled function's arguments
 _ATEN = torch.ops.aten
@@ -31,21 +30,21 @@ _FRESH = (
     _ATEN.new_empty_strided.default,
 )
 _ACTIVE = threading.local()
-#: arguments of a compiled function that are asked for at each call: the number of threads, the GPU's current stream
+#: arguments of a compiled function that each call reads anew: number of threads, current stream of the GPU
 THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
-#: where a context of `collecting` is open: the launches that were left out
+#: launches that an open context of `collecting` left out
 _collected: list | None = None
 
 
 class Seen(NamedTuple):
-    """A tensor's memory with the sizes and strides that a compiled function is to see."""
+    """A tensor's memory with the sizes and strides that a compiled function sees."""
 
     tensor: Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def layout(self) -> tuple:
-        """The view that C++ gets, but for the address."""
+        """Return the view that C++ gets, without the address."""
         return native.layout(self.tensor.dtype, self.shape, self.strides)
 
 
@@ -62,7 +61,7 @@ def flat(x: Tensor) -> Seen:
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
-    """Inside, nothing is run: launches are collected, outputs and gradients are zeros. Not for threads."""
+    """Inside, nothing runs: launches are collected, and outputs and gradients are zeros. Not for threads."""
     global _collected
     _collected = launches = []
     try:
@@ -72,21 +71,21 @@ def collecting() -> Iterator[list]:
 
 
 class Position:
-    """An int that moves from call to call, while a pass is listed: its slot, and its value in this call."""
+    """Symbolic int that moves from call to call: its slot, and its value in the call that is listed."""
 
     def __init__(self, listing: Listing, slot: int, value: int):
         self.listing, self.slot, self.value = listing, slot, value
 
 
 def derived(position: int | Position, function: Callable[[int], int]) -> int | Position:
-    """`function(position)`, computed anew in each call."""
+    """Return `function(position)`; each call computes it anew."""
     if not isinstance(position, Position):
         return function(position)
     return position.listing.number(position, function)
 
 
 def decided(position: int | Position, function: Callable[[int], object]):
-    """`function(position)`, part of the list: a call for which it differs gets a list of its own."""
+    """Return `function(position)` and note it as a guard: a call with another result gets a list of its own."""
     if not isinstance(position, Position):
         return function(position)
     value = function(position.value)
@@ -95,12 +94,12 @@ def decided(position: int | Position, function: Callable[[int], object]):
 
 
 def active() -> Listing | None:
-    """The listing of this thread."""
+    """Return the listing of this thread, or None."""
     return getattr(_ACTIVE, "listing", None)
 
 
 class Listing(private.TorchDispatchMode):
-    """Inside, operations on meta tensors, compiled functions and launches are noted as steps. Nothing is computed."""
+    """Inside, operations on meta tensors, compiled functions and launches become steps. Nothing is computed."""
 
     def __init__(self, values):
         super().__init__()
@@ -134,7 +133,7 @@ class Listing(private.TorchDispatchMode):
         return value
 
     def _put(self, value) -> int:
-        """The slot of a result: the tensor's own if it has one, as after an operation in place."""
+        """Return the slot of a result. After an operation in place, that is the tensor's slot."""
         if id(value) not in self.slots or value is None:
             self.slots[id(value)] = len(self.alive)
             self.alive.append(value)
@@ -169,7 +168,7 @@ class Listing(private.TorchDispatchMode):
 
     def native(self, library: str, name: str, arguments: tuple) -> None:
         """Note a call of a compiled function."""
-        self.steps.append((_NATIVE, library, name, self._template(arguments)))
+        self.steps.append((_NATIVE, getattr(native.extension(library), name), name, self._template(arguments)))
 
     def _template(self, arguments: tuple) -> list[tuple]:
         made = []
@@ -220,8 +219,10 @@ class _Way:
 
 
 class Pass:
-    """A pass of calls of one layout. `function` takes tensors, None and at most one position, last, and returns tensors
-    and None; where it is not `listable`, as autograd in the reference, it runs as it is.
+    """A pass of calls of one layout.
+
+    function: takes tensors, None and at most one position, which is last; returns tensors and None. listable: False
+    runs it as it is, for instance autograd in the reference.
     """
 
     def __init__(self, function: Callable, listable: bool):
@@ -235,7 +236,7 @@ class Pass:
         return way
 
     def run(self, values):
-        """The results of these values."""
+        """Return the results of these values."""
         if not self.listable:
             return self.function(values)
         for way in self.ways:
@@ -270,9 +271,9 @@ class Pass:
                 else:
                     launched.run(*launched.grid, stream, *launched.between, *arguments)
             elif kind == _NATIVE:
-                error = getattr(native.extension(step[1]), step[2])(*_filled(step[3], at))
-                if error:
-                    raise RuntimeError(f"{step[2]}: CUDA error {error} at launch")
+                _, function, name, template = step
+                if error := function(*_filled(template, at)):
+                    raise RuntimeError(f"{name}: CUDA error {error} at launch")
             else:
                 _, slots, operation, rest, moves, options, at_device = step
                 arguments = rest.copy()
@@ -302,7 +303,9 @@ def _filled(template: list[tuple], at: list) -> list:
 
 
 def call(library: str, name: str, *arguments) -> None:
-    """Call a compiled function, or note that a pass calls it. Tensors are handed over as views, a call as a tuple."""
+    """Call a compiled function, or note its call while a pass is listed. Tensors are passed as views, a call as a
+    tuple.
+    """
     listing = active()
     if listing is not None:
         listing.native(library, name, arguments)
@@ -326,6 +329,6 @@ def _now(arguments: tuple) -> list:
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """The device on which a pass runs; while it is listed its tensors are on the meta device."""
+    """Return the device of a pass. While the pass is listed, its tensors are on the meta device."""
     listing = active()
     return tensor.device if listing is None else listing.device

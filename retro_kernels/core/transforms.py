@@ -1,8 +1,8 @@
 """Ops under torch's transforms: func.grad, vjp, vmap, jvp and autograd.forward_ad.
 
-The operator itself serves none of them: an autograd function registered by `torch.library` has no `setup_context`, and
-it drops tangents. So a call under a transform goes through the two functions below, one for the op and one for its
-gradient. vmap is a call for each entry. Forward mode is a formula of the op (`register`) or an error that names it.
+The operator serves none of them: an autograd function that `torch.library` registers has no `setup_context`, and it
+drops tangents. So a call under a transform goes through two functions, one for the op and one for its gradient. vmap
+makes one call for each entry. Forward mode is a formula of the op (`register`), or an error that names it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def register(op: str, tangents: Callable) -> None:
 
 
 def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
-    """The outputs of a resolved call."""
+    """Return the outputs of a resolved call."""
     return _Forward.apply(op, type(call), backend, *call)
 
 
 def backward(op: str, call, backend: str | None, outs, grads, needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    """The gradients that `needs` names, as the operator `<op>_backward` lists them."""
+    """Return the gradients that `needs` names, as the operator `<op>_backward` lists them."""
     return _Backward.apply(op, backend, len(call), len(outs), needs, *call, *outs, *grads)
 
 
@@ -99,14 +99,14 @@ class _Backward(torch.autograd.Function):
 
 
 def _saved(ctx):
-    """(call, outputs) of what `setup_context` saved."""
+    """Return (call, outputs) as `setup_context` saved them."""
     tensors, fields = ctx.saved_tensors, len(ctx.options)
     call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
     return call, tensors[fields:]
 
 
 def _one_by_one(function, info, in_dims, values):
-    """A call for each entry; what an op does per batch entry does not depend on the number of entries."""
+    """Make a call for each entry. The result of a batch entry does not depend on the number of entries."""
     entries = [
         function.apply(
             *[x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
@@ -128,7 +128,7 @@ def no_forward_mode(op: str) -> Exception:
 
 
 def refuse_tangents(op: str, values) -> None:
-    """Raise where a tensor has a tangent: an operator's kernel sees it last, and would drop it."""
+    """Raise where a tensor has a tangent, which an operator's kernel would drop."""
     if private.may_have_tangents():
         for value in values:
             if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
@@ -136,7 +136,7 @@ def refuse_tangents(op: str, values) -> None:
 
 
 def refuse_batched(op: str, grads) -> None:
-    """Raise where `is_grads_batched` hands over gradients that no custom operator can take apart."""
+    """Raise for gradients of `is_grads_batched`, which no custom operator can take apart."""
     if any([grad is not None and private.is_batched(grad) for grad in grads]):
         raise NotImplementedError(
             f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"

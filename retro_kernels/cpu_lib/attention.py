@@ -8,9 +8,9 @@ from torch import Tensor
 from ..core import steps
 from . import empty
 
-#: gradients that many rows add to: C++ leaves them in float32
+#: gradients that are sums over many rows: C++ returns them in float32
 _SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
-#: those of them that batch entries share; where entries have positions of their own, C++ sums over one entry at a time
+#: sums over batch entries too; where entries have positions of their own, C++ returns a sum for each entry
 _SHARED = _SUMMED - {"neighbour_gate"}
 
 

@@ -14,22 +14,22 @@ FARTHEST = 2**29  # positions given as a tensor count as within this
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:
-    """float64 stays float64; every other float type is computed in float32."""
+    """Type of sums over a tensor: float64 of float64, else float32."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def widened(call):
-    """The call with every float tensor in the accumulation type: cast once, so that gradients of shared inputs add up
-    in it.
+    """Return the call with every float tensor in the accumulation type. Each is cast once, so that gradients of a
+    shared input add up there.
     """
     dtype = accumulator(call.query)
     return type(call)(*(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in call))
 
 
 def philox_word(seed: Tensor, key: Tensor, query: Tensor, head: Tensor, batch: Tensor) -> Tensor:
-    """First output word of Philox4x32-10 at counter (key, query, head, batch): int64 values in [0, 2**32).
+    """Return the first output word of Philox4x32-10 at counter (key, query, head, batch): int64 values in [0, 2**32).
 
-    The same counters in every backend, so that all of them drop the same probabilities for the same seed.
+    Every backend uses the same counters, so all drop the same probabilities for the same seed.
     """
     c0, c1, c2, c3 = torch.broadcast_tensors(key, query, head, batch)
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD

@@ -1,4 +1,4 @@
-"""The reference's gradients: autograd's own, of the definition."""
+"""Gradients of the reference: autograd's, of the definition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..core import private
 
 
 def backward_of(forward: Callable) -> Callable:
-    """`backward(call, outputs, grads, needs)` that reruns `forward` under autograd."""
+    """Return `backward(call, outputs, grads, needs)` that reruns `forward` under autograd."""
 
     def backward(call, outputs, grads, needs) -> list[Tensor | None]:
         names = [name for name, needed in zip(call.DIFFERENTIABLE, needs, strict=True) if needed]

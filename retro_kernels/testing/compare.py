@@ -1,4 +1,4 @@
-"""Judging a backend: its outputs and gradients against the float64 reference, by the one tolerance table."""
+"""Judge a backend: its outputs and gradients against the float64 reference, by the one tolerance table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .memory import poisoned
 
 @contextmanager
 def eager_types():
-    """The reference computed wholly in the inputs' own type: the eager formulation a kernel is held against."""
+    """Compute the reference wholly in the inputs' type: this eager formulation is the yardstick of a kernel."""
     eager.forget()  # plans know the types of the outputs
     try:
         with mock.patch.object(attention, "accumulator", lambda tensor: tensor.dtype):
@@ -31,7 +31,7 @@ def eager_types():
 
 
 def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor]:
-    """Every floating output (`out0`, ...) and the gradient of every floating input, from random output gradients.
+    """Return every floating output (`out0`, ...) and the gradient of every floating input, for random output gradients.
 
     The gradients' randomness depends only on shapes, so runs in different types and backends can be compared. Infinite
     outputs (the lse of an empty row) get a zero gradient.
@@ -54,7 +54,9 @@ def _run(op: str, leaves: dict, backend: str, grad_seed: int, view: Callable[[Te
 
 
 def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
-    """Outputs and every gradient of `backend` on `kw` against the float64 reference; returns the backend's results."""
+    """Check outputs and every gradient of `backend` on `kw` against the float64 reference. Return the backend's
+    results.
+    """
     dtype = next(v.dtype for v in kw.values() if isinstance(v, Tensor) and v.is_floating_point())
     torch.manual_seed(seed)
     want = run(op, inputs.cast(kw, torch.float64), "reference")
@@ -79,8 +81,8 @@ def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
 
 
 def check_layout(op: str, kw: dict, backend: str, view: Callable[[Tensor], Tensor], same=assert_equal) -> None:
-    """Tensors laid out in memory as `view` lays them, the outputs' gradients too, give the same bits (or what `same`
-    asserts of name, got and want).
+    """Check that tensors, and the outputs' gradients, give the same bits when `view` lays them out in memory.
+    `same(name, got, want)` may assert something else.
     """
     want = run(op, kw, backend)
     leaves = {name: view(v) if isinstance(v, Tensor) else v for name, v in kw.items()}

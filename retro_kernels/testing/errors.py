@@ -12,8 +12,8 @@ from . import tolerances
 
 @dataclass(frozen=True)
 class Error:
-    """Relative Frobenius norm and greatest absolute difference; None where the tensors are not comparable (NaN,
-    infinities, other shape).
+    """Relative Frobenius norm and greatest absolute difference. None: the tensors can't be compared (NaN, infinities,
+    other shape).
     """
 
     frobenius: float | None
@@ -40,7 +40,7 @@ def error(got: Tensor, want: Tensor) -> Error:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """The norm of `error`. AssertionError for tensors that are not comparable."""
+    """Return the norm of `error`. Raises AssertionError for tensors that can't be compared."""
     relative = error(got, want).frobenius
     assert relative is not None, (
         f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
@@ -49,7 +49,9 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dtype: torch.dtype) -> None:
-    """AssertionError that says where and by how much, unless `got` is within the table's bound of `want` (float64)."""
+    """Raise an AssertionError that says where and by how much `got` exceeds the table's bound around `want`
+    (float64).
+    """
     assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
     bad = got.isnan() & ~want.isnan()
     assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"

@@ -1,4 +1,4 @@
-"""Random inputs of every op. One builder an op: the tests and the harness draw from these alone.
+"""Random inputs of every op, a builder each. The tests and the harness draw from these alone.
 
 >>> kw = leaky(seed=1, N=8)
 >>> retro_kernels.leaky_average(**kw).shape
@@ -7,13 +7,17 @@ torch.Size([2, 8, 3, 5])
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-#: where the builders put their tensors unless a `Draw` says; the
-#: tests set it to "cuda" for a backend that runs on a GPU
+#: device of the builders' tensors without a `Draw`; the tests set it to "cuda" for a GPU's backend
 DEVICE = "cpu"
 BIASES = ("content_bias", "position_bias")
+#: options of `_positions`
+POSITIONS = ("E", "rel", "heads", "rel_start", "T", "biases", "bias_scale")
 
 
 class Draw:
@@ -23,13 +27,13 @@ class Draw:
     Args:
         seed: of the stream.
         dtype: of the tensors.
-        device: where the stream lives and draws.
+        device: where the stream lives and draws; "meta" for shapes and types without memory.
         drawn_in: the type that numbers are drawn in; float32 spares memory where tensors are large.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu", drawn_in: torch.dtype = torch.float64):
         self.dtype, self.drawn_in, self.device = dtype, drawn_in, device
-        self.generator = torch.Generator(device=device).manual_seed(seed)
+        self.generator = None if device == "meta" else torch.Generator(device=device).manual_seed(seed)
 
     def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
         drawn = torch.randn(*shape, generator=self.generator, device=self.device, dtype=self.drawn_in)
@@ -61,18 +65,21 @@ def randint(seed: int, low: int, high: int, *shape: int) -> Tensor:
     return torch.randint(low, high, shape, generator=generator(seed)).to(DEVICE)
 
 
-def _placed(kw: dict, draw: Draw | None) -> dict:
-    return kw if draw else {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
+def _seeded(build: Callable[..., dict]) -> Callable[..., dict]:
+    """Let the caller of a builder give a seed and a type, or a `Draw` in their place."""
+
+    @functools.wraps(build)
+    def seeded(seed: int = 0, *, dtype: torch.dtype = torch.float32, draw: Draw | None = None, **options) -> dict:
+        kw = build(draw or Draw(seed, dtype), **options)
+        return kw if draw else {name: v.to(DEVICE) if isinstance(v, Tensor) else v for name, v in kw.items()}
+
+    return seeded
 
 
-def _names_of(biases: bool | tuple[str, ...]) -> tuple[str, ...]:
-    return BIASES if biases is True else biases or ()
-
-
+@_seeded
 def cross_attention(
-    seed: int = 0,
+    g,
     *,
-    dtype=torch.float32,
     B=2,
     N=19,
     M=4,
@@ -81,29 +88,19 @@ def cross_attention(
     H=4,
     G=None,
     D=16,
-    E=None,
     query_start=0,
     extra_chunks=0,
-    rel="all",
-    heads="each",
-    rel_start=None,
-    T=None,
-    biases=True,
-    bias_scale=1.0,
     gate=False,
     gate_low=0.0,
     mask=None,
     share=0.6,
     dropout_p=0.0,
-    draw=None,
+    **positions,
 ):
     """Keyword arguments of `chunked_cross_attention`.
 
-    rel: None, "all" (every displacement) or "bounded" (T rows from rel_start); heads: "each" or "shared" relative keys;
-    biases: True, False or names; mask: None, "neighbour" [B,L,K] or "token" [B,L,K,R], of which `share` is True; E
-    given means a relative query of its own; draw: a `Draw` in place of seed and dtype.
+    positions: options of `_positions`; mask: None, "neighbour" [B,L,K] or "token" [B,L,K,R], of which `share` is True.
     """
-    g = draw or Draw(seed, dtype)
     G = H if G is None else G
     L = (query_start + N) // M + extra_chunks
     kw = {
@@ -114,120 +111,72 @@ def cross_attention(
         "query_start": query_start,
         "dropout_p": dropout_p,
     }
-    if rel is not None:
-        _relative(g, kw, (B, N, H), D, E, heads, M + R - 1 if rel == "all" else T, biases, bias_scale)
-        kw["rel_start"] = rel_start if rel == "bounded" else None
-    if "content_bias" in _names_of(biases):
-        kw["content_bias"] = g.normal(H, D, scale=bias_scale)
+    _positions(g, kw, M + R - 1, **positions)
     if gate:
         kw["neighbour_gate"] = g.uniform(B, L, K, low=gate_low)
     if mask:
         kw["neighbour_mask"] = g.kept(B, L, K, *([R] if mask == "token" else []), share=share)
-    return _placed(kw, draw)
+    return kw
 
 
-def self_attention(
-    seed: int = 0,
-    *,
-    dtype=torch.float32,
-    B=2,
-    N=13,
-    S=None,
-    H=4,
-    G=None,
-    D=16,
-    E=None,
-    rel="all",
-    heads="each",
-    rel_start=None,
-    T=None,
-    biases=True,
-    bias_scale=1.0,
-    key_mask=False,
-    share=0.7,
-    segments=False,
-    draw=None,
-    **options,
-):
-    """Keyword arguments of `relative_attention`, as above; `options` go through (causal, causal_gap, window,
-    window_block, query_offset, ...).
-    """
-    g = draw or Draw(seed, dtype)
+@_seeded
+def self_attention(g, *, B=2, N=13, S=None, H=4, G=None, D=16, key_mask=False, share=0.7, segments=False, **options):
+    """Keyword arguments of `relative_attention`; options: those of `_positions`, and the op's own, which go through."""
     G, S = H if G is None else G, N if S is None else S
+    positions = {name: options.pop(name) for name in POSITIONS if name in options}
     kw = {
         "query": g.normal(B, N, H, D),
         "key": g.normal(B, S, G, D),
         "value": g.normal(B, S, G, D),
         **options,
     }
-    if rel is not None:
-        _relative(g, kw, (B, N, H), D, E, heads, N + S - 1 if rel == "all" else T, biases, bias_scale)
-        kw["rel_start"] = rel_start if rel == "bounded" else None
-    if "content_bias" in _names_of(biases):
-        kw["content_bias"] = g.normal(H, D, scale=bias_scale)
+    _positions(g, kw, N + S - 1, **positions)
     if key_mask:
         kw["key_mask"] = g.kept(B, S, share=share)
     if segments:
         kw["query_segment"] = g.integers(0, 3, B, N).sort(1).values
         kw["key_segment"] = g.integers(0, 3, B, S).sort(1).values
-    return _placed(kw, draw)
+    return kw
 
 
-def _relative(g: Draw, kw: dict, tokens: tuple[int, int, int], D, E, heads, rows, biases, bias_scale) -> None:
-    H, width = tokens[2], D if E is None else E
-    kw["rel_key"] = g.normal(H if heads == "each" else 1, rows, width)
-    if E is not None:
-        kw["rel_query"] = g.normal(*tokens, E)
-    if "position_bias" in _names_of(biases):
-        kw["position_bias"] = g.normal(H, width, scale=bias_scale)
-
-
-def relative_logits(
-    seed: int = 0,
-    *,
-    dtype=torch.float32,
-    B=2,
-    N=7,
-    H=3,
-    E=16,
-    key_len=9,
-    heads="each",
-    biases=True,
-    bias_scale=1.0,
-    T=None,
-    draw=None,
-    **options,
+def _positions(
+    g, kw, displacements, *, E=None, rel="all", heads="each", rel_start=None, T=None, biases=True, bias_scale=1.0
 ):
+    """Draw the relative keys and biases of an attention into `kw`.
+
+    rel: None, "all" (a row for each of the displacements) or "bounded" (T rows from rel_start); heads: "each" or
+    "shared" relative keys; E: width of a relative query of its own; biases: True, False or names.
+    """
+    names = BIASES if biases is True else biases or ()
+    *tokens, H, D = kw["query"].shape
+    width = D if E is None else E
+    if rel is not None:
+        kw["rel_key"] = g.normal(H if heads == "each" else 1, displacements if rel == "all" else T, width)
+        if E is not None:
+            kw["rel_query"] = g.normal(*tokens, H, E)
+        if "position_bias" in names:
+            kw["position_bias"] = g.normal(H, width, scale=bias_scale)
+        kw["rel_start"] = rel_start if rel == "bounded" else None
+    if "content_bias" in names:
+        kw["content_bias"] = g.normal(H, D, scale=bias_scale)
+
+
+@_seeded
+def relative_logits(g, *, B=2, N=7, H=3, E=16, key_len=9, heads="each", biases=True, bias_scale=1.0, T=None, **options):
     """Keyword arguments of `relative_logits`; T only with rel_start in `options`."""
-    g = draw or Draw(seed, dtype)
     kw = {"query": g.normal(B, N, H, E), "key_len": key_len, **options}
     kw["rel_key"] = g.normal(H if heads == "each" else 1, N + key_len - 1 if T is None else T, E)
-    if "position_bias" in _names_of(biases):
+    if biases is True or "position_bias" in (biases or ()):
         kw["position_bias"] = g.normal(H, E, scale=bias_scale)
-    return _placed(kw, draw)
+    return kw
 
 
-def topk(
-    seed: int = 0,
-    *,
-    dtype=torch.float32,
-    B=2,
-    Q=7,
-    S=23,
-    D=16,
-    k=4,
-    shared=False,
-    docs=0,
-    mask=False,
-    integers=False,
-    draw=None,
-    **options,
-):
+@_seeded
+def topk(g, *, B=2, Q=7, S=23, D=16, k=4, shared=False, docs=0, mask=False, integers=False, **options):
     """Keyword arguments of `topk_chunks`; docs: how many documents there are (True: 4), 0 for a call without them.
 
     `integers` makes scores exact, so that ties are exact in every type.
     """
-    g = draw or Draw(seed, dtype)
     keys = 1 if shared else B
     if integers:
         query, key = g.integers(-3, 4, B, Q, D).to(g.dtype), g.integers(-3, 4, keys, S, D).to(g.dtype)
@@ -239,16 +188,16 @@ def topk(
         kw["query_doc"], kw["key_doc"] = g.integers(0, count, B, Q), g.integers(0, count, keys, S)
     if mask:
         kw["key_mask"] = g.kept(keys, S, share=0.7)
-    return _placed(kw, draw)
+    return kw
 
 
-def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0, draw=None):
+@_seeded
+def leaky(g, *, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0):
     """Keyword arguments of `leaky_average`; decay: a list of H values, the (low, high) of random ones, or None for 0 to
     1.
 
     segments: about how many, 0: none given.
     """
-    g = draw or Draw(seed, dtype)
     low, high = decay if isinstance(decay, tuple) else (0.0, 1.0)
     drawn = g.uniform(H, low=low, high=high) if decay is None or isinstance(decay, tuple) else None
     kw = {"x": g.normal(B, N, H, D)}
@@ -257,48 +206,50 @@ def leaky(seed: int = 0, *, dtype=torch.float32, B=2, N=37, H=3, D=5, decay=None
         kw["initial"] = g.normal(B, H, D)
     if segments:
         kw["segment"] = g.integers(0, segments, B, N).sort(1).values
-    return _placed(kw, draw)
+    return kw
 
 
-def merged(seed: int = 0, *, dtype=torch.float32, P=3, B=2, N=5, H=2, D=16, dead=False, draw=None):
+@_seeded
+def merged(g, *, P=3, B=2, N=5, H=2, D=16, dead=False):
     """Keyword arguments of `merge_attention`, the parts side by side.
 
     dead: some parts have lse -inf and NaN in place of their out, and one row has no part that counts.
     """
-    g = draw or Draw(seed, dtype)
-    kw = {"outs": g.normal(P, B, N, H, D), "lses": g.normal(P, B, H, N).to(_statistics(g.dtype))}
+    kw = {"outs": g.normal(P, B, N, H, D)}
+    kw["lses"] = g.normal(P, B, H, N).to(torch.promote_types(g.dtype, torch.float32))
     if dead:
-        kw["lses"][0, :, :, ::2] = kw["lses"][:, 0, 0, 1] = -torch.inf
+        kw["lses"][0, :, :, ::2] = kw["lses"][:, 0, 0, 1 % N] = -torch.inf
         kw["outs"] = kw["outs"].masked_fill((kw["lses"] == -torch.inf).transpose(-1, -2).unsqueeze(-1), torch.nan)
-    return _placed(kw, draw)
+    return kw
 
 
-def linear(seed: int = 0, *, dtype=torch.float32, B=2, N=19, I=16, J=24, bias=True, draw=None):
+@_seeded
+def linear(g, *, B=2, N=19, I=16, J=24, bias=True):
     """Keyword arguments of `linear`."""
-    g = draw or Draw(seed, dtype)
     kw = {"input": g.normal(B, N, I), "weight": g.normal(J, I, scale=I**-0.5)}
-    return _placed(kw | ({"bias": g.normal(J)} if bias else {}), draw)
+    return kw | ({"bias": g.normal(J)} if bias else {})
 
 
-def rms(seed: int = 0, *, dtype=torch.float32, B=2, N=19, D=16, eps=1e-5, draw=None):
+@_seeded
+def rms(g, *, B=2, N=19, D=16, eps=1e-5):
     """Keyword arguments of `rms_norm`."""
-    g = draw or Draw(seed, dtype)
-    return _placed({"input": g.normal(B, N, D), "weight": g.normal(D), "eps": eps}, draw)
+    return {"input": g.normal(B, N, D), "weight": g.normal(D), "eps": eps}
 
 
-def entropy(seed: int = 0, *, dtype=torch.float32, N=19, V=33, draw=None):
+@_seeded
+def entropy(g, *, N=19, V=33):
     """Keyword arguments of `cross_entropy`, whose losses are not summed."""
-    g = draw or Draw(seed, dtype)
-    return _placed({"input": g.normal(N, V, scale=4.0), "target": g.integers(0, V, N), "reduction": "none"}, draw)
+    return {"input": g.normal(N, V, scale=4.0), "target": g.integers(0, V, N), "reduction": "none"}
 
 
-def _statistics(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
+def shapes_of(op: type, build: Callable[..., dict], dtype: torch.dtype, **options):
+    """Return a checked call of the class `op` on the meta device, from a builder and its options."""
+    return op(**dict.fromkeys(op._fields) | build(dtype=dtype, draw=Draw(0, dtype, "meta"), **options)).checked()
 
 
 def cast(kw: dict, dtype: torch.dtype) -> dict:
     """The same inputs, floating tensors in `dtype`."""
-    types = {name: _statistics(dtype) if name == "lses" else dtype for name in kw}
+    types = {name: torch.promote_types(dtype, torch.float32) if name == "lses" else dtype for name in kw}
     return {n: v.to(types[n]) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in kw.items()}
 
 

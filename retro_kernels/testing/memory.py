@@ -1,6 +1,4 @@
-"""Memory that shows a wrong access: guard bands round a tensor,
-strided views of it, and poison in what nobody has written.
-"""
+"""Memory that shows a wrong access: guard bands round a tensor, strided views, and poison in unwritten memory."""
 
 from __future__ import annotations
 
@@ -15,8 +13,8 @@ GUARD = 64  # NaN elements before and after a guarded tensor
 
 
 def guarded(tensor: Tensor) -> Tensor:
-    """The same values inside a larger buffer whose other elements are
-    NaN (True for bool): reading past an end shows.
+    """Return the same values inside a larger buffer whose other elements are NaN (True for bool): reading past an end
+    shows.
     """
     fill = torch.nan if tensor.is_floating_point() else 1
     buffer = torch.full((tensor.numel() + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
@@ -26,7 +24,9 @@ def guarded(tensor: Tensor) -> Tensor:
 
 
 def sliced(tensor: Tensor) -> Tensor:
-    """The same values as a strided view (rows twice as far apart, NaN between them), last dimension contiguous."""
+    """Return the same values as a strided view: rows twice as far apart, NaN between them, last dimension
+    contiguous.
+    """
     if tensor.dim() < 2:
         return tensor
     fill = torch.nan if tensor.is_floating_point() else 0
@@ -39,7 +39,7 @@ def sliced(tensor: Tensor) -> Tensor:
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """The same values as a view whose last dimension is strided too; what lies between must not be read."""
+    """Return the same values as a view whose last dimension is strided too. Elements between must not be read."""
     fill = torch.nan if tensor.is_floating_point() else 1
     padded = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
     padded[..., ::3] = tensor
@@ -47,7 +47,7 @@ def spread(tensor: Tensor) -> Tensor:
 
 
 def stepped(tensor: Tensor, step: int) -> Tensor:
-    """The same values between NaN, every dimension of size 1 with stride `step`: no element lies there."""
+    """Return the same values between NaN, every dimension of size 1 with stride `step`, where no element lies."""
     buffer = guarded(tensor)
     strides = [step if size == 1 else stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)]
     return buffer.as_strided(buffer.shape, strides)
@@ -58,7 +58,7 @@ def poisoned() -> Iterator[None]:
     """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True)
     until it is written.
 
-    Uses torch's deterministic mode, which alone fills memory; the mode is as before afterwards.
+    It uses torch's deterministic mode, which alone fills memory, and restores that mode afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory

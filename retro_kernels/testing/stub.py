@@ -1,5 +1,5 @@
-"""A GPU that isn't there: Triton compiles for it as for any other, and its launches go nowhere. For host time, and
-tests of it.
+"""Stub of a GPU: Triton compiles for it as for any other, and its launches go nowhere. For host time, and tests of
+it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _NUMBERS = itertools.count(1000)
 
 @contextlib.contextmanager
 def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
-    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`; outputs hold whatever memory
-    held.
+    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`. Outputs hold arbitrary
+    memory.
 
-    heard: gets every launch, as the arguments that Triton's launcher takes: grid, stream, function, metadata, hooks,
-    the kernel's own.
+    heard: gets every launch, as the arguments of Triton's launcher: grid, stream, function, metadata, hooks, the
+    kernel's own.
     """
     from retro_kernels import triton_lib as backend
     from retro_kernels.compile import target
@@ -57,7 +57,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
         def get_current_target(self):
             return private.gpu(arch)
 
-    number = next(_NUMBERS)  # Triton keeps what it compiled, launcher and all, by the device's number
+    number = next(_NUMBERS)  # Triton caches compiled kernels, launcher included, by the device's number
     status = backends._status
 
     def serves(op: str, name: str) -> backends.BackendStatus:

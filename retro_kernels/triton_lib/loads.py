@@ -27,18 +27,23 @@ def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constex
 
 
 @triton.jit
-def load_keys(base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr):
-    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there."""
+def load_keys(
+    base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, ONCE: tl.constexpr = False
+):
+    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there. ONCE: nothing reads them
+    again, so they leave L2 first.
+    """
+    EVICT: tl.constexpr = "evict_first" if ONCE else ""
     column = tl.arange(0, BLOCK_D)
     pointers = base + (j[:, None] * stride + column[None, :])
     if MASKED and BLOCK_D == D:
-        x = tl.load(pointers, mask=visible[:, None], other=0.0)
+        x = tl.load(pointers, mask=visible[:, None], other=0.0, eviction_policy=EVICT)
     elif MASKED:
-        x = tl.load(pointers, mask=visible[:, None] & (column < D)[None, :], other=0.0)
+        x = tl.load(pointers, mask=visible[:, None] & (column < D)[None, :], other=0.0, eviction_policy=EVICT)
     elif BLOCK_D == D:
-        x = tl.load(pointers)
+        x = tl.load(pointers, eviction_policy=EVICT)
     else:
-        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0)
+        x = tl.load(pointers, mask=(column < D)[None, :], other=0.0, eviction_policy=EVICT)
     return x
 
 

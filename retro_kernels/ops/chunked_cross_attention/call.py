@@ -1,7 +1,7 @@
 """A call of `chunked_cross_attention` as a value: its arguments, their checks and the outputs they make.
 
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
-D head dimension, E width of the relative keys, T their rows, S keys.
+Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D
+head dimension, E width of the relative keys, T their rows.
 """
 
 from __future__ import annotations
@@ -103,9 +103,7 @@ class ChunkedCrossAttention(NamedTuple):
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs of the right shapes and types, not filled."""
-        b, n, h, _ = self.query.shape
-        acc_dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        return self.query.new_empty(self.query.shape), self.query.new_empty((b, h, n), dtype=acc_dtype)
+        return arguments.attention_outputs(self.query)
 
     def movable(self) -> range:
         """Range of positions for which a checked call stays valid. Empty if the position also determines another

@@ -1,82 +1,46 @@
-"""Calls on the meta device that stand for what users launch: RETRO's
-presets and every option, for ahead-of-time compilation.
+"""Calls on the meta device that stand for what users launch: RETRO's presets and every option, for ahead-of-time
+compilation.
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
+from ...testing import inputs
 from .call import ChunkedCrossAttention
 
+PRESET = {"B": 8, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 128}
 
-def call(
-    dtype: torch.dtype,
-    *,
-    B=8,
-    N=2048,
-    M=64,
-    K=2,
-    R=128,
-    H=16,
-    G=None,
-    D=128,
-    E=None,
-    rel=True,
-    biases=True,
-    gate=False,
-    mask_dims=0,
-    dropout_p=0.0,
-    query_start=0,
-    batch_start=False,
-) -> ChunkedCrossAttention:
-    """A validated call without memory behind it."""
 
-    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    chunks, groups, width = (query_start + N) // M, H if G is None else G, D if E is None else E
-    return ChunkedCrossAttention(
-        query=empty(B, N, H, D),
-        key=empty(B, chunks, K, R, groups, D),
-        value=empty(B, chunks, K, R, groups, D),
-        chunk_len=M,
-        rel_key=empty(H, M + R - 1, width) if rel else None,
-        rel_query=empty(B, N, H, E) if rel and E else None,
-        rel_start=1 - R,
-        content_bias=empty(H, D) if biases else None,
-        position_bias=empty(H, width) if biases and rel else None,
-        neighbour_mask=empty(*(B, chunks, K, R)[:mask_dims], dtype=torch.bool) if mask_dims else None,
-        neighbour_gate=empty(B, chunks, K) if gate else None,
-        scale=D**-0.5,
-        query_start=query_start,
-        dropout_p=dropout_p,
-        seed=empty(1, dtype=torch.int64) if dropout_p else None,
-        batch_start=empty(B, dtype=torch.int64) if batch_start else None,
+def call(dtype: torch.dtype, *, batch_start=False, **options) -> ChunkedCrossAttention:
+    """A checked call without memory behind it; options: those of `inputs.cross_attention`, the preset's by default."""
+    made = inputs.shapes_of(ChunkedCrossAttention, inputs.cross_attention, dtype, **PRESET | options)
+    return made._replace(
+        seed=torch.empty(1, dtype=torch.int64, device="meta") if made.dropout_p else None,
+        batch_start=torch.empty(len(made.query), dtype=torch.int64, device="meta") if batch_start else None,
     )
 
 
-BF16, HALVES, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
+BF16, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)
 
-#: the presets of RETRO (heads x head width); the head count is no
-#: constant of a kernel, so 12, 16 and 32 heads compile once
+#: RETRO's presets by head width; kernels do not depend on the number of heads, so 12, 16 and 32 heads compile once
 PRESETS: dict[str, dict] = {"retro d64": {"D": 64}, "retro d128": {"D": 128}}
 
-#: name -> (options of `call`, types). float16 compiles to bfloat16's
-#: code but for the instruction's type: the presets stand for it
+#: name -> (options of `call`, types). float16's code differs from bfloat16's only in types of instructions, so the
+#: presets stand for it
 CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     **{name: (options, ALL) for name, options in PRESETS.items()},
-    **{f"{name} gate mask": ({**options, "gate": True, "mask_dims": 4}, ALL) for name, options in PRESETS.items()},
+    **{f"{name} gate mask": ({**options, "gate": True, "mask": "token"}, ALL) for name, options in PRESETS.items()},
     **{f"{name} dropout": ({**options, "dropout_p": 0.1}, ALL) for name, options in PRESETS.items()},
     **{f"{name} decode": ({**options, "N": 1, "query_start": 2047, "B": 1}, BF16) for name, options in PRESETS.items()},
     **{
         f"{name} decode, own positions": ({**options, "N": 1, "query_start": 2047, "batch_start": True}, BF16)
         for name, options in PRESETS.items()
     },
-    "retro d64 masked": ({"D": 64, "mask_dims": 3}, ALL),
-    "rpt gate": ({"rel": False, "biases": False, "gate": True}, ALL),
-    "no positions": ({"rel": False, "biases": False}, BF16),
-    "neighbour mask": ({"mask_dims": 3}, BF16),
+    "retro d64 masked": ({"D": 64, "mask": "neighbour"}, ALL),
+    "rpt gate": ({"rel": None, "biases": False, "gate": True}, ALL),
+    "no positions": ({"rel": None, "biases": False}, BF16),
+    "neighbour mask": ({"mask": "neighbour"}, BF16),
     "grouped heads": ({"G": 4}, ALL),
     "narrow relative": ({"E": 16}, BF16),
     "head of 24": ({"D": 24}, BF16),
@@ -86,10 +50,10 @@ CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     "short chunk": ({"M": 16, "R": 32}, BF16),
 }
 
-#: forms of the positions, and what else costs registers, in every set of it: `common.combinations`
-POSITIONS = {"E=D": {}, "E=16": dict(E=16, biases=False), "E=1": dict(E=1), "none": dict(rel=False, biases=False)}
+#: forms of the positions, and options that cost registers, for `triton_lib.combinations`
+POSITIONS = {"E=D": {}, "E=16": dict(E=16, biases=False), "E=1": dict(E=1), "none": dict(rel=None, biases=False)}
 OPTIONS = {
-    "mask": dict(mask_dims=4),
+    "mask": dict(mask="token"),
     "gate": dict(gate=True),
     "grouped heads": dict(G=4),
     "dropout": dict(dropout_p=0.1),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import eager, operator, private
 from .call import CrossEntropy
 
 
@@ -34,8 +35,14 @@ def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", bac
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction: expected 'none', 'sum' or 'mean'; got {reduction!r}")
     call = CrossEntropy(input, target)
-    if isinstance(target, Tensor) and target.device.type == "cpu" and not eager.watched(call):
-        call.checked().check_values()
+    if isinstance(target, Tensor) and target.device.type == "cpu" and not private.watched(call, eager.ORDINARY):
+        readable = target.dtype == torch.int64 and target.layout == torch.strided and not target.is_nested
+        if readable and target.numel() and isinstance(input, Tensor) and input.dim() == 2:
+            low, high = (x.item() for x in target.aminmax())
+            if low < 0 or high >= input.shape[1]:
+                call.checked()  # a wrong shape or type is the first fault to name
+                wrong = low if low < 0 else high
+                raise ValueError(f"target: expected 0 to V-1={input.shape[1] - 1}; got {wrong}")
     losses = eager.serve("cross_entropy", call, backend)
     return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
 

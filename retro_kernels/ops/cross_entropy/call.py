@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
+from ...core import arguments
 
 
 class CrossEntropy(NamedTuple):
@@ -18,7 +19,6 @@ class CrossEntropy(NamedTuple):
     target: Tensor  # int64 [T]
 
     DIFFERENTIABLE = ("input",)
-    MOVES = None
     RETURNS = ("losses",)
     KEPT = ()
     TWICE = True
@@ -36,22 +36,13 @@ class CrossEntropy(NamedTuple):
         checks.like("target", self.target, self.input, (torch.int64,), first="input")
         return self
 
-    def check_values(self) -> None:
-        """Raise where a target is no class. It reads them."""
-        if self.target.numel():
-            low, high = (x.item() for x in self.target.aminmax())
-            if low < 0 or high >= self.input.shape[1]:
-                wrong = low if low < 0 else high
-                raise ValueError(f"target: expected 0 to V-1={self.input.shape[1] - 1}; got {wrong}")
-
     def cast(self) -> CrossEntropy:
         """Autocast changes nothing: losses are float32 of logits of any type."""
         return self
 
     def empty_outputs(self) -> tuple[Tensor]:
         """Outputs of the right shapes and types, not filled."""
-        dtype = torch.float64 if self.input.dtype == torch.float64 else torch.float32
-        return (self.input.new_empty(self.input.shape[:1], dtype=dtype),)
+        return (self.input.new_empty(self.input.shape[:1], dtype=arguments.accumulator(self.input)),)
 
     def flops(self) -> tuple[int, int]:
         """Floating-point operations, (forward, backward)."""

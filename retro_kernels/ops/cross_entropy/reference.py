@@ -15,8 +15,9 @@ def forward(call) -> tuple[Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """(softmax, less one at the target) times the loss's gradient: in one more tensor of the logits' size, where
-    autograd takes several."""
+    """Return (softmax, less one at the target) times the loss's gradient. It takes one tensor of the logits' size where
+    autograd takes several.
+    """
     x = call.input.to(attention.accumulator(call.input))
     lse = x.logsumexp(-1, keepdim=True)
     dx = (x - lse).exp_().scatter_add_(-1, call.target.unsqueeze(-1), torch.full_like(lse, -1.0))

@@ -1,7 +1,6 @@
 """A call of `leaky_average` as a value: its arguments, their checks and the outputs they make.
 
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
-D head dimension, E width of the relative keys, T their rows, S keys.
+Letters: B batch, N tokens, H heads, D head dimension.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ class LeakyAverage(NamedTuple):
     segment: Tensor | None = None  # int [B,N]
 
     DIFFERENTIABLE = ("x", "decay", "initial")
-    MOVES = None
     #: names of the outputs
     RETURNS = ("y",)
 
     def checked(self) -> LeakyAverage:
-        """The call checked; not the values of decay: outside [0, 1) the recurrence is computed all the same."""
+        """Check the call, but not the values of decay: outside [0, 1) the recurrence is computed all the same."""
         sizes: dict[str, int] = {}
         checks.shape("x", self.x, "B,N,H,D", sizes)
         checks.floating("x", self.x)

@@ -35,7 +35,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.
     """
-    return eager.serve_or_torch("linear", Linear(input, weight, bias), backend, F.linear)
+    call = Linear(input, weight, bias)
+    return eager.serve_or_torch("linear", call, F.linear) if backend is None else eager.serve("linear", call, backend)
 
 
 operator.register("linear", Linear)

@@ -19,17 +19,13 @@ class Linear(NamedTuple):
     bias: Tensor | None  # [J]
 
     DIFFERENTIABLE = ("input", "weight", "bias")
-    MOVES = None
     RETURNS = ("y",)
     KEPT = ()
     TWICE = True
 
     def checked(self) -> Linear:
         """The call checked."""
-        sizes: dict[str, int] = {}
-        checks.floating("input", checks.tensor("input", self.input))
-        checks.shape("weight", self.weight, "J,I", sizes)
-        arguments.rows("input", self.input, "I", sizes)
+        sizes = arguments.weighted_rows(self, "J,I")
         if self.bias is not None:
             checks.shape("bias", self.bias, "J", sizes)
         for name, value in zip(self._fields, self):
@@ -38,7 +34,7 @@ class Linear(NamedTuple):
         return self
 
     def strict(self) -> bool:
-        """Whether torch's own function broadcasts, casts and drops nothing."""
+        """Whether torch's function neither broadcasts, casts nor drops anything for this call."""
         x, weight, bias = self
         like = weight.is_meta == x.is_meta and x.is_floating_point()
         return like and weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])

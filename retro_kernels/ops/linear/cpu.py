@@ -1,4 +1,4 @@
-"""Linear maps on the CPU: products of float32 matrices, whichever way they lie (csrc/cpu/matmul.cpp)."""
+"""Linear maps on the CPU: products of float32 matrices, whichever way they lie (csrc/cpu/linear.cpp)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from ...core import native, steps
 from ...cpu_lib import empty, unsupported_but_float32
 
-#: multiply-adds below which a call costs more than the better product gains
+#: multiply-adds below which the call costs more than the better product saves
 LEAST_MULTIPLY_ADDS = 2**21
-#: rows below which the packed copy of the other matrix costs more than it gains
+#: rows below which the packed copy of the other matrix costs more than it saves
 LEAST_ROWS = 32
 
 unsupported = unsupported_but_float32

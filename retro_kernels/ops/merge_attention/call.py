@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ... import checks
+from ...core import arguments
 
 
 class MergeAttention(NamedTuple):
@@ -18,7 +18,6 @@ class MergeAttention(NamedTuple):
     lses: Tensor  # [P,B,H,N]
 
     DIFFERENTIABLE = ("outs", "lses")
-    MOVES = None
     RETURNS = ("out", "lse")
 
     def checked(self) -> MergeAttention:
@@ -31,7 +30,7 @@ class MergeAttention(NamedTuple):
         checks.like("outs", self.outs, self.outs)
         checks.dense_rows("outs", self.outs)
         checks.shape("lses", self.lses, "P,B,H,N", sizes)
-        checks.like("lses", self.lses, self.outs, (_accumulator(self.outs),), first="outs")
+        checks.like("lses", self.lses, self.outs, (arguments.accumulator(self.outs),), first="outs")
         return self
 
     def cast(self) -> MergeAttention:
@@ -45,7 +44,3 @@ class MergeAttention(NamedTuple):
     def flops(self) -> tuple[int, int]:
         """Floating-point operations, (forward, backward)."""
         return 2 * self.outs.numel(), 4 * self.outs.numel()
-
-
-def _accumulator(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -1,7 +1,6 @@
 """A call of `relative_logits` as a value: its arguments, their checks and the outputs they make.
 
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
-D head dimension, E width of the relative keys, T their rows, S keys.
+Letters: B batch, N queries, H heads, E width of the relative keys, T their rows.
 """
 
 from __future__ import annotations

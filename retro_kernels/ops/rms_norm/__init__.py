@@ -41,7 +41,9 @@ def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend
     if eps is None:
         eps = torch.finfo(input.dtype).eps if isinstance(input, Tensor) and input.is_floating_point() else 0.0
     call = RMSNorm(input, weight, eps)
-    outs = eager.serve_or_torch("rms_norm", call, backend, _by_torch)
+    if backend is not None:
+        return eager.serve("rms_norm", call, backend)[0]
+    outs = eager.serve_or_torch("rms_norm", call, _by_torch)
     return outs[0] if isinstance(outs, tuple) else outs
 
 

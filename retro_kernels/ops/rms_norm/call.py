@@ -20,17 +20,13 @@ class RMSNorm(NamedTuple):
     eps: float
 
     DIFFERENTIABLE = ("input", "weight")
-    MOVES = None
     RETURNS = ("y", "rstd")  # rstd [...] = 1 / sqrt(mean(input^2) + eps)
     KEPT = ("rstd",)
     TWICE = True
 
     def checked(self) -> RMSNorm:
         """The call checked."""
-        sizes: dict[str, int] = {}
-        checks.floating("input", checks.tensor("input", self.input))
-        checks.shape("weight", self.weight, "D", sizes)
-        arguments.rows("input", self.input, "D", sizes)
+        arguments.weighted_rows(self, "D")
         checks.like("input", self.input, self.input, first="input")
         types = tuple({self.input.dtype: None, torch.float32: None})
         checks.like("weight", self.weight, self.input, types, first="input")
@@ -39,7 +35,7 @@ class RMSNorm(NamedTuple):
         return self._replace(eps=float(self.eps))
 
     def strict(self) -> bool:
-        """Whether torch's own function broadcasts, casts and drops nothing."""
+        """Whether torch's function neither broadcasts, casts nor drops anything for this call."""
         x, weight, eps = self
         like = weight.is_meta == x.is_meta and x.is_floating_point() and weight.dtype in (x.dtype, torch.float32)
         return like and weight.dim() == 1 and eps.__class__ is float and eps >= 0
@@ -50,8 +46,8 @@ class RMSNorm(NamedTuple):
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs of the right shapes and types, not filled."""
-        dtype = torch.float64 if self.input.dtype == torch.float64 else torch.float32
-        return self.input.new_empty(self.input.shape), self.input.new_empty(self.input.shape[:-1], dtype=dtype)
+        x, dtype = self.input, arguments.accumulator(self.input)
+        return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=dtype)
 
     def flops(self) -> tuple[int, int]:
         """Floating-point operations, (forward, backward)."""

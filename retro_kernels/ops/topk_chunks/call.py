@@ -1,7 +1,6 @@
 """A call of `topk_chunks` as a value: its arguments, their checks and the outputs they make.
 
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads,
-D head dimension, E width of the relative keys, T their rows, S keys.
+Letters: B batch, Q queries, S keys, D embedding width.
 """
 
 from __future__ import annotations
@@ -66,11 +65,9 @@ class TopkChunks(NamedTuple):
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs of the right shapes and types, not filled."""
-        b, q, _ = self.query.shape
-        acc_dtype = torch.float64 if self.query.dtype == torch.float64 else torch.float32
-        return self.query.new_empty((b, q, self.k), dtype=acc_dtype), self.query.new_empty(
-            (b, q, self.k), dtype=torch.int64
-        )
+        shape = (*self.query.shape[:2], self.k)
+        scores = self.query.new_empty(shape, dtype=arguments.accumulator(self.query))
+        return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def movable(self) -> range:
         """Range of positions for which a checked call stays valid. Empty if the position also determines another

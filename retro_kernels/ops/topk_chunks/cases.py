@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
+from ...testing import inputs
 from .call import TopkChunks
 
 _MILLION = 10**6
@@ -49,14 +50,10 @@ _CALLS = {
 }
 
 
-def call(dtype: torch.dtype, *, B=1, Q, S, D=1024, k, metric="dot", causal=False, docs=False, mask=False) -> TopkChunks:
-    """A call on the meta device, keys shared where B is 1."""
-    empty = {"device": "meta"}
-    query, key = torch.empty(B, Q, D, dtype=dtype, **empty), torch.empty(B, S, D, dtype=dtype, **empty)
-    query_doc = torch.empty(B, Q, dtype=torch.int64, **empty) if docs else None
-    key_doc = torch.empty(B, S, dtype=torch.int64, **empty) if docs else None
-    key_mask = torch.empty(B, S, dtype=torch.bool, **empty) if mask else None
-    return TopkChunks(query, key, k, metric, 1 if causal else None, 7 if causal else 0, query_doc, key_doc, key_mask)
+def call(dtype: torch.dtype, *, B=1, D=1024, causal=False, **options) -> TopkChunks:
+    """A call on the meta device; options: those of `inputs.topk`."""
+    limit = {"causal_gap": 1 if causal else None, "query_offset": 7 if causal else 0}
+    return inputs.shapes_of(TopkChunks, inputs.topk, dtype, **{"B": B, "D": D, "metric": "dot", **limit, **options})
 
 
 def calls() -> Iterator[tuple[str, str, TopkChunks, bool]]:

@@ -37,14 +37,15 @@ def unsupported(call: TopkChunks) -> str | None:
     for name, tensor in (("query", query), ("key", key)):
         if tensor.device.type != "cuda":
             return f"{name} is on {tensor.device}, not on a cuda device"
-        if tensor.dtype not in (torch.bfloat16, torch.float16):
-            return f"{name} is {tensor.dtype}; have bfloat16, float16"
     return unsupported_on(call, current_target(query.device))
 
 
 def unsupported_on(call: TopkChunks, target: Target) -> str | None:
-    """The part of `unsupported` that follows from sizes and the target."""
+    """The part of `unsupported` that follows from types, sizes, and the target."""
     query, key = call.query, call.key
+    for name, tensor in (("query", query), ("key", key)):
+        if tensor.dtype not in (torch.bfloat16, torch.float16):
+            return f"{name} is {tensor.dtype}; have bfloat16, float16"
     if target.arch < OLDEST_ARCH:
         return f"sm_{target.arch} has no asynchronous copies; needs sm_{OLDEST_ARCH}"
     shared = SHARED_BYTES_WGMMA if target.arch // 10 == 9 else SHARED_BYTES

@@ -84,6 +84,9 @@ def _cca_backward_query_kernel(
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
+    # keys, values and their gradients pass through L2 once; the band that other kernels left there is to stay
+    ONCE: tl.constexpr = WRITE_KEYS and band_ptr is not None
+    EVICT: tl.constexpr = "evict_first" if ONCE else ""
 
     start64 = start.to(tl.int64)
     local = tl.arange(0, BLOCK_M)
@@ -130,9 +133,9 @@ def _cca_backward_query_kernel(
                     gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED
                 )
             k_at = k_base + wide(a) * stride_kk
-            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
             v_at = v_base + wide(a) * stride_vk
-            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
             position = 0.0
             if band_ptr is not None:
                 position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
@@ -183,9 +186,9 @@ def _cca_backward_query_kernel(
                 if not EVEN_KEYS:
                     inside = inside & (j < R)[:, None]
                 dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
-                tl.store(dv_ptr + into, dv.to(dv_ptr.dtype.element_ty), mask=inside)
+                tl.store(dv_ptr + into, dv.to(dv_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
                 dk = tl.dot(tl.trans(ds16), qc, input_precision=PRECISION) * scale  # [BLOCK_N, BLOCK_D]
-                tl.store(dk_ptr + into, dk.to(dk_ptr.dtype.element_ty), mask=inside)
+                tl.store(dk_ptr + into, dk.to(dk_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
         if band_ptr is not None:
             if ds_ptr is not None:
                 band_at = ds_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
