@@ -19,7 +19,7 @@ from .records import environment
 
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
-    *("list", "check", "run", "profile", "static", "emulate", "estimate", "predicted", "host", "bounds", "ab"),
+    *("list", "check", "run", "profile", "static", "emulate", "estimate", "predicted", "host", "ab"),
     *("compare", "report", "history", "doctor", "compile", "tune", "gpu", "init"),
 )
 CODES = "0 ok, 1 regression, 2 wrong numbers, 3 inconclusive or not comparable, 4 usage, 5 nothing measured"
@@ -27,7 +27,7 @@ WIDTH = 80  # columns of a help text
 
 
 class Help(argparse.HelpFormatter):
-    """Lines of at most WIDTH columns; a name with a hyphen stays whole."""
+    """Help of at most WIDTH columns. A name with a hyphen is not broken."""
 
     def __init__(self, prog: str):
         super().__init__(prog, width=WIDTH, max_help_position=24)
@@ -50,7 +50,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser(wanted: str | None = None) -> argparse.ArgumentParser:
-    """With the options of the command that is `wanted`, or of all."""
+    """Build the parser, with the options of the command `wanted` or of all."""
     top = Parser(
         prog="retro-bench",
         description="Are the kernels right, and how fast are they on this machine?",
@@ -78,14 +78,14 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
 
 
 def described(name: str) -> str:
-    """The docstring of a command's module, read and not imported."""
+    """Read the docstring of a command's module without importing it."""
     return ast.get_docstring(ast.parse((HERE / "commands" / f"{name}.py").read_text(encoding="utf-8")))
 
 
 def main(argv: list[str] | None = None) -> int:
-    # the profiler announces every start and stop on stderr otherwise; read when its library is first used
+    # else the profiler announces every start and stop on stderr; its library reads this when it is first used
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice to whoever configures Triton
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice for those who configure Triton
     words = sys.argv[1:] if argv is None else argv
     if words == ["--version"]:
         print(f"retro-bench {importlib.import_module('retro_kernels').__version__}")
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
             arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
-    except SystemExit as e:  # whoever called it, no verdict was reached
+    except SystemExit as e:  # there is no verdict, whatever called it
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
     except exits.UsageError as e:
@@ -112,21 +112,21 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("retro-bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    except BrokenPipeError:  # nobody reads on, so nobody has seen a verdict
+    except BrokenPipeError:  # the reader is gone and has seen no verdict
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.INCONCLUSIVE
     except OSError as e:  # a file that can't be read or written
         print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
-    except Exception:  # Python's own exit code would be 1: a regression, which nobody has seen
+    except Exception:  # Python's own exit code, 1, means a regression here
         traceback.print_exc()
         print("retro-bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
 
 
 def plugins(words: list[str]) -> list[str]:
-    """The modules that `--plugin` names."""
+    """Return the modules that `--plugin` names."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--plugin", action="append", default=[])
     with contextlib.suppress(argparse.ArgumentError):  # the parser proper says what is wrong
@@ -135,7 +135,7 @@ def plugins(words: list[str]) -> list[str]:
 
 
 def load(plugin: str) -> None:
-    """Import a plug-in, which may lie in the working directory. Raises UsageError for whatever it raises."""
+    """Import a plug-in, which may lie in the working directory. Raises UsageError for any exception of it."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)

@@ -1,4 +1,4 @@
-"""One copy of the package under both of its names: `import retro_bench` in a plug-in gives the `bench` that runs."""
+"""One copy of the package under both of its names: in a plug-in, `import retro_bench` gives the running `bench`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Alias(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module):
-        """It was executed under its own name; the import system has just replaced its specification."""
+        """Restore the module's own specification, which the import system has just replaced. The module ran under its
+        own name.
+        """
         module.__spec__ = module.__spec__.loader_state
 
 

@@ -1,8 +1,7 @@
-"""Tables of operators, cases and contenders: declarative values, which everything else in `bench` only reads.
+"""Tables of operators, cases and contenders: declarative values that the rest of `bench` reads.
 
 An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one
-shape.
-A contender computes the operator: a backend of `retro_kernels`, a baseline, or a user's own function.
+shape. A contender computes the operator: a backend of `retro_kernels`, a baseline, or a user's own function.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ ROLES = ("baseline", "kernel", "reference")
 
 @dataclass(frozen=True)
 class Later:
-    """A function by its place, with named arguments that are `fixed`, imported when it is first called: a list takes no
-    torch.
+    """Function named by its place, with some named arguments `fixed`. It is imported when it is first called, so that a
+    list needs no torch.
 
     >>> Later("math:sqrt")(4.0)
     2.0
@@ -43,9 +42,9 @@ class Later:
 
 
 class Lazy(ModuleType):
-    """A module that is imported when an attribute is first read: a list of cases and `--help` take no torch.
+    """Module that is imported when an attribute is first read, so that a list of cases and `--help` need no torch.
 
-    It is kept out of `sys.modules`, where matplotlib asks whether torch is there.
+    It is kept out of `sys.modules`, because matplotlib looks there for torch.
     """
 
     def __getattr__(self, name: str):
@@ -61,7 +60,7 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of one operator; `shape` uses the letters of the op's docstring, `options` go to the op as they are."""
+    """One shape of one operator. `shape` uses the letters of the op's docstring; `options` are passed to the op."""
 
     kernel: str
     name: str
@@ -75,7 +74,7 @@ class Case:
     memory_gib: float = 1.0  # inputs, gradients and one slice of the oracle; a machine with less skips the case
 
     def make(self, seed: int, device: str, dtype) -> dict[str, Any]:
-        """Keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
+        """Return the keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
         import torch
 
         from retro_kernels.testing.inputs import Draw
@@ -88,12 +87,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and fewest bytes of a case: what any implementation must compute and move, whatever it materialises.
+    """FLOPs and fewest bytes of a case, which any implementation must compute and move.
 
     FLOPs are those of the matrix products over the visible pairs, 2 a multiply-add; softmax and rotations are left out.
-    The backward counts a fused kernel's own recomputation, as is customary for attention: 5 products for the 2 of the
-    forward, and 3 for the 1 of the position logits. Bytes: every input that is needed read once, every output written
-    once.
+    The backward counts a fused kernel's recomputation, as is customary for attention: 5 products for the 2 of the
+    forward, and 3 for the 1 of the position logits. Bytes: every needed input read once, every output written once.
     """
 
     flops: float
@@ -105,8 +103,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Operator:
-    """`call(arguments, backend)` returns all outputs; `rows` cuts out
-    a range of queries exactly, None where that can't be.
+    """`call(arguments, backend)` returns all outputs. `rows` cuts out a range of queries exactly; None where it
+    can't.
     """
 
     name: str
@@ -118,7 +116,7 @@ class Operator:
     rows: Callable[..., dict[str, Any]] | None = None
     row_axes: tuple[int, ...] = ()
     row_elements: Callable[[Case], float] | None = None  # of the score matrix that a query takes; None: B * H * S
-    oracle_cost: float = 1.0  # time of such an element in the reference, beside a product's
+    oracle_cost: float = 1.0  # time of such an element in the reference, over a product's
     compare: Callable[..., dict] | None = None  # None: error norms output by output
     gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
 
@@ -126,7 +124,7 @@ class Operator:
         return arguments[self.differentiable[0]].shape[1]
 
     def floating(self, arguments: dict[str, Any]) -> list[str]:
-        """Differentiable inputs that this call has, as floating tensors."""
+        """Return the differentiable inputs of this call that are floating tensors."""
         return [n for n in self.differentiable if arguments.get(n) is not None and arguments[n].is_floating_point()]
 
 
@@ -150,7 +148,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Launch:
-    """A call that launches Triton kernels, made on CPU tensors: `static`, `emulate` and `estimate` see its launches."""
+    """A call on CPU tensors that launches Triton kernels, for `static`, `emulate` and `estimate`."""
 
     kernel: str
     name: str
@@ -162,7 +160,7 @@ OPERATORS: dict[str, Operator] = {}
 LAUNCHES: list[Launch] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
-#: plug-in -> the kernels that it registered something of, in order
+#: plug-in -> the operators that it registered anything of, in order
 BY_PLUGIN: dict[str, list[str]] = {}
 _loading: list[str] = []
 
@@ -214,7 +212,7 @@ def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float3
 
 @contextlib.contextmanager
 def plugin(name: str) -> Iterator[None]:
-    """Inside, what is registered belongs to a plug-in."""
+    """Inside, registered items belong to a plug-in."""
     BY_PLUGIN.setdefault(name, [])
     _loading.append(name)
     try:

@@ -1,1 +1,1 @@
-"""Is a contender right: the float64 oracle, error norms, and the verdict."""
+"""Checks of a contender: the float64 oracle, error norms, and the verdict."""

@@ -1,8 +1,8 @@
-"""Is a contender right? Errors against the float64 oracle, judged by what eager PyTorch loses in the same type.
+"""Judge a contender's errors against the float64 oracle.
 
-A kernel passes iff the relative Frobenius error of every output and gradient is at most twice eager's, plus a floor:
-the one table of the repository, `retro_kernels.testing.tolerances`. Inputs are fresh every time; memory that a kernel
-allocates holds NaN before it writes.
+A kernel passes iff the relative Frobenius error of every output and gradient is at most twice that of eager PyTorch in
+the same type, plus a floor. `retro_kernels.testing.tolerances` has the floors. Inputs are fresh every time. Memory that
+a kernel allocates holds NaN before the kernel writes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from retro_kernels.testing import Error, error, poisoned, tolerances
 from ..registry import Contender, Operator
 from .oracle import Oracle
 
-#: what a baseline may lose and still be the same function: half-type formulations round every intermediate
+#: largest error of a baseline that computes the same function: formulations in half types round every intermediate
 SAME_FUNCTION = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1, "float64": 1e-9}
 
 
@@ -35,7 +35,7 @@ class Verdict:
         return asdict(self)
 
     def complaint(self) -> str:
-        """The worst tensor and by how much, for a person."""
+        """Name the worst tensor and its error."""
         bad = {name: t for name, t in self.tensors.items() if not t["passed"]}
         if not bad:
             return ""
@@ -52,7 +52,7 @@ def first_output(result) -> Tensor:
 def differentiate(
     contender: Contender, arguments: dict[str, Any], names: list[str], upstream: Tensor
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Outputs, and the gradients of output 0 for `names`, by autograd through the contender."""
+    """Return the outputs, and the gradients of output 0 for `names` by autograd through the contender."""
     leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     with torch.enable_grad():
         result = contender.function(**(arguments | leaves))
@@ -63,9 +63,9 @@ def differentiate(
 
 
 def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], oracle: Oracle) -> dict[str, Error]:
-    """Errors of every output the contender returns, and of every gradient where the oracle has an upstream gradient.
+    """Return the errors of every output, and of every gradient where the oracle has an upstream gradient.
 
-    A kernel's forward is run without autograd too: it may take another path, and returns all its outputs there.
+    A kernel's forward pass also runs without autograd: it may take another path there, and returns all its outputs.
     """
     backward = oracle.upstream is not None and contender.differentiable
     with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
@@ -98,10 +98,10 @@ def _output_errors(
 
 
 def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype: str, checked: str) -> Verdict:
-    """Kernels: the table's limit for the yardstick's error; with no yardstick (baselines, or eager did not fit):
-    SAME_FUNCTION.
+    """Hold each error to its limit.
 
-    An output that eager does not return (`lse`) is held to the limit of the first output.
+    With a yardstick the limit is that of the tolerance table. Without one (baselines, or eager did not fit in memory)
+    it is SAME_FUNCTION. An output that eager does not return (`lse`) has the limit of the first output.
     """
     tensors = {}
     for name, norms in measured.items():

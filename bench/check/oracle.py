@@ -1,7 +1,7 @@
-"""The float64 answer to one call: the reference backend in float64, by ranges of queries so that it fits in memory.
+"""The float64 answer to one call: the reference in float64, by ranges of queries so that it fits in memory.
 
-Exact for every query it covers. Where a whole case would take minutes, the first and last ranges of queries are covered
-and the gradient of the others is zero; `checked` says so and goes into the record.
+The answer is exact for every query that it covers. Where a whole case would take minutes, it covers the first and last
+queries, and the upstream gradient of the others is zero. `checked` says so in the record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..registry import Case, Operator
 
-#: float64 elements of one slice of the score matrix; about ten such temporaries live at once
+#: float64 elements of one slice of the score matrix; about ten temporaries of this size live at once
 SLICE_ELEMENTS = {"cpu": 2**20, "cuda": 2**27}
 #: elements of the score matrix computed for one case: a few seconds
 TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
@@ -22,9 +22,7 @@ TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
 
 @dataclass(frozen=True)
 class Oracle:
-    """`outputs` at the queries `rows` only (None: all there is); `gradients` by input; `upstream` is the gradient that
-    was given to output 0.
-    """
+    """`outputs` at the queries `rows` (None: at all); `gradients` by input, for the gradient `upstream` of output 0."""
 
     rows: Tensor | None
     checked: str
@@ -36,9 +34,10 @@ class Oracle:
 def solve(
     operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0
 ) -> Oracle:
-    """The float64 outputs of `arguments`, and with `backward` the gradients for a fresh Gaussian upstream gradient.
+    """Return the float64 outputs of `arguments`; with `backward` also the gradients for a fresh Gaussian upstream
+    gradient.
 
-    `share` of the usual budget of elements is spent: a large case covers fewer queries.
+    share: of the usual budget of elements. With less, a large case covers fewer queries.
     """
     arguments64 = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
     names = operator.floating(arguments) if backward and operator.gradients is None else []
@@ -69,7 +68,7 @@ def solve(
 
 
 def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], seed: int, rows: Tensor | None) -> Tensor:
-    """Gaussian, in the type the op's output 0 has for these arguments, zero for queries that are not checked."""
+    """Draw a Gaussian gradient in the type of output 0. It is zero for queries that are not checked."""
     shape = list(output.shape)
     if rows is not None:
         axis = operator.row_axes[0]
@@ -86,8 +85,8 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
 def _ranges(
     operator: Operator, case: Case, arguments: dict[str, Any], share: float
 ) -> tuple[list[tuple[int, int]], Tensor | None, str]:
-    """Ranges of queries to compute, all their rows, and the words for the record; rows None: the op has no queries that
-    could be computed apart, so all of it is computed at once.
+    """Return the ranges of queries to compute, their rows, and the words for the record. Rows are None where the op
+    can't cut out queries: then everything is computed at once.
     """
     if operator.rows is None:
         return [(0, 0)], None, "every element"
@@ -111,7 +110,7 @@ def _ranges(
 
 
 def _row_elements(operator: Operator, case: Case) -> float:
-    """Elements of the score matrix that a query takes over the whole batch."""
+    """Elements of the score matrix of one query, over the whole batch."""
     s = case.shape
     return (operator.row_elements or (lambda _: s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))))(case)
 

@@ -1,9 +1,9 @@
-"""How top-k results are judged: by the float64 scores of the keys that were chosen.
+"""Judge top-k results by the float64 scores of the chosen keys.
 
 Two formulations may order near-equal keys differently, so indices are not compared one by one. `scores` is the error of
-the returned scores against the float64 scores of the same keys; `chosen` is what the choice lost against the float64
-best; an index that is repeated, out of order, not a candidate, or -1 where a candidate was left is an error without
-bound.
+the returned scores against the float64 scores of the same keys. `chosen` is the loss of the choice against the float64
+best. An index that is repeated, out of order or no candidate is an infinite error, and so is -1 where a candidate was
+left.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Pair = tuple[Tensor, Tensor]
 def compare(
     arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]
 ) -> dict[str, Pair]:
-    """{"scores": (found, expected), "chosen": (found, expected)} at
-    the queries `rows`, to be judged by their error norms.
+    """Return {"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`. Their error norms judge
+    them.
     """
     arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
     scores, indices = outputs
@@ -53,7 +53,7 @@ def compare(
 
 
 def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
-    """bool [B,Q]: indices in range, unique, and candidates of their query."""
+    """bool [B,Q]: whether a query's indices are in range, unique, and candidates."""
     keys = arguments["key"].shape[1]
     taken = indices >= 0
     good = (indices >= -1) & (indices < keys)
@@ -72,12 +72,12 @@ def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
 
 
 def _gather(per_key: Tensor, index: Tensor) -> Tensor:
-    """per_key [B or 1,S] at chosen [B,Q,k]."""
+    """Values per_key [B or 1,S] at the chosen indices [B,Q,k]."""
     return per_key.expand(index.shape[0], -1)[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 
 def gradients(arguments: dict[str, Any], grad_outputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """Float64 gradients of query and key for the keys that were chosen."""
+    """Return the float64 gradients of query and key through the chosen keys."""
     query, key = (arguments[name].double().detach().requires_grad_() for name in ("query", "key"))
     indices = outputs[1]
     with torch.enable_grad():

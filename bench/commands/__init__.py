@@ -1,3 +1,3 @@
-"""The commands, a module each: `add_arguments(parser)` and `execute(arguments) -> exit code`; the first docstring line
-is the help.
+"""The commands, a module each: `add_arguments(parser)` and `execute(arguments) -> exit code`. The docstring is the help
+text.
 """

@@ -1,9 +1,9 @@
 """compare a repository's working tree with a commit
 
-Checks out the commit beside the working tree, builds both, checks both, and times them in fresh pairs of processes; a
-plug-in of the repository is imported from each side. Exit code 1 at a slow-down beyond 5% that a second batch
-reproduces, at host time a call beyond 15%, at a kernel that vanished, and at any static regression; 2 at a wrong
-result; 3 where the machine is too noisy to tell.
+Checks out the commit beside the working tree, builds both and checks both. Times them in fresh pairs of processes. A
+plug-in of the repository is imported from each side. Exit code 1: a slow-down beyond 5% that a second batch reproduces,
+host time beyond 15%, a kernel that vanished, or a static regression. 2: a wrong result. 3: the machine is too noisy to
+tell.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..records import environment, record
 from ..registry import OPERATORS
 from ..report import markdown, tables
 from . import exits, options
+from .progress import say
 
 HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "control")
 
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     options.arches(arguments.arch)
     root = repository(arguments.root)
-    for name in ("markdown", "json"):  # known now, not after an hour
+    for name in ("markdown", "json"):  # fail now and not after an hour
         if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():
             raise exits.UsageError(f"--{name} {path}: no such folder")
     selection = options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
@@ -71,7 +72,7 @@ def execute(arguments: argparse.Namespace) -> int:
             if timed:
                 threads = arguments.threads or environment.environment()["threads"]
                 outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
-                if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # what is wrong is not timed
+                if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # wrong: not timed
                     kernels = tuple(dict.fromkeys(item.kernel for item in timed))
                     slower = ab_host.compare(base, root, kernels, say)
             if not arguments.no_static:
@@ -92,7 +93,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def repository(folder: Path | None) -> Path:
-    """The top of the repository that holds `folder` or the working directory. Raises UsageError where there is none."""
+    """Return the top of the repository that holds `folder` or the working directory. Raises UsageError outside one."""
     start = (folder or Path.cwd()).resolve()
     if not start.is_dir():
         raise exits.UsageError(f"--root {folder}: no such folder")
@@ -105,7 +106,7 @@ def repository(folder: Path | None) -> Path:
 
 
 def folder_of(plugin: str, root: Path) -> tuple[str, str]:
-    """A plug-in that is imported here, and the folder where a worker finds it: relative where it lies in `root`."""
+    """Return a plug-in and its folder for a worker, relative where the folder lies in `root`."""
     top = sys.modules[plugin.partition(".")[0]]
     folder = Path(next(iter(top.__path__)) if hasattr(top, "__path__") else top.__file__).resolve().parent
     inside = folder.is_relative_to(root) and not folder.is_relative_to(Path(sys.prefix).resolve())
@@ -143,7 +144,7 @@ def _items(
 
 
 def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> None:
-    """A record of every measurement of each side, with the commit of its tree."""
+    """Write a record of every measurement of each side, with the commit of its tree."""
     from ..measure import samples
 
     writer, run = record.Writer(path), record.new_run()
@@ -157,7 +158,7 @@ def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> No
 
 
 def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:
-    """Numerics before regressions before doubt; nothing at all is 5."""
+    """Wrong numbers come before regressions, regressions before doubt. 5 if nothing was measured."""
     verdicts = {outcome.verdict for outcome in outcomes}
     if "numerics" in verdicts:
         return exits.NUMERICS
@@ -186,7 +187,7 @@ def table(outcomes: list[ab.Outcome]) -> str:
 
 
 def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
-    """Return a comment in Markdown: changes in sight, the rest folded."""
+    """Return a comment in Markdown: changes first, the rest folded."""
     order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = more
@@ -209,7 +210,3 @@ def _cells(outcome: ab.Outcome) -> tuple[str, ...]:
         second,
         control,
     )
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

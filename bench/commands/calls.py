@@ -1,9 +1,10 @@
-"""FILE.py::FUNCTION on a command line: the Triton launches that a call of the function makes, on the emulator."""
+"""FILE.py::FUNCTION on a command line: execute the function's Triton launches on the emulator."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
 from pathlib import Path
 
@@ -19,11 +20,19 @@ def add_call(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def refuse_interpreter() -> None:
+    """Raise UsageError where Triton interprets kernels."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+
+
 def launches(target: str, arch: int, counts: bool = True) -> list:
-    """Execute the launches of FUNCTION(): a list of `emulate.Launched`. Its tensors may be on "cuda" or on the CPU.
+    """Execute the launches of FUNCTION() and return a list of `emulate.Launched`. Its tensors may be on "cuda" or on
+    the CPU.
 
     Raises:
-        UsageError: there is no such file or function, or it launches nothing. EmulationError, PtxError: of a kernel.
+        UsageError: there is no such file or function, or it launches nothing.
+        EmulationError, PtxError: of a kernel.
     """
     from .. import emulate
 
@@ -50,6 +59,6 @@ def launches(target: str, arch: int, counts: bool = True) -> list:
 
 
 def titled(launch) -> str:
-    """A line that names a launch."""
+    """Name a launch in one line."""
     chosen = f", {launch.configuration}" if launch.configuration else ""
     return f"{launch.name}, sm_{launch.arch}, grid {launch.grid}, {launch.num_warps} warps{chosen}"

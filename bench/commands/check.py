@@ -1,7 +1,7 @@
 """check kernels and baselines against the float64 reference
 
-Fresh random inputs each time, outputs and gradients in every type; one line a case and type. Exit code 2 if anything
-fails.
+Draws fresh inputs each time. Checks outputs and gradients in every type and prints a line for each case and type. Exit
+code 2 if anything fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """compare two files of records
 
-Measures nothing. Exit code 1 for a kernel that broke or vanished and for static regressions; 3 where the files come
-from different machines. Slow-downs are shown and don't fail: `ab` measures them properly.
+Measures nothing. Exit code 1: a kernel broke or vanished, or static metrics got worse. 3: the files come from different
+machines. Slow-downs are shown and do not fail: `ab` measures them properly.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""compile what a selection launches on a GPU, ahead of time
+"""compile the GPU launches of a selection ahead of time
 
-Into Triton's cache, where `check`, `run` and `tune` find it. A kernel that doesn't compile is named; the others are.
-With --presets, without a GPU: what the published models launch, into a folder that `retro_kernels.warm_up(cache=...)`
-takes over on a machine with the same versions of triton and Python.
+Compiles into Triton's cache, where `check`, `run` and `tune` find the kernels. Names each kernel that does not compile
+and goes on. --presets needs no GPU: it compiles the launches of the published models into a folder.
+`retro_kernels.warm_up(cache=...)` takes that folder over on a machine with the same versions of triton and Python.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from pathlib import Path
 
 from ..measure import choose
 from . import exits, options
+from .progress import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +58,3 @@ def _presets(arguments: argparse.Namespace) -> int:
     bytes_held = sum(file.stat().st_size for file in arguments.output.rglob("*") if file.is_file())
     print(f"{count} launches in {time.monotonic() - begun:.0f} s; {bytes_held / 1e6:.1f} MB in {arguments.output}")
     return exits.OK
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

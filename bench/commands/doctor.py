@@ -1,6 +1,6 @@
 """show versions, the noise floor, and what to fix
 
-The noise floor: how far medians of the same call move between fresh batches. `ab` can tell no change smaller than that.
+The noise floor is how far medians of one call move between fresh batches. `ab` can see no smaller change.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from ..measure import samples
 from ..records import environment
 from . import exits
 
-#: module -> (what pip calls it, what is missing without it)
+#: module -> (its name for pip, what is missing without it)
 OPTIONAL = {
-    "rich": ("rich", "progress of `run`"),
+    "rich": ("rich", "colours, and tables as wide as the terminal"),
     "faiss": ("faiss-cpu", "a baseline of topk_chunks"),
     "matplotlib": ("matplotlib", "`report --format png`"),
     "pytest_benchmark": ("pytest-benchmark", "the developer's front end"),

@@ -1,14 +1,13 @@
 """execute compiled GPU kernels on the CPU, with checks and counters
 
-Compiles launches of the shipped cases as a GPU of --arch would have them and executes CTAs from the middle of the grid,
-checking bounds, alignment, uninitialised shared memory, races between warps, copies and wgmma not waited for. Exit code
-2 if something is wrong.
+Compiles launches of the shipped cases for --arch and executes CTAs from the middle of the grid. Checks bounds,
+alignment, uninitialised shared memory, races between warps, and copies and wgmma that nothing waits for. Exit code 2 if
+something is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from . import calls, exits, options
@@ -29,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    calls.refuse_interpreter()
     if arguments.call:
         return _called(arguments)
     from ..emulate import counters
@@ -66,7 +64,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _called(arguments: argparse.Namespace) -> int:
-    """The launches of FILE.py::FUNCTION, whole grids."""
+    """Execute the launches of FILE.py::FUNCTION, whole grids."""
     from ..emulate import EmulationError, PtxError
 
     try:
@@ -85,7 +83,7 @@ def _called(arguments: argparse.Namespace) -> int:
 
 
 def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
-    """The metrics in sentences, then the hottest lines of source."""
+    """Format the metrics as sentences, then the hottest lines of source."""
     mix = ", ".join(
         f"{kind} {count}" for kind, count in sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
     )

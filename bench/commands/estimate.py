@@ -1,14 +1,13 @@
 """estimate the time of GPU launches from their compiled code
 
-Nothing is measured: launches of the shipped cases are compiled, three CTAs of each executed by the emulator, and their
-instructions timed by a scoreboard. bench/static/estimate.py says what it leaves out. Records have the mode "model".
+Measures nothing. Compiles launches of the shipped cases, executes three CTAs of each on the emulator, and times their
+instructions by a scoreboard. bench/static/estimate.py lists its simplifications. Records have the mode "model".
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -30,20 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
-    if arguments.call:
-        return _called(arguments.call, arguments.machine)
+    calls.refuse_interpreter()
     import tempfile
 
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
-    if arguments.machine not in estimate.MACHINES:
+    machine = estimate.MACHINES.get(arguments.machine)
+    if machine is None:
         raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    if arguments.call:
+        return _called(arguments.call, machine)
     if arguments.calibration:
         return _calibration()
-    machine = estimate.MACHINES[arguments.machine]
     plan = table.plan([machine.arch], options.parts(arguments))
     plan.cuda.clear()
     plan.triton[:] = [one for one in plan.triton if options.launch_matches(one, arguments)]
@@ -87,8 +85,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _calibration() -> int:
-    """Published rows beside their estimates, and the errors."""
-    from ..static.calibration import judge
+    """Print published times beside their estimates, and the errors."""
+    from ..static.calibration import judge, published
 
     rows, lines = [], [("kernel", "GPU", "type", "sizes", "us", "estimated", "bound", "")]
     for one in judge.judged():
@@ -102,8 +100,19 @@ def _calibration() -> int:
     print(align(lines))
     parts = {"all": rows, "fitted": [r for r in rows if not r.held_back], "held back": [r for r in rows if r.held_back]}
     for name, part in parts.items():
-        median, ninth = judge.errors(part)
+        median, ninth = judge.errors(row.ratio for row in part)
         print(f"{name}, {len(part)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
+    lines, ratios = [("product", "tile estimated fastest", "of", "slower than the fastest")], []
+    for sizes, measured in published.TILED.items():
+        one = judge.chosen(sizes, measured)
+        ratios += one.ratios
+        tile = "{}x{}x{} w{} s{}".format(*one.tile)
+        lines.append(("x".join(map(str, sizes)), tile, str(len(measured)), f"{one.slower:.2f}x"))
+        print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    print(align(lines))
+    median, ninth = judge.errors(ratios)
+    print(f"their tiles, {len(ratios)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
     return exits.OK
 
 
@@ -124,13 +133,9 @@ def _write(path: Path, one, machine, found) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def _called(call: str, name: str) -> int:
+def _called(call: str, machine) -> int:
     """Print the estimates of the launches of FILE.py::FUNCTION."""
-    from ..static import estimate
-
-    if name not in estimate.MACHINES:
-        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {name!r}")
-    machine, total = estimate.MACHINES[name], 0.0
+    total = 0.0
     for launch in calls.launches(call, machine.arch, counts=False):
         found = launch.estimate(machine.name)
         total += found.seconds

@@ -1,4 +1,4 @@
-"""Exit codes, for whoever scripts this."""
+"""Exit codes of the commands."""
 
 OK = 0
 REGRESSION = 1
@@ -9,4 +9,4 @@ NOTHING_MEASURED = 5
 
 
 class UsageError(ValueError):
-    """A command line that can't be carried out; the message names the remedy. Becomes exit code 4."""
+    """Error: a command line can't be carried out. The message names the remedy; the exit code is 4."""

@@ -1,10 +1,9 @@
 """run the first hours on a GPU in stages: right, fast, tune, look
 
-Each stage is a list of commands, each in a process of its own, with a deadline for the stage. What is done is written
-down as it ends, so a stage that was cut off goes on where it was; --again forgets that. Needs no network; a tool that
-is not installed is named and passed over, one that breaks stops nothing. --rehearse runs the same lists on a CPU with
-the smallest cases, to see that every command is accepted and leaves what it should: its records are marked, and no
-report or comparison takes them.
+A stage is a list of commands, each in its own process, with a deadline for the stage. Progress is saved after each
+command, so a stage that was cut off continues; --again starts it anew. Needs no network. A missing tool is named and
+skipped, and a command that breaks does not stop the stage. --rehearse runs the same lists on a CPU with the smallest
+cases, to test that every command is accepted. Its records are marked, and reports and comparisons refuse them.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from typing import IO
 
 from ..records import environment
 from . import exits, options
+from .progress import say
 
-MOST_WORKERS = 16  # of pytest: each has a CUDA context of its own, some 0.5 GB
-LIMIT_S = 570  # of a stage: under ten minutes, with what starting takes
+MOST_WORKERS = 16  # of pytest: the CUDA context of each takes some 0.5 GB
+LIMIT_S = 570  # of a stage: under ten minutes with its start
 #: the shapes of the published models, one an op and direction
 HEADLINE = (
     "retro-1.5b",
@@ -42,15 +42,18 @@ HEADLINE = (
     "mosaics-b64",
 )
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
-#: exit codes after which a step is done: it ran, whatever it found; an interrupted or impossible one is tried again
+#: exit codes of a step that ran, whatever it found; an interrupted or impossible step is tried again
 FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 
 
 @dataclass(frozen=True)
 class Step:
-    """`command`: arguments of `bench`, or with `tool` of that program; {device}, {cases} and the like are filled in.
-    seconds: estimate for an H200, its kernels compiled. needs: modules without which the step is passed over, as it is
-    without its tool. variables: added to the environment."""
+    """One command of a stage.
+
+    command: arguments of `bench`, or of the program `tool`; {device}, {cases} and the like are filled in. seconds:
+    estimate for an H200 with compiled kernels. needs: modules without which the step is skipped. variables: added to
+    the environment.
+    """
 
     name: str
     command: str
@@ -63,11 +66,11 @@ class Step:
 _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
 _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
 _FOUND = "--error-exitcode 2"
-#: Counters replay each launch some 40 times: the shipped launches once each, and no more than these.
+#: Counters replay each launch some 40 times: so each shipped launch once, and at most this many.
 _FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m bench predicted --once --device {device} {launches}"
 _CHECKED = "{python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
 
-#: The caching allocator makes one block of many tensors: memcheck would miss what runs past the end of a tensor.
+#: The caching allocator puts many tensors into one block: memcheck would miss accesses past the end of a tensor.
 _UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
 
 STAGES = {
@@ -129,8 +132,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def stage(name: str, arguments: argparse.Namespace) -> int:
-    """Run what is left of a stage. NUMERICS where a step found something wrong, INCONCLUSIVE where one broke, was cut
-    off or did not start."""
+    """Run the rest of a stage. Return NUMERICS if a step found something wrong, INCONCLUSIVE if one broke, was cut off
+    or did not start.
+    """
     begun, codes, state = time.monotonic(), [], arguments.out / f"{name}.json"
     known = {} if arguments.again or not state.exists() else json.loads(state.read_text())
     todo = [step for step in STAGES[name] if not isinstance(known.get(step.name), int)]
@@ -168,8 +172,9 @@ def missing(step: Step) -> str | None:
 
 
 def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
-    """One step in a process of its own, stopped when the stage's time is over; its output goes to a log beside the
-    records."""
+    """Run one step in its own process and stop it when the stage's time is over. Its output goes to a log beside the
+    records.
+    """
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
     variables = {environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"} | dict(step.variables)
@@ -178,8 +183,9 @@ def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
 
 
 def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:
-    """Exit code of a command; INCONCLUSIVE where its time is over. Its children end with it: a profiler's child would
-    run on beside what is timed next."""
+    """Return the exit code of a command, INCONCLUSIVE where its time is over. Its children end with it, so that none
+    runs beside the next measurement.
+    """
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
     )
@@ -194,7 +200,7 @@ def supervised(command: list[str], log: IO[str], variables: dict[str, str], seco
 
 
 def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
-    """The step's command with its blanks filled in."""
+    """Return the step's command with its blanks filled in."""
     small, rehearse = ",".join(SMALLEST), arguments.rehearse
     blanks = {
         "device": "cpu" if rehearse else "cuda",
@@ -216,13 +222,13 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
 
 
 def records(arguments: argparse.Namespace, name: str) -> str:
-    """Options of `run` for its records: a file that an earlier, interrupted step left is continued."""
+    """Return the options of `run` for its records. The file of an interrupted step is continued."""
     path = arguments.out / f"{name}.jsonl"
     return f"--resume {path}" if path.exists() and not arguments.again else f"--json {path} --fresh"
 
 
 def tests(rehearse: bool) -> list[str]:
-    """pytest's selection: what checks values, in a process for every core where pytest-xdist is there."""
+    """Return pytest's selection: the tests of values, one process a core where pytest-xdist is installed."""
     if rehearse:
         return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
     jobs = (
@@ -232,7 +238,3 @@ def tests(rehearse: bool) -> list[str]:
     )
     files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
     return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """keep records over commits, and draw every case with its change points
 
-`--record DIR` appends the kernels' times of record files to DIR/history.jsonl. `--report DIR` prints a line a case and,
-with --output, writes a page with a curve a case. Times of different machines are never put into one curve.
+`--record DIR` appends the kernels' times of record files to DIR/history.jsonl. `--report DIR` prints a line for each
+case; with --output it also writes a page with a curve for each case. Each machine has its own curves.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _record(files: list[Path], folder: Path) -> int:
-    """Append what `files` hold and the history doesn't."""
+    """Append the records of `files` that the history lacks."""
     history = folder / NAME
     known = {(r["run"], r["id"], r["git"]["sha"]) for r in record.read(history)} if history.exists() else set()
     writer, count = record.Writer(history), 0
@@ -57,7 +57,7 @@ def _record(files: list[Path], folder: Path) -> int:
 
 
 def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """(id, machine) -> its records in the order in which they were taken."""
+    """(id, machine) -> its records, oldest first."""
     series: dict[tuple[str, str], list[dict]] = {}
     for one in records:
         if one["time"] and one["role"] != "baseline":

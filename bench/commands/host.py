@@ -1,8 +1,7 @@
 """measure the host's time for a call
 
-Checks, choice, plan, arguments and autograd of small calls of a layout that was met before, in microseconds of CPU
-time: the Triton kernels' with a launch that goes nowhere, the CPU kernels' with their arithmetic. `ab` holds a change
-to it.
+Times checks, choice of backend, plan, arguments and autograd of small calls whose layout was met before, in
+microseconds of CPU time. Triton kernels are launched into nothing; CPU kernels compute. `ab` gates these times.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """write a plug-in, its cases and a workflow into a repository
 
-The plug-in works as it is: `retro-bench check --plugin bench_plugin`. Files that exist are left alone, and exit code 4
+The plug-in works as it is: `retro-bench check --plugin bench_plugin`. Existing files are left alone, and exit code 4
 names them.
 """
 

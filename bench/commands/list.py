@@ -1,7 +1,8 @@
 """show kernels, backends and cases, and what this machine can run
 
-One line a contender, then one line a case; a star marks the default selection. --why asks each backend of this machine
-whether it can serve the cases and shows its reason where it can't: that imports torch, which a list does not.
+Prints a line for each contender, then one for each case; a star marks the default selection. --why asks each backend of
+this machine whether it can serve the cases and shows its reason where it can't. It imports torch; the plain list does
+not.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
-    """ "yes", or why not: the reason that holds for all cases, or how many it can't serve and the first reason."""
+    """Return "yes", or why not: the reason that holds for all cases, or the number of unserved cases and the first
+    reason.
+    """
     if device not in contender.devices:
         return f"no: runs on {', '.join(contender.devices)} only"
     if not ask and contender.role != "baseline":

@@ -1,4 +1,4 @@
-"""Loop of `check` and `run`: walk the selection, show progress, hand records to their readers."""
+"""Loop of `check` and `run`: walk the selection, show progress, hand over the records."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def walk(
     quiet: bool = False,
     limit: float | None = None,
 ) -> dict[str, int]:
-    """Run every selected case; returns how many records have each status, and how many cases came too "late" for
-    `limit` seconds.
+    """Run every selected case. Return how many records have each status, and how many cases were too "late" for `limit`
+    seconds.
 
     skip: ids that need no measuring again.
     """
@@ -59,39 +59,37 @@ def walk(
         limit = None if limit is None else max(limit - spent, 0.0)
     pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
     effort, share = run.effort, run.oracle_share
-    with progress.shown(len(work), quiet) as bar:
-        bar.note(
-            f"about {sum(pace.work) / 60:.0f} min on two quiet cores"
-            + (f", at most {limit / 60:.1f} min" if limit else "")
-        )
-        for done, (case, dtype, modes) in enumerate(work):
-            if pace.over():
-                bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
-                counts["late"] = len(work) - done
-                break
-            run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
-            run.oracle_share = share * pace.share(done)
-            left = [m for m in modes if not _done(case, dtype, m, selection, skip)]
-            bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
-            if not left:
-                continue
-            for record in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
-                keep(record)
-                # a baseline that breaks is shown and not used; one that computes something else makes the run red
-                counted = (
-                    "baseline error"
-                    if record["status"] == "error" and record["role"] == "baseline"
-                    else record["status"]
-                )
-                counts[counted] = counts.get(counted, 0) + 1
-                if record["status"] in ("numerics_fail", "error", "oom"):
-                    bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
+    bar = progress.Progress(len(work), quiet)
+    bar.note(
+        f"about {sum(pace.work) / 60:.0f} min on two quiet cores" + (f", at most {limit / 60:.1f} min" if limit else "")
+    )
+    for done, (case, dtype, modes) in enumerate(work):
+        if pace.over():
+            bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
+            counts["late"] = len(work) - done
+            break
+        run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
+        run.oracle_share = share * pace.share(done)
+        left = [m for m in modes if not _done(case, dtype, m, selection, skip)]
+        bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
+        if not left:
+            continue
+        for record in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
+            keep(record)
+            # a baseline that breaks is shown and not used; a baseline with wrong results fails the run
+            counted = (
+                "baseline error" if record["status"] == "error" and record["role"] == "baseline" else record["status"]
+            )
+            counts[counted] = counts.get(counted, 0) + 1
+            if record["status"] in ("numerics_fail", "error", "oom"):
+                bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
     return counts
 
 
 def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool) -> float:
-    """The selection's kernels in parallel, before anything is timed; the seconds that took. What fails here fails again
-    where it is called, and is recorded there."""
+    """Compile the selection's kernels in parallel, before anything is timed. Return the seconds that it took. A kernel
+    that fails here fails again in its call, and is recorded there.
+    """
     from ..measure import compiling
 
     begun = time.monotonic()
@@ -113,15 +111,13 @@ def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selecti
 
 
 def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozenset[str]) -> bool:
-    """True where every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
+    """Whether every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
     wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in choose.contenders(case, selection)}
     return wanted <= skip
 
 
 def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
-    """2 if anything failed its numerics or broke, 3 if a deadline
-    left something out, 5 if no kernel was measured at all.
-    """
+    """2 if a check failed or a contender broke, 3 if the deadline left something out, 5 if no kernel was measured."""
     if counts.get("numerics_fail") or counts.get("error"):
         return exits.NUMERICS
     if counts.get("late"):

@@ -14,13 +14,13 @@ from ..registry import CASES, CONTENDERS, MODES, OPERATORS
 from . import calls, exits
 
 DTYPES = ("float32", "float16", "bfloat16")
-#: compiled for where nothing else is asked; 86, 89 and 120 on request
+#: compiled for by default; 86, 89 and 120 on request
 ARCHES = (80, 90, 100)
 EVERY_ARCH = (80, 86, 89, 90, 100, 120)
 
 
 def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """--device --kernel --backend --case --dtype --mode --baselines; names may be comma-separated and hold * and ?."""
+    """Add --device --kernel --backend --case --dtype --mode --baselines. Names may be comma-separated, with * and ?."""
     if device:
         parser.add_argument(
             "--device", choices=("cpu", "cuda"), help="run on this device (default: cuda where there is one)"
@@ -40,7 +40,7 @@ def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
 
 
 def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
-    """--kernel and --case: operators and their cases, by names that may hold * and ?."""
+    """Add --kernel and --case: names of operators and of their cases, which may hold * and ?."""
     parser.add_argument(
         "--kernel", type=names, metavar="NAME[,NAME]", help=f"select ops of {', '.join(OPERATORS)}; * and ? allowed"
     )
@@ -54,7 +54,7 @@ def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
 
 
 def add_executed(parser: argparse.ArgumentParser) -> None:
-    """Options of commands that execute launches: FILE.py::FUNCTION, or --launch, --case and --dtype."""
+    """Add the options of commands that execute launches: FILE.py::FUNCTION, or --launch, --case and --dtype."""
     calls.add_call(parser)
     add_kernels(parser, cases=False)
     add_launches(parser, arches=None)
@@ -63,7 +63,7 @@ def add_executed(parser: argparse.ArgumentParser) -> None:
 
 
 def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
-    """--launch, and --arch where several can be named."""
+    """Add --launch, and --arch where a command takes several."""
     parser.add_argument(
         "--launch",
         type=names,
@@ -80,7 +80,7 @@ def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
 
 
 def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    """Parts of the ids of launches that --launch and --kernel select. Raises UsageError for an unknown kernel."""
+    """Return the parts of launches' ids that --launch and --kernel select. Raises UsageError for an unknown kernel."""
     for pattern in arguments.kernel or ():
         if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
             raise exits.UsageError(
@@ -93,7 +93,7 @@ def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
 
 
 def launch_matches(launch, arguments: argparse.Namespace) -> bool:
-    """Whether a launch is of --case and --dtype; by default ours are in bfloat16, a plug-in's in every type."""
+    """Whether a launch is of --case and --dtype. Without --dtype: bfloat16, and every type of a plug-in."""
     dtype = arguments.dtype or (launch.dtype if launch.recorded else "bfloat16")
     return launch.dtype == dtype and choose.matches(launch.case.split(":")[1], arguments.case)
 
@@ -104,7 +104,7 @@ def _known(role: str) -> list[str]:
 
 
 def selection(arguments: argparse.Namespace) -> choose.Selection:
-    """Raises UsageError for a name that doesn't exist or a device that isn't there."""
+    """Return the selection of a command line. Raises UsageError for an unknown name or a missing device."""
     device = arguments.device
     if device != "cpu":
         import torch
@@ -118,7 +118,7 @@ def selection(arguments: argparse.Namespace) -> choose.Selection:
 
 
 def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
-    """Select the cases named for `device`, whether or not this machine has one. Raises UsageError for unknown names."""
+    """Select cases for `device`, whether or not this machine has it. Raises UsageError for unknown names."""
     for names, known, what in ((arguments.dtype, DTYPES, "dtype"), (arguments.mode, MODES, "mode")):
         for name in names or ():
             if name not in known:
@@ -157,7 +157,7 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
 
 
 def arches(text: str) -> list[int]:
-    """--arch as numbers. Raises UsageError for one we don't compile for."""
+    """Return --arch as numbers. Raises UsageError for an architecture that is not compiled for."""
     wrong = [arch for arch in text.split(",") if arch not in map(str, EVERY_ARCH)]
     if wrong:
         raise exits.UsageError(f"--arch: expected some of {', '.join(map(str, EVERY_ARCH))}; got {', '.join(wrong)}")
@@ -179,7 +179,9 @@ def seconds(text: str) -> float:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """All records of a file. Raises UsageError for one that is missing, no record file, or of a rehearsal."""
+    """Read all records of a file. Raises UsageError for a missing file, a file of something else, or one of a
+    rehearsal.
+    """
     try:
         found = record.read(path)
     except (OSError, record.BadRecord) as e:
@@ -190,5 +192,5 @@ def records(path: Path) -> list[dict[str, Any]]:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Of "a,b". A comma before a space belongs to a name: cases are called "documents, masked"."""
+    """Split "a,b". A comma before a space belongs to a name, as in "documents, masked"."""
     return tuple(name.strip() for name in re.split(r",(?! )", text) if name.strip())

@@ -1,8 +1,8 @@
 """time launches on a GPU beside their estimates
 
 Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
-shape, and times it: device events, cold L2. The table has both times and their ratio; below it, how many are within 25%
-and how well the order agrees. A launch whose code is not the predicted one any more is marked.
+shape, and times it by device events with a cold L2. Prints both times and their ratio, then how many are within 25% and
+how well the order agrees. A launch is marked where its code is not the predicted code any more.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
-    """Predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
+    """Return the predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
 
-    device: its full name; None takes every machine's. Raises UsageError where no prediction is for it.
+    device: its full name; None: every machine. Raises UsageError where there is no prediction for it.
     """
     folder = environment.ROOT / "bench" / "results"
     paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)
@@ -116,7 +116,7 @@ def launches(identities: list[str]) -> dict:
 
 
 def measured(one, prediction: dict, device: str) -> dict:
-    """One shipped launch, timed, beside its prediction."""
+    """Time one shipped launch. Return its row, with the prediction."""
     from ..measure import timing
 
     identity = one.id
@@ -140,7 +140,7 @@ def measured(one, prediction: dict, device: str) -> dict:
 
 
 def filled(launch, device: str):
-    """The launch on data of its own: what was one tensor is one tensor again."""
+    """Return the launch on data of its own. Arguments that shared a tensor share one again."""
     import torch
 
     tensors: dict[int, torch.Tensor] = {}
@@ -161,7 +161,7 @@ def on(device: str, one) -> contextlib.AbstractContextManager:
 
 
 def _filled(like, device: str):
-    """Memory of the shape and strides of a tensor without any: random numbers, zero integers, true masks."""
+    """Allocate a meta tensor's shape and strides: random floats, zero integers, true masks."""
     import torch
 
     extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1 if like.numel() else 0
@@ -187,7 +187,7 @@ def line(row: dict) -> tuple[str, ...]:
 
 
 def summary(rows: list[dict]) -> str:
-    """How good the predictions are: within WITHIN, and the rank correlation of the two times.
+    """Say how good the predictions are: how many are within WITHIN, and the rank correlation of the two times.
 
     >>> pairs = [(10, 11), (20, 40), (30, 33)]
     >>> summary([{"predicted_us": p, "measured_us": m} for p, m in pairs])

@@ -1,9 +1,9 @@
 """profile kernels: roofline, memory, launches, traces
 
-Kernels are checked first; one that fails is not timed. One trace a kernel, case, type and mode goes to --trace DIR,
-with the profiler's table beside it; open it in chrome://tracing or Perfetto. --calls times nothing: it is for Nsight
-Compute and Nsight Systems. --cuda-graph times and traces the replay of each call. Nothing is reported (exit code 3)
-where the GPU throttled its clock meanwhile; a share above 100% is an error of the ceiling, and exit code 3 too.
+Checks kernels first and times only those that pass. --trace DIR gets a trace for each kernel, case, type and mode, with
+the profiler's table beside it; chrome://tracing and Perfetto open them. --calls times nothing: it is for Nsight Compute
+and Nsight Systems. --cuda-graph times and traces the replay of each call. Exit code 3 where the GPU throttled its
+clock, and where a share exceeds 100%, an error of the ceiling.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return (
             exits.OK if profilers.calls(selection, arguments.calls, seed, arguments.quiet) else exits.NOTHING_MEASURED
         )
-    # a file that can't be written is no news for the end
+    # fail now where the file can't be written
     writer = record_module.Writer(arguments.json) if arguments.json else None
     run = measuring.start(
         arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph
@@ -86,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
         print(wrong, file=sys.stderr)
-        if not environment.rehearsing():  # a ceiling that other work pulled down says nothing of the commands
+        if not environment.rehearsing():  # other work may have lowered the ceiling
             return exits.INCONCLUSIVE
     return measuring.exit_code(counts, len(timed))
 
@@ -111,7 +111,7 @@ def _cells(record: dict) -> tuple[str, ...]:
 
 
 def _call(record: dict, device: str):
-    """The timed call again, from the record's seed; its first, untimed work is done."""
+    """Return the timed call again, made from the record's seed and warmed up."""
     import torch
 
     from ..measure import runner
@@ -127,7 +127,7 @@ def _call(record: dict, device: str):
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
-    """A few calls under the profiler: a Chrome trace, and its table in a .txt beside it."""
+    """Run a few calls under the profiler. Write a Chrome trace, and its table to a .txt beside it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

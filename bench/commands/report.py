@@ -1,7 +1,7 @@
 """render records as text, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; `history` shows all of them. Times of different
-machines are refused (exit code 3).
+Measures nothing. Of several records with one id the last one counts; `history` shows all of them. Refuses records of
+different machines (exit code 3).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def load(files: list[Path]) -> list[dict]:
-    """All records of the files in order. Raises UsageError for a file that is missing, empty or no record file."""
+    """Read all records of the files in order. Raises UsageError for a file that is missing, empty or no record file."""
     records = []
     for path in files:
         records += options.records(path)

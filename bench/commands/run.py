@@ -1,7 +1,7 @@
 """check kernels, time them, and record both
 
-Every record is appended to a JSON-lines file as soon as it exists: an interrupted run keeps what it has, and
-`--resume FILE` measures only what is missing there. A case that fails its check is never timed.
+Appends every record to a JSON-lines file at once: an interrupted run keeps its records, and `--resume FILE` measures
+only the rest. Never times a case that fails its check.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from . import exits, measuring, options
 if TYPE_CHECKING:
     from ..measure import runner
 
-CEILINGS_EVERY_S = 30  # on CPUs, which other work slows down for a while: shares are of the highest of a run
-#: beside the other records in a checkout, in the working folder where the package is installed
+CEILINGS_EVERY_S = 30  # on CPUs: other work lowers a ceiling for a while, and shares are of a run's highest
+#: in a checkout beside the other records; of an installed package in the working directory
 RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
 
 
@@ -114,7 +114,7 @@ def _look_again(run: runner.Run) -> None:
 
 
 def _share(records: list[dict], best: dict) -> None:
-    """Rooflines of one run's records by its highest ceilings: no share depends on when its case had its turn."""
+    """Set the rooflines of one run's records by its highest ceilings, so that no share depends on when a case ran."""
     from ..measure import ceilings
 
     for one in records:
@@ -125,7 +125,7 @@ def _share(records: list[dict], best: dict) -> None:
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:
-    """Ids in the file that were measured on this very tree; an error is tried again. Raises UsageError for a file of
+    """Return the ids in the file that were measured on this very tree, errors left out. Raises UsageError for a file of
     another machine.
     """
     if not path.exists():

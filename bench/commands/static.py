@@ -1,15 +1,14 @@
 """compile GPU launches and read their machine code; no GPU
 
-Registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions, asynchronous copies, and of
-the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an SM);
-with --spills also if one spills.
+Reads registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions and asynchronous copies;
+of the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an
+SM); with --spills also if one spills.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,17 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
     parser.add_argument("--jobs", type=options.positive, help="processes (default: one a core)")
     parser.add_argument(
-        "--fingerprints",
-        type=Path,
-        metavar="FILE",
-        help="compile nothing: write what would be, {id: hash of its sources}",
+        "--fingerprints", type=Path, metavar="FILE", help="write {id: hash of sources}, compile nothing"
     )
     parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
-    parser.add_argument(
-        "--counters",
-        action="store_true",
-        help="execute one CTA of each launch on the emulator: sectors, bank conflicts, mix",
-    )
+    parser.add_argument("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
@@ -46,8 +38,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..static import table as static
 
     arches = options.arches(arguments.arch)
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    calls.refuse_interpreter()
     try:
         if arguments.fingerprints:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
@@ -77,22 +68,22 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """The rows of a `table.Plan`; each is in the file as soon as it is there."""
+    """Return the rows of a `table.Plan`. Each is written to the file as soon as it is compiled."""
     from ..static import table as static
 
     writer = record.Writer(arguments.json) if arguments.json else None
     records = []
-    with progress.shown(len(plan), arguments.quiet) as shown:
-        for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
-            shown.step(item["id"])
-            records.append(item)
-            if writer:
-                writer.write(item)
+    shown = progress.Progress(len(plan), arguments.quiet)
+    for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
+        shown.step(item["id"])
+        records.append(item)
+        if writer:
+            writer.write(item)
     return records
 
 
 def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
-    """Rows of what FILE.py::FUNCTION launches, each distinct compile once."""
+    """Return a row for each distinct compile among the launches of FILE.py::FUNCTION."""
     from ..emulate.modelled import static_record
     from ..static import entry
 

@@ -1,19 +1,17 @@
 """find the fastest tiles of Triton kernels
 
-Walks from the committed tile to faster neighbours, kernel by kernel of the call. The tables are
-retro_kernels/ops/<op>/tiles.json; a row serves every shape it covers, so run the other cases (`check`, `run`) before
-committing what --write changed.
+Walks from the committed tile to faster neighbours, one kernel of the call after the other. The tables are
+retro_kernels/ops/<op>/tiles.json. A row serves every shape that it covers, so run the other cases (`check`, `run`)
+before you commit the changes of --write.
 
---static needs no GPU: tiles of a shipped case (`static` names them) are compiled, none that spills is kept, and `model`
-predicts their times. What it writes is marked "predicted" in the table, until a tile is timed.
+--static needs no GPU: it compiles tiles of a shipped case (`static` names them), drops those that spill, and ranks the
+rest by `estimate`. --write marks such a row "predicted" until a tile is timed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +19,8 @@ from ..measure import choose
 from ..measure.pace import Pace
 from ..registry import CONTENDERS
 from ..report import summary, tables
-from . import exits, options
+from . import calls, exits, options
+from .progress import say
 
 if TYPE_CHECKING:
     from ..measure import tune
@@ -98,7 +97,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _finished(path: Path | None) -> set[str]:
-    """Names that the file holds."""
+    """Names of the results that the file holds."""
     return {json.loads(line)["tuned"] for line in path.read_text().splitlines()} if path and path.exists() else set()
 
 
@@ -113,8 +112,7 @@ def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
 def execute_static(arguments: argparse.Namespace) -> int:
     from retro_kernels.compile import configs
 
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    calls.refuse_interpreter()
     if not arguments.kernel or not arguments.case:
         raise exits.UsageError("--static: name a --kernel and a shipped --case")
     from ..static import estimate, tiles
@@ -168,7 +166,3 @@ def cells(item) -> tuple[str, ...]:
 
 def _duration(trial: tune.Trial) -> str:
     return "-" if trial.seconds is None else summary.duration(trial.seconds)
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""Two trees, or two files of records, against each other."""
+"""Comparison of two trees, or of two files of records."""

@@ -1,6 +1,4 @@
-"""Two trees against each other: fresh pairs of worker processes,
-interleaved A B B A; `gate_statistics` makes the verdict.
-"""
+"""Compare two trees: fresh pairs of worker processes, interleaved A B B A. `gate_statistics` makes the verdict."""
 
 from __future__ import annotations
 
@@ -25,14 +23,14 @@ WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
 LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # beside which refilling a cache is nothing
-LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # samples of a long call average the machine themselves: fewer do
+LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
 HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that both trees make; plugins: (module, the
-    folder it lies in) of what registers its case or kernel.
+    """One measurement that both trees make. plugins: (module, its folder) of each plug-in that registers its case or
+    kernel.
     """
 
     kernel: str
@@ -47,7 +45,7 @@ class Item:
         return record.identity(self.kernel, self.backend, self.case, self.dtype, self.mode)
 
     def record(self, git: dict) -> dict:
-        """A record of this measurement without its run and time."""
+        """Return a record of this measurement without its run and time."""
         case = CASES.get((self.kernel, self.case))
         return dict.fromkeys(record.FIELDS) | {
             "schema": record.SCHEMA,
@@ -65,7 +63,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A tree that can't make a measurement: side is "base" or "head"."""
+    """A tree can't make a measurement. side: "base" or "head"."""
 
     side: str
     status: str
@@ -84,11 +82,11 @@ class Outcome:
 
 
 class Worker:
-    """A process with one tree's kernels; what the head would import from `root` it imports from its tree."""
+    """Process with one tree's kernels. Modules that the head imports from `root` come from its tree."""
 
     def __init__(self, tree: Path, root: Path):
         self.tree, self.root = tree, root
-        # passive waiting: the idle one of the pair must not spin on the cores that the other is timed on
+        # passive waiting: the idle worker must not spin on the cores of the one that is timed
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
         command = [sys.executable, str(HERE / "ab_worker.py"), str(tree), str(root)]
         self.process = subprocess.Popen(
@@ -106,7 +104,7 @@ class Worker:
         return json.loads(line)
 
     def alive(self) -> Worker:
-        """This one, or a new one of the same tree in the place of one that died."""
+        """Return this worker, or a new one of the same tree if it died."""
         if self.process.poll() is None:
             return self
         self.close()
@@ -129,9 +127,9 @@ def batch(
     worker_pairs: int = WORKER_PAIRS,
     root: Path | None = None,
 ) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
-    """Samples of every item from fresh process pairs, or why one of the trees has none.
+    """Return the samples of every item from fresh process pairs, or why one of the trees has none.
 
-    root: the repository of the head, where a control has no head.
+    root: the repository of the head, for a control, which has no head.
     """
     samples: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
     for number in range(worker_pairs):
@@ -141,7 +139,7 @@ def batch(
             for item in items:
                 if isinstance(samples[item], Refusal):
                     continue
-                # one measurement's crash is not the next one's
+                # a crash ends one measurement, not the next
                 workers = {side: worker.alive() for side, worker in workers.items()}
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 if isinstance(result, Refusal):
@@ -181,7 +179,7 @@ def sampled(
     items: list[Item],
     say: Callable[[str], None],
 ):
-    """Sample the items by `take`, and again those whose interval is still wide: noise takes more process pairs."""
+    """Sample the items by `take`, then again those whose interval is still wide: noise takes more process pairs."""
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
         wide = [
@@ -205,8 +203,8 @@ def compare(
     say: Callable[[str], None],
     worker_pairs: int = WORKER_PAIRS,
 ) -> list[Outcome]:
-    """One verdict an item: a batch, and for what is not plainly
-    unchanged a control of base against itself and a second batch.
+    """Return one verdict an item. An item that is not plainly unchanged gets a control, base against base; one that
+    looks slower gets a second batch.
     """
 
     def take(other: Path, wanted: list[Item]) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
@@ -254,9 +252,7 @@ def _ratio(pairs) -> gate_statistics.Ratio | None:
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
-    """A head that fails is a failure; a kernel that only the base has has vanished; one that only the
-    head has is new.
-    """
+    """A head that fails is a failure. A kernel of the base alone has vanished; one of the head alone is new."""
     reason = f"{refusal.side}: {refusal.reason}"
     if refusal.side == "base":
         verdict = "new" if refusal.status == "unsupported" else "skipped"
@@ -269,8 +265,8 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """A temporary worktree of the commit `ref`, or the folder `ref` itself. Raises ValueError for a ref that is neither
-    a commit nor a folder.
+    """Check out the commit `ref` into a temporary worktree; yield the folder itself where `ref` is one. Raises
+    ValueError for anything else.
     """
     if ref and Path(ref).is_dir():
         yield Path(ref).resolve()
@@ -290,7 +286,7 @@ def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
 
 
 def build_by(command: str, tree: Path) -> None:
-    """Run a repository's own build command in a tree. Raises RuntimeError with its last words."""
+    """Run a repository's own build command in a tree. Raises RuntimeError with the last line of its output."""
     done = subprocess.run(command, shell=True, cwd=tree, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
@@ -298,10 +294,10 @@ def build_by(command: str, tree: Path) -> None:
 
 
 def build(tree: Path, like: Path | None = None) -> None:
-    """Build the tree's extension in place, by its own setup.py; `like`: a tree that is built, whose binaries serve
-    where the C++ is the same.
+    """Build the tree's extensions in place, by its own setup.py.
 
-    Raises RuntimeError with the compiler's last words.
+    like: a tree that is built; its binaries are copied where the C++ is the same. Raises RuntimeError with the
+    compiler's first error.
     """
     if not (tree / "setup.py").exists():
         return
@@ -313,8 +309,7 @@ def build(tree: Path, like: Path | None = None) -> None:
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True, text=True
     )
     said = done.stderr.strip() + done.stdout.strip()
-    # the extensions are optional, so setup.py only warns of one that
-    # fails; an older binary must not be measured in its place
+    # setup.py only warns of an optional extension that fails; an older binary must not be measured in its place
     if done.returncode or re.search(r"building extension .* failed", said):
         first = next((line for line in said.splitlines() if "error" in line), (said or "no output").splitlines()[-1])
         raise RuntimeError(f"build of {tree.name} failed: {first}")

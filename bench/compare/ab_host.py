@@ -1,4 +1,4 @@
-"""The host half of `ab`: what the host does for a call in either tree, in fresh processes by turns."""
+"""The host half of `ab`: host time of calls in either tree, in fresh processes by turns."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 
 from . import tree
 
-ROUNDS = 3  # pairs of processes; a second batch of as many where the first calls something slower
-BAR, GRAIN_S = 1.15, 2e-6  # slower by 15% and by more than the clock's and the allocator's humour
+ROUNDS = 3  # pairs of processes; a second batch of as many where a call looks slower
+BAR, GRAIN_S = 1.15, 2e-6  # slower by 15%, and by more than the noise of clock and allocator
 
 
 def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> list[str] | None:
-    """Calls whose host time grew beyond the bar, twice; None where the base can't be measured."""
+    """Return the calls whose host time exceeded the bar twice. None where the base can't be measured."""
     slower = _slower(base, head, kernels, say)
     if not slower:
         return None if slower is None else []

@@ -1,6 +1,6 @@
-"""The static half of `ab`: what both trees would compile, and the metrics of whatever differs. Needs no GPU.
+"""The static half of `ab`: compile the launches that differ between two trees and compare their metrics. Needs no GPU.
 
-Launches whose fingerprints are equal have equal machine code under one toolchain, so they are not compiled at all.
+Launches with equal fingerprints have equal machine code under one toolchain, so they are not compiled.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ HERE = Path(__file__).resolve().parent
 
 @dataclass(frozen=True)
 class Comparison:
-    """`launches`: how many the base has; `differ`: how many of either tree were compiled because
-    their sources differ.
-    """
+    """`launches`: of the base. `differ`: launches of either tree that were compiled because their sources differ."""
 
     launches: int
     differ: int
@@ -43,8 +41,8 @@ def compare(
     say: Callable[[str], None],
     plugins: tuple[tuple[str, str], ...] = (),
 ) -> Comparison | None:
-    """Regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A head that
-    fails is a regression.
+    """Return the regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A
+    head that fails is a regression.
     """
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
@@ -73,7 +71,7 @@ def compare(
 
 
 def _both(what: Callable, base: Path, head: Path, *rest) -> list:
-    """`what` of both trees at once: nothing here is timed."""
+    """Call `what` for both trees at once: nothing here is timed."""
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
 
@@ -109,8 +107,8 @@ def static(
     tree: Path,
     more: list[str],
 ) -> bool:
-    """Run `static` of this harness on the kernels of `tree`; 1 means that a kernel can't launch, which the comparison
-    says better.
+    """Run `static` of this harness on the kernels of `tree`. Return whether its result can be read: exit code 1 with a
+    file counts, for the comparison names the kernel that can't launch.
     """
     folders = os.pathsep.join(place for _, place in plugins)
     command = [sys.executable, str(HERE / "tree.py"), str(tree), str(root), folders, "static", "--arch", arches, *more]

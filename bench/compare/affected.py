@@ -1,8 +1,8 @@
-"""Which kernels a set of changed files can have changed on a CPU: what `ab --from-diff` times.
+"""Find the kernels that a set of changed files can affect on a CPU, for `ab --from-diff`.
 
-A file that carries an operator's name belongs to it, a C++ header to the operators that include it, and anything else
-that kernels run through to all of them. Triton and CUDA sources are left to the static half of `ab`, which knows
-exactly.
+A file that carries an operator's name belongs to that operator. A C++ header belongs to the operators that include it.
+Other code of the kernels belongs to all. Triton and CUDA sources are left to the static half of `ab`, which compares
+their code.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ UNRELATED = (
     "csrc/text/",
 )
 CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
-#: in the folder of an op: what another backend runs through
+#: files in an op's folder that only other backends run through
 ELSEWHERE = re.compile(r"retro_kernels/ops/\w+/(triton/.*|cuda\.py|tiles\.json|cases\.py)")
 INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
 def changed_files(root: Path, ref: str) -> list[str]:
-    """Paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a ref git
-    doesn't know.
+    """Return the paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a
+    ref that git doesn't know.
     """
     paths = []
     sha = commit(ref, root)
@@ -45,7 +45,7 @@ def changed_files(root: Path, ref: str) -> list[str]:
 
 
 def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[str]:
-    """The operators that `files` can affect."""
+    """Return the operators that `files` can affect."""
     operators = tuple(operators)
     touched: set[str] = set()
     for path in files:
@@ -61,7 +61,7 @@ def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[s
 
 
 def _headers(operator: str, root: Path) -> set[str]:
-    """Headers that the operator's C++ sources include, however deep."""
+    """Return the headers that the operator's C++ sources include, directly or not."""
     headers: set[Path] = set()
     left = list((root / "csrc" / "cpu").glob(f"{operator}*.cpp"))
     while left:

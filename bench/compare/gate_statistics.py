@@ -1,9 +1,9 @@
-"""The statistics of `ab`: ratio of medians, cluster bootstrap over worker pairs, and the verdict. Pure functions of
+"""Statistics of `ab`: ratio of medians, cluster bootstrap over worker pairs, and the verdict. Pure functions of
 numbers.
 
 A process pair is the unit of chance: memory layout, page placement and clock state are drawn once a process, so samples
-within a pair are no independent evidence. Comparing two pooled means instead raises false alarms by the dozen on a
-shared machine.
+within a pair are no independent evidence. Comparing two pooled means raises false alarms by the dozen on a shared
+machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 WARN, FAIL, CONTROL = 1.03, 1.05, 1.02
-SETTLED = 1.05  # an interval wider than this, high over low, could hide what it is meant to find
+SETTLED = 1.05  # high over low; a wider interval could hide a regression
 
 #: samples of one worker pair: times of the base and times of the head, taken in ABBA order
 Pair = tuple[list[float], list[float]]
@@ -32,13 +32,13 @@ class Ratio:
 
 
 def pair_ratio(pair: Pair) -> float:
-    """Median of the ratios of neighbours: the A and the B next to each other saw the same machine."""
+    """Median of the ratios of neighbours: adjacent samples of A and B saw the same machine."""
     base, head = pair
     return statistics.median(b / a for a, b in zip(base, head, strict=True))
 
 
 def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
-    """Median over worker pairs of their medians, with its interval by resampling whole pairs."""
+    """Median over worker pairs of their medians. Its interval comes from resampling whole pairs."""
     centres = [math.log(pair_ratio(pair)) for pair in pairs]
     rng = random.Random(seed)
     resampled = sorted(statistics.median(rng.choices(centres, k=len(centres))) for _ in range(RESAMPLES))
@@ -48,25 +48,25 @@ def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
 
 
 def settled(ratio: Ratio) -> bool:
-    """Whether the interval is narrow enough; judged by width alone, so that to go on until it is favours no verdict."""
+    """Whether the interval is narrow enough. Only its width decides, so that sampling on favours no verdict."""
     return ratio.high <= SETTLED * ratio.low
 
 
 def unchanged(ratio: Ratio) -> bool:
-    """Plainly no change: what a control could only confirm."""
+    """Whether there is plainly no change: a control could only confirm it."""
     return settled(ratio) and 1 / WARN <= ratio.value <= WARN
 
 
 def looks_slower(ratio: Ratio) -> bool:
-    """Worth a second batch: the interval lies above 1 and the estimate beyond FAIL."""
+    """Whether a second batch is needed: the interval lies above 1 and the estimate beyond FAIL."""
     return ratio.low > 1 and ratio.value > FAIL
 
 
 def verdict(first: Ratio, second: Ratio | None, control: Ratio) -> str:
     """ok | faster | warn | regression | inconclusive.
 
-    A regression is beyond FAIL with an interval above 1 in both batches; base against itself beyond CONTROL proves the
-    machine too noisy for any verdict.
+    A regression is beyond FAIL, with an interval above 1, in both batches. Where base against itself is beyond CONTROL,
+    the machine is too noisy for a verdict.
     """
     if max(control.value, 1 / control.value) > CONTROL:
         return "inconclusive"

@@ -7,9 +7,7 @@ from pathlib import Path
 
 
 def commit(ref: str, root: Path) -> str:
-    """The full name of the commit that `ref` means in the repository
-    `root`. Raises ValueError for one that git doesn't know.
-    """
+    """Return the hash of the commit that `ref` means in the repository `root`. Raises ValueError if git knows none."""
     command = ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"]
     done = subprocess.run(command, capture_output=True, text=True)
     if not ref or done.returncode:

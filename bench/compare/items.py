@@ -1,4 +1,4 @@
-"""Items of `ab`: the cases, types and modes of a selection, for every kernel that runs on the device."""
+"""Items of `ab`: the cases, types and modes of a selection, for every kernel of the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .ab import Item
 
 
 def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[Item]:
-    """Every case, type and mode of every contender whose role is kernel, or of the backends that were named."""
+    """Return every case, type and mode of every kernel, or of the backends that the selection names."""
     found = []
     for case in choose.cases(selection):
         names = [

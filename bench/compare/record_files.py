@@ -1,8 +1,7 @@
-"""Two record files against each other. Only records of one machine are comparable, and times of separate runs prove
-little.
+"""Compare two files of records. They must be of one machine.
 
-So a slow-down here is a hint (`slower`), and `ab` is the gate; what fails is what needs no clock: numerics that broke,
-a kernel that vanished, static metrics that got worse.
+Times of separate runs prove little: a slow-down here is a hint (`slower`), and `ab` is the gate. Results that need no
+clock do fail: broken numerics, a vanished kernel, worse static metrics.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run this harness on the code of another tree: `python bench/compare/tree.py TREE ROOT FOLDERS ARGUMENTS...`.
 
-`ab` measures an older commit with it: the harness and its checks are the same on both sides. `retro_kernels` comes from
-the tree if it lies there, and so does every module that the head would import from its repository, ROOT.
+`ab` measures an older commit with it, so harness and checks are the same on both sides. `retro_kernels` comes from the
+tree if it lies there, and so does every module that the head imports from its repository, ROOT.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ HOME = HARNESS.parent
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
-    """The harness of this file, with what lies in `root` imported from `tree`.
+    """Return the harness of this file. Modules that lie in `root` are imported from `tree`.
 
-    folders: where plug-ins lie; relative ones in `tree`.
+    folders: of plug-ins; relative ones lie in `tree`.
     """
     tree, root = tree.resolve(), root.resolve()
     kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
     ours = (tree / "retro_kernels").is_dir()
     paths = [tree, *(tree / folder for folder in folders if not Path(folder).is_absolute()), tree / "src"]
     paths += [p for p in kept if p != HERE and not (ours and p == HOME)]
-    paths += map(Path, folders)  # last: nothing there may stand in for the tree's own
+    paths += map(Path, folders)  # last, so that the tree's own modules come first
     if importlib.util.find_spec("retro_kernels") is None and not ours:
         paths.append(HOME)
     sys.path[:] = dict.fromkeys(str(p) for p in paths if p.exists() or p.suffix)
@@ -36,14 +36,16 @@ def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
     loaded = Path(retro_kernels.__file__).resolve().parent.parent
     if ours and loaded != tree:
         raise SystemExit(f"tree: retro_kernels came from {loaded}, not from {tree}")
-    if ours and loaded != HOME:  # tolerances, inputs and errors are those of the harness
+    if ours and loaded != HOME:  # tolerances, inputs and errors come from the harness
         _package("retro_kernels.testing", HOME / "retro_kernels" / "testing")
     _package(HARNESS.name, HARNESS)
     return sys.modules[HARNESS.name]
 
 
 def _moved(path: Path, tree: Path, root: Path) -> Path:
-    """A folder of `root` in `tree`, if that has it: an environment inside the repository stays where it is."""
+    """Return the folder's twin in `tree`, or the folder itself where there is none: an environment in the repository
+    stays.
+    """
     inside = tree / path.relative_to(root) if path.is_relative_to(root) else path
     return inside if inside.exists() else path
 

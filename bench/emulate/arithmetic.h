@@ -188,29 +188,24 @@ inline void rem(Machine& m, Ins& i) {
     return uint64_t(a % b);
   });
 }
-inline void min_(Machine& m, Ins& i) {
-  if (halves(i)) return by_halves(m, i, [](int a, int b) { return std::min(a, b); });
+template <class Pick>
+void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick pick) {
+  if (halves(i)) return by_halves(m, i, pick);
   if (i.type >= F16)
     return float_op(m, i, [&](double a, double b, double c) {
-      double two = least(a, b, i.option[1]);
-      return i.s.size() > 2 ? least(two, c, i.option[1]) : two;
+      double two = of_floats(a, b, i.option[1]);
+      return i.s.size() > 2 ? of_floats(two, c, i.option[1]) : two;
     });
   integer_binary(m, i, [&](auto a, auto b) {
-    auto v = a < b ? a : b;
+    auto v = pick(a, b);
     return i.option[2] && v < 0 ? decltype(v)(0) : v;
   });
 }
+inline void min_(Machine& m, Ins& i) {
+  extreme(m, i, least, [](auto a, auto b) { return a < b ? a : b; });
+}
 inline void max_(Machine& m, Ins& i) {
-  if (halves(i)) return by_halves(m, i, [](int a, int b) { return std::max(a, b); });
-  if (i.type >= F16)
-    return float_op(m, i, [&](double a, double b, double c) {
-      double two = most(a, b, i.option[1]);
-      return i.s.size() > 2 ? most(two, c, i.option[1]) : two;
-    });
-  integer_binary(m, i, [&](auto a, auto b) {
-    auto v = a > b ? a : b;
-    return i.option[2] && v < 0 ? decltype(v)(0) : v;
-  });
+  extreme(m, i, most, [](auto a, auto b) { return a > b ? a : b; });
 }
 inline void neg(Machine& m, Ins& i) {
   if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return -a; });

@@ -1,6 +1,7 @@
-"""Instructions -> bytecode: which handler of emulator.cpp executes an opcode, and with which options.
+"""Translate instructions into bytecode: the handler of emulator.cpp that executes an opcode, and its options.
 
-Every form is written out; one that is not is refused by name, for an opcode half understood computes something else.
+Every known form is written out. Any other form is refused by name, because an opcode that is half understood computes
+something else.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ _SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCA
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 _GENERIC = {"local": 201 << 40, "param": 202 << 40}  # where a space begins among generic addresses: machine.h
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
-#: in what order others see an access: here all see it at once
+#: memory orders and scopes; here everyone sees an access at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
-#: of a load or store; they say how to cache, not what
+#: cache hints of a load or store, which change no value
 _HINTS = {
     *_ORDERS,
     "nc",
@@ -56,7 +57,7 @@ class Instruction:
     destinations: list
     type2: str = "u32"
     options: tuple[int, ...] = ()
-    width: int | None = None  # bytes of a destination; None: as its register was declared
+    width: int | None = None  # bytes of a destination; None: those of its declared register
 
 
 FORMS: dict[str, Callable[[Statement, list[str]], Instruction]] = {}
@@ -71,7 +72,7 @@ def form(*roots: str):
 
 
 def decode(statement: Statement) -> Instruction:
-    """The bytecode of one statement; PtxError names what is not understood."""
+    """Return the bytecode of one statement. Raises PtxError with the part that is not understood."""
     root, *parts = statement.opcode.split(".")
     if root not in FORMS:
         raise PtxError(f"opcode not emulated: {statement.text[:80]}")
@@ -86,7 +87,7 @@ class NotUnderstood(Exception):
 
 
 def known(parts: list[str], *allowed: str) -> set[str]:
-    """The modifiers before the type, all of which must be known."""
+    """Return the modifiers before the type, all of which must be known."""
     strange = [part for part in parts if part not in allowed]
     if strange:
         raise NotUnderstood(f"modifier {'.'.join(strange)}")
@@ -117,7 +118,7 @@ _EXTENDED = {"add": 0, "addc": 0, "sub": 1, "subc": 1, "mad.lo": 2, "madc.lo": 2
 
 @form("addc", "subc", "madc")
 def _extended(s, parts):
-    """Arithmetic on several words: with the carry of the one before, or for the one after (.cc)."""
+    """Arithmetic on several words: with the carry of the previous one, or for the next one (.cc)."""
     root, *_ = s.opcode.split(".")
     *modifiers, kind = parts
     half = [part for part in modifiers if part in ("lo", "hi")]
@@ -294,7 +295,7 @@ def _pair(s, modifiers, to, source):
 
 
 def _space(parts: list[str]) -> tuple[int, str, int]:
-    """(space, type, elements) of a load or store."""
+    """Return (space, type, elements) of a load or store."""
     spaces = [part for part in parts if part in _SPACES]
     counts = [int(part[1:]) for part in parts if part in ("v2", "v4")]
     known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
@@ -378,7 +379,10 @@ def _copy(s, parts):
         return Instruction("cp.async.wait", "u32", [], [], options=(-1,))
     if parts[0] != "async" or parts[1] not in ("ca", "cg") or parts[3] != "global":
         raise NotUnderstood(s.opcode)
+    known(parts[4:], "L2::cache_hint", "L2::128B", "L2::256B", "L2::64B")
     to, source, size, *rest = s.operands
+    if "L2::cache_hint" in parts:
+        rest.pop()  # how to cache, not what
     return Instruction(
         "cp.async", "u32", [to.base, source.base, *rest], [], options=(to.offset, size.value, source.offset)
     )
@@ -472,7 +476,7 @@ def bulk(s, parts):
 
 
 def label_of(instruction: Instruction, kernel: Kernel) -> int:
-    """Index of the statement that a branch goes to."""
+    """Return the index of the statement that a branch goes to."""
     target = instruction.options[0]
     if not isinstance(target, Symbol) or target.name not in kernel.labels:
         raise PtxError(f"a branch to {target}: no such label")

@@ -1,4 +1,4 @@
-"""`gpu`: inside it every Triton kernel that is launched on CPU tensors is compiled for an architecture and executed."""
+"""`gpu`: inside it, every Triton kernel launched on CPU tensors is compiled for an architecture and executed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .program import Counted
 
 @dataclasses.dataclass
 class Launched:
-    """One launch that was executed. It holds the arguments themselves: what was changed since is changed here too."""
+    """One launch that was executed. It refers to the arguments themselves, so later changes of them show here."""
 
     name: str
     arch: int
@@ -49,15 +49,17 @@ class Launched:
         return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(statements, self.counts, strict=True)]
 
     def counters(self) -> dict[str, Any]:
-        """Instructions by kind, sectors and wavefronts over the fewest possible, barriers: of the whole grid."""
+        """Return instructions by kind, sectors and wavefronts over the fewest possible, and barriers, of the whole
+        grid.
+        """
         return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
 
     def lines(self) -> list[counters.Line]:
-        """The counters by line of source, those that execute most first."""
+        """Return the counters by line of source, those that execute most first."""
         return counters.by_line(self.counted())
 
     def estimate(self, machine: str = "H200"):
-        """The static model's time of this launch on a machine; its `seconds`, and what bounds it.
+        """Estimate the time of this launch on a machine: its `seconds` and its bound.
 
         Compiles the kernel to machine code and executes some of its CTAs again, on copies of the arguments.
         """
@@ -116,7 +118,7 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
 
 
 def _noting(known: Known):
-    """Tensor.data_ptr, which also remembers whose address it gave."""
+    """Return a Tensor.data_ptr that also notes the tensor."""
 
     def data_ptr(self) -> int:
         known.note(self)
@@ -154,7 +156,7 @@ class _State:
             launch.counts = compiled.program.raw_counts() - before
 
     def autotuner_patches(self) -> list:
-        """An autotuner takes the first configuration that compiles and fits: there is nothing to time."""
+        """Patch the autotuner to take the first configuration that compiles and fits: nothing is timed."""
         from triton.runtime.autotuner import Autotuner
 
         run = Autotuner.run

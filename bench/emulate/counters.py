@@ -14,11 +14,11 @@ from . import launches
 from .program import Counted
 
 SECTOR_BYTES = 32
-#: larger tensors are left zero: only where a kernel reads matters here, and filling them costs seconds
+#: most elements that are filled; larger tensors stay zero, for only the addresses matter and filling takes seconds
 _FILLED = 1 << 22
 _ALIGNED = 256  # bytes: where an allocation on a GPU begins
 
-#: instructions by what executes them, by the first part of an opcode
+#: kind of an instruction -> first parts of its opcodes
 _KINDS = {
     "tensor": ("mma", "wgmma", "tcgen05"),
     "memory": ("ld", "st", "cp", "ldmatrix", "stmatrix"),
@@ -42,7 +42,7 @@ class Line:
 
 
 def materialised(launch, seed: int = 0):
-    """The launch with real tensors on the CPU in place of meta tensors: floats random, integers 0, masks all True."""
+    """Return the launch with real CPU tensors in place of meta tensors: floats random, integers 0, masks all True."""
     generator = torch.Generator().manual_seed(seed)
     made: dict[int, Tensor] = {}
 
@@ -62,7 +62,7 @@ def materialised(launch, seed: int = 0):
 
 
 def _zeros(like: Tensor) -> Tensor:
-    """Zeros of the shape and strides, aligned as a GPU's are, in pages that the system supplies when they are used."""
+    """Allocate zeros of the shape and strides, aligned as on a GPU. The system supplies pages when they are used."""
     size = 1 + sum((n - 1) * stride for n, stride in zip(like.shape, like.stride())) if like.numel() else 0
     memory = torch.from_numpy(numpy.zeros(size * like.element_size() + _ALIGNED, numpy.uint8))
     first = -memory.data_ptr() % _ALIGNED
@@ -71,10 +71,11 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]:
-    """(metrics, lines) of `ctas` CTAs in the middle of a launch's grid.
+    """Return (metrics, lines) of `ctas` CTAs in the middle of a launch's grid.
 
     Raises:
-        EmulationError: what the kernel did wrong. PtxError: an instruction that is not emulated.
+        EmulationError: the kernel did something wrong.
+        PtxError: an instruction is not emulated.
     """
     kernel = launches.compiled(launch, arch).fresh()
     number = launch.grid[0] * (*launch.grid, 1)[1] * (*launch.grid, 1, 1)[2]
@@ -85,7 +86,7 @@ def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]
 
 
 def summary(counted: list[Counted]) -> dict[str, Any]:
-    """The metrics of a record; a ratio is None where there was no request."""
+    """Return the metrics of a record. A ratio is None without requests."""
     mix = collections.Counter()
     for c in counted:
         mix[_KIND_OF.get(c.opcode.split(".")[0], "arithmetic")] += c.executed
@@ -104,7 +105,7 @@ def summary(counted: list[Counted]) -> dict[str, Any]:
 
 
 def by_line(counted: list[Counted]) -> list[Line]:
-    """Lines of source, those that execute most first."""
+    """Return the lines of source, those that execute most first."""
     sums: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0, 0, 0])
     for c in counted:
         for at, value in enumerate((c.executed, c.requests, c.units, c.fewest)):

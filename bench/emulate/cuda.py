@@ -1,4 +1,4 @@
-"""The PTX that nvcc makes of a CUDA C++ source, for `program.Program`."""
+"""PTX of a CUDA C++ source by nvcc, for `program.Program`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TARGET = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a"}
 
 
 def ptx(source: Path, arch: int) -> str:
-    """The module of one .cu, with its source's lines; compiled once and kept in the cache folder.
+    """Return the module of one .cu, with its source's lines. It is compiled once and kept in the cache folder.
 
     Raises:
         OSError: there is no nvcc, or it does not compile the source.

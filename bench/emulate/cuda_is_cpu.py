@@ -26,7 +26,7 @@ def _nothing(*_, **__) -> None:
 
 
 class Stream:
-    """A stream on which everything is done at once."""
+    """Stream on which everything is done at once."""
 
     cuda_stream = stream_id = device_index = 0
     device = _CUDA
@@ -50,7 +50,7 @@ class Stream:
 
 
 class Event:
-    """An event that is over; no time passes between two."""
+    """Event that is over; no time passes between two."""
 
     def __init__(self, *_, **__):
         pass
@@ -79,12 +79,14 @@ _BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_me
 
 
 def _giving(value):
-    """A function of its own for each name: torch's compiler keeps a table of them."""
+    """Return a function that returns `value`. Each name gets its own, because torch's compiler keeps a table of
+    them.
+    """
     return lambda *_, **__: value
 
 
 def answers(device) -> list:
-    """Patches under which `torch.cuda` describes a `driver.Device`."""
+    """Return patches under which `torch.cuda` describes a `driver.Device`."""
     properties = types.SimpleNamespace(
         name=device.name,
         major=device.capability[0],
@@ -109,7 +111,7 @@ def answers(device) -> list:
     functions = {
         "is_available": lambda: True,
         "is_bf16_supported": lambda *_, **__: True,
-        "is_initialized": lambda: False,  # nothing of torch's own is to be seeded or saved there
+        "is_initialized": lambda: False,  # so that torch seeds and saves nothing there
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda *_: device.name,
@@ -145,7 +147,7 @@ def _is_cuda(value) -> bool:
 
 
 class CudaIsCpu(TorchFunctionMode):
-    """Functions of torch get the CPU where they are given "cuda"; tensors on the CPU say that they are on cuda:0."""
+    """Gives functions of torch the CPU where they are given "cuda". CPU tensors say that they are on cuda:0."""
 
     def __torch_function__(self, function, kinds, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -173,7 +175,7 @@ def _device(mode, function, args, kwargs):
 
 
 def _to_device_of(mode, function, args, kwargs):
-    """Tensor.to: its device may be anywhere among the arguments; one of another tensor is the CPU already."""
+    """Tensor.to, whose device may be anywhere among the arguments. The device of another tensor is the CPU already."""
     args = tuple("cpu" if _is_cuda(value) or type(value) is int else value for value in args)
     kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
     return function(*args, **kwargs)
@@ -193,7 +195,7 @@ _ANSWERS = {
 
 
 class Generator(torch.Generator):
-    """A generator of random numbers for "cuda" is one of the CPU."""
+    """Generator of random numbers; one for "cuda" is one for the CPU."""
 
     def __new__(cls, device="cpu"):
         return super().__new__(cls, "cpu" if _is_cuda(device) else device)
@@ -205,7 +207,7 @@ def mapped() -> Iterator[None]:
     mode = CudaIsCpu()
     backward, default = torch.autograd._engine_run_backward, torch.set_default_device
 
-    def with_mode(*args, **kwargs):  # `backward` and `grad` are called with modes switched off
+    def with_mode(*args, **kwargs):  # torch calls `backward` and `grad` with modes off
         if any(isinstance(one, CudaIsCpu) for one in _get_current_function_mode_stack()):
             return backward(*args, **kwargs)
         with mode:

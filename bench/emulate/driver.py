@@ -1,6 +1,6 @@
-"""A Triton driver whose device is the emulator: its binary is PTX, and a launch executes that on CPU tensors.
+"""Triton driver whose device is the emulator: its binary is PTX, and a launch executes the PTX on CPU tensors.
 
-Triton's own launch path stays as it is: heuristics, autotuners, hooks, caches and specialisation are its own.
+Triton's launch path is unchanged: heuristics, autotuners, hooks, caches and specialisation are its own.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _NUMBER = 1000
 
 
 class Utilities:
-    """Utilities of the driver, by Triton's names."""
+    """Utilities of the driver, under Triton's names."""
 
     def __init__(self, device: Device):
         self._device = device
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
-        """(module, function, registers, spills, most threads); nothing is unloaded, so that there is no module."""
+        """Return (module, function, registers, spills, most threads). The module is None: nothing is unloaded."""
         return None, loaded(binary), 0, 0, _THREADS
 
     def unload_module(self, module) -> None:
@@ -82,7 +82,7 @@ def loaded(binary: bytes):
 
 
 class Launcher:
-    """Callable by which Triton launches a kernel that it compiled."""
+    """Callable that Triton uses to launch a compiled kernel."""
 
     def __init__(self, source, metadata):
         self.source, self.metadata = source, metadata

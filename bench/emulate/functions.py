@@ -1,6 +1,7 @@
-"""Constants and functions beside a module's kernel. Functions are inlined.
+"""Constants and functions of a PTX module, beside its kernel.
 
-The parameters of a call are registers here, one an offset. `vprintf` and `__assertfail` are the emulator's own.
+Functions are inlined. The parameters of a call are registers here, one for each offset. The emulator has its own
+`vprintf` and `__assertfail`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Function:
 
 
 def constants(text: str) -> tuple[dict[str, int], bytes]:
-    """(offset by name, bytes) of a module's variables in global and constant memory."""
+    """Return (offset by name, bytes) of a module's variables in global and constant memory."""
     offsets, raw = {}, bytearray()
     for align, kind, name, count, values in _CONSTANT.findall(text):
         size = int(kind[1:]) // 8
@@ -40,7 +41,7 @@ def constants(text: str) -> tuple[dict[str, int], bytes]:
 
 
 def functions(text: str, files: dict[int, str]) -> dict[str, Function]:
-    """The functions that a module defines."""
+    """Return the functions that a module defines."""
     found, text = {}, re.sub(r"//.*", "", text)
     for match in _FUNCTION.finditer(text):
         name, parameters, end = match.groups()
@@ -53,7 +54,7 @@ def functions(text: str, files: dict[int, str]) -> dict[str, Function]:
 
 
 def linked(kernel: Kernel, defined: dict[str, Function]) -> None:
-    """Put every function in place of its calls, and registers in place of the parameters of calls."""
+    """Inline every function at its calls, and replace the parameters of calls by registers."""
     linker = _Linker(kernel, defined)
     statements, labels = kernel.statements, dict(kernel.labels)
     if not any(s.opcode.startswith("call") for s in statements):
@@ -67,7 +68,7 @@ class _Linker:
         self.kernel, self.defined, self.instances = kernel, defined, 0
 
     def append(self, statements: list[Statement], labels: dict[str, int], scope: str, depth: int) -> None:
-        """Append statements; scope: a suffix of what is the instance's own, empty for the kernel's."""
+        """Append statements. scope: suffix of the instance's own names, empty for the kernel's."""
         if depth > _DEPTH:
             raise PtxError("not emulated: a function that calls itself")
         by_place: dict[int, list[str]] = {}
@@ -170,7 +171,7 @@ def _special(name: str) -> bool:
 
 
 def _parameters_of(statements: list[Statement], which: str) -> dict[str, set[tuple[int, str]]]:
-    """By parameter the (offset, type) of what is loaded from it, or stored to it."""
+    """Return, by parameter, the (offset, type) of its loads and stores."""
     found: dict[str, set[tuple[int, str]]] = {}
     for s in statements:
         root, *parts = s.opcode.split(".")

@@ -1,4 +1,4 @@
-"""A kernel as Triton compiled it, and its execution on a launch's arguments."""
+"""A kernel that Triton compiled, and its execution on a launch's arguments."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Compiled:
     """A kernel as a launch executes it."""
 
     program: Program
-    signature: dict[str, Any]  # Triton's type of every argument in order; "constexpr" is no parameter
+    signature: dict[str, Any]  # Triton's type of every argument in order; a "constexpr" is not a parameter
     shared_bytes: int
     threads: int
     scratch: tuple[int, int] = (0, 1)  # bytes of global memory a CTA, alignment
-    descriptors: tuple = ()  # how each tensor descriptor lies in shared memory
+    descriptors: tuple = ()  # layout of each tensor descriptor in shared memory
 
     @classmethod
     def of(cls, program: Program, source, metadata) -> Compiled:
@@ -38,12 +38,14 @@ class Compiled:
         )
 
     def fresh(self) -> Compiled:
-        """The same with counters of its own."""
+        """Return the same kernel with counters of its own."""
         return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
 
 
 def until_ptx(backend=None, stages=None, *_):
-    """Triton's hook: no ptxas, for the emulator executes PTX. Without arguments it says what its cache's key gets."""
+    """Triton's hook that leaves ptxas out, because the emulator executes PTX. Without arguments it returns its part of
+    the cache's key.
+    """
     if stages is None:
         return ("ptx as the binary", "ptx as the binary")
     stages["cubin"] = lambda module, metadata: module.encode()

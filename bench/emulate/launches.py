@@ -1,6 +1,4 @@
-"""Triton launches on the emulator: what `Launch.run` would send to a
-GPU is compiled for one, and its PTX executed here.
-"""
+"""Launches of `triton_lib.launch` on the emulator: compiled for a GPU, and their PTX executed here."""
 
 from __future__ import annotations
 
@@ -25,7 +23,9 @@ _KEPT = 200  # some megabytes each
 
 
 def compiled(launch, arch: int) -> Compiled:
-    """The PTX of a launch, loaded; each distinct compile once a process (and Triton keeps its own on disk)."""
+    """Return the PTX of a launch, loaded. Each distinct compile happens once a process; Triton has its own cache on
+    disk.
+    """
     if isinstance(found := getattr(launch, "compiled", None), Compiled):
         return found
     src, options = aot.source(launch, KNOWN[arch])
@@ -69,7 +69,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     """Inside, the `triton` backend serves CPU tensors: its kernels are compiled for `arch` and executed by the
     emulator.
 
-    log: every launch is appended to it, before it runs.
+    log: every launch is appended to it before it runs.
     """
     from retro_kernels import triton_lib as backend
     from retro_kernels.triton_lib.launch import Launch

@@ -260,11 +260,16 @@ struct Machine {
     return offset;
   }
 
-  void note_read(int64_t offset, int bytes, int thread) {
+  // `visit` of each granule of an access to shared memory, its number and the bit of the thread's warp
+  template <class Visit>
+  void each_granule(int64_t offset, int bytes, int thread, Visit visit) {
     if (!checks) return;
-    uint32_t me = 1u << (thread / WARP);
-    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
-      Granule& granule = granules[g];
+    const uint32_t me = 1u << (thread / WARP);
+    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) visit(granules[g], g, me);
+  }
+
+  void note_read(int64_t offset, int bytes, int thread) {
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
       if (granule.in_flight)
         fault("reads shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
       if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
@@ -274,14 +279,11 @@ struct Machine {
         fault("race: reads what a bulk copy wrote that another warp waited for, byte " + std::to_string(2 * g), thread);
       granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
       granule.read_epoch = epoch;
-    }
+    });
   }
 
   void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
-    if (!checks) return;
-    uint32_t me = 1u << (thread / WARP);
-    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
-      Granule& granule = granules[g];
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
       if (granule.in_flight)
         fault("writes shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
       if (granule.async_reads)
@@ -300,15 +302,12 @@ struct Machine {
       granule.write_time = time;
       granule.written = true;
       granule.atomic = false;
-    }
+    });
   }
 
   // Atomic updates by several warps are no race among themselves
   void note_atomic(int64_t offset, int bytes, int thread) {
-    if (!checks) return;
-    uint32_t me = 1u << (thread / WARP);
-    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
-      Granule& granule = granules[g];
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
       std::string where = ", byte " + std::to_string(2 * g);
       bool first = granule.write_epoch != epoch;
       if (granule.in_flight) fault("updates shared memory that an asynchronous copy still writes" + where, thread);
@@ -322,7 +321,7 @@ struct Machine {
       granule.writers = first ? me : granule.writers | me;
       granule.write_epoch = epoch;
       granule.write_time = time;
-    }
+    });
   }
 
   // CTAs run one after another: one that waits for a later one would wait for ever

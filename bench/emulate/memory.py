@@ -1,4 +1,4 @@
-"""The arguments of a launch as a kernel's parameters: bytes, and the regions of memory that addresses in them mean."""
+"""Arguments of a launch as a kernel's parameters: bytes, and the regions of memory that their addresses mean."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TF32 = 11  # as a tensor map counts types
 
 
 def extent(tensor: Tensor) -> int:
-    """Bytes from a tensor's first element to its last, whatever its strides."""
+    """Return the bytes from a tensor's first element to its last, whatever its strides."""
     if tensor.numel() == 0:
         return 0
     return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
@@ -29,7 +29,7 @@ def extent(tensor: Tensor) -> int:
 
 @dataclasses.dataclass
 class Arguments:
-    """A launch's parameters while they are packed: bytes or `Region` each, and the regions."""
+    """Parameters of a launch while they are packed: each bytes or a `Region`, and the regions."""
 
     packed: list = dataclasses.field(default_factory=list)
     regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
@@ -85,7 +85,7 @@ class Arguments:
 
 
 def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
-    """A TensorMap of tensor_map.h; dimensions innermost first."""
+    """Return a TensorMap of tensor_map.h, dimensions innermost first."""
     for feature in ("is_im2col", "fp4_padded"):
         if layout.get(feature):
             raise PtxError(f"not emulated: a tensor descriptor with {feature}")
@@ -109,7 +109,7 @@ def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
 
 
 class Known:
-    """Memory whose address a program asked for: a kernel may find it in memory, as in a list of pointers."""
+    """Memory whose address a program asked for. A kernel may find the address in memory, as in a list of pointers."""
 
     def __init__(self):
         self._storages: dict[int, weakref.ref] = {}
@@ -119,6 +119,6 @@ class Known:
         self._storages[storage.data_ptr()] = weakref.ref(storage)
 
     def regions(self) -> list[tuple[int, int]]:
-        """(address, bytes) of what is still there."""
+        """Return (address, bytes) of the memory that still exists."""
         self._storages = {address: ref for address, ref in self._storages.items() if ref() is not None}
         return [(address, ref().nbytes()) for address, ref in self._storages.items()]

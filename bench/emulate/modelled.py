@@ -1,4 +1,4 @@
-"""A recorded launch for the static model of time."""
+"""Time estimate of a recorded launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def estimate(launch, machine: str):
 
 
 def static_record(launch) -> dict[str, Any]:
-    """The `static` part of a record of the launch: compiled to machine code, which emulation does without."""
+    """Return the `static` part of the launch's record, from machine code, which emulation does without."""
     from ..static import tiles
 
     with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):
@@ -33,7 +33,9 @@ def static_record(launch) -> dict[str, Any]:
 
 
 def copied(launch):
-    """The launch on copies of its tensors, each once: executing it again changes nothing of the program's."""
+    """Return the launch on copies of its tensors, each copied once, so that executing it again changes nothing of the
+    program's.
+    """
     copies: dict[int, Tensor] = {}
 
     def copy(value):

@@ -1,4 +1,4 @@
-"""PTX text -> instructions, as written: opcode, predicate, operands and the line of source they come from."""
+"""Parse PTX text into instructions as written: opcode, predicate, operands and line of source."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _TYPE_BYTES = {
 
 
 class PtxError(Exception):
-    """The text, or an instruction in it, that this emulator does not know."""
+    """Error: the emulator does not know the text or an instruction in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True)
 class Decimal:
-    """A float written in decimal, as people do in inline assembly: its bits depend on the instruction's type."""
+    """Float written in decimal, as in inline assembly. Its bits depend on the instruction's type."""
 
     value: float
 
@@ -102,12 +102,12 @@ class Kernel:
 
 
 def entries(text: str) -> list[str]:
-    """The names of a module's kernels."""
+    """Return the names of a module's kernels."""
     return re.findall(r"\.entry\s+(\w+)", text)
 
 
 def kernel(text: str, name: str | None = None) -> Kernel:
-    """An entry of a PTX module: the one it has, or that of the name."""
+    """Return an entry of a PTX module: the only one, or the one of that name."""
     from . import functions
 
     files, shared, size, names = _files(text), {}, 0, {}
@@ -202,7 +202,7 @@ def read(code: str, files: dict[int, str], kernel: Kernel) -> None:
 
 
 def _close(kernel: Kernel, first: int, labels: dict[str, int]) -> None:
-    """The end of an inline block: its labels are its own, for other blocks have the same."""
+    """End an inline block. Its labels are its own, because other blocks have the same."""
     for statement in kernel.statements[first:]:
         (target, *_) = statement.operands or [None]
         if statement.opcode.startswith("bra") and isinstance(target, Symbol) and target.name in labels:
@@ -248,7 +248,7 @@ def _declared(operand, kernel: Kernel):
 
 
 def _split(text: str) -> list[str]:
-    """Operands between commas that are in no brackets; `a|b` is one."""
+    """Split operands at commas outside brackets. `a|b` is one operand."""
     parts, depth, start = [], 0, 0
     for at, letter in enumerate(text):
         depth += letter in "{[("

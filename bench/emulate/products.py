@@ -31,7 +31,7 @@ _OPERANDS = {
 
 
 def _check(s, a: str, b: str, out: str) -> None:
-    """Whether a product of these types exists; two eight-bit floats, or integers, may differ."""
+    """Check that a product of these types exists. Two eight-bit floats, or integers, may differ."""
     size, outs = _OPERANDS.get(a, (0, ()))
     same = _OPERANDS.get(b) == (size, outs) if size == 1 else a == b
     if not same or out not in outs:

@@ -34,17 +34,19 @@ _KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, *(f"%{kind}.{axis}" for kind in ("ntid",
 
 
 class EmulationError(RuntimeError):
-    """Fault of a launch: an access, a race, a missing wait. It names the line of source and the instruction."""
+    """Error: a launch has a fault, such as an access, a race or a missing wait. It names the line of source and the
+    instruction.
+    """
 
 
 class DeviceAssertion(EmulationError, AssertionError):
-    """An assertion of the kernel's own that did not hold: `tl.device_assert`."""
+    """Error: an assertion of the kernel failed (`tl.device_assert`)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """One instruction after a run. units: sectors (global) or wavefronts (shared) of its requests, fewest: as few as
-    its bytes need.
+    """Counts of one instruction after a run. units: sectors (global) or wavefronts (shared) of its requests. fewest:
+    the least for its bytes.
     """
 
     opcode: str
@@ -64,7 +66,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The emulator, compiled at its first use for this machine and kept in a cache folder."""
+    """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
     sources = sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")])
     flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     digest = hashlib.sha256(
@@ -232,7 +234,7 @@ class Program:
         return CONSTANTS + self.kernel.constants[name]
 
     def _show_printed(self) -> None:
-        """To sys.stdout what the kernel printed."""
+        """Write the kernel's printed text to sys.stdout."""
         size = library().ptx_printed(ctypes.c_void_p(self.handle), None)
         if size:
             raw = ctypes.create_string_buffer(size)
@@ -240,17 +242,17 @@ class Program:
             sys.stdout.write(raw.raw.decode(errors="replace"))
 
     def counts(self) -> list[Counted]:
-        """Every instruction with what was counted in all runs so far."""
+        """Return the counts of every instruction over all runs so far."""
         return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, self.raw_counts())]
 
     def raw_counts(self) -> numpy.ndarray:
-        """int64 [instructions, 4]: the numbers of `counts`."""
+        """Return the numbers of `counts` as int64 [instructions, 4]."""
         raw = numpy.zeros((library().ptx_size(ctypes.c_void_p(self.handle)), 4), numpy.int64)
         library().ptx_counts(ctypes.c_void_p(self.handle), raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
         return raw
 
     def trace(self) -> list[int]:
-        """The numbers of the instructions executed since the first call, which begins to keep them."""
+        """Return the numbers of the instructions executed since the first call, which starts the trace."""
         size = library().ptx_trace(ctypes.c_void_p(self.handle), None)
         raw = (ctypes.c_int32 * size)()
         library().ptx_trace(ctypes.c_void_p(self.handle), raw)
@@ -353,7 +355,7 @@ class Structure:
 
 
 def _with_names(message: str, names: Sequence[str]) -> str:
-    """The message with the argument's name in place of its number."""
+    """Return the message with the argument's name in place of its number."""
 
     def name(found: re.Match) -> str:
         number = int(found[1])
@@ -363,7 +365,7 @@ def _with_names(message: str, names: Sequence[str]) -> str:
 
 
 def _packed(size: int, argument, bases: list[int]) -> bytes:
-    """The bytes of an argument."""
+    """Return the bytes of an argument."""
     if isinstance(argument, Structure):
         values = [bases[value.index] if isinstance(value, Region) else value for _, value in argument.fields]
         raw = struct.pack("".join(kind for kind, _ in argument.fields), *values)
@@ -382,7 +384,7 @@ def _packed(size: int, argument, bases: list[int]) -> bytes:
 
 
 def region_base(index: int, host: int) -> int:
-    """The address that a kernel sees of a tensor: far from every other, aligned as the tensor is."""
+    """Return the address of a tensor as a kernel sees it: far from every other, aligned as the tensor is."""
     return ((index + FIRST_REGION) << REGION_BITS) + (1 << 20) + host % 256
 
 

@@ -1,4 +1,4 @@
-"""Bulk copies by tensor map (TMA), and how kernels make maps, as far as Triton uses them."""
+"""Bulk copies by tensor map (TMA), and the making of maps in kernels, as far as Triton uses them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instructions that sm_100 adds and Triton uses: tensor memory, its products, and the mbarriers that end them."""
+"""Instructions of sm_100 that Triton uses: tensor memory, its products, and the mbarriers that end them."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Costs of a call: time, memory; and the ceilings of this machine."""
+"""Time and memory of a call, and the ceilings of this machine."""

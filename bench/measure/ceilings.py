@@ -1,7 +1,7 @@
 """Ceilings of this machine, measured once a run: copy bandwidth and the best matrix product in each type.
 
-A datasheet promises more than any program gets, and a rented machine less than its datasheet; a fraction of a measured
-ceiling is honest.
+A datasheet promises more than any program gets, and a rented machine less than its datasheet. Shares are therefore of
+measured ceilings.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ LEAST_S, MOST_REPEATS = 0.2, 2000
 
 
 def measure(device: str) -> dict[str, Any]:
-    """{"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}; what can't be measured is
-    None.
+    """Return {"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}. A rate that can't be
+    measured is None.
 
     The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
     """
@@ -40,7 +40,7 @@ def measure(device: str) -> dict[str, Any]:
 
 
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """The higher of two measurements, rate by rate: other work on the machine only ever lowers one."""
+    """Return the higher of two measurements, rate by rate: other work on the machine only lowers a rate."""
     flops = {
         dtype: max((x for x in (a["flops_per_s"].get(dtype), b["flops_per_s"].get(dtype)) if x), default=None)
         for dtype in b["flops_per_s"]
@@ -53,8 +53,8 @@ def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(device: str, size: int) -> float:
-    """Bytes read plus bytes written per second, by a copy or by reading alone, whichever is faster: a copy may read its
-    target too.
+    """Bytes read and written per second, by a copy or by reading alone, whichever is faster: a copy may also read its
+    target.
     """
     elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
@@ -80,7 +80,9 @@ def products(device: str, dtype: str) -> float | None:
 
 
 def _formulations(a, b, device: str):
-    """The same product as a library call may reach different kernels: plain, transposed, and oneDNN's packed linear."""
+    """Yield one product in several forms, for a library takes another kernel for each: plain, transposed, and oneDNN's
+    packed linear.
+    """
     straight = b.mT.contiguous()
     yield lambda: a @ straight
     yield lambda: F.linear(a, b)
@@ -91,7 +93,7 @@ def _formulations(a, b, device: str):
 
 
 def _best(call, device: str) -> float:
-    """Least seconds over some repeats, and over LEAST_S of them where they are short."""
+    """Least seconds of some repeats. Short calls are repeated for LEAST_S."""
     times = []
     with torch.no_grad():
         while len(times) <= REPEATS[device] or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
@@ -110,8 +112,8 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """FLOP/s of a type; of a half type never below float32's, to which its operands can be widened. None for an
-    unmeasured type.
+    """FLOP/s of a type, None where it was not measured. A half type has at least float32's rate: its operands can be
+    widened.
     """
     rates = ceilings["flops_per_s"]
     known = [
@@ -123,8 +125,8 @@ def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
-    """Time floor max(bytes/bandwidth, FLOPs/rate), what binds it, and
-    the fraction of it that was reached; None without ceilings.
+    """Return the time floor max(bytes/bandwidth, FLOPs/rate), its bound, and the fraction of it that was reached. None
+    without ceilings.
     """
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
@@ -135,6 +137,6 @@ def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: f
 
 
 def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
-    """Of memory; of the cache for a case that moves no more than it holds: its inputs may be warm there."""
+    """Bandwidth of memory; of the cache for a case that fits there, because its inputs may be warm."""
     cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
     return cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]

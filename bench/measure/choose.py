@@ -1,4 +1,4 @@
-"""Selection of a command line: cases, types, modes and contenders; and why a contender can't run one of them."""
+"""Selection of a command line: cases, types, modes and contenders, and why a contender can't run one of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..records import environment
 from ..registry import CASES, DTYPES, OPERATORS, Case, Contender, contenders_of
 
 YARDSTICK = "eager"
-MEMORY_SHARE = 0.8  # of what is free: the rest is for the allocator and the oracle
+MEMORY_SHARE = 0.8  # of free memory: the rest is for the allocator and the oracle
 ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 
@@ -30,7 +30,7 @@ class Selection:
 
 
 class EmptySelection(ValueError):
-    """A name on the command line that matches nothing."""
+    """Error: a name on the command line matches nothing."""
 
 
 def matches(name: str, patterns: tuple[str, ...] | None) -> bool:
@@ -38,7 +38,7 @@ def matches(name: str, patterns: tuple[str, ...] | None) -> bool:
 
 
 def cases(selection: Selection) -> list[Case]:
-    """The selected cases. Raises EmptySelection for a kernel, case, backend or baseline that doesn't exist."""
+    """Return the selected cases. Raises EmptySelection for an unknown kernel, case, backend or baseline."""
     for names, known, what in (
         (selection.kernels, list(OPERATORS), "kernel"),
         (selection.cases, [name for _, name in CASES], "case"),
@@ -68,11 +68,13 @@ def modes(case: Case, selection: Selection) -> list[str]:
 
 
 def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
-    """The yardstick first, then kernels (all but the reference, if any can run here), then the other baselines."""
+    """Yield the yardstick first, then kernels (without the reference, if another can run here), then the other
+    baselines.
+    """
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
     if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
-        # the definition is timed only where nothing faster exists
+        # the reference is timed only where no kernel can run
         kernels = [c for c in kernels if c.role != "reference"]
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from (
@@ -95,7 +97,7 @@ def _wanted(contender: Contender, selection: Selection) -> bool:
 
 
 def unsupported_case(case: Case, device: str) -> str | None:
-    """Why this machine can't run the case at all."""
+    """Why this machine can't run the case at all, or None."""
     free = environment.free_memory(device)
     if free is not None and case.memory_gib * 2**30 > free:
         return f"needs {case.memory_gib:g} GiB; {free / 2**30:.1f} GiB are free"
@@ -103,7 +105,7 @@ def unsupported_case(case: Case, device: str) -> str | None:
 
 
 def unsupported(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
-    """Why this contender can't serve the case, as far as can be told without trying."""
+    """Why this contender can't serve the case, as far as is known without trying, or None."""
     why = contender.reason(case, dtype, device)
     if why:
         return why

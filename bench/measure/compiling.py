@@ -1,4 +1,4 @@
-"""Compile the launches of a selection ahead, in one process a core: Triton compiles at the first launch."""
+"""Compile the launches of a selection ahead, in one process a core. Triton alone would compile at the first launch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .pace import Pace
 def compile_selection(
     selection: choose.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
 ) -> tuple[int, int, bool]:
-    """How many kernels were compiled or found, how many cases can't be planned or compiled, and whether `limit` seconds
-    left some out."""
+    """Return how many kernels were compiled or found, how many cases can't be planned or compiled, and whether `limit`
+    seconds left some out.
+    """
     import torch
 
     import retro_kernels as rk
@@ -21,7 +22,7 @@ def compile_selection(
     pace, failed, late = Pace([], limit), 0, False
 
     def planned(case, dtype: str, mode: str) -> None:
-        """One call with its launches left out; its inputs live no longer."""
+        """Make one call with its launches left out. Its inputs are freed at once."""
         nonlocal failed, late
         if late or pace.over():
             late = True

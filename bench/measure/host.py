@@ -1,9 +1,9 @@
-"""Host time of a call: checks, choice, plan, arguments, autograd; of the Triton kernels all but the launch itself.
+"""Host time of a call: checks, choice of backend, plan, arguments and autograd; of Triton kernels all but the launch.
 
-CPU time of this thread, the least of some batches: little disturbed by whatever else runs. The Triton backend serves a
-device that isn't there (`retro_kernels.testing.stub`), so no GPU is needed; torch's own operations between its launches
-run on small CPU tensors. The CPU kernels compute, on the smallest calls. `floor` is what an autograd function costs
-that does nothing, with as many leaves.
+Measured is the CPU time of this thread, the least of some batches: other work disturbs it little. The Triton backend
+serves a stub of a GPU (`retro_kernels.testing.stub`), and torch's operations between launches run on small CPU tensors.
+The CPU kernels compute, on the smallest calls. `floor` is the cost of an autograd function with as many leaves that
+does nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor
 import retro_kernels as rk
 
 BATCHES, CALLS = 9, 300
-CHUNKS = 512  # that a position passes through which is never the same
+CHUNKS = 512  # room for a position that differs in each call
 M, R, D = 8, 16, 16
-#: calls that are also made as a decoder makes them: with another position each time, an int ("step")
+#: calls that are also made as a decoder makes them ("step"): with another position each time, an int
 MOVES = {"chunked_cross_attention/decode": "query_start", "relative_attention/decode": "query_offset"}
 
 
 def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, ...] = ()) -> dict[str, float]:
-    """{"kernel/backend/call/mode": seconds of a call}; "floor" where the mode is fwdbwd."""
+    """Return {"kernel/backend/call/mode": seconds of a call}, with "floor/fwdbwd"."""
     times: dict[str, float] = {}
     for backend in backends:
         with _serving(backend) as serves:
@@ -45,7 +45,7 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
 
 
 def once(run: Callable[[], Any]) -> float:
-    """CPU time of this thread for one run."""
+    """Return the CPU time of this thread for one run."""
     begun = time.thread_time()
     run()
     return time.thread_time() - begun

@@ -1,4 +1,4 @@
-"""How long a run will take, and how much effort what is left of it may have so that a deadline is met."""
+"""Pace of a run against its deadline: how long it takes, and how much effort the rest may have."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 LEAST_SHARE = 0.1  # of the usual effort: with less a number says nothing
-LEARNT = 3  # steps after which the machine's own pace is known
+LEARNT = 3  # steps after which this machine's pace is known
 
 
 @dataclass
 class Pace:
-    """`work`: seconds that each step is expected to take on a quiet machine; `limit`: seconds for all, None for as long
-    as it takes.
-    """
+    """`work`: expected seconds of each step on a quiet machine. `limit`: seconds for all; None: no deadline."""
 
     work: list[float]
     limit: float | None = None

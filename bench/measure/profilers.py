@@ -1,4 +1,4 @@
-"""Calls for a profiler to look at: a selection and nothing else, inside an NVTX range a measurement.
+"""Calls for a profiler: a selection and nothing else, each measurement inside an NVTX range.
 
 docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 """
@@ -19,7 +19,7 @@ WARMUPS = 2
 
 @contextlib.contextmanager
 def named_range(name: str, device: str) -> Iterator[None]:
-    """An NVTX range on a GPU; nothing on a CPU, whose torch may be built without."""
+    """Open an NVTX range on a GPU. No-op on a CPU, whose torch may lack NVTX."""
     if device != "cuda":
         yield
         return
@@ -31,7 +31,7 @@ def named_range(name: str, device: str) -> Iterator[None]:
 
 
 def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
-    """(id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
+    """Yield (id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
     for case in choose.cases(selection):
         for contender in choose.contenders(case, selection):
             if contender.role == "baseline" or contender.reason(case, None, selection.device):
@@ -49,11 +49,10 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, s
 
 
 def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = False) -> int:
-    """Run every kernel of a selection `count` times, after warm-ups that no profiler sees. Return how many kernels
-    there were.
+    """Run every kernel of a selection `count` times, after warm-ups. Return how many kernels there were.
 
-    On a GPU the profiler is switched on (cudaProfilerStart) around those calls alone, each kernel's inside a range of
-    its id.
+    On a GPU the profiler is on (cudaProfilerStart) for those calls alone, not for the warm-ups. Each kernel's calls are
+    inside a range of its id.
     """
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
@@ -72,7 +71,7 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
 
 @contextlib.contextmanager
 def _profiled(device: str) -> Iterator[None]:
-    """Profilers that wait for it (`ncu --profile-from-start off`) see what runs within."""
+    """Switch the profiler on inside, for `ncu --profile-from-start off`."""
     if device != "cuda":
         yield
         return

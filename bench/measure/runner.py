@@ -1,4 +1,4 @@
-"""One case in one type: check every contender, time those that passed side by side, and hand out the records."""
+"""Run one case in one type: check every contender, time those that passed side by side, and yield the records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from . import ceilings, choose, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
-MOST_CEILINGS = 3  # times that ceilings which a kernel exceeded are measured again
+MOST_CEILINGS = 3  # repeated measurements of ceilings that a kernel exceeded
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
-BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines that only show what positions cost
+BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions, which only show a cost
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Run:
 
 @dataclass
 class Entry:
-    """A contender on its way through one case."""
+    """State of a contender in one case."""
 
     contender: Contender
     status: str = "ok"
@@ -55,7 +55,7 @@ class Entry:
 def run_case(
     run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]
 ) -> Iterator[dict[str, Any]]:
-    """Records of every contender and mode; one check covers all modes of a type."""
+    """Yield the records of every contender and mode. One check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
@@ -75,14 +75,14 @@ def run_case(
 
 
 def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """The inputs, with every entry's verdict filled in. Inputs or an oracle that don't fit are a status of all, not the
-    run's end.
+    """Return the inputs, and fill in every entry's verdict. Where inputs or oracle do not fit in memory, all entries
+    get that status and the run goes on.
     """
     arguments: dict[str, Any] = {}
     try:
         arguments = case.make(seed, run.device, getattr(torch, dtype))
         _check(run, case, dtype, arguments, seed, backward, entries)
-    except Exception as e:  # out of memory above all: nothing unchecked is timed
+    except Exception as e:  # mostly out of memory; an unchecked contender is never timed
         for entry in entries:
             if entry.status == "ok" and entry.verdict is None:
                 entry.fail(*_status_of(e))
@@ -92,8 +92,8 @@ def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entrie
 def _check(
     run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
 ) -> None:
-    """Fill in every entry's verdict; oracle and yardstick are computed once, and once more for
-    those without positions.
+    """Fill in every entry's verdict. Oracle and yardstick are computed once, and once more for contenders without
+    positions.
     """
     operator = OPERATORS[case.kernel]
     yardstick = None
@@ -119,9 +119,7 @@ def _check(
 def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
-    """One contender's verdict beside the yardstick's, and the arguments it was reached on: for callers with a timer of
-    their own.
-    """
+    """Return one contender's verdict beside the yardstick's, and its arguments: for callers with their own timer."""
     yardstick = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
     entries = [Entry(yardstick), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
@@ -132,10 +130,10 @@ def checked(
 def _judge(
     operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str
 ) -> dict[str, numerics.Error] | None:
-    """The contender's errors; whatever it raises becomes its status."""
+    """Return the contender's errors. An exception becomes its status."""
     try:
         measured = numerics.errors(operator, entry.contender, arguments, truth)
-    except Exception as e:  # a check must survive any contender: the message is the record
+    except Exception as e:  # a check survives any contender; the record has the message
         entry.fail(*_status_of(e))
         return None
     entry.verdict = numerics.judge(measured, yardstick, dtype, truth.checked)
@@ -192,7 +190,7 @@ def _timed(
 
 
 def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
-    """The timed call: a forward without autograd, or forward and backward to every floating input."""
+    """Return the timed call: a forward without autograd, or forward and backward to every floating input."""
     operator, function = OPERATORS[case.kernel], resolved(contender.function)
     kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
@@ -225,8 +223,8 @@ def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """A share above 1 says that the ceilings were measured while the machine was busy: they are measured again, a few
-    times a run.
+    """Return the roofline of a time. A share above 1 means that other work lowered the ceilings: they are measured
+    again, a few times a run.
     """
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)
@@ -242,7 +240,7 @@ def _work(case: Case, dtype: str, mode: str):
 
 
 def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
-    """A complete record without a measurement."""
+    """Return a complete record without a measurement."""
     work = None if mode == CHECK else _work(case, dtype, mode)
     return {
         "schema": record.SCHEMA,
@@ -277,7 +275,7 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
 def _release(device: str) -> None:
     gc.collect()
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # every case's shapes are compiled for, not a limited number of them
+        torch.compiler.reset()  # else dynamo stops compiling after a number of shapes
     if device == "cuda":
         torch.cuda.empty_cache()
 

@@ -1,4 +1,4 @@
-"""Statistics of raw samples: the numbers of a record, and the one that ratios use. Needs no torch."""
+"""Statistics of raw samples: the numbers of a record, and the estimate that ratios use. Needs no torch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-SLOW_CALL_S = 0.4  # a call this long is sampled once by default: a reference, or a baseline far from the headline
+SLOW_CALL_S = 0.4  # a call this long, a reference or a slow baseline, is sampled once by default
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one contender: at least `least` samples (one of a call beyond `slow_s`), at most `most`,
-    about `seconds`.
-    """
+    """Samples of a contender: at least `least` (one of a call beyond `slow_s`), at most `most`, for about `seconds`."""
 
     least: int = 3
     most: int = 50
@@ -22,7 +20,7 @@ class Effort:
 
 
 def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
-    """samples in seconds, with minimum, median, p10, p90."""
+    """Return samples in seconds with their minimum, median, p10 and p90."""
     ordered = sorted(samples)
     return {
         "samples": samples,
@@ -43,5 +41,5 @@ def quantile(ordered: list[float], share: float) -> float:
 
 
 def estimate(record_time: dict[str, Any]) -> float:
-    """The one number of a `time` record that ratios are made of: the minimum on CPUs, the median on GPUs."""
+    """Return the number of a `time` record that ratios use: the minimum on CPUs, the median on GPUs."""
     return record_time["minimum"] if record_time["method"]["clock"] == "wall" else record_time["median"]

@@ -1,9 +1,9 @@
-"""Timing: raw samples, contenders interleaved so that drift of the machine hits all of them alike.
+"""Timing by raw samples. Contenders are interleaved, so that drift of the machine hits all alike.
 
-CPU: wall clock, inputs warm as in a training step, every sample kept; the minimum is the estimate that repeats best,
-the median is stored beside it. GPU: device events, other memory read through the L2 cache before each sample, a delay
-kernel ahead so that the host runs ahead; what the host takes to launch the call is recorded beside it. Sampling ends
-early where the samples agree already.
+CPU: wall clock, warm inputs as in a training step, every sample kept. The minimum is the estimate, because it repeats
+best; the median is stored beside it. GPU: device events. Before each sample other memory is read through the L2 cache,
+and a delay kernel lets the host run ahead. The host's time to launch the call is recorded too. Sampling ends early
+where samples agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .samples import Effort, quantile, summary
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
-SLEEP_CYCLES_PER_S = 2.0e9  # at most the GPU clock: an upper bound on what the delay takes
+SLEEP_CYCLES_PER_S = 2.0e9  # no more than the GPU's clock, so that the delay is long enough
 L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
 # samples that agree within this share of their estimate are enough
 NARROW_SAMPLES, NARROW = ({"cpu": 5, "cuda": 10}, 0.01)
@@ -29,8 +29,8 @@ DEFAULT_L2_BYTES = 64 << 20
 def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
-    """The `time` record of every call, or the exception it raised;
-    samples are taken in turns. graphs: of its replay as a CUDA graph.
+    """Return the `time` record of every call, or the exception that it raised. Samples are taken in turns. graphs: time
+    the replay as a CUDA graph.
     """
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
@@ -38,7 +38,7 @@ def measure(
     for name, call in calls.items():
         try:
             sampler.prepare(name, call)
-        except Exception as e:  # out of memory, a launch that fails: a status, not the end of the run
+        except Exception as e:  # out of memory or a launch that fails: the run goes on
             failed[name] = e
     pending = [name for name in calls if name not in failed]
     while pending:
@@ -86,7 +86,7 @@ class _CpuSampler:
         return (time.perf_counter() - begun) / repeats
 
     def narrow(self, samples: list[float]) -> bool:
-        """Whether the minimum has been met three times: what disturbs a sample only ever adds to it."""
+        """Whether the minimum was met three times: a disturbance only adds to a sample."""
         lowest = sorted(samples)[:3]
         return lowest[-1] <= (1 + NARROW) * lowest[0]
 
@@ -103,7 +103,7 @@ class _CpuSampler:
 
 
 class _CudaSampler:
-    """Device events around one call, behind a cache flush and a delay that hides the time the host takes to launch."""
+    """Device events around one call, behind a cache flush and a delay that hides the host's time to launch."""
 
     def __init__(self, graphs: bool):
         self.graphs = graphs
@@ -128,7 +128,7 @@ class _CudaSampler:
 
     def sample(self, name: str) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.max()  # read: lines that were written would be charged to the call, which must write them back
+        self.flush.max()  # reading leaves no dirty lines, which the call would have to write back
         torch.cuda._sleep(self.cycles[name])
         begin.record()
         begun = time.perf_counter()
@@ -144,8 +144,8 @@ class _CudaSampler:
         return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
 
     def more(self, name: str) -> dict[str, Any]:
-        """host_s: what the host takes until the call returns; it runs
-        ahead of the device, so this is no part of the samples.
+        """host_s: the host's time until the call returns. The host runs ahead of the device, so the samples do not
+        contain it.
         """
         return {"host_s": quantile(sorted(self.host[name]), 0.5)}
 
@@ -160,7 +160,9 @@ class _CudaSampler:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """The replay of the call as a CUDA graph, warmed up on another stream first as capturing asks for."""
+    """Return the replay of the call as a CUDA graph. The call is warmed up on another stream first, as capturing
+    requires.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,7 +1,7 @@
-"""Which tile is fastest on this GPU: the committed one against its neighbours, each checked before it is timed.
+"""Find the fastest tile on this GPU: the committed one against its neighbours, each checked before it is timed.
 
-A call is served by rows of `retro_kernels/ops/<op>/tiles.json`, one a kernel. Rows are tuned one after the other, each
-with the best of those before it in place, in steps from the best tile so far until none of its neighbours is faster.
+Rows of `retro_kernels/ops/<op>/tiles.json`, one for each kernel, serve a call. Rows are tuned one after the other, with
+the best of the earlier rows in place. Steps lead from the best tile so far until no neighbour is faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..check import numerics, oracle
 from ..registry import OPERATORS, Case, Contender, contenders_of
 from . import choose, runner, samples, timing
 
-#: what a step may do to a number of a row: halve or double it within bounds, or count up and down
+#: steps of a row's numbers: these are halved or doubled within bounds, the others counted up or down
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
 _COUNTED = {"num_stages": (1, 5)}
 _MOST_CHANGES = 2  # numbers that a neighbour has different
@@ -31,7 +31,7 @@ LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One row in place of the committed one: what the whole call then takes, or why it can't be used."""
+    """One row in place of the committed one: the time of the whole call, or why the row can't be used."""
 
     row: dict
     status: str  # ok | numerics | error
@@ -41,7 +41,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class Tuned:
-    """A row, and the trial of each tile in its place; seconds are measured, or estimated by `static.tiles`."""
+    """A row, and the trial of each tile in its place. Seconds are measured, or estimated by `static.tiles`."""
 
     op: str
     before: dict
@@ -50,7 +50,7 @@ class Tuned:
 
 
 def neighbours(row: dict) -> list[dict]:
-    """Rows that differ from this one by a step in one number or two."""
+    """Return the rows that differ from this one by a step in one number or two."""
     steps = list(_steps(row))
     rows = []
     for count in range(1, _MOST_CHANGES + 1):
@@ -72,7 +72,7 @@ def _steps(row: dict) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
-    """The op's table with (old, new) rows exchanged."""
+    """Inside, the op's table has the `old` rows of (old, new) exchanged for the new ones."""
     rows = list(configs.table(op))
     for old, new in changes:
         rows[rows.index(old)] = new
@@ -81,7 +81,7 @@ def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
 
 
 class Bench:
-    """One case, type and mode: its inputs, its float64 truth and what eager may err by, made once for all trials."""
+    """One case, type and mode. Its inputs, its float64 truth and eager's errors are made once for all trials."""
 
     def __init__(self, run: runner.Run, case: Case, dtype: str, mode: str, contender: Contender):
         self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
@@ -96,16 +96,16 @@ class Bench:
         return runner.step(self.contender, self.case, self.arguments, self.mode == "fwdbwd", self.seed)
 
     def rows(self) -> list[tuple[str, dict]]:
-        """(op, row) of every tile that serves the call."""
+        """Return (op, row) of every tile that serves the call."""
         with configs.watched() as seen:
             self.call()()
         return seen
 
     def fault(self) -> tuple[str, str] | None:
-        """Status and reason if the call fails or is wrong with the table as it is."""
+        """Return status and reason if the call fails or is wrong with the table as it is."""
         try:
             measured = numerics.errors(self.operator, self.contender, self.arguments, self.truth)
-        except Exception as e:  # a tile that doesn't fit the chip says so by raising
+        except Exception as e:  # raised by a tile that doesn't fit the chip
             return "error", f"{type(e).__name__}: {(str(e).splitlines() or [''])[0]}"
         verdict = numerics.judge(measured, self.yardstick, self.dtype, self.truth.checked)
         return None if verdict.passed else ("numerics", verdict.complaint())
@@ -116,7 +116,9 @@ class Bench:
             retro_kernels.warm_up(*calls)
 
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
-        """Each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in turns."""
+        """Return a trial of each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in
+        turns.
+        """
         trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
         self.compile(*[self._with(op, [*kept, (old, row)]) for row in rows])
@@ -148,8 +150,8 @@ class Bench:
 def tune(
     bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False
 ) -> list[Tuned]:
-    """Every row that serves the call, in the order in which the call asks for them; at most `rounds` steps a row, none
-    once it is `over`.
+    """Tune every row that serves the call, in the order of the call's look-ups: at most `rounds` steps a row, none once
+    it is `over`.
 
     Raises ValueError if the committed rows fail.
     """

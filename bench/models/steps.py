@@ -1,11 +1,11 @@
-"""Whole training steps of language models' shapes, beside what they are compared with.
+"""Time whole training steps of language models beside their baselines.
 
     python -m bench.models.steps --out steps.json  # Memory Mosaics and a rotary transformer
     python -m bench.models.steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
 
-A step is forward, loss, backward, clipping and AdamW, as `training.train_step` takes it; bfloat16 is autocast's, with
-parameters in float32, and the process keeps what its steps free, as `training.train` has it. Contenders take turns, one
-in memory at a time, so that a busy machine is busy for all; of each the least is kept.
+A step is `training.train_step`: forward, loss, backward, clipping and AdamW. bfloat16 is autocast's, with parameters in
+float32. The process keeps freed memory, as `training.train` does with keep_memory. Contenders take turns, one in memory
+at a time, so that other work on the machine hits all. The least time of each counts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Contender(NamedTuple):
 
 
 def mosaics_contenders(config: MosaicsConfig, shape: tuple[int, int]) -> dict[str, Contender]:
-    """Models of equal size but for the memories' scalars."""
+    """Return two models of equal size, but for the memories' scalars."""
     sizes, batch = (config.vocab_size, config.d_model, config.num_heads, config.num_layers), _batch(config, shape)
     return {
         TRANSFORMER: Contender(lambda: Transformer(TransformerConfig(*sizes)), batch),
@@ -50,7 +50,7 @@ def mosaics_contenders(config: MosaicsConfig, shape: tuple[int, int]) -> dict[st
 
 
 def retro_contenders(config: RetroConfig, shape: tuple[int, int]) -> dict[str, Contender]:
-    """The decoder without retrieval, and RETRO with K neighbours drawn at random."""
+    """Return the decoder without retrieval, and RETRO with K random neighbours."""
     batch = _batch(config, shape)
     size = (shape[0], shape[1] // config.chunk_len, config.num_neighbours, config.neighbour_len)
     neighbours = torch.randint(config.vocab_size, size, generator=torch.Generator().manual_seed(1))
@@ -62,7 +62,7 @@ def retro_contenders(config: RetroConfig, shape: tuple[int, int]) -> dict[str, C
 
 
 def retro_config(divisor: int) -> RetroConfig:
-    """The paper's 425m with widths, heads and vocabulary divided: the same proportions, and depth."""
+    """Return the paper's 425m with widths, heads and vocabulary divided: same proportions, same depth."""
     paper = RetroConfig.preset("425m")
     names = ("vocab_size", "d_model", "d_ff", "num_heads", "encoder_d_model", "encoder_d_ff", "encoder_heads")
     return paper.replace(num_neighbours=NEIGHBOURS, **{name: getattr(paper, name) // divisor for name in names})
@@ -74,7 +74,7 @@ def _batch(config, shape: tuple[int, int]) -> training.Batch:
 
 
 def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, float]]:
-    """Loss, seconds by the clock and of processor time of each of `steps` training steps of a new model."""
+    """Return loss, wall time and processor time of each of `steps` training steps of a new model."""
     torch.manual_seed(0)
     model, settings = contender.build(), training.Settings(steps, warmup_steps=0, autocast=DTYPES[dtype])
     optimizer = training.make_optimizer(model, settings)
@@ -93,7 +93,7 @@ def run(
     dtypes: Sequence[str] = tuple(DTYPES),
     say: Callable[[str], None] = print,
 ) -> list[dict]:
-    """A row a type and model: all its samples, its least times, and those over the first contender's."""
+    """Return a row for each type and model: all samples, the least times, and their ratio to the first contender's."""
     first, rows = next(iter(contenders)), []
     for dtype in dtypes:
         samples: dict[str, list] = {name: [] for name in contenders}

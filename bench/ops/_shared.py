@@ -1,6 +1,6 @@
 """Shared parts of the harness's ops: words of their cases, work of an attention, pieces of the baselines.
 
-Importing it takes no torch: `list` and `--help` read every op.
+Importing it loads no torch: `list` and `--help` read every op.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..registry import DTYPES, Contender, Later, Lazy, Work
+from ..registry import DTYPES, Case, Contender, Later, Lazy, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +20,10 @@ CPU, CUDA, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
 FORWARD, DECODE = ("fwd",), ("decode",)
 BIASES = ("rel_key", "rel_query", "content_bias", "position_bias")
 TRANSFORMER_XL = ("rel_key", "content_bias", "position_bias")
-#: retrieval scores are wanted in the type of the stored embeddings: float32 on CPUs, all three on GPUs
+#: types of stored embeddings, in which retrieval scores them: float32 on CPUs, all three on GPUs
 EMBEDDINGS = {"cpu": ("float32",), "cuda": DTYPES["cuda"]}
-#: ops whose kernels are for one type
-FLOAT32 = {"cpu": ("float32",), "cuda": ("float32",)}
+#: fields of a case whose kernel is for float32 on CPUs alone
+FLOAT32_ON_CPU = {"dtypes": {"cpu": ("float32",), "cuda": ("float32",)}, "devices": CPU}
 RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
 
@@ -34,28 +34,45 @@ CONTENT_BACKWARD = 2.5  # recomputed logits, dP, dV, dQ, dK for logits and outpu
 POSITION_BACKWARD = 3.0  # recomputed logits, d(query), d(rel_key)
 
 
-def gpu(memory_gib: int) -> dict[str, Any]:
-    """Fields of a case for GPUs alone that needs so much memory."""
-    return {"devices": CUDA, "memory_gib": memory_gib}
+def letters(text: str) -> dict[str, int]:
+    """Parse the sizes of a shape.
+
+    >>> letters("B=1 S=100_000")
+    {'B': 1, 'S': 100000}
+    """
+    return {name: int(size) for name, size in (word.split("=") for word in text.split())}
+
+
+def case(op: str, name: str, source: str, shape: str | dict[str, int], *, gpu: int | None = None, **more) -> Case:
+    """Make a case. gpu: GiB of memory that it needs, which keeps it off CPUs."""
+    if gpu is not None:
+        more |= {"devices": CUDA, "memory_gib": gpu}
+    return Case(op, name, letters(shape) if isinstance(shape, str) else shape, source, **more)
 
 
 def public(name: str, **fixed) -> Later:
-    """An op of `retro_kernels` with some arguments given."""
+    """Return an op of `retro_kernels` with some arguments fixed."""
     return Later(f"retro_kernels:{name}", tuple(fixed.items()))
 
 
-def attention(name: str) -> Callable[..., tuple]:
-    """`call` of an operator that returns its output and the log-sum-exp."""
-    return lambda arguments, backend: public(name, return_lse=True, backend=backend)(**arguments)
+def outputs(name: str, **fixed) -> Callable[..., tuple]:
+    """Return `call` of an operator: it returns all outputs."""
+
+    def call(arguments: dict[str, Any], backend: str) -> tuple:
+        outs = public(name, backend=backend, **fixed)(**arguments)
+        return outs if isinstance(outs, tuple) else (outs,)
+
+    return call
 
 
-def single(name: str) -> Callable[..., tuple]:
-    """`call` of an operator with one output."""
-    return lambda arguments, backend: (public(name, backend=backend)(**arguments),)
+def drawn(builder: str, letters: str) -> Callable[..., dict[str, Any]]:
+    """Return `build` of an operator: a builder of `retro_kernels.testing.inputs` draws the letters of a case."""
+    build = Later(f"retro_kernels.testing.inputs:{builder}")
+    return lambda case, draw: build(**{x: case.shape[x] for x in letters}, draw=draw) | dict(case.options)
 
 
 def position_arguments(case, rel: str, rows: int | None = None, start: int | None = None) -> dict[str, Any]:
-    """Position logits and biases that `case.extras` names; `rows` of the table from displacement `start`."""
+    """Return the options of the position logits and biases in `case.extras`, with `rows` of the table from `start`."""
     width = case.shape.get("E", case.shape["D"]) if "rel_query" in case.extras else None
     kwargs = {"E": width, "biases": tuple(name for name in BIASES if name in case.extras), "bias_scale": BIAS_SCALE}
     return kwargs | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
@@ -64,7 +81,7 @@ def position_arguments(case, rel: str, rows: int | None = None, start: int | Non
 def attention_work(
     mode: str, content: float, position: float, query: float, memory: float, table: float, lse: float
 ) -> Work:
-    """Work of an attention from its forward FLOPs, on content and on positions, and its tensors' bytes.
+    """Return the work of an attention from its forward FLOPs, on content and on positions, and its tensors' bytes.
 
     memory: bytes of the keys; the values have as many.
     """
@@ -77,22 +94,22 @@ def attention_work(
 
 
 def cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: int) -> dict[str, Any]:
-    """Queries first .. last-1 of the tensors `names`."""
+    """Cut the tensors `names` to queries first .. last-1."""
     return arguments | {name: arguments[name][:, first:last] for name in names if arguments.get(name) is not None}
 
 
 def no_mask(name: str) -> Callable[..., str | None]:
-    """`reason` of a FlexAttention baseline without the mask `name`."""
+    """Return `reason` of a FlexAttention baseline that lacks the mask `name`."""
     return lambda case, dtype, device: f"this FlexAttention baseline has no {name}" if name in case.extras else None
 
 
 def compiled(op: str, eager: Callable[..., Any], **more) -> Contender:
-    """`eager` under `torch.compile`. On request only: a case takes tens of seconds to compile, all of them hours."""
+    """Return `eager` under `torch.compile`, on request only: each case takes tens of seconds to compile."""
     return Contender(op, "eager_compiled", CompiledTwin(eager), default_on=(), **more)
 
 
 def hidden(dtype) -> float:
-    """A logit that softmax turns into 0. It is finite, so a row that sees no key holds no NaN."""
+    """Return a logit that softmax turns into 0. It is finite, so a row that sees no key holds no NaN."""
     return -6e4 if dtype == torch.float16 else -1e30
 
 
@@ -137,8 +154,8 @@ def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str)
 
 
 class CompiledTwin:
-    """The same function under `torch.compile`: compiled at its first call, and again for every new shape; the runner
-    resets the compiler between cases.
+    """A function under `torch.compile`. Its first call compiles it, and each new shape does again; the runner resets
+    the compiler between cases.
     """
 
     def __init__(self, function):
@@ -154,19 +171,19 @@ class CompiledTwin:
 
 @functools.cache
 def flex_attention():
-    """FlexAttention, compiled (uncompiled it materialises the scores)."""
+    """Return FlexAttention, compiled: uncompiled it materialises the scores."""
     from torch.nn.attention import flex_attention as flex
 
     return torch.compile(flex.flex_attention, dynamic=False)
 
 
 def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
-    """Baselines of an attention: eager, compiled, torch's own with and without a bias, and FlexAttention."""
-    eager, sdpa_bias, sdpa_plain, flex = functions
+    """Return the baselines of an attention: eager, compiled, torch's own with and without a bias, and FlexAttention."""
+    eager, sdpa_bias, flex = functions
     return (
         Contender(op, "eager", eager, peak_bytes=score_bytes),
         compiled(op, eager, peak_bytes=score_bytes),
         Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
-        Contender(op, "sdpa_plain", sdpa_plain, without_positions=True),
+        Contender(op, "sdpa_plain", sdpa_bias, without_positions=True),
         Contender(op, "flex", flex, devices=("cuda",), reason=no_mask(mask)),
     )

@@ -1,6 +1,6 @@
-"""Chunked cross-attention in the harness: its cases, its work, and the attentions it is compared with.
+"""Chunked cross-attention in the harness: its cases, its work and its baselines.
 
-The baselines do as RETRO's listing 1: shift the queries by M-1, fold them into chunks, attend in one batch.
+The baselines follow RETRO's listing 1: shift the queries by M-1, fold them into chunks, attend in one batch.
 """
 
 from __future__ import annotations
@@ -23,78 +23,48 @@ OP = "chunked_cross_attention"
 GATE_LOW = 0.1  # RPT: at least eta = 0.1
 
 
-def _case(name: str, source: str, *, options=None, extras=shared.TRANSFORMER_XL, **more) -> Case:
-    letters = {x: more.pop(x) for x in list(more) if len(x) == 1}
-    shape = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64} | letters
-    start = (options or {}).get("query_start", 0)
-    shape.setdefault("L", (start + shape["N"]) // shape["M"])
-    return Case(OP, name, shape, source, options or {}, extras, **more)
+GATED = ("neighbour_gate",)
+LATE = {"query_start": 2000}
+USUAL = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64}
+
+
+def _case(name: str, source: str, shape: str = "", *, options=None, **more) -> Case:
+    sizes = USUAL | shared.letters(shape)
+    sizes["L"] = ((options or {}).get("query_start", 0) + sizes["N"]) // sizes["M"]
+    return shared.case(OP, name, source, sizes, options=options or {}, **{"extras": shared.TRANSFORMER_XL} | more)
 
 
 CASES = [
     _case("retro-172m", f"{shared.RETRO}, table 2, 172m: training sequence, K=2"),
-    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", B=8, D=128, **shared.gpu(12)),
-    _case("retro-7.5b", f"{shared.RETRO}, table 2, 7.5b, 4 sequences", B=4, H=32, D=128, **shared.gpu(12)),
+    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", "B=8 D=128", gpu=12),
+    _case("retro-7.5b", f"{shared.RETRO}, table 2, 7.5b, 4 sequences", "B=4 H=32 D=128", gpu=12),
     _case(
         "rpt-2k",
         f"{shared.RPT}, section 4: gated neighbours, no position logits",
-        H=8,
-        D=128,
-        extras=("neighbour_gate",),
+        "H=8 D=128",
+        extras=GATED,
         devices=shared.CPU,
     ),
-    _case(
-        "rpt-16k",
-        f"{shared.RPT}, section 4: its training length",
-        N=16384,
-        H=8,
-        D=128,
-        extras=("neighbour_gate",),
-        **shared.gpu(8),
-    ),
+    _case("rpt-16k", f"{shared.RPT}, section 4: its training length", "N=16384 H=8 D=128", extras=GATED, gpu=8),
     _case(
         "eval-k10",
         f"{shared.RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens",
-        N=512,
-        K=10,
+        "N=512 K=10",
         modes=shared.FORWARD,
     ),
     _case(
-        "eval-k10-2k",
-        f"{shared.RETRO}, figure 1: evaluation with 10 neighbours",
-        K=10,
-        modes=shared.FORWARD,
-        **shared.gpu(4),
+        "eval-k10-2k", f"{shared.RETRO}, figure 1: evaluation with 10 neighbours", "K=10", modes=shared.FORWARD, gpu=4
     ),
-    _case(
-        "eval-k40",
-        f"{shared.RETRO}, figure 1: evaluation with 40 neighbours",
-        K=40,
-        modes=shared.FORWARD,
-        **shared.gpu(12),
-    ),
+    _case("eval-k40", f"{shared.RETRO}, figure 1: evaluation with 40 neighbours", "K=40", modes=shared.FORWARD, gpu=12),
     _case(
         "masked-k4",
         f"{shared.RETRO}, section 2.1: same-document neighbours filtered out",
-        N=512,
-        K=4,
+        "N=512 K=4",
         extras=(*shared.TRANSFORMER_XL, "neighbour_mask"),
     ),
-    _case("grouped", "grouped-query attention on the 1.5b shape", H=16, G=4, D=128, **shared.gpu(8)),
-    _case(
-        "decode-1",
-        f"{shared.RETRO}, section 2.4: sampling, one token",
-        N=1,
-        options={"query_start": 2000},
-        modes=shared.DECODE,
-    ),
-    _case(
-        "decode-16",
-        f"{shared.RETRO}, section 2.4: a block of 16 tokens",
-        N=16,
-        options={"query_start": 2000},
-        modes=shared.DECODE,
-    ),
+    _case("grouped", "grouped-query attention on the 1.5b shape", "H=16 G=4 D=128", gpu=8),
+    _case("decode-1", f"{shared.RETRO}, section 2.4: sampling, one token", "N=1", options=LATE, modes=shared.DECODE),
+    _case("decode-16", f"{shared.RETRO}, section 2.4: a block of 16 tokens", "N=16", options=LATE, modes=shared.DECODE),
 ]
 
 
@@ -140,7 +110,7 @@ def row_elements(case) -> float:
 
 
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """Queries first .. last-1 against the chunks they attend alone: gradients of whole key tensors are what is slow."""
+    """Cut to queries first .. last-1 and the chunks that they attend: gradients of whole key tensors would be slow."""
     m = call["chunk_len"]
     start = call.get("query_start", 0) + first
     low = max((start + 1) // m - 1, 0)
@@ -193,7 +163,7 @@ def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tenso
 
 
 class Call(NamedTuple):
-    """A call's tensors folded by attended chunk; `front` and `n` unfold the result."""
+    """Tensors of a call, folded by attended chunk. `front` and `n` unfold the result."""
 
     query: Tensor  # [B,C,M,H,D], content bias added
     key: Tensor  # [B,C,K*R,H,D]
@@ -206,7 +176,7 @@ class Call(NamedTuple):
     n: int
 
     def flat(self) -> list[Tensor]:
-        """query, key and value as torch's attention takes them: [B*C,H,rows,D]."""
+        """Return query, key and value in the layout of torch's attention: [B*C,H,rows,D]."""
         return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
 
     def unflat(self, out: Tensor) -> Tensor:
@@ -230,7 +200,7 @@ def _call(
     scale=None,
     query_start=0,
 ) -> Call:
-    """The op's arguments, as every baseline needs them."""
+    """Fold the op's arguments for the baselines."""
     n, h, d = query.shape[1:]
     folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
     keys, values = (_memory(t, first, folded.shape[1], neighbour_gate, h) for t in (key, value))
@@ -240,7 +210,7 @@ def _call(
 
 
 def eager(query, key, value, **options) -> Tensor:
-    """Whole batch at once, every logit in memory."""
+    """Attend the whole batch at once, every logit in memory."""
     call = _call(query, key, value, **options)
     logits = torch.einsum("bcmhd,bcshd->bchms", call.query, call.key)
     if call.bias is not None:
@@ -251,9 +221,7 @@ def eager(query, key, value, **options) -> Tensor:
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
-    """torch's scaled dot-product attention over the folded chunks,
-    the position logits materialised as its additive mask.
-    """
+    """torch's scaled dot-product attention over the folded chunks, with the position logits as additive mask."""
     call = _call(query, key, value, **options)
     b, chunks, rows, h, _ = call.query.shape
     bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
@@ -267,11 +235,6 @@ def sdpa_bias(query, key, value, **options) -> Tensor:
     if call.visible is not None:
         out = out * call.visible.any(-1)[..., None]
     return _unfold(out, call.front, call.n)
-
-
-def sdpa_plain(query, key, value, **options) -> Tensor:
-    """The same without position logits: what the positions cost."""
-    return sdpa_bias(query, key, value, **options)
 
 
 def flex(query, key, value, **options) -> Tensor:
@@ -289,9 +252,7 @@ def flex(query, key, value, **options) -> Tensor:
 
 
 def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
-    """retro-pytorch's module as the op without positions: projections
-    are the identity, no null key, rotary angles of zero.
-    """
+    """retro-pytorch's module as the op without positions: identity projections, no null key, rotary angles of zero."""
     h, d = query.shape[2:]
     module = _retro_pytorch(chunk_len, h, d)
     mask = (
@@ -353,14 +314,14 @@ OPERATOR = Operator(
     ("out", "lse"),
     ("query", "key", "value", *shared.BIASES, "neighbour_gate"),
     arguments,
-    shared.attention(OP),
+    shared.outputs(OP, return_lse=True),
     work,
     rows=rows,
     row_axes=(1, 2),
     row_elements=row_elements,
 )
 BASELINES = (
-    *shared.attention_baselines(OP, (eager, sdpa_bias, sdpa_plain, flex), _score_bytes, "neighbour_mask"),
+    *shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "neighbour_mask"),
     Contender(
         OP, "retro_pytorch", retro_pytorch, reason=_no_retro_pytorch, without_positions=True, peak_bytes=_score_bytes
     ),

@@ -1,13 +1,13 @@
-"""Leaky average in the harness: its cases, its work, and the matrix products it is compared with.
+"""Leaky average in the harness: its cases, its work and its baselines.
 
-Blocks of a Toeplitz matrix with a carried state (`eager`), and the one [N,N] matrix (`toeplitz`).
+`eager` multiplies blocks of a Toeplitz matrix and carries a state; `toeplitz` multiplies the one [N,N] matrix.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
@@ -23,21 +23,9 @@ LONGEST_MATRIX = 2048  # time steps
 DECAYS = (0.3, 0.99)
 
 CASES = [
-    Case(OP, "mosaics", {"B": 8, "N": 512, "H": 12, "D": 64}, f"{shared.MOSAICS}, key extractor"),
-    Case(
-        OP,
-        "mosaics-b64",
-        {"B": 64, "N": 512, "H": 12, "D": 64},
-        f"{shared.MOSAICS}, 64 sequences",
-        **shared.gpu(4),
-    ),
-    Case(
-        OP,
-        "long",
-        {"B": 1, "N": 8192, "H": 12, "D": 64},
-        "a long document, with a state carried in",
-        extras=("initial",),
-    ),
+    shared.case(OP, "mosaics", f"{shared.MOSAICS}, key extractor", "B=8 N=512 H=12 D=64"),
+    shared.case(OP, "mosaics-b64", f"{shared.MOSAICS}, 64 sequences", "B=64 N=512 H=12 D=64", gpu=4),
+    shared.case(OP, "long", "a long document, with a state carried in", "B=1 N=8192 H=12 D=64", extras=("initial",)),
 ]
 
 
@@ -100,7 +88,7 @@ def _matrix_bytes(case, itemsize: int, backward: bool) -> float:
     return case.shape["H"] * case.shape["N"] ** 2 * itemsize * (6 if backward else 3)
 
 
-OPERATOR = Operator(OP, ("y",), ("x", "decay", "initial"), arguments, shared.single(OP), work)
+OPERATOR = Operator(OP, ("y",), ("x", "decay", "initial"), arguments, shared.outputs(OP), work)
 BASELINES = (
     Contender(OP, "eager", eager),
     shared.compiled(OP, eager),

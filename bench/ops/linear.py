@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Contender, Later, Operator, Work
 from . import _shared as shared
-
-torch = Lazy("torch")
 
 OP = "linear"
 
 CASES = [
-    Case(OP, name, {"B": 1, "N": 2048, "I": 1024, "J": width}, source, dtypes=shared.FLOAT32, devices=shared.CPU)
+    shared.case(OP, name, source, f"B=1 N=2048 I=1024 J={width}", **shared.FLOAT32_ON_CPU)
     for name, width, source in (
         ("square", 1024, "attention's projections, a width of 1024"),
         ("inner", 4096, "a feed-forward layer's first map, a width of 1024"),
     )
 ]
-
-
-def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
-    return inputs.linear(**{x: case.shape[x] for x in "BNIJ"}, draw=draw) | dict(case.options)
 
 
 def work(case, itemsize: int, mode: str) -> Work:
@@ -35,10 +25,5 @@ def work(case, itemsize: int, mode: str) -> Work:
     )
 
 
-def eager(input, weight, bias):
-    """torch's own."""
-    return torch.nn.functional.linear(input, weight, bias)
-
-
-OPERATOR = Operator(OP, ("y",), ("input", "weight", "bias"), arguments, shared.single(OP), work)
-BASELINES = (Contender(OP, "eager", eager),)
+OPERATOR = Operator(OP, ("y",), ("input", "weight", "bias"), shared.drawn("linear", "BNIJ"), shared.outputs(OP), work)
+BASELINES = (Contender(OP, "eager", Later("torch.nn.functional:linear")),)

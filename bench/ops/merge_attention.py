@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
@@ -15,15 +15,9 @@ torch = Lazy("torch")
 OP = "merge_attention"
 
 CASES = [
-    Case(OP, "two-parts", {"P": 2, "B": 2, "N": 2048, "H": 16, "D": 64}, "own tokens and neighbours, RETRO's heads"),
-    Case(OP, "decode", {"P": 8, "B": 8, "N": 1, "H": 16, "D": 128}, "a token over 8 shards", modes=("fwd",)),
+    shared.case(OP, "two-parts", "own tokens and neighbours, RETRO's heads", "P=2 B=2 N=2048 H=16 D=64"),
+    shared.case(OP, "decode", "a token over 8 shards", "P=8 B=8 N=1 H=16 D=128", modes=shared.FORWARD),
 ]
-
-
-def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
-    return inputs.merged(**{x: case.shape[x] for x in "PBNHD"}, draw=draw) | dict(case.options)
 
 
 def work(case, itemsize: int, mode: str) -> Work:
@@ -40,9 +34,5 @@ def eager(outs, lses) -> tuple[Tensor, Tensor]:
     return (weights * outs).sum(0), lses.logsumexp(0)
 
 
-def _call(arguments: dict[str, Any], backend: str) -> tuple:
-    return shared.public(OP, backend=backend)(**arguments)
-
-
-OPERATOR = Operator(OP, ("out", "lse"), ("outs", "lses"), arguments, _call, work)
+OPERATOR = Operator(OP, ("out", "lse"), ("outs", "lses"), shared.drawn("merged", "PBNHD"), shared.outputs(OP), work)
 BASELINES = (Contender(OP, "eager", eager), shared.compiled(OP, eager))

@@ -1,6 +1,6 @@
-"""Relative attention in the harness: its cases, its work, and the attentions it is compared with.
+"""Relative attention in the harness: its cases, its work and its baselines.
 
-The whole [N,S] matrix in PyTorch, SDPA with the position logits as its mask, and FlexAttention.
+The baselines are the whole [N,S] matrix in PyTorch, SDPA with the position logits as its mask, and FlexAttention.
 """
 
 from __future__ import annotations
@@ -19,148 +19,57 @@ torch = Lazy("torch")
 OP = "relative_attention"
 
 
-def _case(name: str, source: str, *, options=None, extras=shared.TRANSFORMER_XL, **more) -> Case:
-    letters = {x: more.pop(x) for x in list(more) if len(x) == 1}
-    shape = {"B": 1, "N": 1024, "H": 8, "D": 64} | letters
-    shape.setdefault("S", shape["N"])
-    return Case(OP, name, shape, source, options or {}, extras, **more)
+#: a causal mask, with a table of relative keys from displacement 0
+CAUSAL = {"causal": True, "rel_start": 0}
+MOSAIC = {"extras": (), "options": {"causal": True, "causal_gap": 1, "scale": 0.125}}
+LOW_RANK = {"extras": ("rel_key", "rel_query"), "options": CAUSAL}
+USUAL = {"B": 1, "N": 1024, "H": 8, "D": 64}
 
 
-def _causal(**options) -> dict:
-    return {"causal": True} | options
+def _case(name: str, source: str, shape: str, **more) -> Case:
+    sizes = USUAL | shared.letters(shape)
+    sizes.setdefault("S", sizes["N"])
+    return shared.case(OP, name, source, sizes, **{"extras": shared.TRANSFORMER_XL} | more)
 
 
-LENGTHS = (256, 512, 1024, 2048, 4096)
+def _window(size: int) -> dict[str, Any]:
+    return {"extras": (), "options": {"causal": True, "window": size}}
 
 
 CASES = [
-    _case("decoder-1k", f"{shared.RETRO}, decoder self-attention", T=1024, options=_causal(rel_start=0)),
+    _case("decoder-1k", f"{shared.RETRO}, decoder self-attention", "T=1024", options=CAUSAL),
+    _case("decoder-2k", f"{shared.RETRO}, decoder, 1.5b", "B=4 N=2048 H=16 D=128 T=2048", options=CAUSAL, gpu=24),
+    _case("encoder-self", f"{shared.RETRO}, encoder over the 16 neighbours of 8 chunks", "B=16 N=128 H=16"),
+    _case("encoder-self-b512", f"{shared.RETRO}, encoder, 8 sequences", "B=512 N=128 H=16", gpu=16),
     _case(
-        "decoder-2k",
-        f"{shared.RETRO}, decoder, 1.5b",
-        B=4,
-        N=2048,
-        H=16,
-        D=128,
-        T=2048,
-        options=_causal(rel_start=0),
-        **shared.gpu(24),
-    ),
-    _case("encoder-self", f"{shared.RETRO}, encoder over the 16 neighbours of 8 chunks", B=16, N=128, H=16),
-    _case("encoder-self-b512", f"{shared.RETRO}, encoder, 8 sequences", B=512, N=128, H=16, **shared.gpu(16)),
-    _case(
-        "encoder-cross", f"{shared.RETRO}, encoder cross-attention to the chunk, 16 neighbours", B=16, N=128, S=64, H=16
+        "encoder-cross", f"{shared.RETRO}, encoder cross-attention to the chunk, 16 neighbours", "B=16 N=128 S=64 H=16"
     ),
     _case(
-        "encoder-cross-b512",
-        f"{shared.RETRO}, encoder cross-attention, 8 sequences",
-        B=512,
-        N=128,
-        S=64,
-        H=16,
-        **shared.gpu(12),
+        "encoder-cross-b512", f"{shared.RETRO}, encoder cross-attention, 8 sequences", "B=512 N=128 S=64 H=16", gpu=12
     ),
-    _case(
-        "rpt-window-2k",
-        f"{shared.RPT}, section 4, a shorter window",
-        N=2048,
-        D=128,
-        extras=(),
-        options=_causal(window=512),
-        devices=(),
-    ),
-    _case(
-        "rpt-window-16k",
-        f"{shared.RPT}, section 4: sliding window",
-        N=16384,
-        D=128,
-        extras=(),
-        options=_causal(window=2048),
-        **shared.gpu(40),
-    ),
-    _case(
-        "mosaics",
-        f"{shared.MOSAICS}, contextual memory",
-        B=2,
-        N=512,
-        H=12,
-        extras=(),
-        options=_causal(causal_gap=1, scale=0.125),
-    ),
-    _case(
-        "mosaics-b32",
-        f"{shared.MOSAICS}, contextual memory, 32 sequences",
-        B=32,
-        N=512,
-        H=12,
-        extras=(),
-        options=_causal(causal_gap=1, scale=0.125),
-        **shared.gpu(12),
-    ),
-    _case(
-        "low-rank-1k",
-        "relative logits of width 16, extent 256",
-        E=16,
-        T=256,
-        extras=("rel_key", "rel_query"),
-        options=_causal(rel_start=0),
-    ),
-    _case(
-        "low-rank-8k",
-        "relative logits of width 16, extent 1024",
-        N=8192,
-        E=16,
-        T=1024,
-        extras=("rel_key", "rel_query"),
-        options=_causal(rel_start=0),
-        **shared.gpu(32),
-    ),
-    _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", N=1500, **shared.gpu(4)),
-    _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", N=750, devices=()),
+    _case("rpt-window-2k", f"{shared.RPT}, section 4, a shorter window", "N=2048 D=128", **_window(512), devices=()),
+    _case("rpt-window-16k", f"{shared.RPT}, section 4: sliding window", "N=16384 D=128", **_window(2048), gpu=40),
+    _case("mosaics", f"{shared.MOSAICS}, contextual memory", "B=2 N=512 H=12", **MOSAIC),
+    _case("mosaics-b32", f"{shared.MOSAICS}, contextual memory, 32 sequences", "B=32 N=512 H=12", **MOSAIC, gpu=12),
+    _case("low-rank-1k", "relative logits of width 16, extent 256", "E=16 T=256", **LOW_RANK),
+    _case("low-rank-8k", "relative logits of width 16, extent 1024", "N=8192 E=16 T=1024", **LOW_RANK, gpu=32),
+    _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", "N=1500", gpu=4),
+    _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", "N=750", devices=()),
     _case(
         "t5",
         "arXiv 1910.10683: a scalar bias per displacement",
-        N=512,
-        E=1,
-        extras=("rel_key", "rel_query"),
+        "N=512 E=1",
+        extras=LOW_RANK["extras"],
         devices=shared.BOTH,
     ),
-    _case(
-        "grouped-4k",
-        "grouped-query decoder",
-        N=4096,
-        H=16,
-        G=4,
-        D=128,
-        T=4096,
-        options=_causal(rel_start=0),
-        **shared.gpu(24),
-    ),
+    _case("grouped-4k", "grouped-query decoder", "N=4096 H=16 G=4 D=128 T=4096", options=CAUSAL, gpu=24),
     _case(
         "decode",
         f"{shared.RETRO}, decoder, one token against 2047 cached",
-        N=1,
-        S=2048,
-        H=16,
-        T=2048,
-        options=_causal(rel_start=0),
+        "N=1 S=2048 H=16 T=2048",
+        options=CAUSAL,
         modes=shared.DECODE,
     ),
-]
-
-
-#: on request: peak memory and time against sequence length, all else equal
-CASES += [
-    _case(
-        f"length-{n}",
-        "decoder-1k at other lengths",
-        N=n,
-        T=n,
-        options=_causal(rel_start=0),
-        devices=(),
-        memory_gib=max(1, 8 * n**2 / 2048**2),
-    )
-    for n in LENGTHS
 ]
 
 
@@ -201,7 +110,7 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def _pairs(case) -> tuple[int, int]:
-    """Visible (query, key) pairs of one head, and those of them whose displacement has a row in rel_key."""
+    """Count the visible (query, key) pairs of one head, and those whose displacement has a row in rel_key."""
     n, keys, options = case.shape["N"], case.shape["S"], case.options
     offset = options.get("query_offset", keys - n if options.get("causal") else 0)
     first_row = options.get("rel_start", offset - (keys - 1))
@@ -257,7 +166,7 @@ def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position
     logits = torch.nn.functional.pad(
         torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1)
     )
-    # column 0 and the last are zero: where a displacement outside the table lands
+    # column 0 and the last are zero, for displacements outside the table
     column = (
         torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
     )
@@ -265,7 +174,7 @@ def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position
 
 
 class Call(NamedTuple):
-    """A call as the baselines that write every logit need it."""
+    """Tensors of a call for the baselines that materialise every logit."""
 
     query: Tensor  # [B,N,H,D], content bias added
     key: Tensor  # [B,S,H,D]
@@ -277,7 +186,7 @@ class Call(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """The op's arguments that the baselines serve."""
+    """Arguments of the op that the baselines serve."""
 
     query: Tensor
     key: Tensor
@@ -310,7 +219,7 @@ class Arguments(NamedTuple):
 
 
 def _call(query, key, value, **options) -> Call:
-    """The op's arguments with everything materialised."""
+    """Materialise the op's arguments."""
     a = Arguments(query, key, value, **options)
     n, h, keys = query.shape[1], query.shape[2], key.shape[1]
     bias = _bias(query, keys, a.offset, a.rel_key, a.rel_query, a.rel_start, a.position_bias)
@@ -346,11 +255,6 @@ def sdpa_bias(query, key, value, **options) -> Tensor:
     return out
 
 
-def sdpa_plain(query, key, value, **options) -> Tensor:
-    """The same without position logits: what the positions cost."""
-    return sdpa_bias(query, key, value, **options)
-
-
 def flex(query, key, value, **options) -> Tensor:
     """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
     a = Arguments(query, key, value, **options)
@@ -361,7 +265,7 @@ def flex(query, key, value, **options) -> Tensor:
         wanted = query if a.rel_query is None else a.rel_query
         wanted = wanted if a.position_bias is None else wanted + a.position_bias
         rows = a.rel_key.shape[1]
-        # a zero row on either side is where a displacement outside the table lands
+        # a zero row on either side, for displacements outside the table
         band = torch.nn.functional.pad(
             torch.einsum("bnhe,hte->bhnt", wanted, a.rel_key.expand(h, -1, -1)) * a.factor, (1, 1)
         )
@@ -401,9 +305,9 @@ OPERATOR = Operator(
     ("out", "lse"),
     ("query", "key", "value", *shared.BIASES),
     arguments,
-    shared.attention(OP),
+    shared.outputs(OP, return_lse=True),
     work,
     rows=rows,
     row_axes=(1, 2),
 )
-BASELINES = (*shared.attention_baselines(OP, (eager, sdpa_bias, sdpa_plain, flex), _score_bytes, "key_mask"),)
+BASELINES = (*shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "key_mask"),)

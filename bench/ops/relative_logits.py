@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 if TYPE_CHECKING:
@@ -13,25 +13,19 @@ if TYPE_CHECKING:
 torch = Lazy("torch")
 
 OP = "relative_logits"
+BIASED = ("position_bias",)
 
 
 CASES = [
-    Case(OP, "decoder-1k", {"B": 1, "N": 1024, "S": 1024, "H": 8, "E": 64}, shared.RETRO, extras=("position_bias",)),
-    Case(
-        OP,
-        "encoder",
-        {"B": 16, "N": 128, "S": 128, "H": 16, "E": 64},
-        shared.RETRO,
-        extras=("position_bias",),
-        devices=shared.CPU,
-    ),
-    Case(
+    shared.case(OP, "decoder-1k", shared.RETRO, "B=1 N=1024 S=1024 H=8 E=64", extras=BIASED),
+    shared.case(OP, "encoder", shared.RETRO, "B=16 N=128 S=128 H=16 E=64", extras=BIASED, devices=shared.CPU),
+    shared.case(
         OP,
         "low-rank-8k",
-        {"B": 1, "N": 8192, "S": 8192, "H": 8, "E": 16, "T": 1024},
         "relative logits of width 16, extent 1024",
-        {"rel_start": 0},
-        **shared.gpu(16),
+        "B=1 N=8192 S=8192 H=8 E=16 T=1024",
+        options={"rel_start": 0},
+        gpu=16,
     ),
 ]
 
@@ -82,6 +76,13 @@ def _band_bytes(case, itemsize: int, backward: bool) -> float:
 
 
 OPERATOR = Operator(
-    OP, ("logits",), ("query", "rel_key", "position_bias"), arguments, shared.single(OP), work, rows=rows, row_axes=(2,)
+    OP,
+    ("logits",),
+    ("query", "rel_key", "position_bias"),
+    arguments,
+    shared.outputs(OP),
+    work,
+    rows=rows,
+    row_axes=(2,),
 )
 BASELINES = (Contender(OP, "eager", eager, peak_bytes=_band_bytes), shared.compiled(OP, eager, peak_bytes=_band_bytes))

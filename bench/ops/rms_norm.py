@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Contender, Lazy, Operator, Work
 from . import _shared as shared
 
 torch = Lazy("torch")
 
 OP = "rms_norm"
 
-CASES = [
-    Case(
-        OP,
-        "residual",
-        {"B": 4, "N": 2048, "D": 1024},
-        "a block's input, a width of 1024",
-        dtypes=shared.FLOAT32,
-        devices=shared.CPU,
-    )
-]
-
-
-def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
-    return inputs.rms(**{x: case.shape[x] for x in "BND"}, draw=draw) | dict(case.options)
+CASES = [shared.case(OP, "residual", "a block's input, a width of 1024", "B=4 N=2048 D=1024", **shared.FLOAT32_ON_CPU)]
 
 
 def work(case, itemsize: int, mode: str) -> Work:
@@ -41,5 +24,5 @@ def eager(input, weight, eps):
     return torch.nn.functional.rms_norm(input, weight.shape, weight, eps)
 
 
-OPERATOR = Operator(OP, ("y",), ("input", "weight"), arguments, shared.single(OP), work)
+OPERATOR = Operator(OP, ("y",), ("input", "weight"), shared.drawn("rms", "BND"), shared.outputs(OP), work)
 BASELINES = (Contender(OP, "eager", eager),)

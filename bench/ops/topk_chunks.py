@@ -1,6 +1,6 @@
-"""Top-k of chunks in the harness: its cases, its work, and the searches it is compared with.
+"""Top-k of chunks in the harness: its cases, its work and its baselines.
 
-A product and torch.topk, whole (`eager`) or by blocks of keys (`blocked`), and FAISS's exact index.
+The baselines are a product and torch.topk, whole (`eager`) or by blocks of keys (`blocked`), and FAISS's exact index.
 """
 
 from __future__ import annotations
@@ -21,59 +21,49 @@ JUDGE = __name__.replace(".ops.topk_chunks", ".check.topk")
 INDEX_BYTES = 8  # int64
 DOCUMENTS = 64
 KEY_BLOCK = 65_536  # keys a product of `blocked`: 256 MiB of scores for 1024 queries
-RETRIEVER = {"B": 8, "Q": 256, "S": 256, "D": 1024, "k": 4}
 
 
-def _case(name: str, source: str, shape: dict[str, int], **more) -> Case:
-    return Case(OP, name, shape, source, modes=more.pop("modes", shared.FORWARD), dtypes=shared.EMBEDDINGS, **more)
+#: RPT: the 2048 tokens that self-attention sees are 32 chunks, which no query may retrieve
+RETRIEVER = {"options": {"causal_gap": 32}, "modes": ("fwd", "fwdbwd")}
+
+
+def _case(name: str, source: str, shape: str, *, modes=shared.FORWARD, **more) -> Case:
+    return shared.case(OP, name, source, shape, modes=modes, dtypes=shared.EMBEDDINGS, **more)
 
 
 CASES = [
-    # RPT: the 2048 tokens that self-attention sees are 32 chunks, which no query may retrieve
     _case(
         "rpt-retriever",
         f"{shared.RPT}, section 3: chunks of one document, causal",
-        RETRIEVER,
-        options={"causal_gap": 32},
-        modes=("fwd", "fwdbwd"),
+        "B=8 Q=256 S=256 D=1024 k=4",
+        **RETRIEVER,
     ),
     _case(
         "rpt-retriever-b32",
         f"{shared.RPT}, section 3, 32 documents",
-        RETRIEVER | {"B": 32},
-        options={"causal_gap": 32},
-        modes=("fwd", "fwdbwd"),
+        "B=32 Q=256 S=256 D=1024 k=4",
+        **RETRIEVER,
         devices=shared.CUDA,
     ),
-    _case(
-        "sampling-200k",
-        f"{shared.RETRO}, section 2.3: 16 chunks, small database",
-        {"B": 1, "Q": 16, "S": 200_000, "D": 256, "k": 10},
-    ),
+    _case("sampling-200k", f"{shared.RETRO}, section 2.3: 16 chunks, small database", "B=1 Q=16 S=200_000 D=256 k=10"),
     _case(
         "precompute-100k",
         f"{shared.RETRO}, section 2.3: a batch of chunks",
-        {"B": 1, "Q": 1024, "S": 100_000, "D": 128, "k": 10},
+        "B=1 Q=1024 S=100_000 D=128 k=10",
         memory_gib=2,
     ),
     _case(
         "precompute-l2",
         f"{shared.RETRO}, section 2.3: L2, own document filtered out",
-        {"B": 1, "Q": 128, "S": 20_000, "D": 128, "k": 10},
+        "B=1 Q=128 S=20_000 D=128 k=10",
         options={"metric": "l2"},
         extras=("query_doc",),
     ),
     _case(
-        "sampling-1m",
-        f"{shared.RETRO}, section 2.3: 64 chunks, 10^6 keys",
-        {"B": 1, "Q": 64, "S": 1_000_000, "D": 1024, "k": 10},
-        **shared.gpu(24),
+        "sampling-1m", f"{shared.RETRO}, section 2.3: 64 chunks, 10^6 keys", "B=1 Q=64 S=1_000_000 D=1024 k=10", gpu=24
     ),
     _case(
-        "precompute-1m",
-        f"{shared.RETRO}, section 2.3: BERT embeddings",
-        {"B": 1, "Q": 10_000, "S": 1_000_000, "D": 768, "k": 10},
-        **shared.gpu(24),
+        "precompute-1m", f"{shared.RETRO}, section 2.3: BERT embeddings", "B=1 Q=10_000 S=1_000_000 D=768 k=10", gpu=24
     ),
 ]
 
@@ -173,7 +163,7 @@ def blocked(
 
 
 class Faiss:
-    """IndexFlat over the keys; it is built once per key tensor, since a database is indexed once and searched often."""
+    """FAISS's IndexFlat over the keys, built once a key tensor: a database is indexed once and searched often."""
 
     def __init__(self):
         self._key, self._index = None, None
@@ -218,7 +208,7 @@ OPERATOR = Operator(
     ("scores", "indices"),
     ("query", "key"),
     arguments,
-    lambda call, backend: shared.public(OP, backend=backend)(**call),
+    shared.outputs(OP),
     work,
     rows=rows,
     row_axes=(1, 1),

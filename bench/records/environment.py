@@ -1,6 +1,6 @@
-"""Machine and tree of a record: versions, processor, threads, git state. Nothing is guessed: unknown is None.
+"""Machine and tree of a record: versions, processor, threads, git state. An unknown value is None, never a guess.
 
-torch is imported where it is asked: reports of records need none.
+torch is imported only where a function needs it: reports of records don't.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
-#: NVML's reasons for a clock below the one asked for
-#: (nvmlClocksEventReasons); the power cap, 0x4, is how a loaded GPU works
+#: NVML's reasons for a clock below the one asked for (nvmlClocksEventReasons), but the power cap, 0x4, which a loaded
+#: GPU usually meets
 THROTTLED = {
     0x08: "hardware slow-down",
     0x20: "heat, by the driver",
@@ -26,22 +26,22 @@ THROTTLED = {
     0x80: "power brake",
 }
 REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # set: what is measured is no result
-#: of these variables only whether they were set matters to whoever compares two records
+#: variables that a record notes where they are set
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
 
 def ours(root: Path) -> bool:
-    """Whether a tree is one of this project: with its own `retro_kernels`."""
+    """Whether a tree is one of this project: it has its own `retro_kernels`."""
     return (root / "retro_kernels" / "__init__.py").exists()
 
 
-#: a file of what is measured, where a plug-in registered it
+#: file of the plug-in that is measured, if one is
 measured: Path | None = None
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """{"sha", "dirty"} of the tree that is measured: of a plug-in, or of `retro_kernels` (`ab` measures another than
-    this). Both None outside a repository.
+    """Return {"sha", "dirty"} of the measured tree: a plug-in's, or that of `retro_kernels`, which `ab` imports from
+    another tree. Both are None outside a repository.
     """
     nothing = {"sha": None, "dirty": None}
     if root is None:
@@ -55,7 +55,7 @@ def git_state(root: Path | None = None) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, the processor, and the threads that calls take now."""
+    """Return the versions, the processor, and the threads that calls take now."""
     import torch
 
     return {**_versions(), "threads": torch.get_num_threads()}
@@ -80,12 +80,12 @@ def _versions() -> dict[str, Any]:
 
 
 def rehearsing() -> bool:
-    """Whether this process only shows that its command works."""
+    """Whether this process only tests that its command works."""
     return bool(os.environ.get(REHEARSAL))
 
 
 def device(kind: str) -> dict[str, Any]:
-    """The device that was measured."""
+    """Describe the measured device."""
     if kind == "cuda":
         import torch
 
@@ -113,7 +113,7 @@ def version(package: str) -> str | None:
 
 @functools.cache
 def ptxas_version() -> str | None:
-    """The release of the ptxas inside triton, which is the one that assembles its kernels."""
+    """Return the release of the ptxas inside triton, which assembles its kernels."""
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -147,9 +147,7 @@ def driver_version() -> str | None:
 
 
 def throttled(kind: str) -> str | None:
-    """Why the GPU's clock is lower than asked for at this moment;
-    None where it is not, or nothing tells (a CPU never does).
-    """
+    """Why the GPU's clock is now lower than asked for. None where it is not, or where nothing tells."""
     if kind != "cuda" or not shutil.which("nvidia-smi"):
         return None
     import torch
@@ -163,7 +161,7 @@ def throttled(kind: str) -> str | None:
 
 
 def has_gpu() -> bool:
-    """Whether a driver for GPUs of NVIDIA is loaded; what torch can do with them is torch's to say."""
+    """Whether a driver for NVIDIA's GPUs is loaded. torch may still be unable to use them."""
     return Path("/dev/nvidiactl").exists()
 
 
@@ -188,7 +186,7 @@ def total_memory() -> int | None:
 
 @functools.cache
 def caches() -> dict[str, int] | None:
-    """Bytes of the caches that core 0 sees: {"L1 Data": ..., "L2 Unified": ...}."""
+    """Return the bytes of the caches of core 0: {"L1 Data": ..., "L2 Unified": ...}."""
     caches = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))

@@ -1,6 +1,6 @@
-"""Which machine a record is of: times of different machines are never put beside each other.
+"""Identity of a record's machine. Times of different machines never share a table.
 
-Clouds give one name, "AMD EPYC", to processors whose kernels differ; so instructions, caches, cores and memory belong
+Clouds give one name, "AMD EPYC", to processors with different kernels. So instructions, caches, cores and memory belong
 to the identity.
 """
 
@@ -22,11 +22,11 @@ def _text(value: Any) -> str | None:
 
 def _memory(record: dict[str, Any]) -> str | None:
     size = record["device"].get("memory_bytes")
-    # what the kernel keeps for itself differs from start to start
+    # rounded, for the system reserves another amount at each start
     return f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
 
 
-#: what identifies a machine and what its times depend on -> how a record says it, None where it doesn't
+#: part of a machine's identity -> its text in a record, None where the record lacks it
 IDENTITY: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "device": lambda r: _text(r["device"].get("name")),
     "arch": lambda r: _text(r["device"].get("arch")),
@@ -45,8 +45,8 @@ def identity(record: dict[str, Any]) -> dict[str, str]:
 
 
 def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:
-    """Why timed records of `a` and `b` can't be compared; None if
-    they can. What a record doesn't say is held against nobody.
+    """Why timed records of `a` and `b` can't be compared; None if they can. A field that a record lacks is not
+    compared.
     """
     sides = [list({tuple(identity(r).items()): None for r in records if r["time"]}) for records in (a, b)]
     for one in map(dict, sides[0]):

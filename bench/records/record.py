@@ -1,7 +1,6 @@
 """The record of one measurement: one JSON object a line, append-only. A missing value is null, never 0.
 
-`FIELDS` is the schema; `validate` holds a record to it, and nothing is written that fails. Another version is an error,
-not a guess.
+`FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
 }
 #: fields of results: null in the record of a case that did not run
 RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
-#: what an object holds if it is there; a dotted path, * for every key or position
+#: keys that an object must have; a dotted path, * for every key or position
 REQUIRED_INSIDE = {
     "case": ("name", "shape"),
     "git": ("sha", "dirty"),
@@ -81,7 +80,7 @@ POSITIVE = (
     "ceilings.bytes_per_s",
     "ceilings.flops_per_s.*",
 )
-#: path -> (types, may be null) of what the reports read inside the objects
+#: path -> (types, may be null) of the values that reports read inside the objects
 INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "git.sha": (TEXT, True),
     "environment.torch": (TEXT, True),
@@ -121,7 +120,7 @@ INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
 
 
 class BadRecord(ValueError):
-    """A line that is no record, or a record that breaks the schema."""
+    """Error: a line is no record, or a record breaks the schema."""
 
 
 def new_run() -> str:
@@ -174,7 +173,7 @@ def _inside(record: dict[str, Any]) -> list[str]:
 
 
 def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
-    """(path, value) of everything in the record that a dotted pattern names."""
+    """Return (path, value) of everything in the record that a dotted pattern names."""
     reached: list[tuple[str, Any]] = [("", record)]
     for part in pattern.split("."):
         deeper = []
@@ -186,7 +185,7 @@ def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
 
 
 def _meaning(record: dict[str, Any]) -> list[str]:
-    """List faults that the types can't show. The record must have all fields."""
+    """List faults that types can't show. The record must have all fields."""
     wrong = [] if record["schema"] == SCHEMA else [f"schema: expected {SCHEMA}; got {record['schema']}"]
     if record["status"] not in STATUSES:
         wrong.append(f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}")
@@ -226,7 +225,7 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
 
 
 class Writer:
-    """Appends records to a JSON-lines file: each is one write, so an interrupted run leaves whole lines only."""
+    """Appends records to a JSON-lines file. Each is one write, so an interrupted run leaves whole lines."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -246,7 +245,7 @@ class Writer:
 
 
 def replace(path: Path, records: list[dict[str, Any]]) -> None:
-    """Puts these in the place of the file's records of the same run and id; the file is whole at any moment."""
+    """Replace the file's records of the same run and id. The file is whole at any moment."""
     new = {(one["run"], one["id"]): one for one in records}
     lines = [json.dumps(new.get((old["run"], old["id"]), old), separators=(",", ":")) for old in read(path)]
     beside = path.with_name(path.name + ".new")
@@ -255,7 +254,7 @@ def replace(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """A process killed inside a write leaves a line without its end; it is cut off before anything is appended."""
+    """Cut off a line without its end, which a process leaves that is killed inside a write."""
     if not path.exists():
         return
     with open(path, "rb+") as f:
@@ -265,7 +264,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All records of a file; a torn last line is left out. Raises BadRecord for anything else that is wrong."""
+    """Read all records of a file. A torn last line is left out. Raises BadRecord for any other fault."""
     records = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -290,5 +289,5 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def latest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The last record of every id."""
+    """Return the last record of every id."""
     return {record["id"]: record for record in records}

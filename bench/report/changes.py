@@ -9,12 +9,12 @@ import statistics
 LEAST = 3  # points of a level
 SHIFT = 1.03  # a smaller step is none
 SIGMAS = 4.0  # of the noise of two levels' means
-NOISE = 0.005  # of one point, at least: a clock's and a cache's humour
+NOISE = 0.005  # of one point, at least
 ENDS = 5  # points at either end that `drift` compares
 
 
 def points(times: list[float]) -> list[int]:
-    """Indices at which another level begins, in order.
+    """Return the indices at which another level begins, in order.
 
     >>> points([1.0, 1.01, 1.0, 1.01, 1.2, 1.21, 1.2, 1.21])
     [4]
@@ -24,7 +24,7 @@ def points(times: list[float]) -> list[int]:
 
 
 def drift(times: list[float]) -> float:
-    """The last times over the first ones, by their medians: what many small steps add up to.
+    """Return the last times over the first ones, by their medians: the sum of many small steps.
 
     >>> drift([1.0, 1.0, 1.1, 1.1])
     1.1
@@ -34,7 +34,7 @@ def drift(times: list[float]) -> float:
 
 
 def _noise(logs: list[float]) -> float:
-    """Spread of one point: from the steps between neighbours, of which few are changes."""
+    """Spread of one point, from the steps between neighbours: few of them are changes."""
     steps = [abs(b - a) for a, b in itertools.pairwise(logs)]
     return max(statistics.median(steps) / 0.954, NOISE) if steps else NOISE  # |difference of two|: 0.954 sigma
 

@@ -1,4 +1,4 @@
-"""A history as one page: a curve a case over its commits, with the points where its level changed."""
+"""A history as one page: a curve for each case over its commits, with its change points."""
 
 from __future__ import annotations
 

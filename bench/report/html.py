@@ -1,4 +1,4 @@
-"""One self-contained page: cards, a table that sorts and filters, a section an op. Light and dark, and no network."""
+"""One self-contained page: cards, a table that sorts and filters, a section for each op. Light and dark; no network."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from . import figures, panels, ranges, summary
 
 HERE = Path(__file__).resolve().parent
 BAD = ("numerics_fail", "error", "oom")
-#: column -> (value at which the heat begins, at which it is full); below the first it is red down to its inverse
+#: ratio without heat, and of full green; full red is its inverse
 HEAT_RATIO, FULL_HEAT = 1.0, 4.0
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Everything the records can fill; tables show the last record of every id. Without matplotlib the pictures are
-    left out, and it says so.
+    """Return the page of the records. Tables show the last record of every id. Without matplotlib the page has no
+    pictures and says so.
     """
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
@@ -47,7 +47,7 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
-    """Right? Fast? What is missing? A line each, before anything else."""
+    """Answer on top, a line each: Right? Fast? What is missing?"""
     kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
     bad = [r for r in kernels if r["status"] in BAD]
     passed = [r for r in kernels if r["status"] == "ok"]
@@ -106,30 +106,22 @@ def _failures(records: list[dict[str, Any]]) -> str:
 
 
 def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str]:
-    """A section an operator with its roofline and bars, then memory."""
+    """Return a section for each operator, with its roofline and bars."""
     try:
-        parts = [
+        return [
             _operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest)
-            for kernel in _kernels(rows)
+            for kernel in dict.fromkeys(row.record["kernel"] for row in rows)
         ]
-        if series := panels.memory_series(latest):
-            parts.append(_section("Memory", "memory", _figure(figures.svg(panels.memory, series))))
     except ImportError:
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
-    return parts
 
 
 def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]) -> str:
     content = _figure(figures.svg(panels.roofline, rows, figures.roofs(latest)))
     compared = [row for row in rows if row.rival_speedup is not None]
     if compared:
-        height = figures.BAR_IN * len(compared) + figures.MARGIN_IN
-        content += _figure(figures.svg(lambda axes: panels.bars(axes, compared, len(compared)), height=height))
+        content += _figure(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
     return _section(kernel, kernel, content)
-
-
-def _kernels(rows: list[summary.Row]) -> list[str]:
-    return list(dict.fromkeys(row.record["kernel"] for row in rows))
 
 
 def _figure(drawn: str) -> str:
@@ -137,7 +129,7 @@ def _figure(drawn: str) -> str:
 
 
 def _heat(value: float | None, good_is_high: bool = True) -> str:
-    """A ground from red below 1 over none to green at FULL_HEAT."""
+    """Return a background from red (below 1) over none (1) to green (FULL_HEAT)."""
     if not value or value <= 0 or not math.isfinite(value):
         return ""
     strength = math.log(value / HEAT_RATIO) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
@@ -199,7 +191,7 @@ def _timed(rows: list[summary.Row]) -> str:
 
 
 def _share(fraction: float | None) -> str:
-    """Style a share of the roofline: greener the nearer, red beyond it."""
+    """Style a share of the roofline: greener the higher, red above 1."""
     if fraction is None:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""Markdown fit for a pull-request comment: at most 20 rows in sight, the rest folded."""
+"""Markdown for a pull-request comment: at most 20 rows shown, the rest folded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from . import summary
 
-#: what a comment begins with, so that whoever posts it finds the one to update
+#: first line of a comment, by which a workflow finds the comment to update
 MARKER = "<!-- retro_kernels bench -->"
 VISIBLE_ROWS = 20
 HEADER = """\
@@ -15,7 +15,7 @@ HEADER = """\
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """The kernels of `records`, the slowest against their rivals first."""
+    """Return the kernels of `records`, the slowest against their rivals first."""
     timed = [row for row in summary.rows(records) if row.seconds is not None]
     timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lines = [f"{line}  " for line in summary.machine(records)]
@@ -39,7 +39,7 @@ def line(cells: tuple[str, ...]) -> str:
 
 
 def folded(header: str, lines: list[str]) -> list[str]:
-    """The header with the first lines, and the others under a fold."""
+    """Return the header with the first lines, and the others under a fold."""
     if not lines:
         return ["Nothing to show."]
     shown, hidden = lines[:VISIBLE_ROWS], lines[VISIBLE_ROWS:]

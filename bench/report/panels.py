@@ -1,23 +1,18 @@
-"""Panels of the pictures, drawn once with matplotlib for the PNG and the page.
+"""Panels of the pictures, drawn by matplotlib for the PNG and for the page.
 
-An operator has one colour everywhere, a type one marker.
+Each operator has its colour and each type its marker, in every panel.
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
-#: Okabe and Ito's, which colour-blind readers tell apart on a light and on a dark ground
+#: Okabe and Ito's palette, which colour-blind readers tell apart, on a light and on a dark ground
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#888888")
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
-LENGTHS = ("N", "S", "T", "L")  # of a case's shape: what a sweep over sequence length varies
-LEAST_POINTS = 3
 SMALL = 7  # points
-INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page puts its own colours in their place
+INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page replaces both by its own colours
 
 
 def colour(names: tuple[str, ...] | list[str], name: str) -> str:
@@ -26,7 +21,7 @@ def colour(names: tuple[str, ...] | list[str], name: str) -> str:
 
 
 def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
-    """FLOP/s against FLOPs a byte; the slope is the memory's rate, the ceilings are those of a product."""
+    """Draw FLOP/s against FLOPs a byte. The slope is the memory's rate; the ceilings are those of a product."""
     from matplotlib.lines import Line2D
 
     known = [
@@ -74,31 +69,8 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
 
-def balanced(rows: list[summary.Row]) -> list[list[summary.Row]]:
-    """Two columns of about one height, operators kept whole."""
-    kernels = list(dict.fromkeys(row.record["kernel"] for row in rows))
-    if not kernels:
-        return [[], []]
-    groups = [[row for row in rows if row.record["kernel"] == kernel] for kernel in kernels]
-    halves = ([group for i, group in enumerate(groups) if subset >> i & 1] for subset in range(1 << len(groups)))
-    left = min(halves, key=lambda half: (abs(2 * sum(map(len, half)) - len(rows)), groups[0] not in half))
-    return [list(itertools.chain(*(g for g in groups if (g in left) == side))) for side in (True, False)]
-
-
-def farthest(rows: list[summary.Row]) -> float:
-    """The end of the longest bar with its whisker: panels beside each other share it."""
-    return max(
-        (max(row.spread[1], row.rival_speedup) if row.spread else row.rival_speedup for row in rows), default=1.0
-    )
-
-
-def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None = None) -> None:
-    """Speed-up over the fastest rival, a bar a row of `places_in_all`, the rival beside it; whiskers where both sides'
-    samples are known.
-    """
-    if not rows:
-        axes.set_visible(False)
-        return
+def bars(axes, rows: list[summary.Row]) -> None:
+    """Draw a bar a row: the speed-up over its fastest rival. Whiskers show the spread where it is known."""
     places = range(len(rows))
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
@@ -128,9 +100,10 @@ def bars(axes, rows: list[summary.Row], places_in_all: int, most: float | None =
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
+    longest = max(map(sum, zip(values, highs, strict=True)))
     axes.set(
-        xlim=(0, (most or farthest(rows)) * 1.3),
-        ylim=(places_in_all - 0.5, -0.5),
+        xlim=(0, 1.3 * longest),
+        ylim=(len(rows) - 0.5, -0.5),
         xlabel="speed-up over the fastest baseline; whiskers: p10 to p90",
     )
     axes.set_title(", ".join(first), fontsize=9)
@@ -141,50 +114,3 @@ def _label(row: summary.Row, backend: bool) -> str:
     return " ".join(
         (record["case"]["name"], record["dtype"], record["mode"], *([record["backend"]] if backend else []))
     )
-
-
-def memory_series(records: list[dict[str, Any]]) -> dict[tuple[str, ...], list[tuple[int, float]]]:
-    """(kernel, backend, type, mode) -> (N, peak MB) by length, for families of cases that differ in
-    nothing but length.
-    """
-    series: dict[tuple, dict[int, float]] = {}
-    for record in records:
-        if record["memory"] and "N" in record["case"]["shape"]:
-            fixed = tuple(sorted((k, v) for k, v in record["case"]["shape"].items() if k not in LENGTHS))
-            key = (
-                record["kernel"],
-                record["backend"],
-                record["dtype"],
-                record["mode"],
-                fixed,
-                str(record["case"].get("options")),
-            )
-            series.setdefault(key, {})[record["case"]["shape"]["N"]] = record["memory"]["peak_extra_bytes"] / 1e6
-    return {key[:4]: sorted(points.items()) for key, points in series.items() if len(points) >= LEAST_POINTS}
-
-
-def memory(axes, series: dict[tuple[str, ...], list[tuple[int, float]]]) -> None:
-    """Peak memory of one call beyond its inputs; ours solid, baselines dashed, each named at its end."""
-    backends = list(dict.fromkeys(name[1] for name in series))
-    for name, points in series.items():
-        ours = name[1] in ("cpu", "triton", "cuda")
-        lengths, sizes = zip(*points, strict=True)
-        axes.plot(
-            lengths, sizes, marker="o", markersize=4, linestyle="-" if ours else "--", color=colour(backends, name[1])
-        )
-        _named(axes, lengths[-1], sizes[-1], " ".join(name[1:]), colour(backends, name[1]))
-    lengths = sorted({n for points in series.values() for n, _ in points})
-    axes.set(
-        xscale="log",
-        yscale="log",
-        xlabel="tokens N",
-        ylabel="MB beyond the inputs",
-        xlim=(lengths[0] / 1.2, lengths[-1] * 3),
-    )
-    axes.set_title(f"Memory against sequence length: {', '.join(dict.fromkeys(name[0] for name in series))}")
-    axes.set_xticks(lengths, [str(n) for n in lengths])
-    axes.minorticks_off()
-
-
-def _named(axes, x: float, y: float, name: str, ink: str) -> None:
-    axes.annotate(name, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=SMALL, color=ink)

@@ -1,4 +1,4 @@
-"""How far a ratio moved between the records that are kept of one processor: one night's figure is not the machine's."""
+"""Range of a ratio over the kept records of one processor: one night's figure is not the machine's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KEPT = environment.ROOT / "bench" / "results"
 
 
 def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[float, float]]:
-    """id -> lowest and highest ratio to the best baseline, over kept records of the same processor and instructions."""
+    """Return id -> lowest and highest ratio to the best baseline, over kept records of the same processor."""
     wanted = {_processor(one) for one in records}
     ratios: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
@@ -24,13 +24,13 @@ def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[fl
 
 
 def of_run(records: list[dict[str, Any]]) -> dict[str, float]:
-    """id -> ratio to the best baseline, of the records of one run."""
+    """Return id -> ratio to the best baseline in the records of one run."""
     rows = summary.rows(list(record.latest(records).values()))
     return {row.record["id"]: row.rival_speedup for row in rows if row.rival_speedup is not None}
 
 
 def timed(path: Path) -> list[dict[str, Any]]:
-    """Return the timed records of a file; none of a file of predictions, which lie there too."""
+    """Return the timed records of a file. A file of predictions, which lies in the same folder, has none."""
     return _timed(path, path.stat().st_mtime_ns)
 
 

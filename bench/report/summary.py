@@ -1,4 +1,4 @@
-"""Rows that every format shows: one a kernel, case, type and mode, with its best rivals of the same run."""
+"""Rows that every format shows: one for each kernel, case, type and mode, with its best rivals of the same run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from ..measure.samples import estimate
 
-#: baselines that compute something else than the op; they show a cost and are no rivals
+#: baselines that compute another function than the op: they show a cost and are no rivals
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
 
 
-#: what every table shows of a row, in the order of `cells`
+#: columns of a row in every table
 COLUMNS = (
     "case",
     "type",
@@ -28,9 +28,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """`spread`: 10th to 90th percentile of the speed-up over the rival, from both
-    sides' samples; None where its record is not there. `speedup`: over eager. `rival`:
-    the fastest baseline that computes the same function, with the speed-up over it.
+    """`speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it.
+    `spread`: 10th to 90th percentile of that speed-up, from both sides' samples; None where the rival has no record.
     """
 
     record: dict[str, Any]
@@ -47,12 +46,12 @@ class Row:
 
     @property
     def margin(self) -> float | None:
-        """The worst error over its limit; above 1 is a failure."""
+        """Worst error over its limit. Above 1 the check failed."""
         return margin(self.record)
 
 
 def rows(records: list[dict[str, Any]]) -> list[Row]:
-    """Kernels and references; baselines appear as their rivals."""
+    """Return the rows of kernels and references. Baselines appear as their rivals."""
     timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
     return [
         _row(record, timed)
@@ -73,7 +72,7 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """Text of every column of COLUMNS."""
+    """Return the text of every column of COLUMNS."""
     record = row.record
     rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}"
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
@@ -88,7 +87,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return names + numbers
 
 
-#: what every table shows of a compiled kernel, in the order of `static_cells`
+#: columns of a compiled kernel in every table
 STATIC_COLUMNS = (
     "kernel",
     "case",
@@ -108,7 +107,7 @@ STATIC_COLUMNS = (
 
 
 def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
-    """Text of every column of STATIC_COLUMNS."""
+    """Return the text of every column of STATIC_COLUMNS."""
     s = record["static"]
     shared = (s.get("shared_static_bytes") or 0) + (s.get("shared_dynamic_bytes") or 0)
     name, _, rest = record["case"]["name"].partition(":")
@@ -132,7 +131,7 @@ def margin(record: dict[str, Any]) -> float | None:
 
 
 def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Records that are not ok, by status and reason."""
+    """Group the records that are not ok by status and reason."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if record["status"] != "ok":
@@ -141,7 +140,7 @@ def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[s
 
 
 def duration(seconds: float | None) -> str:
-    """1.23 ms, 45.6 us, 1.20 s; a dash for a missing value."""
+    """Format seconds: 1.23 ms, 45.6 us, 1.20 s; a dash for a missing value."""
     if seconds is None:
         return "-"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -155,7 +154,7 @@ def ratio(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A share of the roofline; one above 1 is marked."""
+    """Format a share of the roofline. One above 1 is marked."""
     return "-" if value is None else f"{100 * value:.0f}%{'!' if value > 1 else ''}"
 
 
@@ -180,7 +179,7 @@ def megabytes(record: dict[str, Any]) -> str:
 
 
 def machine(records: list[dict[str, Any]]) -> list[str]:
-    """A line a device and tree: what the numbers below belong to."""
+    """Return a line for each device and tree of the records."""
     lines = {}
     for record in records:
         env, git = record["environment"], record["git"]

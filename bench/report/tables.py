@@ -1,6 +1,4 @@
-"""Tables for a terminal, drawn by rich: as wide as the terminal, which drops columns, and whole where the output goes
-to a file or a pipe.
-"""
+"""Tables for a terminal, drawn by rich. A narrow terminal drops columns; a file or a pipe gets the whole table."""
 
 from __future__ import annotations
 
@@ -17,14 +15,14 @@ NUMBER = re.compile(r"^(-|[-+]?[\d.]+(e[-+]?\d+)?( ?(%|%!|x|s|ms|us|ns|M|MB|GiB)
 
 
 def width() -> int | None:
-    """Characters a line may have: the terminal's, or COLUMNS where that is set; None: as many as it takes."""
+    """Return the longest line: the terminal's width, or COLUMNS where that is set. None: no limit."""
     drawn = sys.stdout.isatty() or "COLUMNS" in os.environ
     return shutil.get_terminal_size((80, 24)).columns if drawn else None
 
 
 def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | None = None) -> str:
-    """The table, its first row the header, in `room` characters (default:
-    the terminal's); columns in `drop` go first to last until it fits.
+    """Format a table, whose first row is the header, in `room` characters (default: the terminal's). Columns in `drop`
+    are left out in order until it fits.
     """
     room = room or width()
     header, lines = table[0], table[1:]
@@ -80,7 +78,7 @@ def _rich(header: tuple[str, ...], lines: list[tuple[str, ...]], room: int) -> s
 
 
 def _plain(rows: list[tuple[str, ...]]) -> str:
-    """Without rich: columns padded to their widest cell, the header underlined."""
+    """Format without rich: pad columns to their widest cell and underline the header."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     text = [(" " * GAP).join(cell.ljust(size) for cell, size in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([text[0], "-" * len(text[0]), *text[1:]])

@@ -1,4 +1,6 @@
-"""Tables of records for a terminal: times, checks and compiled kernels; then cases that did not run, and why."""
+"""Tables of records for a terminal: times, checks and compiled kernels, then the cases that did not run, with
+reasons.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "ten
 
 
 def times(records: list[dict[str, Any]], room: int | None = None) -> str:
-    """One table an operator, then what did not run and why."""
+    """Format a table for each operator, then the cases that did not run."""
     parts = notes(summary.machine(records), room)
     for kernel in dict.fromkeys(record["kernel"] for record in records):
         rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
@@ -25,7 +27,7 @@ def times(records: list[dict[str, Any]], room: int | None = None) -> str:
 
 
 def checks(records: list[dict[str, Any]], room: int | None = None) -> str:
-    """One line a contender and type with its worst error, then what failed or did not run."""
+    """Format a line for each contender and type with its worst error, then the failures."""
     table = [("kernel", "contender", "case", "type", "status", "error/limit", "worst", "checked")]
     for record in records:
         if record["numerics"] is None:
@@ -49,7 +51,7 @@ def full(records: list[dict[str, Any]], room: int | None = None) -> str:
 
 
 def static(records: list[dict[str, Any]], room: int | None = None) -> str:
-    """One line a compiled kernel."""
+    """Format a line for each compiled kernel."""
     return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)], DROP_STATIC, room)
 
 
@@ -58,7 +60,7 @@ def _relative(tensor: dict[str, Any]) -> float:
 
 
 def _problems(records: list[dict[str, Any]], room: int | None) -> list[str]:
-    """Failures one a line; what can't run here, folded by reason."""
+    """Format failures one a line, and the cases that can't run here folded by reason."""
     lines = []
     for (status, reason), group in summary.problems(records).items():
         if status == "unsupported":

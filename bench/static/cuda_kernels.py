@@ -1,6 +1,4 @@
-"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of whichever tree was imported; nothing where
-there is no nvcc.
-"""
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of the imported tree. Nothing without nvcc."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import Any
 from . import entry, fingerprint, sass
 
 TARGET = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
-#: how a kernel is launched, as its header declares it: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
+#: a header's declaration of a launch: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
 LAUNCH_SHAPE = re.compile(r"constexpr LaunchShape (\w+)\{(\d+), (\d+)\};")
 
 
@@ -33,7 +31,7 @@ class Source:
 
 
 def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
-    """Every source that `parts` select, by the name of its op."""
+    """Return every source that `parts` select by the name of its op."""
     import retro_kernels
 
     folder = Path(retro_kernels.__file__).resolve().parent.parent / "csrc" / "cuda"
@@ -45,7 +43,7 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
 
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row a __global__ function. Raises NoToolchain with nvcc's last words."""
+    """Yield a row for each __global__ function. Raises NoToolchain with nvcc's last line of output."""
     from retro_kernels.compile import aot
 
     cubin = folder / f"{source.path.stem}-cuda-sm{source.arch}.cubin"
@@ -75,7 +73,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def resources(text: str) -> dict[str, dict[str, int]]:
-    """function -> REG, STACK, SHARED, LOCAL from the text of `cuobjdump -res-usage`."""
+    """Parse the text of `cuobjdump -res-usage`: function -> REG, STACK, SHARED, LOCAL."""
     usage, name = {}, None
     for line in text.splitlines():
         if match := re.search(r"Function (\S+):", line):
@@ -86,7 +84,7 @@ def resources(text: str) -> dict[str, dict[str, int]]:
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """kernel -> (threads a block, dynamic shared bytes), from the headers beside the sources."""
+    """Read kernel -> (threads a block, dynamic shared bytes) from the headers beside the sources."""
     text = "\n".join(path.read_text() for path in sorted(folder.glob("*.h")))
     return {name.lower(): (int(threads), int(size)) for name, threads, size in LAUNCH_SHAPE.findall(text)}
 

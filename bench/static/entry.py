@@ -1,4 +1,4 @@
-"""The record of one compiled kernel: what the Triton and the CUDA C++ halves of `static` share."""
+"""Record of one compiled kernel, shared by the Triton and the CUDA C++ halves of `static`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from . import sass
 
 
 class NoToolchain(RuntimeError):
-    """Error: a tool that compiling without a GPU needs is missing."""
+    """Error: a tool for compiling without a GPU is missing."""
 
 
-#: what `bench.emulate` counts of one CTA, where nothing was counted
+#: counters of one CTA by `bench.emulate`, where nothing was counted
 NOT_EMULATED: dict[str, Any] = dict.fromkeys(
     (
         "emulated_instructions",
@@ -38,8 +38,8 @@ def metrics(
     warps: int | None,
     **more,
 ) -> dict[str, Any]:
-    """The `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None: not
-    declared anywhere.
+    """Return the `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None:
+    not declared.
     """
     own = sass.own_shared(shared[0], arch)
     known = warps is not None and shared[1] is not None
@@ -62,7 +62,7 @@ def metrics(
 
 
 def row(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """A record without its run id."""
+    """Return a record without its run id."""
     return dict.fromkeys(record.FIELDS) | {
         "schema": record.SCHEMA,
         "run": "",

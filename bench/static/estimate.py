@@ -36,14 +36,14 @@ COPY = 0.88  # share of the data sheet's memory rate that a copy reaches
 L2_BYTES = 40.0  # of L2, a cycle and SM
 START, LIFE = 120.0, 700.0  # cycles of a CTA's start and end: issue slots of its SM; latency
 OVERLAP = 4.0  # exponent of the norm that joins the bounds; infinity would be their maximum
-BEGIN = 1.5e-6  # seconds from a kernel's start to its first CTA's, and from its last to its end
+BEGIN = 1.5e-6  # seconds from a kernel's start to that of its first CTA, and from the end of its last CTA to its own
 EVENTS = 6e-6  # seconds that timing by events adds
-L1_KEPT = 96 << 10  # bytes: a tensor no larger is read from L2 once an SM
+L1_KEPT = 96 << 10  # bytes: a tensor up to this size is read from L2 once an SM
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """A GPU by its data sheet. Rates are a cycle and SM unless they say seconds."""
+    """A GPU by its data sheet. Rates are per cycle and SM unless they say seconds."""
 
     name: str
     arch: int
@@ -106,7 +106,7 @@ _FULL_RATE_TYPES = ("f32", "f16", "f16x2", "bf16x2")
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """Seconds of a launch and what bounds it; shares: every candidate for the bound, as a part of the time."""
+    """Seconds of a launch and its bound. shares: each candidate for the bound, as a part of the time."""
 
     seconds: float
     bound: str
@@ -126,10 +126,11 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
 
 
 def timed(number: int, sizes: list[int], samples: list, work: float, compiled: dict, machine: Machine) -> Estimate:
-    """The estimate of a grid of `number` CTAs over tensors of `sizes` bytes, from the samples of `_samples`."""
+    """Estimate a grid of `number` CTAs over tensors of `sizes` bytes from the samples of `_samples`."""
     resident = max(compiled["blocks_per_sm"], 1)
     hbm, kept = sum(sizes), sum(size for size in sizes if size <= L1_KEPT)
     l2 = counters.SECTOR_BYTES * number * work * statistics.fmean(sectors(counted) for _, counted, _ in samples)
+    hbm = min(hbm, l2)  # a launch may touch a part of its tensors
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
     load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; what is read again comes from L2
@@ -151,14 +152,14 @@ def timed(number: int, sizes: list[int], samples: list, work: float, compiled: d
 
 
 def _argument_bytes(launch) -> list[int]:
-    """Bytes of each tensor that a launch is given: what it must read or write once, if it uses all of them."""
+    """Return the bytes of each tensor of a launch: it reads or writes them once, if it uses all of them."""
     return list(
         {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}.values()
     )
 
 
 def _samples(launch, arch: int) -> tuple[list[tuple], float]:
-    """(program, counts, trace) of some CTAs; what a CTA of the grid executes on average, as a part of what they do."""
+    """Return (program, counts, trace) of some CTAs, and the average work of the grid's CTAs as a part of theirs."""
     kernel, real, number = launches.compiled(launch, arch), counters.materialised(launch), math.prod(launch.grid)
 
     def execute(cta: int, traced: bool):
@@ -188,7 +189,7 @@ def sectors(counted) -> int:
 def scoreboard(
     program, counted, trace, warps: int, ratio: float, load: float, machine: Machine
 ) -> tuple[float, dict[str, float]]:
-    """(cycles of a CTA alone, cycles that it keeps each pipe busy) of one CTA's instructions in order."""
+    """Return (cycles of a CTA alone, cycles that it keeps each pipe busy) of one CTA's instructions in order."""
     costs = [
         _cost(statement, c, warps, ratio, load, machine) for statement, c in zip(program.kernel.statements, counted)
     ]
@@ -250,7 +251,9 @@ def _columns_and_depth(shape: str) -> tuple[int, int]:
 
 
 def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Machine):
-    """(what it is, pipe, cycles of it, latency, issue slots, groups that a wait leaves) of one execution by a CTA."""
+    """Return (kind, pipe, cycles of the pipe, latency, issue slots, groups that a wait leaves) of one execution by a
+    CTA.
+    """
     root, *parts = statement.opcode.split(".")
     slots = ratio * max(warps / sass.SCHEDULERS, 1.0)
     latency, units = _LATENCY.get(root, _ARITHMETIC), counted.units / max(counted.executed, 1)

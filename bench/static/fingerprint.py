@@ -1,7 +1,7 @@
-"""Hash of the sources of a Triton launch: under one toolchain, trees with one hash have one machine code.
+"""Hash of the sources of a Triton launch. Under one toolchain, equal hashes mean equal machine code.
 
-Triton's own cache key also changes with a comment or a line number. This one follows the syntax trees of the kernel and
-of everything that it names, so `ab` compiles only what an edit could have changed.
+Triton's own cache key also changes with a comment or a line number. This hash follows the syntax trees of the kernel
+and of everything that it names, so `ab` compiles only the launches that an edit could have changed.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def _is_jit(value: Any) -> bool:
 
 
 def _reachable(function, seen: set[int]) -> Iterator[str]:
-    """The syntax tree of `function` and, depth first, of the tree's own functions and values that it names. Triton's
-    are the toolchain.
+    """Yield the syntax tree of `function` and, depth first, of the functions and values that it names. Triton's own
+    belong to the toolchain and are left out.
     """
     if id(function) in seen or function.fn.__module__.split(".")[0] == "triton":
         return
@@ -76,7 +76,7 @@ def _dump(function) -> str:
 
 @functools.cache
 def _names(function) -> tuple[str, ...]:
-    """`a` and `a.b` as they stand in the code, sorted."""
+    """Return names `a` and `a.b` of the code, sorted."""
     names = set()
     for node in ast.walk(function.parse()):
         if isinstance(node, ast.Name):

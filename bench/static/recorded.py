@@ -1,7 +1,7 @@
-"""Triton launches that plug-ins register: a case's call is made on CPU tensors, its launches are kept and not executed.
+"""Triton launches that plug-ins register. A case's call is made on CPU tensors; its launches are kept and not executed.
 
-They are compiled and counted like the shipped ones. A program that looks at a kernel's result while it decides what to
-launch next sees memory that nothing wrote.
+They are compiled and counted like the shipped ones. A program that reads a kernel's result to decide its next launch
+reads memory that nothing wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .entry import identity, selected
 
 
 def launches(arch: int, parts: tuple[str, ...] | None) -> Iterator[tuple[str, str, str, str, object]]:
-    """(op, backend, case, dtype, launch) of everything that was registered and has one of `parts` in its id."""
+    """Yield (op, backend, case, dtype, launch) of every registered launch with one of `parts` in its id."""
     seen = collections.Counter()
     for op, backend, name, dtype, call in _calls():
         for launch in made(call, arch):
@@ -35,7 +35,7 @@ def operators() -> set[str]:
 
 
 def made(call: Callable[[], object], arch: int) -> list:
-    """The launches of one call."""
+    """Return the launches of one call."""
     nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
     with nothing, context.gpu(arch, checks=False, counts=False) as log:
         call()
@@ -43,7 +43,7 @@ def made(call: Callable[[], object], arch: int) -> list:
 
 
 def mark(launch, arch: int) -> str:
-    """The fingerprint of a launch."""
+    """Return the fingerprint of a launch."""
     from retro_kernels.compile import aot
     from retro_kernels.compile.target import KNOWN
 

@@ -12,12 +12,12 @@ ACCESS_SLACK = 1.05
 
 
 def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
-    """A line for every id of `base` that `head` lacks."""
+    """Return a line for every id of `base` that `head` lacks."""
     return [f"{name}: no longer compiled" for name in base if name not in head]
 
 
 def regressions(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
-    """List what got worse from `base` to `head`, one a line; both must come from one toolchain."""
+    """List the regressions from `base` to `head`, one a line. Both must come from one toolchain."""
     after = {r["id"]: r["static"] for r in head if r["static"]}
     worse = []
     for before in base:
@@ -54,5 +54,5 @@ def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _per_product(metrics: dict[str, Any]) -> float:
-    """Issue slots a tensor instruction: a larger tile has more of both and is no regression."""
+    """Issue slots a tensor instruction. A larger tile has more of both, and is no regression."""
     return metrics["loop_issue_slots"] / max(metrics["loop_tensor_instructions"] or 0, 1)

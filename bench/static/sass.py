@@ -44,7 +44,7 @@ def disassemble(cubin: Path, tool: str) -> str:
 
 
 def functions(text: str) -> dict[str, list[Instruction]]:
-    """Instructions of every function, padding left out."""
+    """Return the instructions of every function, padding left out."""
     listings: dict[str, list[Instruction]] = {}
     current = None
     for line in text.splitlines():
@@ -56,10 +56,10 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 
 
 def hot_loop(code: list[Instruction]) -> list[Instruction]:
-    """The loop that matters; empty without loops.
+    """Return the loop that matters, empty without loops.
 
-    The innermost loop with the most tensor instructions; where those stand in outer loops only, the shortest of these
-    with the most; with none at all the longest innermost loop.
+    It is the innermost loop with the most tensor instructions. Where only outer loops have some, it is the shortest of
+    those with the most; where no loop has any, the longest innermost loop.
     """
     spans = _spans(code)
     loops = _innermost(code, spans)
@@ -71,8 +71,8 @@ def hot_loop(code: list[Instruction]) -> list[Instruction]:
 
 
 def copies_in_flight(code: list[Instruction]) -> int | None:
-    """Groups of asynchronous copies that may still be under way where an innermost loop that issues some waits for
-    others: the fewest over such loops, so 0 is a loop that waits for all that it asked for. None without such a loop.
+    """Fewest groups of asynchronous copies that an innermost loop leaves in flight where it waits. 0: a loop waits for
+    all its copies. None: no loop issues copies and waits.
     """
     waits = [
         int(match[1], 16)
@@ -85,7 +85,7 @@ def copies_in_flight(code: list[Instruction]) -> int | None:
 
 
 def _spans(code: list[Instruction]) -> list[tuple[int, int]]:
-    """First and last address of every loop."""
+    """Return the first and last address of every loop."""
     spans = []
     for instruction in code:
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
@@ -108,7 +108,7 @@ def _tensors(code: list[Instruction]) -> int:
 
 
 def writes(code: list[Instruction]) -> bool:
-    """False for a kernel whose body was compiled out for this architecture."""
+    """Whether a kernel stores anything. One whose body was compiled out for this architecture does not."""
     return any(i.name.startswith(STORE) for i in code)
 
 
@@ -131,16 +131,14 @@ def summarise(code: list[Instruction], warps: int | None, arch: int) -> dict:
 
 
 def cycles(loop: list[Instruction], warps: int, arch: int) -> float:
-    """Lower bound of one pass of all warps of one block: issue (4 schedulers), tensor cores, whichever takes longer."""
+    """Lower bound of one pass of all warps of one block: issue by 4 schedulers, or tensor cores."""
     issue = len(loop) * warps / SCHEDULERS
     tensor = sum(_tensor_flops(i.opcode) for i in loop) * warps / TENSOR_FLOPS[arch]
     return max(issue, tensor)
 
 
 def _tensor_flops(opcode: str) -> float:
-    """FLOPs a warp, at the half-type rate (TF32 products count
-    double: they run at half of it); 0 for what is not known.
-    """
+    """FLOPs a warp at the half-type rate. TF32 products run at half of it, so they count double. Unknown opcodes: 0."""
     name = opcode.split(".")[0]
     if name == "HMMA" and (shape := re.search(r"\.(16816|1688|1684)\b", opcode)):
         flops = {"16816": 2.0 * 16 * 8 * 16, "1688": 2.0 * 16 * 8 * 8, "1684": 2.0 * 16 * 8 * 4}[shape[1]]
@@ -152,14 +150,14 @@ def _tensor_flops(opcode: str) -> float:
 
 
 def own_shared(reported: int, arch: int) -> int:
-    """Static bytes without the system's: from sm_90 on cuobjdump
-    counts those of a kernel that uses shared memory at all.
+    """Static shared bytes of the kernel itself. From sm_90 on cuobjdump adds the system's, if a kernel uses shared
+    memory.
     """
     return reported - RESERVED_SHARED_BYTES if arch >= 90 and reported >= RESERVED_SHARED_BYTES else reported
 
 
 def blocks_per_sm(registers: int, shared: int, warps: int, arch: int) -> int:
-    """CTAs that fit one SM at once."""
+    """CTAs that fit on one SM at once."""
     per_warp = -(-registers // REGISTER_GRAIN) * REGISTER_GRAIN * 32
     per_warp = -(-per_warp // WARP_REGISTER_GRAIN) * WARP_REGISTER_GRAIN
     by_registers = REGISTERS // (max(per_warp, 1) * warps)

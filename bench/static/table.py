@@ -1,5 +1,5 @@
-"""Static metrics of every kernel and configuration we ship: Triton by
-`retro_kernels.compile.aot`, CUDA C++ by nvcc. Needs no GPU.
+"""Static metrics of every shipped kernel and configuration: Triton by `retro_kernels.compile.aot`, CUDA C++ by nvcc.
+Needs no GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ __all__ = ["NoToolchain", "Plan", "listing", "plan", "row", "rows"]
 
 
 def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
-    """id -> fingerprint of everything `rows` would compile; seconds instead of minutes. Raises NoToolchain."""
+    """Return id -> fingerprint of everything that `rows` would compile, in seconds instead of minutes. Raises
+    NoToolchain.
+    """
     units = [launch for launch in triton_kernels.launches(arches, parts) if launch.wanted]
     return {unit.id: unit.fingerprint for unit in units + cuda_kernels.sources(arches, parts)}
 
@@ -34,7 +36,7 @@ class Plan:
     cuda: list[cuda_kernels.Source]
 
     def __len__(self) -> int:
-        """Rows, as far as they are known: a CUDA source has one or more."""
+        """Number of rows as far as it is known: a CUDA source has one or more."""
         return len(self.triton) + len(self.cuda)
 
 
@@ -47,9 +49,9 @@ def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str]
 
 
 def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False) -> Iterator[dict[str, Any]]:
-    """Static records of a plan, each as soon as it and those before it are done. Raises NoToolchain.
+    """Yield the static records of a plan in order, each as soon as it is done. Raises NoToolchain.
 
-    counters: of one CTA of each Triton launch, executed by the emulator.
+    counters: execute one CTA of each Triton launch on the emulator.
     """
     folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Which tile the static model of time prefers, for the rows of the tables that serve a shipped case: without a GPU.
+"""Find the tile with the least estimated time for each row of the tables that serves a shipped case, without a GPU.
 
-Each row that the case's launches look up is walked from its committed tile to neighbours, as `measure.tune` does with
-timings: here a tile is compiled, must not spill and must fit, and is given the model's time.
+The walk is that of `measure.tune`: from a row's committed tile to its neighbours. A tile is compiled; it must fit and
+must not spill.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ..emulate.program import EmulationError
 from ..measure.tune import Trial, Tuned, in_place, neighbours
 from . import entry, estimate, sass
 
-#: names of a row that a change of tile touches
+#: numbers of a row that make its tile
 NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "max_registers")
-#: share of the predicted time that a tile must save to be kept: the model's ranks are no finer
+#: share of the estimated time that a tile must save to be kept: the estimate ranks no finer
 LEAST_GAIN = 0.03
 
 
 def launches_of(op: str, case: str, dtype: str, arch: int) -> list:
-    """The launches of a shipped case, with the tables as they are, in the order in which they are made."""
+    """Return the launches of a shipped case in order, with the tables as they are."""
     return [one.launch for one in _shipped(op, arch) if (one.case, one.dtype) == (case, dtype)]
 
 
 def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
-    """The rows of the op's table that serve a shipped case, each once, in the order in which they are looked up."""
+    """Return the rows of the op's table that serve a shipped case, each once, in the order of their look-ups."""
     rows = []
     with configs.watched() as seen:
-        for one in _shipped(op, arch):  # before a call's first launch comes, its whole plan is made
+        for one in _shipped(op, arch):  # a call's whole plan is made before its first launch
             if (one.case, one.dtype) == (case, dtype):
                 rows += [row for served, row in seen if served == op and row not in rows]
             seen.clear()
@@ -56,13 +56,13 @@ def identity(launch) -> tuple:
 
 
 def changed(base: list, new: list) -> list:
-    """Launches of `new` that `base` has not."""
+    """Return the launches of `new` that `base` lacks."""
     known = {identity(launch) for launch in base}
     return [launch for launch in new if identity(launch) not in known]
 
 
 def static_record(launch, arch: int) -> dict[str, Any]:
-    """The `static` part of a record of one launch."""
+    """Return the `static` part of a record of one launch."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -85,9 +85,9 @@ def static_record(launch, arch: int) -> dict[str, Any]:
 
 
 def judged(row: dict, launches: list, machine: estimate.Machine, base: bool = False) -> Trial:
-    """The model's time of the launches that a row decides; a reason in its place where the tile is unfit.
+    """Estimate the time of the launches that a row decides. An unfit tile has a reason instead.
 
-    base: of the committed row, whose spills are forgiven.
+    base: the row is the committed one, whose spills are allowed.
     """
     total = 0.0
     for launch in launches:
@@ -100,7 +100,7 @@ def judged(row: dict, launches: list, machine: estimate.Machine, base: bool = Fa
             total += estimate.estimate(launch, static, machine).seconds
         except (EmulationError, PtxError) as fault:
             return Trial(row, "error", reason=f"not emulated: {str(fault).splitlines()[0]}")
-        except Exception as fault:  # a tile that can't be compiled says so by raising
+        except Exception as fault:  # raised by a tile that can't be compiled
             return Trial(row, "error", reason=f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}")
     return Trial(row, "ok", total)
 
@@ -118,9 +118,9 @@ def tune(
     over: Callable[[], bool],
     judge: Callable[..., Trial] = judged,
 ) -> Iterator[Tuned]:
-    """Every row that serves the case, each as soon as it is tuned.
+    """Yield every row that serves the case, each as soon as it is tuned.
 
-    kernels: only rows of these; tiles: numbers to try in place of a row's own, where not its neighbours'.
+    kernels: only rows of these. tiles: numbers to try in place of a row's neighbours.
     """
     base = launches_of(op, case, dtype, machine.arch)
     for row in rows_of(op, case, dtype, machine.arch):
@@ -143,7 +143,7 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
             tried.append(new)
             launches = changed(base, _with(op, case, dtype, machine, row, new))
             if not launches:
-                continue  # cut to the size of the problem it is the committed tile
+                continue  # cut to the problem's size, it equals the committed tile
             trials.append(judge(new, launches, machine))
             say(f"{op} {row['kernel']}: {text(trials[-1])}")
             if trials[-1].status == "ok" and _better(trials[-1], best):
@@ -158,7 +158,7 @@ def _better(new: Trial, old: Trial) -> bool:
 
 
 def _probe(row: dict) -> dict:
-    """The row with another number of stages: the launches that it decides are then others."""
+    """Return the row with another number of stages, which changes the launches that it decides."""
     return {**row, "num_stages": row["num_stages"] + 1}
 
 

@@ -1,4 +1,4 @@
-"""Static metrics of the Triton kernels, by `retro_kernels.compile.aot` of whichever tree was imported."""
+"""Static metrics of the Triton kernels, by `retro_kernels.compile.aot` of the imported tree."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from . import entry, fingerprint, recorded, sass, tiles
 
 @dataclass(frozen=True)
 class Launch:
-    """One compile in the order of `aot.compile_each`. Several
-    launches of one kernel in one case get #2, #3 after the case.
+    """One compile in the order of `aot.compile_each`. The second and third launch of a kernel in one case get #2 and
+    #3.
     """
 
     op: str
@@ -38,7 +38,7 @@ class Launch:
 
 
 def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
-    """Everything that aot compiles and plug-ins registered; what `parts` select is fingerprinted."""
+    """Return every launch that aot compiles or a plug-in registered. Those that `parts` select have a fingerprint."""
     if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.compile.aot") is None:
         raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
     from retro_kernels.compile import aot
@@ -71,9 +71,10 @@ def rows(
     jobs: int | None,
     counters: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Compile the `selected` of `every` and read their machine code; each as soon as it and those before it are done.
+    """Compile the `selected` of `every` and read their machine code. Yield the rows in order, each as soon as it is
+    done.
 
-    counters: execute one CTA of each on the emulator, too.
+    counters: also execute one CTA of each on the emulator.
     """
     from retro_kernels.compile import aot
 
@@ -121,7 +122,9 @@ def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, An
 
 
 def _emulated(launch: Launch) -> dict[str, Any]:
-    """Counters of one CTA; what the emulator found wrong, or does not know, in their place."""
+    """Return the counters of one CTA. Where the emulator finds a fault, that; where it knows an instruction not,
+    nothing.
+    """
     from ..emulate import counters
     from ..emulate.parse import PtxError
     from ..emulate.program import EmulationError

@@ -1,6 +1,6 @@
-"""The time estimate held against times that others measured on real GPUs.
+"""The time estimate against published times of real GPUs.
 
 kernels.py    kernels of public repositories, written anew with their algorithm, tile, warps and stages
 published.py  rows: kernel, sizes, GPU, measured time, source
-judge.py      errors of the estimate over the rows, held-back third apart; `retro-bench estimate --calibration`
+judge.py      errors of the estimate over the rows, the held-back third apart; `retro-bench estimate --calibration`
 """

@@ -1,11 +1,11 @@
-"""How far the estimate is from published times."""
+"""Errors of the estimate against published times."""
 
 from __future__ import annotations
 
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..estimate import EVENTS, MACHINES, Estimate, estimate
@@ -14,12 +14,12 @@ from . import kernels
 from .published import ROWS, Row
 
 SEED = 20261123  # draws the third of each kernel's rows that the fit did not see
-#: tiles of flash attention that are tried, the fastest estimated is taken: (queries, keys, warps, stages)
+#: tiles of flash attention (queries, keys, warps, stages); the one with the least estimate counts
 TILES = ((128, 64, 8, 3), (128, 32, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64, 32, 4, 3), (128, 64, 4, 3))
 
 
 class Judged(NamedTuple):
-    """A published row and the estimate of it; ratio: estimated over measured."""
+    """A published row and its estimate. ratio: estimated over measured."""
 
     row: Row
     ratio: float
@@ -28,7 +28,7 @@ class Judged(NamedTuple):
 
 
 def held_back() -> set[int]:
-    """Indices of `ROWS` that no constant was fitted to: a third of each kernel's."""
+    """Return the indices of `ROWS` that no constant was fitted to: a third of each kernel's."""
     of_kernel = defaultdict(list)
     for at, row in enumerate(ROWS):
         of_kernel[row.kernel].append(at)
@@ -37,7 +37,7 @@ def held_back() -> set[int]:
 
 
 def estimated(row: Row) -> Estimate:
-    """The estimate of a row's launch."""
+    """Estimate a row's launch."""
     machine = MACHINES[row.machine]
     make = getattr(kernels, row.kernel)
     options = [{"tile": tile} for tile in TILES] if row.kernel == "flash" else [row.options]
@@ -47,7 +47,7 @@ def estimated(row: Row) -> Estimate:
 
 
 def judged(estimated: Callable[[Row], Estimate] = estimated) -> Iterator[Judged]:
-    """Every published row with its estimate."""
+    """Yield every published row with its estimate."""
     held = held_back()
     for at, row in enumerate(ROWS):
         found = estimated(row)
@@ -55,7 +55,30 @@ def judged(estimated: Callable[[Row], Estimate] = estimated) -> Iterator[Judged]
         yield Judged(row, 1e6 * seconds / row.microseconds, at in held, found.bound)
 
 
-def errors(rows: list[Judged]) -> tuple[float, float]:
+class Chosen(NamedTuple):
+    """The tile that the estimate holds for the fastest of those published for a size.
+
+    slower: its measured time over the fastest tile's. ratios: estimated over measured time, of every tile.
+    """
+
+    tile: tuple[int, ...]
+    slower: float
+    ratios: list[float]
+
+
+def chosen(sizes: tuple[int, ...], measured: dict[tuple[int, ...], float]) -> Chosen:
+    """The estimate's choice for a size of `TILED`."""
+    machine, times = MACHINES["H100"], {}
+    for tile in measured:
+        launch = kernels.product("float16", *sizes, tile=tile, turned=True)
+        found = estimate(launch, static_record(launch, machine.arch), machine)
+        times[tile] = 1e6 * (found.seconds + EVENTS)
+    best = min(times, key=times.get)
+    ratios = [times[tile] / us for tile, us in measured.items()]
+    return Chosen(best, measured[best] / min(measured.values()), ratios)
+
+
+def errors(ratios: Iterable[float]) -> tuple[float, float]:
     """(median, 90th percentile) of |ratio - 1|."""
-    apart = sorted(abs(row.ratio - 1) for row in rows)
+    apart = sorted(abs(ratio - 1) for ratio in ratios)
     return statistics.median(apart), apart[min(len(apart) - 1, int(0.9 * len(apart)))]

@@ -92,6 +92,8 @@ def _product_kernel(
     M,
     N,
     K,
+    stride_bk,
+    stride_bn,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -106,12 +108,13 @@ def _product_kernel(
     row = (first + within % height) * BLOCK_M + tl.arange(0, BLOCK_M)
     column = within // height * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
-    a_at, b_at = a_ptr + row[:, None] * K + k[None, :], b_ptr + k[:, None] * N + column[None, :]
+    a_at = a_ptr + row[:, None] * K + k[None, :]
+    b_at = b_ptr + k[:, None] * stride_bk + column[None, :] * stride_bn
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for _ in range(0, K, BLOCK_K):
         acc = tl.dot(tl.load(a_at), tl.load(b_at), acc)  # [BLOCK_M, BLOCK_N]
         a_at += BLOCK_K
-        b_at += BLOCK_K * N
+        b_at += BLOCK_K * stride_bk
     tl.store(c_ptr + row[:, None].to(tl.int64) * N + column[None, :], acc.to(c_ptr.dtype.element_ty))
 
 
@@ -198,11 +201,21 @@ def swiglu(dtype: str, rows: int, width: int) -> Launch:
     return _rows(_swiglu_kernel, rows, width, tensors, liger_warps(power_of_two(width)))
 
 
-def product(dtype: str, m: int, n: int, k: int) -> Launch:
+def product(
+    dtype: str,
+    m: int,
+    n: int,
+    k: int,
+    tile: tuple[int, int, int, int, int] = (128, 256, 64, 8, 3),
+    turned: bool = False,
+) -> Launch:
+    """tile: rows, columns, depth, warps, stages. turned: B lies as [N,K], as a linear layer's weight does."""
+    block_m, block_n, block_k, warps, stages = tile
     a, b, c = _empty(dtype, m, k), _empty(dtype, k, n), _empty(dtype, m, n)
-    tile = {"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP": 8}
-    arguments = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k, **tile}
-    return Launch(_product_kernel, (-(-m // 128) * -(-n // 256),), arguments, 8, 3)
+    arguments = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k}
+    arguments |= dict(zip(("stride_bk", "stride_bn"), (1, k) if turned else (n, 1), strict=True))
+    arguments |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": 8}
+    return Launch(_product_kernel, (-(-m // block_m) * -(-n // block_n),), arguments, warps, stages)
 
 
 def flash(dtype: str, heads: int, n: int, d: int, tile: tuple[int, int, int, int] = (128, 64, 8, 3)) -> Launch:
