@@ -68,45 +68,17 @@ __all__ = [
     "swap_retro_pytorch",
 ]
 
-#: the subpackage that each name comes from
+#: subpackage -> the names above that come from it
 _HOMES = {
-    "generation": ("generate",),
-    "layers": ("ChunkedCrossAttention", "FeedForward", "RelativeAttention", "RelativePositions"),
-    "memory_mosaics": ("ContextualMemory", "MemoryMosaics", "MosaicsCache", "MosaicsConfig", "PersistentMemory"),
-    "retro": (
-        "NeighbourEncoder",
-        "OwnAttention",
-        "Retro",
-        "RetroCache",
-        "RetroConfig",
-        "RetrofittedDecoder",
-        "retrofit",
-        "swap_retro_pytorch",
-    ),
-    "rpt": (
-        "RPT",
-        "NeighbourGate",
-        "RPTCache",
-        "RPTConfig",
-        "SelfIndex",
-        "SelfRetriever",
-        "lambda_rank",
-        "retrofit_rpt",
-    ),
-    "training": ("checkpoint",),
+    "generation": "generate",
+    "layers": "ChunkedCrossAttention FeedForward RelativeAttention RelativePositions",
+    "memory_mosaics": "ContextualMemory MemoryMosaics MosaicsCache MosaicsConfig PersistentMemory",
+    "retro": "NeighbourEncoder OwnAttention Retro RetroCache RetroConfig RetrofittedDecoder "
+    "retrofit swap_retro_pytorch",
+    "rpt": "RPT NeighbourGate RPTCache RPTConfig SelfIndex SelfRetriever lambda_rank retrofit_rpt",
+    "training": "checkpoint",
 }
-_PACKAGES = (
-    "base",
-    "layers",
-    "data",
-    "retro",
-    "memory_mosaics",
-    "rpt",
-    "generation",
-    "training",
-    "evaluation",
-    "parallel",
-)
+_PACKAGES = ("base", "data", "evaluation", "parallel", *_HOMES)
 
 
 def __getattr__(name: str):
@@ -114,7 +86,7 @@ def __getattr__(name: str):
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
-        if name in names:
+        if name in names.split():
             found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
             return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

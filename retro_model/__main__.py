@@ -15,8 +15,7 @@ APPS = "retro_model.apps"
 
 class Command(NamedTuple):
     """about: a line of the help. module: its `main(arguments)` runs the command. options: "module:function", which
-    gives its parser.
-    """
+    gives its parser."""
 
     about: str
     module: str
@@ -32,7 +31,7 @@ COMMANDS = {
     "serve": Command("show in a browser what a trained model looks up", "serve.command", "serve.options:serve"),
     "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
     "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
-    "rpt": Command("the demonstrations of RPT", "rpt.command", "rpt.options:parser"),
+    "rpt": Command("the demonstration of RPT", "rpt.command", "rpt.options:parser"),
     "neighbours": Command(
         "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),
@@ -74,11 +73,8 @@ def main(arguments: list[str]) -> None:
             f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}"
             + "".join(f" (did you mean {one}?)" for one in near)
         )
-    if (
-        COMMANDS[name].options
-        and {"-h", "--help"} & {*rest[:2]}
-        and not (name == "lm-eval" and rest[0] not in ("-h", "--help"))
-    ):
+    asked = {"-h", "--help"} & {*rest[: 1 if name == "lm-eval" else 2]}  # lm-eval has commands with help of their own
+    if asked:
         parser(name).parse_args(rest)
     importlib.import_module(f"{APPS}.{COMMANDS[name].module}").main(rest)
 

@@ -1,4 +1,4 @@
-"""Checks of arguments that the models share: those of `retro_kernels.checks`, and of tokens and neighbours.
+"""Checks of arguments: those of `retro_kernels.checks`, and checks of tokens and neighbours.
 
 Every message names the argument, says what was expected and what came.
 """
@@ -30,8 +30,7 @@ __all__ = [
 
 def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
     """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming
-    `name`, otherwise.
-    """
+    `name`, otherwise."""
     tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")

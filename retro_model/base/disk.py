@@ -1,6 +1,5 @@
-"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a
-power cut.
-"""
+"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a power
+cut."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ class Busy(RuntimeError):
 
 
 class Lock:
-    """A lock file that a dead process does not hold: the kernel lets go of it when the process ends, however it ends.
+    """Lock file that the kernel releases when its process ends, however it ends.
 
         with Lock(folder / ".store.json.lock", f"{folder} is being built"):
             ...
@@ -93,7 +92,7 @@ class Lock:
 
     @classmethod
     def _forget(cls) -> None:
-        """In a forked child: it must not hold on to what its parent locked."""
+        """Release in a forked child the locks that its parent holds."""
         for lock in cls._held:
             os.close(lock.descriptor)
             lock.descriptor = -1
@@ -161,7 +160,7 @@ def sync(path: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """The folder and those above it, each name synced."""
+    """Make a folder and its missing parents; sync each name."""
     missing = [p for p in (path, *path.parents) if not p.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in reversed(missing):
@@ -169,7 +168,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file, a link or a whole folder, or nothing."""
+    """Remove a file, a link or a whole folder, if it is there."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -193,9 +192,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or
-    has endless numbers.
-    """
+    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or has endless
+    numbers."""
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError:

@@ -10,8 +10,7 @@ from torch import Tensor
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
     """The tensor on `device`. A copy to a GPU is asynchronous only from pinned memory; the allocator of pinned memory
-    keeps the block until the copy has ended.
-    """
+    keeps the block until the copy has ended."""
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

@@ -14,6 +14,7 @@ import torch
 from retro_model.base.progress import track
 
 from . import files, shards
+from .arrays import of_rows, row_lengths, within
 from .embed import Embedder
 from .executors import each
 from .faiss_index import FaissSearcher
@@ -22,6 +23,7 @@ from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
 KEY_TYPES = ("float32", "float16")
+STORES_KEPT = 8  # stores whose `documents_of` are kept; the least recently used goes first
 
 
 def _sizes(settings: dict, facts: dict) -> dict[str, int]:
@@ -51,7 +53,12 @@ class ChunkDatabase:
     Args:
         store: its chunks are the values.
         searcher: finds them; `ChunkDatabase.lexical(store)` takes BM25.
+
+    passage_chunks: P, chunks that `values` gives of a neighbour: the one found and those that follow it; may be set.
+    The paper has 2.
     """
+
+    passage_chunks = 2
 
     def __init__(self, store: TokenStore, searcher: Searcher) -> None:
         self.store, self.searcher = store, searcher
@@ -157,7 +164,7 @@ class ChunkDatabase:
             raise TypeError(
                 "database: expected one that `open`, `build` or `lexical` made, to be sent to another process"
             )
-        return self._again, ()
+        return self._again, (), {"passage_chunks": self.passage_chunks}
 
     def __len__(self) -> int:
         return len(self.store)
@@ -181,17 +188,18 @@ class ChunkDatabase:
         """
         if store.identity == self.store.identity:
             return np.arange(len(store.documents))
-        if store.identity not in self._documents_of:
+        known = self._documents_of.pop(store.identity, None)
+        if known is None:
             numbers: dict[tuple[str, str], int] = {}
             for number, entry in enumerate(self.store.documents):
                 if numbers.setdefault((entry.group, entry.name), number) != number:
-                    raise ValueError(
-                        f"database: two documents {entry.name!r} in group {entry.group!r}; which one is the store's "
-                        "own?"
-                    )
-            ordinals = [numbers.get((entry.group, entry.name), -1) for entry in store.documents]
-            self._documents_of[store.identity] = np.array(ordinals, np.int64)
-        return self._documents_of[store.identity]
+                    name = f"{entry.name!r} in group {entry.group!r}"
+                    raise ValueError(f"database: two documents {name}; which one is the store's own?")
+            known = np.array([numbers.get((e.group, e.name), -1) for e in store.documents], np.int64)
+        self._documents_of[store.identity] = known
+        if len(self._documents_of) > STORES_KEPT:
+            del self._documents_of[next(iter(self._documents_of))]
+        return known
 
     def document_of(self, ids: np.ndarray) -> np.ndarray:
         """The number of each chunk's document, int64 [...]; -1 for the id -1."""
@@ -216,26 +224,15 @@ class ChunkDatabase:
         if isinstance(chunks, torch.Tensor):
             options = {"lengths": _numpy(lengths), "exclude_doc": _numpy(exclude_doc)}
             return torch.from_numpy(self.search(_numpy(chunks), k, **options)).to(chunks.device)
-        chunks = _integer_array("chunks", chunks, 2)
+        chunks = within("chunks", chunks, 0, self.store.vocab_size - 1, "token ids", dims=2).astype(np.int64)
         n, width = chunks.shape
         if width != self.chunk_len:
             raise ValueError(f"chunks: expected [n,M] with M={self.chunk_len}; got {list(chunks.shape)}")
-        if chunks.size and (chunks.min() < 0 or chunks.max() >= self.store.vocab_size):
-            raise ValueError(
-                f"chunks: expected token ids below {self.store.vocab_size}; got {chunks.min()} .. {chunks.max()}"
-            )
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self):
             raise ValueError(f"k: expected from 1 to the database's {len(self)} chunks; got {k!r}")
-        lengths = np.full(n, width) if lengths is None else _integer_array("lengths", lengths, 1)
-        if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
-            raise ValueError(f"lengths: expected [n={n}] within 0 .. M={width}; got {_seen(lengths)}")
+        lengths = row_lengths("lengths", lengths, n, width)
         if exclude_doc is not None:
-            exclude_doc = _integer_array("exclude_doc", exclude_doc, 1)
-            documents = len(self.store.documents)
-            if exclude_doc.shape != (n,) or (n and (exclude_doc.min() < -1 or exclude_doc.max() >= documents)):
-                raise ValueError(
-                    f"exclude_doc: expected [n={n}] within -1 .. {documents - 1}; got {_seen(exclude_doc)}"
-                )
+            exclude_doc = of_rows("exclude_doc", exclude_doc, n, -1, len(self.store.documents) - 1)
         return self.searcher.search(chunks, lengths, int(k), exclude_doc)
 
     def search_rows(
@@ -264,7 +261,7 @@ class ChunkDatabase:
             ids: chunk numbers [...], -1 for none.
 
         Returns:
-            tokens int64 [...,2M] and mask bool [...,2M]: False where the document has ended, and throughout for -1;
+            tokens int64 [...,PM] and mask bool [...,PM]: False where the document has ended, and throughout for -1;
             tokens 0 there.
 
         Raises:
@@ -272,20 +269,16 @@ class ChunkDatabase:
         """
         if isinstance(ids, torch.Tensor):
             return tuple(torch.from_numpy(part).to(ids.device) for part in self.values(_numpy(ids)))
-        ids = _integer_array("ids", ids)
-        count, m = len(self), self.chunk_len
-        if ids.size and (ids.min() < -1 or ids.max() >= count):
-            raise ValueError(f"ids: expected within -1 .. {count - 1}; got {ids.min()} .. {ids.max()}")
-        tokens, mask = np.zeros((*ids.shape, 2, m), np.int64), np.zeros((*ids.shape, 2, m), bool)
-        if not count:
-            return tokens.reshape(*ids.shape, 2 * m), mask.reshape(*ids.shape, 2 * m)
-        here = np.maximum(ids, 0)
-        after = np.minimum(here + 1, count - 1)
-        follows = (ids >= 0) & (here + 1 < count) & (self.store.chunk_doc[after] == self.store.chunk_doc[here])
-        for part, (at, there) in enumerate(((here, ids >= 0), (after, follows))):
+        count, m, parts = len(self), self.chunk_len, self.passage_chunks
+        ids = within("ids", ids, -1, count - 1).astype(np.int64)
+        tokens, mask = np.zeros((*ids.shape, parts, m), np.int64), np.zeros((*ids.shape, parts, m), bool)
+        for part in range(parts if count else 0):
+            first = np.maximum(ids, 0)
+            at = np.minimum(first + part, count - 1)
+            there = (ids >= 0) & (first + part < count) & (self.store.chunk_doc[at] == self.store.chunk_doc[first])
             mask[..., part, :] = there[..., None] & (np.arange(m) < self.store.lengths[at][..., None])
             tokens[..., part, :] = np.where(mask[..., part, :], self.store.tokens[at], 0)
-        return tokens.reshape(*ids.shape, 2 * m), mask.reshape(*ids.shape, 2 * m)
+        return tokens.reshape(*ids.shape, parts * m), mask.reshape(*ids.shape, parts * m)
 
 
 def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_type: str, progress: bool) -> None:
@@ -329,19 +322,6 @@ def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarr
     if not np.isfinite(made).all():
         raise ValueError(f"{embedder.name}: an embedding is not finite")
     return made
-
-
-def _integer_array(name: str, values, dims: int | None = None) -> np.ndarray:
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name}: expected integers; got {array.dtype}")
-    if dims is not None and array.ndim != dims:
-        raise ValueError(f"{name}: expected {dims} dimensions; got shape {list(array.shape)}")
-    return array.astype(np.int64)
-
-
-def _seen(array: np.ndarray) -> str:
-    return f"shape {list(array.shape)}" + (f", {array.min()} .. {array.max()}" if array.size else "")
 
 
 def _numpy(value):

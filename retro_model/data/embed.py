@@ -20,6 +20,7 @@ from torch import Tensor
 
 from retro_model.base import disk
 
+from .arrays import integers, row_lengths
 from .executors import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
@@ -79,7 +80,7 @@ class HashedTfidf:
         return self
 
     def __reduce__(self):
-        """With what was counted, compressed: it goes with every task of an executor."""
+        """Pickle with compressed counts: an executor sends them with every task."""
         return _unpacked, (
             self.dim,
             self.orders,
@@ -129,7 +130,7 @@ class HashedTfidf:
         row, features, count = self._features(chunks, lengths)
         frequency = self.frequency[features % np.uint64(BUCKETS)]
         idf = np.log1p((self.num_chunks - np.minimum(frequency, self.num_chunks) + 0.5) / (frequency + 0.5))
-        mixed = _mix(features)  # other bits than those that chose the bucket
+        mixed = _mix(features)  # not the bits that chose the bucket
         column, sign = (mixed >> np.uint64(1)) % np.uint64(self.dim), 1 - 2 * (mixed & np.uint64(1)).astype(np.int64)
         at = row * self.dim + column.astype(np.int64)
         out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim).reshape(
@@ -187,6 +188,7 @@ class EncoderEmbedder:
             an output that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
         prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
         batch: chunks at once.
+        unit: of unit length, so that `DenseSearcher.similarity` is a cosine; not in the paper.
         device: where it computes, from the first chunks on: in an executor's worker, that worker's own; None: where it
             is.
 
@@ -199,16 +201,18 @@ class EncoderEmbedder:
         *,
         prepare: Callable | None = None,
         batch: int = 64,
+        unit: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
         self.encoder, self.prepare, self.batch = encoder.eval(), prepare or _as_they_are, batch
+        self.unit = unit
         self.device = next(encoder.parameters()).device
         one = np.zeros((1, 1), np.int64)
         self.dim = self._mean(torch.from_numpy(one), torch.ones(1, 1, dtype=torch.int64)).shape[1]
         digest = hashlib.sha256()
         for key, value in encoder.state_dict().items():
             digest.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        self.name = f"{type(encoder).__name__}-mean-{digest.hexdigest()[:16]}"
+        self.name = f"{type(encoder).__name__}-mean{'-unit' * unit}-{digest.hexdigest()[:16]}"
         self.device = self.device if device is None else torch.device(device)
 
     def __call__(self, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -227,7 +231,8 @@ class EncoderEmbedder:
         hidden = self.encoder(input_ids=ids, attention_mask=mask)
         hidden = getattr(hidden, "last_hidden_state", hidden)
         weight = mask.to(hidden.dtype).unsqueeze(-1)
-        return ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
+        mean = ((hidden * weight).sum(1) / weight.sum(1).clamp(min=1)).float()
+        return torch.nn.functional.normalize(mean, dim=-1) if self.unit else mean
 
 
 def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:
@@ -247,14 +252,8 @@ def _as_they_are(chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, n
 
 
 def _chunks(chunks, lengths) -> tuple[np.ndarray, np.ndarray]:
-    chunks, lengths = np.asarray(chunks), np.asarray(lengths)
-    if chunks.ndim != 2 or chunks.dtype.kind not in "iu":
-        raise ValueError(f"chunks: expected integer token ids [n,M]; got {chunks.dtype} {list(chunks.shape)}")
-    if lengths.shape != chunks.shape[:1] or (len(lengths) and (lengths.min() < 0 or lengths.max() > chunks.shape[1])):
-        raise ValueError(
-            f"lengths: expected [n={len(chunks)}] within 0 .. M={chunks.shape[1]}; got shape {list(lengths.shape)}"
-        )
-    return chunks.astype(np.int64), lengths.astype(np.int64)
+    chunks = integers("chunks", chunks, 2).astype(np.int64)
+    return chunks, row_lengths("lengths", lengths, *chunks.shape)
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

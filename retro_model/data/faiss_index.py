@@ -1,6 +1,5 @@
-"""Search by a FAISS index: built once, kept with its recall against
-the exact search, filtered without loss of neighbours.
-"""
+"""Search by a FAISS index: built once, kept with its recall against the exact search, filtered without loss of
+neighbours."""
 
 from __future__ import annotations
 
@@ -66,16 +65,15 @@ class FaissSearcher:
         if rerank is None:
             rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0
         self.rerank = rerank
-        self.name = (
-            f"faiss {index if isinstance(index, str) else type(index).__name__} nprobe={nprobe} {exact.embedder.name}"
-        )
+        kind = index if isinstance(index, str) else type(index).__name__
+        self.name = f"faiss {kind} nprobe={nprobe} {exact.embedder.name}"
         self.name += f" rerank={rerank}" if rerank else ""
         if not isinstance(index, str):
             self._use(index)
         elif path is None:
             self._use(_trained_index(exact.keys, index))
             self.recall = measured_recall(self)
-        elif index_shards.mergeable(_empty(exact.keys.shape[1], index)) and not index_shards.in_one_file(path):
+        elif index_shards.mergeable(made(exact.keys.shape[1], index)) and not index_shards.in_one_file(path):
             self._build_shards(index, path, verify)
         else:
             self._build(index, path)
@@ -83,9 +81,9 @@ class FaissSearcher:
     def _use(self, index) -> None:
         if (index.ntotal, index.d) != self.exact.keys.shape:
             raise ValueError(f"index: expected {list(self.exact.keys.shape)} vectors; got {[index.ntotal, index.d]}")
-        if index.metric_type != _faiss().METRIC_L2:
+        if index.metric_type != library().METRIC_L2:
             raise ValueError("index: expected one of L2 metric")
-        inverted = _faiss().try_extract_index_ivf(index)
+        inverted = library().try_extract_index_ivf(index)
         if inverted is not None:
             inverted.nprobe = self.nprobe
         self.index = _on_device(index, self.exact.device)
@@ -95,7 +93,7 @@ class FaissSearcher:
         manifest, form = path.with_name(path.name + ".json"), files.Form("index", (path.name,))
         with files.Build(manifest, form, {"factory": factory, "vectors": list(self.exact.keys.shape)}) as build:
             if build.complete:
-                self._use(_faiss().read_index(str(path)))
+                self._use(library().read_index(str(path)))
                 known = build.facts.get("recall", {})
                 self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
                 files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
@@ -104,7 +102,7 @@ class FaissSearcher:
                 self.recall = measured_recall(self)
                 unfinished = path.with_name(path.name + ".new")
                 disk.remove(unfinished)
-                _faiss().write_index(self.index, str(unfinished))
+                library().write_index(self.index, str(unfinished))
                 build.adopt(path.name, unfinished)
                 build.finish(recall=_written_recall(self.recall, self.nprobe))
 
@@ -212,25 +210,25 @@ def _read_recall(known, nprobe: int) -> dict[int, float]:
 
 
 def _trained_index(keys: np.ndarray, factory: str):
-    """With all keys."""
+    """A trained index that holds all keys."""
     index = _trained(keys, factory)
     for first in range(0, len(keys), KEYS_AT_ONCE):
         index.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
     return index
 
 
-def _empty(dim: int, factory: str):
-    """Not even trained."""
-    faiss = _faiss()
+def made(dim: int, factory: str, name: str = "index", metric: int | None = None):
+    """An index without keys, untrained. metric: None: L2. Raises: ValueError, naming `name`, for no factory string."""
+    faiss = library()
     try:
-        return faiss.index_factory(dim, factory, faiss.METRIC_L2)
+        return faiss.index_factory(dim, factory, faiss.METRIC_L2 if metric is None else metric)
     except RuntimeError as error:
-        raise ValueError(f"index: expected a FAISS index factory string; got {factory!r} ({error})") from error
+        raise ValueError(f"{name}: expected a FAISS index factory string; got {factory!r} ({error})") from error
 
 
 def _trained(keys: np.ndarray, factory: str):
-    """Without any."""
-    faiss, index = _faiss(), _empty(keys.shape[1], factory)
+    """A trained index without keys."""
+    faiss, index = library(), made(keys.shape[1], factory)
     if not index.is_trained:
         inverted = faiss.try_extract_index_ivf(index)
         rows = _training_rows(len(keys), 0 if inverted is None else inverted.nlist)
@@ -249,13 +247,14 @@ def _training_rows(keys: int, lists: int) -> np.ndarray:
 def _on_device(index, device: str):
     """On a GPU where the searcher has one and FAISS can use it (faiss-gpu), with its lists in the GPU's memory; else as
     it is: a FAISS for CPUs searches there, and the exact search behind it on the GPU."""
-    faiss, device = _faiss(), torch.device(device)
+    faiss, device = library(), torch.device(device)
     if device.type != "cuda" or not hasattr(faiss, "StandardGpuResources"):
         return index
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), device.index or 0, index)
 
 
-def _faiss():
+def library():
+    """The package faiss; ImportError that says how to install it."""
     try:
         import faiss
     except ImportError as error:

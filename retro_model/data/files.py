@@ -67,7 +67,7 @@ class Build:
             self.path.with_name(f".{self.path.name}.lock"), f"{self.path}: the {form.kind} is being built"
         )
         try:
-            self._continue()  # again: whoever held the lock until now has gone on, or finished
+            self._continue()  # again: the last holder of the lock may have continued or finished the build
             if self.complete:
                 self.close()
                 return
@@ -81,7 +81,7 @@ class Build:
             raise
 
     def _continue(self, complete_only: bool = False) -> None:
-        """Takes over what the manifest on disk says, if there is one."""
+        """Take over the state in the manifest on disk, if there is one."""
         if not self.path.exists():
             return
         manifest = read_manifest(self.path, self.form)
@@ -92,17 +92,14 @@ class Build:
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
         """Adds to the end of a file; an array in C order."""
-        data = (
-            memoryview(np.ascontiguousarray(data)).cast("B")
-            if isinstance(data, np.ndarray) and data.size
-            else bytes(data)
-        )
+        array = isinstance(data, np.ndarray) and data.size
+        data = memoryview(np.ascontiguousarray(data)).cast("B") if array else bytes(data)
         self._handles[name].write(data)
         record = self.files[name]
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
 
     def adopt(self, name: str, written: Path) -> None:
-        """A file that somebody else wrote takes the place of the one under that name."""
+        """Put a file that a library wrote in the place of the one under that name."""
         self._handles.pop(name).close()
         disk.sync(written)
         os.replace(written, self.path.parent / name)
@@ -185,11 +182,8 @@ def _check_types(path: Path, form: Form, manifest: dict) -> None:
             f"{', '.join(manifest['files']) or 'none'}"
         )
     for name, record in manifest["files"].items():
-        if (
-            not isinstance(record, dict)
-            or record.keys() != {"bytes", "crc32"}
-            or not all(map(_is_count, record.values()))
-        ):
+        whole = isinstance(record, dict) and record.keys() == {"bytes", "crc32"}
+        if not whole or not all(map(_is_count, record.values())):
             raise ValueError(f"{path}: the manifest is corrupt (it says {record!r} of {name})")
     for name in form.counts:
         if not _is_count(manifest["facts"].get(name)):
@@ -215,7 +209,7 @@ def same_settings(path: Path, wanted: dict, kept: dict) -> None:
 
 
 def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
-    """Holds the files to what their manifest says, and that to itself; its settings are checked already. `verify`:
+    """Check the files against their manifest, and the manifest's sizes against its counts. `verify`: compare
     checksums.
 
     counts: facts that are known. Raises ValueError that names the file that is missing, a link, too short or (of a

@@ -1,6 +1,5 @@
-"""Tokenizers of the Hugging Face libraries as a store takes them.
-transformers is not imported: its objects come from the caller.
-"""
+"""Tokenizers of the Hugging Face libraries as a store takes them. transformers is not imported: its objects come from
+the caller."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ def as_encoder(tokenizer) -> Encoder:
         return HubTokenizer(tokenizer)
     raise TypeError(
         "tokenizer: expected a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a "
-        "tokenizer of transformers or "
-        f"tokenizers; got {type(tokenizer).__name__}"
+        f"tokenizer of transformers or tokenizers; got {type(tokenizer).__name__}"
     )
 
 

@@ -64,7 +64,7 @@ def mergeable(index) -> bool:
 
 
 def in_one_file(path: Path) -> bool:
-    """Whether an index is there that keeps its lists within, as those of single shards did at first."""
+    """Whether the index at `path` keeps its lists in its own file, as early versions wrote it."""
     manifest = path.with_name(path.name + ".json")
     try:
         return disk.read_json(disk.read_plain(manifest))["files"].keys() == {path.name}
@@ -73,7 +73,7 @@ def in_one_file(path: Path) -> bool:
 
 
 def opened(path: Path):
-    """The index, its lists mapped."""
+    """Open the index with its lists memory-mapped."""
     import faiss
 
     index = faiss.read_index(str(path), faiss.IO_FLAG_SKIP_IVF_DATA)

@@ -86,9 +86,8 @@ def precompute_neighbours(
 def _search(
     folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool
 ) -> None:
-    """The neighbours of one shard's chunks. documents: the database's number of each of the shard's
-    own, -1 for none.
-    """
+    """The neighbours of one shard's chunks. documents: the database's number of each of the shard's own, -1 for
+    none."""
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:

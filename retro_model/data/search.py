@@ -1,4 +1,4 @@
-"""Searchers: the k nearest chunks of a store, without those of a given document. Exact and BM25 here; FAISS in
+"""Searchers: the k nearest chunks of a store outside a given document. Exact and BM25 here; FAISS in
 faiss_index.py.
 
 All return the k best candidates wherever there are that many, however many chunks of the excluded document lie nearer.
@@ -14,6 +14,7 @@ import torch
 import retro_kernels as rk
 
 from . import text
+from .arrays import of_rows, within
 from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
@@ -123,26 +124,16 @@ class LexicalSearcher:
         """First chunk, tokens and lengths of each block."""
         for first in range(0, len(self.store), CHUNKS_AT_ONCE):
             rows = slice(first, first + CHUNKS_AT_ONCE)
-            yield (
-                first,
-                *self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32),
-            )
+            checked = self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32)
+            yield first, *checked
 
     def _checked(self, name: str, tokens, lengths, lengths_type) -> tuple[np.ndarray, np.ndarray]:
-        """Copies that C++ may count by: a store opened without
-        `verify` may hold anything, and so may a caller's queries.
-        """
-        tokens, lengths = np.asarray(tokens), np.array(lengths, lengths_type)
-        if lengths.size and not 0 <= lengths.min() <= lengths.max() <= tokens.shape[1]:
-            raise ValueError(
-                f"{name}: expected lengths within 0 .. {tokens.shape[1]}; got {lengths.min()} .. {lengths.max()}"
-            )
+        """Copies that C++ may count by: a store opened without `verify` may hold anything, and so may a caller's
+        queries."""
+        tokens = np.asarray(tokens)
+        lengths = of_rows(f"{name}: lengths", lengths, len(tokens), 0, tokens.shape[1]).astype(lengths_type)
         real = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)
-        if real.size and not 0 <= real.min() <= real.max() < self.store.vocab_size:
-            raise ValueError(
-                f"{name}: expected token ids below {self.store.vocab_size}; got {real.min()} .. {real.max()}"
-            )
-        return real.astype(np.int32), lengths
+        return within(name, real, 0, self.store.vocab_size - 1, "token ids").astype(np.int32), lengths
 
     def search(self, chunks, lengths, k, exclude_doc):
         best, hits = np.full((len(chunks), k), -np.inf, np.float32), np.full((len(chunks), k), -1, np.int64)

@@ -30,7 +30,7 @@ def name_of(shard: int) -> str:
 
 
 def write_manifest(folder: Path, kind: str, inner: str, shards: int) -> None:
-    """Says that a folder's shards are whole, by the digests of their manifests."""
+    """Write `shards.json`: the shards are whole, each named with its manifest's digest."""
     entries = [{"name": name_of(s), "sha256": _digest(folder / name_of(s) / inner)} for s in range(shards)]
     disk.write_json(folder / MANIFEST, {"kind": kind, "version": VERSION, "shards": entries})
 
@@ -231,7 +231,7 @@ def build_sharded_store(
 
 
 def building(folder: Path, kind: str) -> disk.Lock:
-    """The lock on a folder of shards: a second build is refused at once, by name."""
+    """Lock a folder of shards, so that a second build is refused at once."""
     disk.make_folder(folder)
     return disk.Lock(folder / f".{MANIFEST}.lock", f"{folder}: the {kind} is being built")
 

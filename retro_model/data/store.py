@@ -76,19 +76,13 @@ class TokenStore:
         _check_settings(self.folder / MANIFEST, manifest["settings"])
         files.check_files(self.folder / MANIFEST, FORM, manifest, verify=verify)
         settings, facts = manifest["settings"], manifest["facts"]
-        self.chunk_len, self.vocab_size, self.tokenizer_name = (
-            settings["chunk_len"],
-            settings["vocab_size"],
-            settings["tokenizer"],
-        )
-        self.bos_id: int | None = settings.get("bos_id", BOS)
+        self.chunk_len, self.vocab_size = settings["chunk_len"], settings["vocab_size"]
+        self.tokenizer_name, self.bos_id = settings["tokenizer"], settings.get("bos_id", BOS)
         self.num_chunks, self.num_tokens, self.num_bytes = facts["chunks"], facts["tokens"], facts["bytes"]
-        self.identity = hashlib.sha256(json.dumps([settings, manifest["files"]], sort_keys=True).encode()).hexdigest()[
-            :16
-        ]
-        self.tokens = files.mapped(
-            self.folder / "tokens.bin", settings["token_type"], (self.num_chunks, self.chunk_len)
-        )
+        content = json.dumps([settings, manifest["files"]], sort_keys=True)
+        self.identity = hashlib.sha256(content.encode()).hexdigest()[:16]
+        shape = (self.num_chunks, self.chunk_len)
+        self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], shape)
         for name, dtype in COLUMNS.items():
             setattr(self, name, files.mapped(self.folder / f"{name}.bin", dtype, (self.num_chunks,)))
         self.lengths: np.ndarray
@@ -100,7 +94,7 @@ class TokenStore:
             self._check_rows()
 
     def _check_counts(self, facts: dict) -> None:
-        """The documents must add up to what the manifest says."""
+        """ValueError unless the documents add up to the manifest's counts."""
         whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
         for name, got in zip(("documents", "chunks", "tokens", "bytes"), (len(self.documents), *whole)):
             if got != facts[name]:
@@ -109,7 +103,7 @@ class TokenStore:
                 )
 
     def _check_rows(self) -> None:
-        """The rows must be those of the documents, and their ids below vocab_size."""
+        """ValueError unless the rows match the documents and all ids are in the vocabulary."""
         rows = np.array([entry.num_chunks for entry in self.documents], np.int64)
         lengths = np.full(self.num_chunks, self.chunk_len, np.int32)
         tokens = np.array([entry.num_tokens for entry in self.documents], np.int64)
@@ -120,11 +114,8 @@ class TokenStore:
         )
         self._expect("chunk_bytes", not len(self) or self.chunk_bytes[:].min() >= 0, "no negative number")
         for start in range(0, len(self), ROWS_AT_ONCE):
-            self._expect(
-                "tokens",
-                self.tokens[start : start + ROWS_AT_ONCE].max() < self.vocab_size,
-                f"ids below {self.vocab_size}",
-            )
+            most = self.tokens[start : start + ROWS_AT_ONCE].max()
+            self._expect("tokens", most < self.vocab_size, f"ids below {self.vocab_size}")
 
     def _expect(self, name: str, holds: bool, what: str) -> None:
         if not holds:
@@ -143,11 +134,8 @@ class TokenStore:
     def document_tokens(self, document: int) -> np.ndarray:
         """All tokens of a document without its padding, int64."""
         entry = self.documents[document]
-        return (
-            self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks]
-            .reshape(-1)[: entry.num_tokens]
-            .astype(np.int64)
-        )
+        rows = self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks]
+        return rows.reshape(-1)[: entry.num_tokens].astype(np.int64)
 
     def stream(self) -> Iterator[Document]:
         """Every document again, as token ids: the input of another store."""
@@ -213,10 +201,8 @@ def build_store(
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:
-                raise ValueError(
-                    f"{folder}: a complete store without document {Document(*extra).name!r}; delete it or build "
-                    "elsewhere"
-                )
+                name = Document(*extra).name
+                raise ValueError(f"{folder}: a complete store without document {name!r}; delete it or build elsewhere")
         else:
             while group := list(islice(incoming, ENCODED_AT_ONCE)):
                 writer.write([Document(*document) for document in group], commit_every)
@@ -230,13 +216,8 @@ class _Writer:
     def __init__(
         self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str
     ) -> None:
-        self.build, self.tokenizer, self.chunk_len, self.bos_id, self.token_type = (
-            build,
-            tokenizer,
-            chunk_len,
-            bos_id,
-            token_type,
-        )
+        self.build, self.tokenizer, self.chunk_len = build, tokenizer, chunk_len
+        self.bos_id, self.token_type = bos_id, token_type
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
         self.facts = build.facts or {"documents": 0, "chunks": 0, "tokens": 0, "bytes": 0}
 
@@ -273,12 +254,8 @@ class _Writer:
         lengths[-1] = len(ids) - (rows - 1) * self.chunk_len
         chunk_bytes = np.add.reduceat(self.byte_lengths[ids], np.arange(rows) * self.chunk_len).astype(np.int64)
         owner = np.full(rows, self.facts["documents"], np.int64)
-        for name, values in (
-            ("tokens", padded),
-            ("lengths", lengths),
-            ("chunk_doc", owner),
-            ("chunk_bytes", chunk_bytes),
-        ):
+        columns = {"tokens": padded, "lengths": lengths, "chunk_doc": owner, "chunk_bytes": chunk_bytes}
+        for name, values in columns.items():
             self.build.append(f"{name}.bin", values)
         record = [document.name, document.group, rows, len(ids), int(chunk_bytes.sum()), digest]
         self.build.append("documents.jsonl", (json.dumps(record) + "\n").encode())
@@ -323,11 +300,8 @@ def _read_records(path: Path) -> list[list]:
         try:
             records = [disk.read_json(line) for line in lines]
             for record in records:
-                if (
-                    [type(value) for value in record] != [str, str, int, int, int, str]
-                    or min(record[2:4]) < 1
-                    or record[4] < 0
-                ):
+                typed = [type(value) for value in record] == [str, str, int, int, int, str]
+                if not typed or min(record[2:4]) < 1 or record[4] < 0:
                     raise ValueError(f"{record} is no document")
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
@@ -343,7 +317,7 @@ def _entries(records: list[list]) -> list[Entry]:
 
 
 def _check_settings(path: Path, settings: dict) -> None:
-    """ValueError unless they are those of some store."""
+    """ValueError unless they are settings of a store."""
     kinds = {"chunk_len": int, "vocab_size": int, "tokenizer": str, "token_type": str, "bos": bool}
     for name, kind in kinds.items():
         value = settings.get(name)

@@ -7,55 +7,15 @@ number of threads.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import torch
 
 from retro_kernels import extensions
 
+from .arrays import integers, row_lengths, seen, within
+
 ABI = 1  # what the bindings of csrc/text take, as they state it in `abi`; the two change together
 NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
-
-
-class Match(NamedTuple):
-    """A common substring: a[start_a : start_a + length] == b[start_b : start_b + length]."""
-
-    length: int
-    start_a: int
-    start_b: int
-
-
-def longest_common_substring(a, b) -> Match:
-    """The longest run of tokens that occurs in both; of several the first in a, then the first in b.
-
-        >>> longest_common_substring([5, 1, 2, 3, 9], [1, 2, 7, 1, 2, 3])
-        Match(length=3, start_a=1, start_b=3)
-
-    Linear in len(a) + len(b) where they are long (a suffix automaton of b).
-
-    Args:
-        a, b: token ids [any length].
-
-    Returns:
-        Match; length 0 and starts 0 where nothing is shared.
-
-    Raises:
-        TypeError, ValueError: not one-dimensional integers within 0 .. 2**31 - 1.
-    """
-    return Match(*native().substring(_tokens("a", a, 1), _tokens("b", b, 1)))
-
-
-def longest_common_prefix(a, b) -> int:
-    """How many tokens a and b share from their starts. Raises as `longest_common_substring`.
-
-    >>> longest_common_prefix([4, 5, 6], [4, 5, 7, 6])
-    2
-    """
-    a, b = _tokens("a", a, 1), _tokens("b", b, 1)
-    shorter = min(len(a), len(b))
-    differ = np.flatnonzero(a[:shorter] != b[:shorter])
-    return int(differ[0]) if len(differ) else shorter
 
 
 def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
@@ -85,7 +45,7 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
     n, width = chunks.shape
     if sources.shape[0] != n:
         raise ValueError(f"sources: expected [n,K,R] with n={n} as in chunks; got {list(sources.shape)}")
-    lengths = _lengths("lengths", lengths, n, width)
+    lengths = row_lengths("lengths", lengths, n, width)
     if source_mask is not None:
         source_mask = np.asarray(source_mask)
         if source_mask.dtype != np.bool_ or source_mask.shape not in (sources.shape[:2], sources.shape):
@@ -168,11 +128,9 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
     """
     tokens, offsets = _documents(tokens, offsets)
     _at_least_one(ngram=ngram)
-    pairs = np.ascontiguousarray(_integers("pairs", pairs, 2), dtype=np.int64)
+    pairs = np.ascontiguousarray(integers("pairs", pairs, 2), dtype=np.int64)
     if pairs.shape[1] != 2 or (pairs.size and (pairs.min() < 0 or pairs.max() >= len(offsets) - 1)):
-        raise ValueError(
-            f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {list(pairs.shape)}, {_range(pairs)}"
-        )
+        raise ValueError(f"pairs: expected [p,2] within 0 .. {len(offsets) - 2}; got {seen(pairs)}")
     out = np.empty(len(pairs), np.float64)
     native().jaccards(tokens, offsets, pairs, ngram, out, _threads(threads))
     return out
@@ -207,10 +165,8 @@ def bm25_scores(
     Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.
     """
     chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)
-    lengths, sizes = (
-        _lengths("lengths", lengths, *chunks.shape),
-        _lengths("query_lengths", query_lengths, *queries.shape),
-    )
+    lengths = row_lengths("lengths", lengths, *chunks.shape)
+    sizes = row_lengths("query_lengths", query_lengths, *queries.shape)
     out = np.empty((len(queries), len(chunks)), np.float32)
     native().bm25(chunks, lengths, queries, sizes, float(k1), float(b), out, _threads(threads))
     return out
@@ -223,39 +179,13 @@ def native():
     return module
 
 
-def _integers(name: str, values, dims: int) -> np.ndarray:
-    array = np.asarray(values)
-    if array.size == 0 and not isinstance(values, np.ndarray):
-        array = array.astype(np.int64)  # NumPy makes an empty list float64
-    if not np.issubdtype(array.dtype, np.integer):
-        raise TypeError(f"{name}: expected integers; got {array.dtype}")
-    if array.ndim != dims:
-        raise ValueError(f"{name}: expected {dims} dimension{'s'[: dims > 1]}; got shape {list(array.shape)}")
-    return array
-
-
 def _tokens(name: str, values, dims: int) -> np.ndarray:
-    array = _integers(name, values, dims)
-    if array.size and (array.min() < 0 or array.max() >= 2**31):
-        raise ValueError(f"{name}: expected token ids within 0 .. {2**31 - 1}; got {_range(array)}")
-    return np.ascontiguousarray(array, dtype=np.int32)
-
-
-def _lengths(name: str, lengths, n: int, width: int) -> np.ndarray:
-    """Real tokens of n rows of M = width, int64 [n]; None: all."""
-    if lengths is None:
-        return np.full(n, width, np.int64)
-    lengths = np.ascontiguousarray(_integers(name, lengths, 1), dtype=np.int64)
-    if lengths.shape != (n,) or (n and (lengths.min() < 0 or lengths.max() > width)):
-        raise ValueError(
-            f"{name}: expected [n={n}] within 0 .. M={width}; got {list(lengths.shape)}, {_range(lengths)}"
-        )
-    return lengths
+    return np.ascontiguousarray(within(name, values, 0, 2**31 - 1, "token ids", dims), dtype=np.int32)
 
 
 def _documents(tokens, offsets) -> tuple[np.ndarray, np.ndarray]:
     tokens = _tokens("tokens", tokens, 1)
-    offsets = np.ascontiguousarray(_integers("offsets", offsets, 1), dtype=np.int64)
+    offsets = np.ascontiguousarray(integers("offsets", offsets, 1), dtype=np.int64)
     if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(tokens) or (np.diff(offsets) < 0).any():
         ends = f"{offsets[0]} .. {offsets[-1]}" if len(offsets) else "none"
         raise ValueError(f"offsets: expected ascending from 0 to the {len(tokens)} tokens; got {ends}")
@@ -266,10 +196,6 @@ def _at_least_one(**values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
-
-
-def _range(array: np.ndarray) -> str:
-    return f"{array.min()} .. {array.max()}" if array.size else "no values"
 
 
 def _threads(threads: int | None) -> int:

@@ -5,9 +5,8 @@ decoders.py   Hugging Face decoders, called as ours
 in_context.py neighbours in front of the text, for any decoder; random neighbours, the control
 rpt.py        RPT: documents token by token, the retriever against the reference language model, where it helps
 leaks.py      what of it the training text holds, bits-per-byte by that share
-results.py    table, plot and bootstrap that compare models
+results.py    table and bootstrap that compare models
 outcome.py    the gain by leakage with its interval, as numbers and a picture; the outcome in sentences
-colouring.py  samples coloured by longest common prefix
 suffixes.py   the likelihood of a suffix: last words, summaries
 question_answering.py  passages as neighbours, exact match
 knn_lm.py     the paper's baseline
@@ -17,7 +16,7 @@ tasks.py      the paper's evaluations as tasks of lm_eval (`retro_model.integrat
 from .in_context import exchanged_neighbours, random_neighbours, score_in_context
 from .leaks import LEAKAGE_LENGTH, LEAKAGE_NEIGHBOURS, WindowLeaks, curve, leakage, window_leaks
 from .outcome import gain_of_retrieval, gains, plot_gains, verdicts
-from .results import bootstrap, plot, table
+from .results import bootstrap, table
 from .scoring import Scores, bits_per_byte, score, windows
 from .suffixes import Suffix, score_suffixes
 
@@ -34,7 +33,6 @@ __all__ = [
     "gain_of_retrieval",
     "gains",
     "leakage",
-    "plot",
     "plot_gains",
     "random_neighbours",
     "score",

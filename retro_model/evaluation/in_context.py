@@ -1,6 +1,5 @@
 """In-context retrieval: neighbours written in front of the text, for a decoder that knows nothing of retrieval; and
-random neighbours, the control of everything that retrieves.
-"""
+random neighbours, the control of everything that retrieves."""
 
 from __future__ import annotations
 
@@ -16,15 +15,7 @@ from retro_model.data.tokens import BOS
 from retro_model.training import Batch, batch_loss, check_neighbours, visible
 
 from .decoders import as_ours
-from .scoring import (
-    Job,
-    Scores,
-    batches_of_windows,
-    check_sizes,
-    counted_scores,
-    document_rows,
-    evaluating,
-)
+from .scoring import Job, Scores, batches_of_windows, check_sizes, counted_scores, document_rows, evaluating
 
 
 def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.ndarray:
@@ -71,7 +62,7 @@ def score_in_context(
 ) -> Scores:
     """As `score`, by a decoder that reads passages before its window. Each `stride` tokens it begins anew:
 
-        nearest neighbour, its continuation, second neighbour, ..., the last `window` tokens, of them `stride` new ones
+        nearest neighbour, what follows it, second neighbour, ..., the last `window` tokens, of them `stride` new ones
 
     The passages are the neighbours of the chunk before the new tokens; a document's first tokens have none. Each call
     reads (window + passages) tokens for `stride` scored ones: retrieval after every chunk costs many times `score`.
@@ -87,7 +78,7 @@ def score_in_context(
         most = 0 if neighbours is None else neighbours.shape[1]
         raise ValueError(f"k: expected from 1 to the neighbours' {most}; got {k}")
     model, m = as_ours(decoder), store.chunk_len
-    _check_room(model, window, 2 * m * k, k)
+    _check_room(model, window, k * database.values(np.full(1, -1))[0].shape[-1], k)
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     spans = functools.partial(_spans, window=window // m, stride=stride // m)
     with evaluating(model) as device:
@@ -138,7 +129,7 @@ def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[
 
 
 def _add(store, job: Job, losses: Tensor, begin: int, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-    """Puts a row's losses [N-1] into `nats` and `tokens` of its new chunks."""
+    """Add a row's losses [N-1] to `nats` and `tokens` of its new chunks."""
     m, rows = store.chunk_len, slice(job.scored, job.end)
     costs = torch.nn.functional.pad(losses.double(), (1, 0))[begin : begin + (job.end - job.scored) * m]
     nats[rows] = costs.view(-1, m).sum(-1).cpu().numpy()

@@ -22,7 +22,7 @@ from retro_model.data.tokens import BOS
 from retro_model.training import gather
 
 from .decoders import without_retrieval
-from .scoring import Scores, batches_of_windows, document_rows, evaluating, padded_rows, windows
+from .scoring import Scores, batches_of_windows, counted_scores, document_rows, evaluating, padded_rows, windows
 
 LAMBDA, ALPHA = 0.118, 0.00785  # tuned on Wikitext103, for embeddings of 1024 (section 4.1, appendix C.2)
 NEIGHBOURS = 10
@@ -48,12 +48,9 @@ class TokenDatastore:
 
         documents: ordinals, all by default.
         """
-        parts = [
-            (hidden.float().cpu(), targets.cpu())
-            for _, hidden, targets in _contexts(
-                model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
-            )
-        ]
+        options = {"window": window, "stride": stride, "batch_size": batch_size, "documents": documents}
+        contexts = _contexts(model, store, **options)
+        parts = [(hidden.float().cpu(), targets.cpu()) for _, hidden, targets in contexts]
         return cls(*(torch.cat(column) for column in zip(*parts)))
 
     def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -111,13 +108,11 @@ def score_knn_settings(
     store,
     settings: Sequence[tuple[float, float]],
     *,
-    window: int,
-    stride: int,
     k: int = NEIGHBOURS,
-    batch_size: int = 8,
     documents=None,
+    **windows,
 ) -> list[Scores]:
-    """`score_knn` for each (mixture, alpha) of `settings`, by one search."""
+    """`score_knn` for each (mixture, alpha) of `settings`, by one search. windows: window, stride, batch_size."""
     for mixture, _ in settings:
         if not 0 <= mixture < 1:
             raise ValueError(f"mixture: expected a share from 0 to below 1; got {mixture}")
@@ -125,9 +120,7 @@ def score_knn_settings(
         raise ValueError(f"k: expected from 1 to the datastore's {len(datastore.keys)} contexts; got {k}")
     model = without_retrieval(model)
     nats, tokens = np.zeros((len(settings), len(store.lengths))), np.zeros(len(store.lengths), np.int64)
-    for rows, hidden, targets in _contexts(
-        model, store, window=window, stride=stride, batch_size=batch_size, documents=documents
-    ):
+    for rows, hidden, targets in _contexts(model, store, documents=documents, **windows):
         own = torch.log_softmax(model.readout(hidden).float(), -1).gather(-1, targets[:, None])[:, 0].double().cpu()
         distances, followers = datastore.nearest(hidden, k)
         right = followers == targets.cpu()[:, None]
@@ -136,8 +129,7 @@ def score_knn_settings(
             np.add.at(of_setting, rows, -torch.log((1 - mixture) * own.exp() + mixture * other).numpy())
         np.add.at(tokens, rows, 1)
     _add_first_tokens(model, store, nats, tokens, documents)
-    num_bytes = np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64)
-    return [Scores(of_setting, tokens, num_bytes) for of_setting in nats]
+    return [counted_scores(store, of_setting, tokens) for of_setting in nats]
 
 
 class Tuned(NamedTuple):
@@ -149,22 +141,14 @@ class Tuned(NamedTuple):
     settings: list[tuple[float, float]]
 
 
-def score_tuned(
-    model: nn.Module,
-    datastore: TokenDatastore,
-    store,
-    *,
-    window: int,
-    stride: int,
-    k: int = NEIGHBOURS,
-    batch_size: int = 8,
-    documents=None,
-) -> Tuned:
-    """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others."""
+def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Tuned:
+    """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others.
+
+    options: window, stride, batch_size and documents, as in `score_knn`.
+    """
     alpha = alpha_of_distances(datastore, k)
     settings = [(LAMBDA, ALPHA), *itertools.product(MIXTURES, (alpha * s for s in SHARPNESS))]
-    options = {"window": window, "stride": stride, "k": k, "batch_size": batch_size, "documents": documents}
-    papers, *grid = score_knn_settings(model, datastore, store, settings, **options)
+    papers, *grid = score_knn_settings(model, datastore, store, settings, k=k, **options)
     if len(document_rows(store)) < 2:
         return Tuned(papers, papers, [])
     scores, chosen = best_of_others(grid, store)
@@ -189,18 +173,16 @@ def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
 
 def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: int = 512) -> float:
     """The alpha at which the k-th nearest of a stored context weighs 1/e of the nearest, itself left out: the median
-    over some contexts, evenly spaced.
-    """
+    over some contexts, evenly spaced."""
     k = min(k + 1, len(datastore.keys))
     queries = datastore.keys[:: max(1, len(datastore.keys) // samples)]
     distances = datastore.nearest(queries, k)[0].sort(-1).values[:, 1:]
     return float(1 / (distances[:, -1] - distances[:, 0]).median().clamp(min=1e-6))
 
 
-def _contexts(model, store, *, window: int, stride: int, batch_size: int, documents):
-    """For batches of windows: the store's row of each scored token
-    [n], the activations before it [n,d], the token [n].
-    """
+def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, documents=None):
+    """For batches of windows: the store's row of each scored token [n], the activations before it [n,d], the token
+    [n]."""
     m, model = store.chunk_len, without_retrieval(model)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
     with evaluating(model) as device:

@@ -1,6 +1,5 @@
 """How much of an evaluation text the training text holds, bits-per-byte by that share; how many training windows see
-their own future.
-"""
+their own future."""
 
 from __future__ import annotations
 
@@ -59,7 +58,7 @@ class WindowLeaks(NamedTuple):
 
 
 def window_leaks(store, neighbours: np.ndarray, database, *, window: int, filtered: bool = True) -> WindowLeaks:
-    """How many training windows would see their own future, were they cut one after another from the store's beginning.
+    """Share of training windows that would see their own future, for windows cut one after another from the store.
 
     store: the database's own. neighbours: int64 [num_chunks, K]. filtered: with the neighbours that `training.gather`
     shows; else with those that the search gave, which leaves out each chunk's own document alone.

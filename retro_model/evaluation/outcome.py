@@ -42,8 +42,7 @@ def gains(
 
 def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
     """`gains` over each of `others` against alpha, with intervals, above the share of bytes that each alpha keeps; an
-    image file.
-    """
+    image file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

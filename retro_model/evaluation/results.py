@@ -1,4 +1,4 @@
-"""The table and the plot that compare models, and how sure their difference is."""
+"""The table that compares models, and how sure their difference is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .leaks import curve
 from .scoring import Scores, bits_per_byte, document_rows
 
 
@@ -47,30 +46,3 @@ def table(
             *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown],
         )
     return out
-
-
-def plot(
-    results: Mapping[str, Scores], leakage: np.ndarray, path, alphas: Sequence[float] = tuple(i / 16 for i in range(17))
-) -> None:
-    """Bits-per-byte against the allowed leakage, one line a model, above the share of bytes that each alpha keeps; an
-    image file.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6, 5), layout="constrained")
-    FigureCanvasAgg(figure)  # no global state, no display
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    for name, s in results.items():
-        points = np.array(curve(s, leakage, alphas))
-        top.plot(points[:, 0], points[:, 1], marker="o", markersize=3, label=name)
-    total = next(iter(results.values())).bytes
-    bottom.plot(alphas, [total[np.asarray(leakage) <= a].sum() / max(1, total.sum()) for a in alphas], color="black")
-    top.set(ylabel="bits per byte of chunks with r(C) ≤ alpha")
-    top.legend()
-    bottom.set(
-        xlabel="alpha: longest substring shared with a neighbour / chunk length",
-        ylabel="bytes kept",
-        ylim=(0, 1.05),
-    )
-    figure.savefig(path, dpi=150)

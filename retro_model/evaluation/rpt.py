@@ -68,13 +68,8 @@ def read(
         retrieval, num_neighbours: as in `RPT.forward`.
     """
     training, m, rows = model.training, model.config.chunk_len, tokens[None]
-    cache, nats, indices = (
-        model.make_cache(
-            1, len(tokens), num_neighbours=num_neighbours or (index.shape[-1] if index is not None else None)
-        ),
-        [],
-        [],
-    )
+    k = num_neighbours or (None if index is None else index.shape[-1])
+    cache, nats, indices = model.make_cache(1, len(tokens), num_neighbours=k), [], []
     model.eval()
     try:
         for first in range(0, len(tokens), block):

@@ -22,9 +22,8 @@ from .decoders import as_ours, check_takes_neighbours
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where
-    not scored.
-    """
+    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not
+    scored."""
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -184,7 +183,7 @@ def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
 
 
 def _add_losses(store, jobs, batch, losses, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
-    """Puts the losses [B,N-1] of a batch into `nats` and `tokens`."""
+    """Add the losses [B,N-1] of a batch to `nats` and `tokens`."""
     longest, m = batch.tokens.shape[1] // store.chunk_len, store.chunk_len
     # The window's first token has no logits; it is a document's first
     # (a uniform code) or was scored by an earlier window.

@@ -13,9 +13,8 @@ from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
 class Suffix(NamedTuple):
-    """nats: the negative log-likelihood of its tokens, summed.
-    greedy: whether each is the likeliest. tokens: how many.
-    """
+    """nats: the negative log-likelihood of its tokens, summed. greedy: whether each is the likeliest. tokens: how
+    many."""
 
     nats: float
     greedy: bool

@@ -1,4 +1,4 @@
-"""Decode steps captured once as CUDA graphs and replayed: the host then does next to nothing for a token."""
+"""Decode steps captured once as CUDA graphs and replayed, which leaves the host little to do for a token."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Captured:
             self.met[way] = self.met.get(way, 0) + 1
             if self.met[way] <= WARM_RUNS:
                 return self.graph.warm(run, device)
-            self.graphs[way] = self.graph(run, device)  # notes what is done, and does none of it
+            self.graphs[way] = self.graph(run, device)  # a capture records the launches and runs none
         return self.graphs[way].replay()
 
 

@@ -18,18 +18,13 @@ class ChunkNeighbours:
     """Calls `retrieve` for the chunks that complete; checks its neighbours and moves them to the model's device."""
 
     def __init__(self, retrieve: Retrieve, config, device: torch.device):
-        self.retrieve, self.chunk_len, self.vocab_size, self.device = (
-            retrieve,
-            config.chunk_len,
-            config.vocab_size,
-            device,
-        )
+        self.retrieve, self.device = retrieve, device
+        self.chunk_len, self.vocab_size = config.chunk_len, config.vocab_size
         self.shape: torch.Size | None = None  # [K,R] of what was retrieved before
 
     def of_prompts(self, rows: list[Tensor]) -> list[dict]:
-        """For each group of rows of one length, the neighbours
-        [B,L,K,R] of their complete chunks; one search for all.
-        """
+        """For each group of rows of one length, the neighbours [B,L,K,R] of their complete chunks; one search for
+        all."""
         m, inputs, first = self.chunk_len, [], 0
         parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
         retrieved = self._find(parts) if len(parts) else ()
@@ -41,9 +36,8 @@ class ChunkNeighbours:
         return inputs
 
     def of_padded(self, rows: list[Tensor]) -> dict:
-        """The neighbours [B,L,K,R] of the complete chunks of all rows,
-        L those of the longest; all masked where a row has fewer.
-        """
+        """The neighbours [B,L,K,R] of the complete chunks of all rows, L those of the longest; all masked where a row
+        has fewer."""
         m = self.chunk_len
         counts = [len(row) // m for row in rows]
         if not max(counts):

@@ -126,11 +126,8 @@ def generate(
         with torch.no_grad():
             # by length, so that prompts of one length lie side by side
             order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-            batches = (
-                [order]
-                if model.decodes_ragged
-                else [list(same) for _, same in itertools.groupby(order, lambda i: len(rows[i]))]
-            )
+            same_length = itertools.groupby(order, lambda i: len(rows[i]))
+            batches = [order] if model.decodes_ragged else [list(same) for _, same in same_length]
             texts = {}
             for batch in batches:
                 neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
@@ -223,9 +220,8 @@ class _Sampler:
         return looks and bool(self.done.all())
 
     def _prefill(self) -> tuple[Tensor, Cache]:
-        """Logits [B,V] after the prompts, and the cache that holds
-        them: prompts of one length go through the model together.
-        """
+        """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model
+        together."""
         one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
         if not one_length and getattr(self.model, "pads_prompts", False):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
@@ -253,11 +249,10 @@ class _Sampler:
         if rows and self.stop_token is not None:
             done = self.done.tolist()
             rows = [i for i in rows if not done[i]]
-        return (
-            self.neighbours.of_rows(rows, self.tokens[rows, column + 1 - chunk_len : column + 1], len(self.rows))
-            if rows
-            else {}
-        )
+        if not rows:
+            return {}
+        chunks = self.tokens[rows, column + 1 - chunk_len : column + 1]
+        return self.neighbours.of_rows(rows, chunks, len(self.rows))
 
 
 def _check_model(model) -> None:

@@ -39,8 +39,7 @@ IGNORED = -100  # the label of a token that does not count
 
 class RetrofitConfig(PretrainedConfig):
     """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
-    (None: in the same folder); sha256: of the added weights' file; base_sha256: of the decoder's, see
-    `digest_of`."""
+    (None: in the same folder); sha256: of the added weights' file; base_sha256: of the decoder's, see `digest_of`."""
 
     model_type = "retro_retrofit"
 
@@ -112,6 +111,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         neighbours: Tensor | None = None,
         neighbour_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        cache=None,
         past_key_values=None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -120,8 +120,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
         In training with labels the logits are None: those of all tokens are never in memory together.
-        neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. past_key_values: the library's, in
-        `generate`.
+        neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. cache, before transformers 5.24
+        past_key_values: the library's own, in `generate`.
         """
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
@@ -133,16 +133,17 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if labels is not None and self.training:
             total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
             return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
-        if past_key_values is None or not use_cache:
+        past = past_key_values if cache is None else cache
+        if past is None or not use_cache:
             logits = self.model(input_ids, **inputs)
         else:
-            logits = self._decode(input_ids, attention_mask, past_key_values)
+            logits = self._decode(input_ids, attention_mask, past)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum")
             loss = loss / self._count(labels, num_items_in_batch)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=past_key_values)
+        return CausalLMOutputWithPast(loss, logits, past)  # by position: the last field has had two names
 
     @staticmethod
     def _count(labels: Tensor, counted: Tensor | int | None) -> Tensor | int:
@@ -182,9 +183,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
-        """Neighbours [B,L,K,R] of the chunks that complete within the
-        last `count` columns of the history, and their mask.
-        """
+        """Neighbours [B,L,K,R] of the chunks that complete within the last `count` columns of the history, and their
+        mask."""
         m = self.model.config.chunk_len
         places, chunks = [], []
         for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):

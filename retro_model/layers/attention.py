@@ -14,7 +14,7 @@ from .products import Linear
 
 
 class Attention(nn.Module):
-    """The four projections that every attention here has; how queries meet keys is for those that build on it."""
+    """The four projections of every attention here; a subclass says how queries meet keys."""
 
     #: parameters with a row a head, beside the projections
     head_parameters: tuple[str, ...] = ()
@@ -35,8 +35,8 @@ class Attention(nn.Module):
     ):
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, value in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
-            checks.integer(name, value, low=1)
+        checks.integer("num_heads", num_heads, low=1)
+        checks.integer("num_kv_heads", kv_heads, low=1)
         checks.head_dim("head_dim", checks.integer("head_dim", head_dim))
         checks.probability("dropout", dropout)
         context_dim = d_model if context_dim is None else context_dim
@@ -132,18 +132,9 @@ class RelativeAttention(RelativeProjections):
         device=None,
         dtype=None,
     ):
-        super().__init__(
-            d_model,
-            num_heads,
-            head_dim,
-            context_dim=context_dim,
-            num_kv_heads=num_kv_heads,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
+        widths = {"context_dim": context_dim, "num_kv_heads": num_kv_heads}
+        options = {"bias": bias, "dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, **widths, **options)
         self.causal = causal
 
     def forward(
@@ -179,28 +170,19 @@ class RelativeAttention(RelativeProjections):
         key, value = self.project(x if context is None else context)
         if part is not None:
             if context is not None or not self.causal or key_mask is not None:
-                raise ValueError(
-                    "part: expected None unless the attention is causal, to x itself and without key_mask; got a part"
-                )
+                wanted = "None unless the attention is causal, to x itself and without key_mask"
+                raise ValueError(f"part: expected {wanted}; got a part")
             return self.output(part.attend(self.heads_of(x), key, value, self.positions, **self.options()).flatten(-2))
         if cache is not None:
             key, value, position = cache.extend(key, value)
-            rel_key = cache.relative_keys(self.positions, key.shape[1])
-            return self.attend(
-                x,
-                key,
-                value,
-                rel_key,
-                0,
-                query_offset=position if query_offset is None else query_offset,
-                key_mask=key_mask,
-            )
-        n, s = x.shape[1], key.shape[1]
-        if query_offset is None:
-            query_offset = s - n if self.causal else 0
-        # a causal query sees no negative displacement
-        first = 0 if self.causal else query_offset - (s - 1)
-        rel_key = self.positions(first, max(query_offset + n - first, 1))
+            first, rel_key = 0, cache.relative_keys(self.positions, key.shape[1])
+            query_offset = position if query_offset is None else query_offset
+        else:
+            n, s = x.shape[1], key.shape[1]
+            if query_offset is None:
+                query_offset = s - n if self.causal else 0
+            first = 0 if self.causal else query_offset - (s - 1)  # a causal query sees no negative displacement
+            rel_key = self.positions(first, max(query_offset + n - first, 1))
         return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
 
     def attend(

@@ -51,18 +51,9 @@ class ChunkedCrossAttention(RelativeProjections):
         device=None,
         dtype=None,
     ):
-        super().__init__(
-            d_model,
-            num_heads,
-            head_dim,
-            context_dim=context_dim,
-            num_kv_heads=num_kv_heads,
-            bias=bias,
-            dropout=dropout,
-            backend=backend,
-            device=device,
-            dtype=dtype,
-        )
+        widths = {"context_dim": context_dim, "num_kv_heads": num_kv_heads}
+        options = {"bias": bias, "dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, **widths, **options)
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(
@@ -87,15 +78,13 @@ class ChunkedCrossAttention(RelativeProjections):
 
     def relative_keys(self, neighbour_len: int) -> Tensor:
         """[H,M+R-1,D] for neighbours of R tokens."""
-        # the kernels' row t is i-i' = t-(R-1); the paper's displacement is M-1 further, for a neighbour starts where
-        # its chunk does
+        # row t of the op is i-i' = t-(R-1); the paper's displacement is M-1 more, as a neighbour starts with its chunk
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
     def attend(
         self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start=0
     ) -> Tensor:
-        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys already projected; query_start may be int64
-        [B]."""
+        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys projected. query_start: or int64 [B]."""
         out, lse = rk.chunked_cross_attention(
             self.heads_of(x),
             key,

@@ -1,4 +1,4 @@
-"""Linear maps by the fastest product that there is on this processor."""
+"""Linear maps by `retro_kernels.linear`, the fastest product on this processor."""
 
 from __future__ import annotations
 

@@ -29,9 +29,8 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:
-    """The rotation of positions int64 [...,T] for heads of `head_dim`:
-    angle p * 10000^(-2i/D) for the pair of entries 2i, 2i+1.
-    """
+    """The rotation of positions int64 [...,T] for heads of `head_dim`: angle p * 10000^(-2i/D) for the pair of entries
+    2i, 2i+1."""
     frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
     # float64: a document's positions outgrow float32's digits
     angle = (positions.unsqueeze(-1) * frequency).unsqueeze(-2)
@@ -119,8 +118,7 @@ class RotaryAttention(Attention):
     def forward(
         self, x: Tensor, turn: Rotation, context: Tensor | None = None, context_turn: Rotation | None = None, **options
     ) -> Tensor:
-        """The update [B,N,d] of x [B,N,d], which attends `context`
-        [B,S,d] (None: x itself). options: those of the op.
-        """
+        """The update [B,N,d] of x [B,N,d], which attends `context` [B,S,d] (None: x itself). options: those of the
+        op."""
         key, value = self.project(x, turn) if context is None else self.project(context, context_turn)
         return self.attend(self.queries(x, turn), key, value, **options)

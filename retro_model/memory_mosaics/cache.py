@@ -81,7 +81,7 @@ class MosaicsCache:
 
     @classmethod
     def join(cls, caches: Sequence[MosaicsCache], capacity: int | None = None) -> MosaicsCache:
-        """One cache of all rows, in order; each holds what it held, whatever its length."""
+        """Return one cache of all rows, in order; the rows may differ in length."""
         kinds = [(c.config, c.limit, c.evict) for c in caches]
         if not kinds or any(kind != kinds[0] for kind in kinds) or not all(c.length for c in caches):
             raise ValueError(
@@ -101,7 +101,7 @@ class MosaicsCache:
 
 
 class Scalars:
-    """A memory's scalars, computed once: they stay as long as the cache is used."""
+    """A memory's scalars, computed once: weights do not change while a cache is in use."""
 
     def __init__(self, scalars: dict[str, Tensor] | None = None):
         self.scalars = {} if scalars is None else scalars
@@ -149,18 +149,14 @@ class ContextualState(Scalars):
         self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, dict]:
         """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and values [B,S,h,hd], and what hides some of them
-        from a read: a mask [B,S] where rows differ.
-        """
+        from a read: a mask [B,S] where rows differ."""
         if self.last_key is None:
             keys, following = key, projected
         else:
             keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
         # copies: a view would keep a whole prompt's tensors alive
-        self.average, self.last_key, self.last_projected = (
-            average[:, -1].clone(),
-            key[:, -1:].clone(),
-            projected[:, -1:].clone(),
-        )
+        self.average, self.last_key = average[:, -1].clone(), key[:, -1:].clone()
+        self.last_projected = projected[:, -1:].clone()
         self._append(keys[:, :-1], values(following))
         held = slice(self.first, self.end)
         return self.keys[:, held], self.values[:, held], {} if self._mask is None else {"key_mask": self._mask}
@@ -229,7 +225,7 @@ class ContextualState(Scalars):
         self.end += n
 
     def _replace(self, name: str, held: Tensor, room: int) -> None:
-        # whoever comes next is there in every row
+        # later pairs are present in every row
         setattr(self, name, F.pad(held, (0, 0) * (held.dim() - 2) + (0, room - held.shape[1]), value=name == "present"))
 
     @classmethod

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from retro_kernels.checks import HEAD_DIM_MAX
 from retro_model.base import checks
+from retro_model.base.config import Config, preset
 
 #: blocks N_b of the paper's language models (section 5, appendix B); all are 768 wide with 12 heads
 PRESETS = {"small-1": 1, "small": 12, "small-18": 18}
@@ -14,7 +14,7 @@ PAPER_DROPOUT = 0.05  # of attention weights and of residual updates, in the aut
 
 
 @dataclass(frozen=True)
-class MosaicsConfig:
+class MosaicsConfig(Config):
     """Sizes of a Memory Mosaic. There are no positions, so that no size depends on a sequence's length.
 
     Example:
@@ -51,11 +51,9 @@ class MosaicsConfig:
     max_len = None  # tokens of a sequence: any number
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.type == "int":
-                checks.integer(field.name, getattr(self, field.name), low=1)
+        self.check_fields()
         for name in ("logit_scale", "embedding_std"):
-            if checks.number(name, getattr(self, name)) <= 0:
+            if getattr(self, name) <= 0:
                 raise ValueError(f"{name}: expected a number > 0; got {getattr(self, name)}")
         for name in ("attention_dropout", "output_dropout"):
             checks.probability(name, getattr(self, name))
@@ -63,28 +61,10 @@ class MosaicsConfig:
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = 50_304) -> MosaicsConfig:
-        """A language model of the paper: "small" (12 blocks, as
-        GPT2-small), "small-1" or "small-18" (1 or 18 blocks).
-        """
-        if name not in PRESETS:
-            raise ValueError(f"name: expected one of {', '.join(PRESETS)}; got {name!r}")
-        return cls(vocab_size, num_layers=PRESETS[name], attention_dropout=PAPER_DROPOUT, output_dropout=PAPER_DROPOUT)
-
-    def replace(self, **changes) -> MosaicsConfig:
-        """A copy with some fields changed, checked anew."""
-        return dataclasses.replace(self, **changes)
-
-    def to_dict(self) -> dict:
-        """The fields as JSON knows them; `from_dict` reads them back."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: dict) -> MosaicsConfig:
-        """The configuration that `to_dict` wrote; a field that does not exist is an error."""
-        unknown = sorted(set(fields) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
-            raise ValueError(f"fields: expected the fields of MosaicsConfig; got the unknown {', '.join(unknown)}")
-        return cls(**fields)
+        """A language model of the paper: "small" (12 blocks, as GPT2-small), "small-1" or "small-18" (1 or 18
+        blocks)."""
+        dropout = {"attention_dropout": PAPER_DROPOUT, "output_dropout": PAPER_DROPOUT}
+        return cls(vocab_size, num_layers=preset(name, PRESETS), **dropout)
 
 
 def check_heads(d_model: int, num_heads: int) -> int:

@@ -34,8 +34,7 @@ class Inspection:
     @property
     def skill(self) -> Tensor:
         """[h]: 1 - mean error^2 / mean baseline^2, over tokens with something to read. 1: every value is foreseen; 0:
-        keys do not help.
-        """
+        keys do not help."""
         return 1 - self.error[:, 1:].square().mean((0, 1)) / self.baseline[:, 1:].square().mean((0, 1))
 
 
@@ -79,9 +78,8 @@ def _inspect(memory, x: Tensor) -> Inspection:
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:
-    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens back, over the tokens that have that
-    many before them.
-    """
+    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens back, over the tokens that have that many before
+    them."""
     n = attention.shape[-2]
     return torch.stack(
         [
@@ -93,9 +91,8 @@ def by_lag(attention: Tensor, lags: int) -> Tensor:
 
 
 def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
-    """A picture: for each head its mean attention by distance, with
-    its decay and skill. Figures 12 and 15 of the paper.
-    """
+    """A picture: for each head its mean attention by distance, with its decay and skill. Figures 12 and 15 of the
+    paper."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -38,8 +38,7 @@ def normalised(x: Tensor, scale: Tensor) -> Tensor:
 
 def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, Tensor]:
     """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the logarithm of the softmax's denominator [B,h,N]; heads of
-    any width.
-    """
+    any width."""
     width = query.shape[-1]
     # zeros change neither a dot product nor a sum
     missing = max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width

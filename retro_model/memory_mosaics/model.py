@@ -149,9 +149,8 @@ class MemoryMosaics(nn.Module):
         return self.readout(self.activations(tokens, **options)[:, -1])
 
     def make_cache(self, batch: int, capacity: int | None = None, *, evict: str | None = None) -> MosaicsCache:
-        """An empty cache for `batch` rows; at most `capacity` pairs a
-        memory, of which `evict` go first. See `MosaicsCache`.
-        """
+        """An empty cache for `batch` rows; at most `capacity` pairs a memory, of which `evict` go first. See
+        `MosaicsCache`."""
         return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
 
     def decode_step(self, cache: MosaicsCache) -> MosaicsStep:

@@ -43,7 +43,7 @@ class MosaicsStep:
         self.persistent = [KeptAverage(state) for state in cache.persistent]
 
     def begin(self) -> str:
-        """There is one way."""
+        """Return the name of the only way."""
         return "reads"
 
     def run(self, way: str) -> Tensor:
@@ -55,7 +55,7 @@ class MosaicsStep:
         return self.model.readout(self.model.norm(x)[:, -1])
 
     def finish(self) -> None:
-        """The host counts nothing."""
+        """No-op: the host keeps no counters."""
 
 
 class KeptAverage(Scalars):
@@ -94,11 +94,7 @@ class PairRing(Scalars):
         at = (self.row, self.count % self.room)
         self.keys[at] = self.last_key[:, 0].to(self.keys.dtype)
         self.values[at] = values(torch.cat([self.last_projected, projected], 1))[:, 0].to(self.values.dtype)
-        for held, new in (
-            (self.average, average[:, -1]),
-            (self.last_key, key),
-            (self.last_projected, projected),
-        ):
+        for held, new in ((self.average, average[:, -1]), (self.last_key, key), (self.last_projected, projected)):
             held.copy_(new)
         return self.keys, self.values, {"query_offset": self.count.clamp(max=self.room - 1)}
 

@@ -86,9 +86,8 @@ class DocumentPart:
     def remember(
         self, model, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
     ) -> tuple[Memory, Retrieved]:
-        """`SelfMemory.remember` for the chunks of the range; the
-        memory is led by the neighbours of the chunk before it.
-        """
+        """`SelfMemory.remember` for the chunks of the range; the memory is led by the neighbours of the chunk before
+        it."""
         chunks = hidden.unflatten(1, (-1, model.config.chunk_len))
         first, states, scores = self.first(chunks.shape[1]), chunks, None
         if model.retriever is not None:
@@ -115,14 +114,10 @@ class DocumentPart:
         count, seen = pooled.shape[1], (self.line.rank + 1) * pooled.shape[1]
         positions = torch.arange(seen - count, seen, device=pooled.device)
         turn, normed = rotation(positions, gate.attention.head_dim, pooled.dtype), gate.norm(pooled)
-        both = self._gathered("keys and values of the gate", torch.cat(gate.attention.project(normed, turn), -1))[
-            :, :seen
-        ]
-        there = (
-            self.line.gather("which neighbours there are", neighbour_mask.flatten(1).to(torch.uint8))
-            .transpose(0, 1)
-            .flatten(1)[:, :seen]
-        )
+        both = self._gathered("keys and values of the gate", torch.cat(gate.attention.project(normed, turn), -1))
+        both = both[:, :seen]
+        there = self.line.gather("which neighbours there are", neighbour_mask.flatten(1).to(torch.uint8))
+        there = there.transpose(0, 1).flatten(1)[:, :seen]
         update = gate.attention.attend(
             gate.attention.queries(normed, turn),
             *both.chunk(2, -1),
@@ -143,5 +138,5 @@ class DocumentPart:
         )
 
     def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-        """The loss of the tokens that follow those of the range, [B,n]; 0 after a document's last."""
+        """Loss [B,n] of predicting the token after each token of the range; 0 after a document's last."""
         return next_token_loss(self.line, x, weight, tokens, counted)

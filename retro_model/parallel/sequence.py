@@ -74,11 +74,9 @@ class SequencePart:
         checks.shape("tokens", tokens, "B,N", {})
         width, longest = tokens.shape[1], config.max_len // self.line.size
         if width % config.chunk_len or not 0 < width <= longest:
-            raise ValueError(
-                f"tokens: expected a range of whole chunks of chunk_len={config.chunk_len}, at most max_len / "
-                f"{self.line.size} processes = "
-                f"{longest}; got N={width}"
-            )
+            most = f"at most max_len / {self.line.size} processes = {longest}"
+            whole = f"a range of whole chunks of chunk_len={config.chunk_len}"
+            raise ValueError(f"tokens: expected {whole}, {most}; got N={width}")
 
     def retrieval(self, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None) -> PartRetrieval:
         return PartRetrieval(self.line, encoder, neighbours, neighbour_mask)
@@ -94,7 +92,7 @@ class SequencePart:
 
 
 def next_token_loss(line: Line, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-    """The loss of the tokens that follow those of a range; the next process says which its first one is.
+    """Loss of predicting the token after each token of a range; the next process sends its first token.
 
     losses: [B,n], that of the token after each; 0 after a sequence's last.
     """
@@ -123,7 +121,7 @@ class PartBatch(Batch):
 
 
 class PartRetrieval:
-    """A range's neighbours, led by those of the chunk before it: what `retrieval.Retrieval` is to whole sequences."""
+    """Neighbours of a range and of the chunk before it; the counterpart of `retrieval.Retrieval`."""
 
     retrieves = True
 
@@ -131,10 +129,8 @@ class PartRetrieval:
         self, line: Line, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None
     ) -> None:
         self.line, self.encoder, self.chunk_len = line, encoder, encoder.config.chunk_len
-        self.neighbours, self.mask = (
-            self._led(neighbours),
-            None if neighbour_mask is None else self._led(neighbour_mask),
-        )
+        self.neighbours = self._led(neighbours)
+        self.mask = None if neighbour_mask is None else self._led(neighbour_mask)
 
     def _led(self, own: Tensor) -> Tensor:
         last = own[:, -1:].contiguous()

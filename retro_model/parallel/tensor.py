@@ -1,6 +1,5 @@
-"""Tensor parallelism: heads of attentions and inner units of feed-forward layers divided among
-processes, by DTensor.
-"""
+"""Tensor parallelism: heads of attentions and inner units of feed-forward layers divided among processes, by
+DTensor."""
 
 from __future__ import annotations
 

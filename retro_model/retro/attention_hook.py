@@ -20,7 +20,7 @@ BEFORE = ("sdpa", "eager")
 class LayerPass(Protocol):
     """A forward pass, as its layers meet it."""
 
-    layers: dict[int, int]  # layer, from 0 -> its place among those that take part
+    layers: dict[int, int]  # layer, from 0 -> its place among the attending layers
 
     def attend(
         self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None

@@ -14,9 +14,8 @@ from .config import RetroConfig
 
 
 def completed(position: int, count: int, chunk_len: int) -> int:
-    """Chunks that `count` more columns complete in a row that holds
-    `position` tokens; -s: s columns of padding come first.
-    """
+    """Chunks that `count` more columns complete in a row that holds `position` tokens; -s: s columns of padding come
+    first."""
     return max(position + count, 0) // chunk_len - max(position, 0) // chunk_len
 
 
@@ -28,8 +27,7 @@ def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tens
 class NeighbourKeys:
     """Cache of one layer's chunked cross-attention: keys and values [B,K,R,G,D] of the neighbours of each row's last
     complete chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the
-    sequence.
-    """
+    sequence."""
 
     def __init__(self):
         self.keys: Tensor | None = None
@@ -82,9 +80,8 @@ class ChunkCache:
         return [self.length - start for start in self.starts]
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where
-        they complete the most: the L of the next call's neighbours.
-        """
+        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's
+        neighbours."""
         m = self.config.chunk_len
         return max(completed(p, count, m) for p in self.positions)
 

@@ -1,21 +1,15 @@
-"""The shape of a RETRO model: its configuration, the presets of the
-paper's Table 2 and the accounting that reproduces it.
-"""
+"""The shape of a RETRO model: its configuration, the presets of the paper's Table 2 and the accounting that reproduces
+it."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from retro_model.base import checks
+from retro_model.base.config import Config, layer_numbers, preset
 
-FIRST_CCA_LAYER, CCA_LAYER_STEP = (
-    6,
-    3,
-    # section 2.5, Table 12; Table 10 begins at 9 for 24 layers and
-    # more, which does not fit Table 2; Table 10 says 9 for 24 and
-)
-# 32 layers, but only 6 fits the sizes of Table 2, and Table 12 says 6 for all
+#: Section 2.5 and Table 12. Table 10 begins at 9 for 24 layers and more, which does not fit the sizes of Table 2.
+FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3
 
 #: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
 PRESETS = {
@@ -32,7 +26,7 @@ def default_cca_layers(num_layers: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class RetroConfig:
+class RetroConfig(Config):
     """Sizes of a RETRO decoder, its chunks and neighbours, and its neighbour encoder.
 
     Example:
@@ -84,22 +78,17 @@ class RetroConfig:
     max_len: int = 2048
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            if field.type == "int":
-                checks.integer(field.name, getattr(self, field.name), low=1)
+        self.check_fields()
         for name in ("d_model", "encoder_d_model"):
             if getattr(self, name) % 2:
-                raise ValueError(
-                    f"{name}: expected an even width (half of a positional encoding is sines); got "
-                    f"{getattr(self, name)}"
-                )
+                why = "half of a positional encoding is sines"
+                raise ValueError(f"{name}: expected an even width ({why}); got {getattr(self, name)}")
         for name in ("head_dim", "encoder_head_dim"):
             checks.head_dim(name, getattr(self, name))
         layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
-        object.__setattr__(self, "cca_layers", _layers("cca_layers", layers, "num_layers", self.num_layers))
-        cross = _layers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
+        object.__setattr__(self, "cca_layers", layer_numbers("cca_layers", layers, "num_layers", self.num_layers))
+        cross = layer_numbers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
         object.__setattr__(self, "encoder_cross_layers", cross)
-        checks.flag("share_embeddings", self.share_embeddings)
         if self.share_embeddings and self.encoder_d_model != self.d_model:
             raise ValueError(
                 f"share_embeddings: expected encoder_d_model == d_model = {self.d_model} where embeddings are shared; "
@@ -110,10 +99,7 @@ class RetroConfig:
     @classmethod
     def preset(cls, name: str, vocab_size: int = 128_000) -> RetroConfig:
         """A model of Table 2 by the size of its RETRO form: "172m", "425m", "1.5b" or "7.5b"."""
-        if name not in PRESETS:
-            raise ValueError(f"name: expected one of {', '.join(PRESETS)}; got {name!r}")
-        d_model, d_ff, num_heads, head_dim, num_layers = PRESETS[name]
-        return cls(vocab_size, d_model, d_ff, num_heads, head_dim, num_layers)
+        return cls(vocab_size, *preset(name, PRESETS))
 
     @classmethod
     def small(
@@ -132,10 +118,6 @@ class RetroConfig:
     def baseline(self) -> RetroConfig:
         """The same decoder without retrieval: no chunked cross-attention and no encoder (section 2.5)."""
         return self.replace(cca_layers=())
-
-    def replace(self, **changes) -> RetroConfig:
-        """A copy with some fields changed, checked anew."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def retrieves(self) -> bool:
@@ -158,33 +140,3 @@ class RetroConfig:
         total += self.encoder_layers * (5 * d_enc * encoder_heads + 2 * d_enc * self.encoder_d_ff)
         total += len(self.encoder_cross_layers) * (3 * d_enc + 2 * d) * encoder_heads
         return total + len(self.cca_layers) * (3 * d + 2 * d_enc) * heads
-
-    def to_dict(self) -> dict:
-        """The fields as JSON knows them; `from_dict` reads them back."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, fields: dict) -> RetroConfig:
-        """The configuration that `to_dict` wrote; a field that does not exist, or one that is missing, is an error."""
-        known = {field.name: field for field in dataclasses.fields(cls)}
-        unknown = sorted(set(fields) - set(known))
-        if unknown:
-            raise ValueError(f"fields: expected the fields of RetroConfig; got the unknown {', '.join(unknown)}")
-        missing = [name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields]
-        if missing:
-            raise ValueError(
-                f"fields: expected at least the fields without a default; got none of {', '.join(missing)}"
-            )
-        return cls(**fields)
-
-
-def _layers(name: str, layers, count_name: str, count: int) -> tuple[int, ...]:
-    if not isinstance(layers, (tuple, list)) or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
-        raise TypeError(f"{name}: expected a tuple of ints (layers counted from 1); got {layers!r}")
-    if list(layers) != sorted(set(layers)):
-        raise ValueError(f"{name}: expected ascending layers, each once; got {tuple(layers)}")
-    if layers and not 1 <= layers[0] <= layers[-1] <= count:
-        raise ValueError(f"{name}: expected layers from 1 to {count_name}={count}; got {tuple(layers)}")
-    return tuple(layers)

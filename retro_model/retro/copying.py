@@ -31,8 +31,7 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 @torch.no_grad()
 def align(model: Retro, seed: int = 0) -> Tensor:
     """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose,
-    turned by a random rotation so that no token predicts itself. Returns: the rotation [d_model, d_model].
-    """
+    turned by a random rotation so that no token predicts itself. Returns: the rotation [d_model, d_model]."""
     generator = torch.Generator().manual_seed(seed)
     turn = _rotation(model.config.d_model, generator)
     model.embedding.weight.copy_(torch.randn(model.embedding.weight.shape, generator=generator))
@@ -56,9 +55,8 @@ def start_copying(model: Retro, seed: int = 0) -> None:
     if not c.share_embeddings or len(widths) != 1 or c.num_layers < 2 or min(c.cca_layers, default=2) < 2:
         raise ValueError(
             "model: expected share_embeddings, d_model == encoder_d_model == heads * head_dim in both, two layers or "
-            "more, CCA from the second "
-            f"on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, num_layers={c.num_layers}, "
-            f"cca_layers={c.cca_layers}"
+            f"more, CCA from the second on; got share_embeddings={c.share_embeddings}, widths {sorted(widths)}, "
+            f"num_layers={c.num_layers}, cca_layers={c.cca_layers}"
         )
     turn = align(model, seed)
     before = _rotation(c.d_model, torch.Generator().manual_seed(seed + 1))
@@ -81,9 +79,8 @@ def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain
 
 
 def _look_one_back(attention: nn.Module, turn: Tensor) -> None:
-    """Every head attends displacement 1, by the fastest waves of the positional encoding, and adds
-    that token turned.
-    """
+    """Every head attends displacement 1, by the fastest waves of the positional encoding, and adds that token
+    turned."""
     heads, dim, width = attention.num_heads, attention.head_dim, attention.d_model
     waves = torch.zeros(dim, width)
     waves[: dim // 2, : dim // 2] = torch.eye(dim // 2)  # sines

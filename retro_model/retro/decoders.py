@@ -1,9 +1,8 @@
-"""Decoders of other libraries that can be retrofitted: where their blocks are, how they add,
-what of it trains.
-"""
+"""Decoders of other libraries that can be retrofitted: their blocks, their residual form, their frozen weights."""
 
 from __future__ import annotations
 
+import inspect
 import operator
 import warnings
 from collections.abc import Sequence
@@ -18,6 +17,9 @@ from .config import RetroConfig
 
 #: Attribute paths of the blocks in Hugging Face decoders, and a block's name for its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))
+#: Names that decoders and their blocks give the argument with the decoder's own cache; transformers 5.24 renamed a
+#: model's from "past_key_values" to "cache".
+CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 #: Largest relative difference of one block's output computed in two ways, by type: rounding of a few products.
 SAME = {torch.float64: 1e-6, torch.float32: 1e-3}
 SAME_IN_HALF = 5e-2
@@ -28,13 +30,19 @@ def base_of(decoder: nn.Module) -> nn.Module:
     return decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
 
 
+def cache_name(decoder: nn.Module) -> str:
+    """Name of the argument that takes the decoder's own cache, and of the output that returns it."""
+    names = inspect.signature(base_of(decoder).forward).parameters
+    return next((name for name in CACHES if name in names), "past_key_values")
+
+
 def adapters(module: nn.Module) -> list[nn.Module]:
     """The layers that PEFT has put into a model (LoRA and its kin)."""
     return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
 
 
 def freeze(decoder: nn.Module) -> None:
-    """Only what PEFT has added to a decoder, if anything, still trains."""
+    """Freeze a decoder; PEFT's adapters in it go on training."""
     if not adapters(decoder):  # where there are some, PEFT has frozen the rest
         decoder.requires_grad_(False)
 
@@ -56,9 +64,8 @@ def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
 
 
 def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError
-    for another decoder.
-    """
+    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError for another
+    decoder."""
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(base_of(decoder))
@@ -73,10 +80,34 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
     )
 
 
+def named_blocks(
+    decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
+) -> tuple[Sequence[nn.Module], str]:
+    """A decoder's blocks as given, or found; ValueError where a block has no self-attention of that name."""
+    if blocks is None:
+        return find_blocks(decoder)
+    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    return blocks, attention
+
+
+def check_fixed(changes: dict, fixed: dict) -> None:
+    """ValueError for a change of what the decoder has fixed."""
+    for name, value in fixed.items():
+        if name in changes and changes[name] != value:
+            raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
+
+
+def share_weights(model: nn.Module, decoder: nn.Module) -> None:
+    """Make the decoder's parameters, frozen, the model's parameters of the same names."""
+    for name, trained in list(decoder.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))
+
+
 def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
     """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width
-    (None: theirs).
-    """
+    (None: theirs)."""
     theirs = getattr(base_of(decoder), "config", None)
     for name in ("vocab_size", "hidden_size", "num_attention_heads"):
         if not isinstance(getattr(theirs, name, None), int):
@@ -143,12 +174,8 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
     """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it
-    adds to x.
-    """
-    kwargs = {
-        name: None if name in ("past_key_values", "past_key_value", "layer_past") else value
-        for name, value in kwargs.items()
-    }
+    adds to x."""
+    kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
     x = args[0] if args else kwargs["hidden_states"]
     # as large as x, unlike most real ones
     u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()

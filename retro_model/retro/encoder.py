@@ -1,6 +1,5 @@
 """The neighbour encoder: a small bidirectional transformer that reads neighbours in the light of the chunk that
-retrieved them.
-"""
+retrieved them."""
 
 from __future__ import annotations
 
@@ -23,9 +22,8 @@ NORM_EPS = 1e-6
 
 
 class EncoderLayer(nn.Module):
-    """Bidirectional attention, cross-attention to the retrieving
-    chunk where `cross`, feed-forward; each a pre-norm residual.
-    """
+    """Bidirectional attention, cross-attention to the retrieving chunk where `cross`, feed-forward; each a pre-norm
+    residual."""
 
     def __init__(self, config: RetroConfig, *, cross: bool, backend: str | None = None, device=None, dtype=None):
         super().__init__()
@@ -44,11 +42,7 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
     def forward(
-        self,
-        x: Tensor,
-        chunks: Tensor,
-        key_mask: Tensor | None,
-        spread: Callable[[Tensor], Tensor] | None = None,
+        self, x: Tensor, chunks: Tensor, key_mask: Tensor | None, spread: Callable[[Tensor], Tensor] | None = None
     ) -> Tensor:
         """x [S,R,d'] for S neighbours -> [S,R,d'].
 
@@ -82,10 +76,7 @@ class NeighbourEncoder(nn.Module):
     the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once
     (RMSNorm) because the decoder's residual stream is not; so are the encodings that come out.
 
-    What depends on a neighbour's tokens alone, all up to the first cross-attention, is computed once for a neighbour
-    that recurs in the call (not while entries are dropped). `share` says whether: None, where the host can read the
-    tokens without waiting, that is on a CPU and not compiling; True, also on a GPU; False, never. `keeping` keeps it
-    from call to call.
+    Within `keeping`, a neighbour that recurs is read once.
 
     Example:
         encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
@@ -99,8 +90,6 @@ class NeighbourEncoder(nn.Module):
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
     """
-
-    share: bool | None = None
 
     def __init__(
         self,
@@ -133,12 +122,15 @@ class NeighbourEncoder(nn.Module):
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**28) -> Iterator[Readings]:
-        """Context manager: what was read of neighbours is kept from call to call, where no gradient is wanted of it.
+        """Context manager: a neighbour that recurs is read once, within a call and from call to call.
 
-        Forgotten as soon as a weight that it depends on changes or the types that autocast asks for, an optimiser steps
-        or `train()` is called. What autograd does not see goes unseen here too: writes through `.data`, and by a CUDA
-        graph that is replayed. A neighbour of 128 tokens takes 448 KiB at the paper's width; those asked for longest
-        ago go first.
+        The layers up to the first cross-attention depend on a neighbour's tokens alone. Their output is computed once
+        for each distinct neighbour of a call, except in training with dropout and in compiled calls. It is kept for
+        later calls, at most `max_bytes` of it, where no gradient of it is wanted; the least recently used goes first.
+        A neighbour of 128 tokens takes 448 KiB at the paper's width. On a GPU the host waits for the neighbours' ids.
+
+        A changed weight, other types of autocast, an optimiser's step and `train()` empty the cache. Writes through
+        `.data` and by a replayed CUDA graph go unseen.
 
         Example:
             with model.encoder.keeping() as kept, torch.no_grad():
@@ -164,31 +156,20 @@ class NeighbourEncoder(nn.Module):
             self._kept.forget()
         return super().train(mode)
 
-    def _sharing(self, neighbours: Tensor, mask: Tensor | None, share: bool | None) -> Sharing | None:
-        """How the call's neighbours [S,R] recur, and what is known of them; None where nothing is to be gained."""
-        if self.config.dropout and self.training:
+    def _sharing(self, neighbours: Tensor, mask: Tensor | None) -> Sharing | None:
+        """How the call's neighbours [S,R] recur, and what is known of them; None where each is read."""
+        if self._kept is None or (self.config.dropout and self.training):
             return None
-        keys = row_keys(neighbours, mask, share)
+        keys = row_keys(neighbours, mask)
         if keys is None:
             return None
-        kept, state = self._kept, None
-        if kept is not None:
-            read = [self.embedding, *self.layers[: min(self.config.encoder_cross_layers, default=len(self.layers))]]
-            wanted = torch.is_grad_enabled() and any(w.requires_grad for part in read for w in part.parameters())
-            state = None if wanted else fingerprint(read)
-            if state is None:
-                kept = None
-        if kept is None and len(set(keys)) == len(keys):
-            return None
-        return Sharing(keys, neighbours.device, kept, state)
+        read = [self.embedding, *self.layers[: min(self.config.encoder_cross_layers, default=len(self.layers))]]
+        wanted = torch.is_grad_enabled() and any(w.requires_grad for part in read for w in part.parameters())
+        state = None if wanted else fingerprint(read)
+        return Sharing(keys, neighbours.device, None if state is None else self._kept, state)
 
     def forward(
-        self,
-        neighbours: Tensor,
-        chunks: Tensor,
-        *,
-        neighbour_mask: Tensor | None = None,
-        share: bool | None = None,
+        self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None, share: bool = True
     ) -> Tensor:
         """Encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
 
@@ -197,7 +178,7 @@ class NeighbourEncoder(nn.Module):
             chunks: activations [B,L,M,d] of the retrieving chunks.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and
                 meaningless.
-            share: of this call, in place of the encoder's own.
+            share: False: read every neighbour, also within `keeping`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -217,9 +198,7 @@ class NeighbourEncoder(nn.Module):
         if self.chunk_norm is not None:
             chunks = self.chunk_norm(chunks)
         tokens = neighbours.flatten(0, 2)
-        x = self._encoded(
-            tokens, chunks, key_mask, self._sharing(tokens, key_mask, self.share if share is None else share)
-        )
+        x = self._encoded(tokens, chunks, key_mask, self._sharing(tokens, key_mask) if share else None)
         return self.norm(x).unflatten(0, neighbours.shape[:3])
 
     def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:

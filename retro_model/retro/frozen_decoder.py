@@ -13,7 +13,7 @@ from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import ChunkCache, left_mask
-from .decoders import adapters, base_of, freeze, readout_of, warn_in_generate
+from .decoders import adapters, base_of, cache_name, freeze, readout_of, warn_in_generate
 from .inputs import check_inputs, row_starts
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
@@ -36,6 +36,7 @@ class Frozen(nn.Module):
         super().__init__()
         self.config = config
         self.decoder = decoder.eval()
+        self._cache_name = cache_name(decoder)
         freeze(decoder)
         warn_in_generate(decoder, instead)
 
@@ -199,11 +200,11 @@ class FrozenDecoder(Frozen):
             else:
                 out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, None, options)
         else:
-            options |= {"past_key_values": cache.decoder, "use_cache": True}
+            options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
                 out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, cache, options)
             cache.length += tokens.shape[1]
-            cache.decoder = out.past_key_values
+            cache.decoder = getattr(out, self._cache_name)
         return getattr(out, "logits", out)
 
     def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours: Tensor | None, neighbour_mask: Tensor | None):
@@ -301,5 +302,5 @@ class RetrofitCache(ChunkCache):
 
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
-        self.decoder = None  # whatever the decoder gives as past_key_values
+        self.decoder = None  # whatever the decoder returns as its cache
         self.states: Tensor | None = None  # [B,K,A,2,R,G,D] of each row's last complete chunk: see `OwnAttention`

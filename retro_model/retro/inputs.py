@@ -22,7 +22,7 @@ def check_inputs(
     cache: ChunkCache | None = None,
     starts: Sequence[int] | None = None,
 ) -> None:
-    """tokens [B,N] that fit, neighbours [B,L,K,R] of the chunks they complete, and their mask; else TypeError or
+    """Check tokens [B,N], the neighbours [B,L,K,R] of the chunks they complete and their mask; raise TypeError or
     ValueError.
 
     starts: the column of each row's first token, see `row_starts`.
@@ -55,14 +55,12 @@ def _check_neighbours(
     if cache is None and sizes["L"] != longest // m:
         raise ValueError(
             f"neighbours: expected [B,L,K,R] with L = N//chunk_len = {longest // m} complete chunks for N={longest}, "
-            f"chunk_len={m}; "
-            f"got L={sizes['L']}"
+            f"chunk_len={m}; got L={sizes['L']}"
         )
     if cache is not None and sizes["L"] != cache.completes(n):
         raise ValueError(
             f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} "
-            "tokens, "
-            f"chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
+            f"tokens, chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
         )
 
 

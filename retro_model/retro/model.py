@@ -1,10 +1,10 @@
-"""Retro: a causal decoder that, in some of its layers, attends the
-neighbours retrieved for the chunks before each token.
-"""
+"""Retro: a causal decoder that, in some of its layers, attends the neighbours retrieved for the chunks before each
+token."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -34,9 +34,8 @@ from .step import RetroStep
 
 
 class DecoderLayer(nn.Module):
-    """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a
-    pre-norm residual.
-    """
+    """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a pre-norm
+    residual."""
 
     def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, device=None, dtype=None):
         super().__init__()
@@ -80,9 +79,8 @@ class DecoderLayer(nn.Module):
         if self.cca is not None and retrieval is not None:
             encoded = retrieval.encode(x) if encoded is None else encoded
             if retrieval.retrieves:
-                x = self._residual(
-                    self.cca_norm, partial(retrieval.cross_attend, self.cca, encoded=encoded, layer=self.index), x
-                )
+                read = partial(retrieval.cross_attend, self.cca, encoded=encoded, layer=self.index)
+                x = self._residual(self.cca_norm, read, x)
         return self._residual(self.feed_forward_norm, self.feed_forward, x), encoded
 
     def _residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -107,8 +105,7 @@ class Retro(nn.Module):
         config: sizes; with cca_layers=() the baseline transformer.
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them; the encoder's with
-            those of layer
-            min(P), in which it runs.
+            those of layer min(P), in which it runs.
 
     Initial weights: N(0, 1/fan_in), residual outputs scaled down by depth, see `layers.initialise`.
 
@@ -129,12 +126,10 @@ class Retro(nn.Module):
         self.readout = Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
-            shared = (
-                self.embedding
-                if config.share_embeddings
-                else nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
-            )
-            self.encoder = NeighbourEncoder(config, shared, backend=backend, **where)
+            embedding = self.embedding
+            if not config.share_embeddings:
+                embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
+            self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -207,29 +202,19 @@ class Retro(nn.Module):
         if cache is not None and starts is not None:
             cache.pad(starts)
         check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache, starts)
-        if cache is None:
-            return self._activations(tokens, neighbours, neighbour_mask, None, starts, part)
-        with torch.no_grad():
-            return self._activations(tokens, neighbours, neighbour_mask, cache, starts)
+        with nullcontext() if cache is None else torch.no_grad():
+            return self._activations(tokens, neighbours, neighbour_mask, cache, starts, part)
 
-    def _activations(
-        self,
-        tokens: Tensor,
-        neighbours,
-        neighbour_mask,
-        cache: RetroCache | None,
-        starts: list[int] | None,
-        part: Part | None = None,
-    ) -> Tensor:
+    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache, starts, part) -> Tensor:
+        """`activations` of checked arguments; starts: the column of each row's first token."""
         count, retrieval, key_mask = tokens.shape[1], None, None
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
-            where = {"batch": tokens.shape[0], "device": tokens.device}
+            found = (neighbours, neighbour_mask)
             if part is not None:
-                retrieval = part.retrieval(self.encoder, neighbours, neighbour_mask)
+                retrieval = part.retrieval(self.encoder, *found)
             else:
-                retrieval = Retrieval(
-                    self.encoder, count, neighbours, neighbour_mask, cache=cache, starts=starts, **where
-                )
+                where = {"batch": tokens.shape[0], "device": tokens.device}
+                retrieval = Retrieval(self.encoder, count, *found, cache=cache, starts=starts, **where)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:

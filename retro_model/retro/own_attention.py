@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from retro_model.base import checks
+from retro_model.base import checks, transfer
 
 from . import attention_hook
 from .cache import left_mask
@@ -195,7 +195,7 @@ class OwnAttention(FrozenDecoder):
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""
-        keys = row_keys(neighbours, None, True)
+        keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
         state = None if self._kept is None else fingerprint([self.decoder])
@@ -242,7 +242,7 @@ class OwnAttention(FrozenDecoder):
             neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
         live, pools, held_place = neighbour_mask.any(-1), [], None
         place = torch.zeros_like(live, dtype=torch.int64)
-        if live.any():
+        if live.numel() and live.any():  # to look is to wait for a GPU: not where no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
         if held is not None:
@@ -276,7 +276,7 @@ class OwnAttention(FrozenDecoder):
             return None
         rows = first if len(set(first)) > 1 else first[:1]
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
-        position = torch.arange(count, device=weight.device) + torch.tensor(rows, device=weight.device)[:, None]
+        position = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
         position = position.clamp(min=0)  # padding stands at 0
         there = neighbour_len + 1 + (position + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)

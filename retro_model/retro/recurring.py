@@ -1,5 +1,4 @@
-"""Neighbours that recur: what the encoder makes of their tokens alone is made once a call, and kept between calls where
-nothing changes it.
+"""Neighbours that recur are read once, within a call and from call to call, where a caller asks for it (`keeping`).
 
 Up to the first layer that attends the retrieving chunk, a neighbour's encoding is a function of its tokens. Windows of
 one document retrieve the same neighbours again and again, and so do overlapping windows.
@@ -21,15 +20,15 @@ from torch import Tensor, nn
 from retro_model.base import checks
 
 
-def row_keys(neighbours: Tensor, mask: Tensor | None, share: bool | None) -> list[bytes] | None:
+def row_keys(neighbours: Tensor, mask: Tensor | None = None) -> list[bytes] | None:
     """Keys that identify neighbours [S,R] under their mask [S,R]; None if the host must not read them.
 
-    share: None reads what lies in the host's memory, True also what a GPU has to be waited for, False nothing. What is
-    compiled, captured or transformed is never read, for it runs again with other tokens.
+    The host waits for a GPU. A call that is compiled, captured or transformed is not read: it runs again with other
+    tokens.
     """
-    if share is False or not checks.readable(neighbours) or not neighbours.numel():
+    if not checks.readable(neighbours) or not neighbours.numel():
         return None
-    if neighbours.device.type != "cpu" and (not share or torch.cuda.is_current_stream_capturing()):
+    if neighbours.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
         return None
     rows = neighbours.cpu().numpy()
     if mask is None:
@@ -77,7 +76,7 @@ class Shelf:
         self.folder, self.dtype, self.state = folder, dtype, state
 
     def stands_for(self, state: Hashable) -> bool:
-        """Whether weights in that state are those of the folder."""
+        """Whether the folder's encodings are of weights in this state."""
         return state == self.state
 
     def get(self, key: bytes) -> Tensor | None:
@@ -98,15 +97,14 @@ class Shelf:
 
 
 class Readings:
-    """LRU cache of encodings of neighbours, of at most `max_bytes`; the least recently used go
-    first.
+    """LRU cache of encodings of neighbours, of at most `max_bytes`; the least recently used go first.
 
     shelf: keeps all that is read, on disk.
     """
 
     def __init__(self, max_bytes: int, shelf: Shelf | None = None):
         self.max_bytes, self.bytes, self.shelf = max_bytes, 0, shelf
-        self.state: Hashable = None  # of whatever the readings depend on beside the tokens
+        self.state: Hashable = None  # `fingerprint` of the weights that the readings depend on
         self.found = self.read = 0  # distinct neighbours that were here, and that were not
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._lock = threading.Lock()
@@ -118,7 +116,7 @@ class Readings:
         return len(self._kept)
 
     def forget(self) -> None:
-        """Everything."""
+        """Empty the cache."""
         with self._lock:
             self._forget()
 
@@ -145,7 +143,7 @@ class Readings:
             return here
 
     def keep(self, keys: Sequence[bytes], readings: Tensor, state: Hashable) -> None:
-        """Readings [U,R,d'] of the neighbours `keys`."""
+        """Cache encodings [U,R,d'] of the neighbours `keys`."""
         with self._lock:
             if state != self.state:
                 return
@@ -164,7 +162,7 @@ class Readings:
 
 
 class Sharing:
-    """One call's S neighbours: those in `rows` are read, of which `spread` makes what was read of each of the S."""
+    """Distinct neighbours of one call: `rows` are read; `spread` gathers an encoding for each of the S neighbours."""
 
     def __init__(self, keys: Sequence[bytes], device: torch.device, kept: Readings | None, state: Hashable):
         first = {}
@@ -178,8 +176,7 @@ class Sharing:
         self.place = torch.tensor([place[key] for key in keys], dtype=torch.int64, device=device)
 
     def pool(self, read: Tensor | None) -> Tensor:
-        """Readings of the distinct neighbours, in the order that `place` counts: those in `rows` as they were `read`
-        (None: none were), then those known before."""
+        """Encodings of the distinct neighbours in the order of `place`: `read` (None: none), then cached ones."""
         parts = [] if read is None else [read]
         if self.kept is not None:
             if read is not None:

@@ -1,5 +1,4 @@
-"""Retrieval within one call of a model: which rows complete which chunks, what the encoder is conditioned on, who
-attends what.
+"""Retrieval within one call of a model: chunks that complete, the encoder's conditioning, tokens and their neighbours.
 
 Whole sequences, decoding with a cache and retrofitted decoders all go through `Retrieval`: a whole sequence is a call
 without a cache in which all rows begin at their first token.
@@ -24,9 +23,8 @@ Encoded = list[Tensor | None]
 
 
 class Part(Protocol):
-    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart`
-    does for a model.
-    """
+    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart` does for a
+    model."""
 
     def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
 
@@ -117,9 +115,8 @@ class Retrieval:
         ]
 
     def encode(self, x: Tensor) -> Encoded:
-        """The neighbours of the chunks that complete, conditioned on
-        activations x [B,N,d] and on what is held of their beginnings.
-        """
+        """The neighbours of the chunks that complete, conditioned on activations x [B,N,d] and on what is held of their
+        beginnings."""
         m, cache = self.encoder.config.chunk_len, self.cache
         if cache is not None and cache.chunk is None:
             cache.chunk = x.new_zeros(cache.batch, m, x.shape[-1])
@@ -181,7 +178,7 @@ class Retrieval:
         return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
 
     def finish(self) -> None:
-        """The mask of the last complete chunk's neighbours becomes part of what the cache holds, as their keys have."""
+        """Keep the mask of the last complete chunk's neighbours in the cache; their keys are there already."""
         if self.neighbours is not None:
             for rows, _, _, _, completed in self.groups:
                 if completed:

@@ -17,7 +17,7 @@ from torch import nn
 from retro_model.layers import ChunkedCrossAttention
 
 from .config import RetroConfig
-from .decoders import check_blocks, config_of, find_blocks
+from .decoders import check_blocks, check_fixed, config_of, named_blocks, share_weights
 from .model import Retro
 from .own_attention import retrofit_own
 from .retrofitted_decoder import RetrofittedDecoder
@@ -25,7 +25,7 @@ from .retrofitted_decoder import RetrofittedDecoder
 #: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
 FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")
 FIXED_IN_OURS = (*FIXED, "num_heads", "head_dim")
-#: Who reads and attends neighbours: layers of RETRO's that are added, or the decoder itself.
+#: Reader of the neighbours: RETRO's layers, which are added, or the decoder itself.
 NEIGHBOURS = ("new", "own")
 
 
@@ -90,10 +90,7 @@ def retrofit(
 def _retrofit_other(
     decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict
 ) -> RetrofittedDecoder:
-    if blocks is None:
-        blocks, attention = find_blocks(decoder)
-    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
-        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    blocks, attention = named_blocks(decoder, blocks, attention)
     config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
         raise ValueError(
@@ -106,10 +103,8 @@ def _retrofit_other(
 
 
 def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroConfig:
-    """The decoder's sizes with those of what is added; a change of what the decoder has fixed is an error."""
-    for name in fixed:
-        if name in changes and changes[name] != getattr(config, name):
-            raise ValueError(f"{name}: expected the decoder's {getattr(config, name)}; got {changes[name]!r}")
+    """The decoder's sizes with `changes`; ValueError for a change of a field in `fixed`."""
+    check_fixed(changes, {name: getattr(config, name) for name in fixed})
     if "chunk_len" in changes:
         changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}
     config = config.replace(**{"cca_layers": None, **changes})
@@ -125,11 +120,5 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
         )
     where = next(decoder.parameters())
     model = Retro(config, backend=backend, device=where.device, dtype=where.dtype)
-    trained = dict(decoder.named_parameters())
-    for name, _ in list(model.named_parameters()):
-        if name in trained:
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, trained.pop(name).requires_grad_(False))
-    if trained:
-        raise RuntimeError(f"a Retro without retrieval has weights that one with retrieval lacks: {', '.join(trained)}")
+    share_weights(model, decoder)
     return model

@@ -35,8 +35,9 @@ class RetroStep:
         self.known = -1  # the column that the device knows
 
     def begin(self, neighbours: Tensor | None = None, neighbour_mask: Tensor | None = None) -> str | None:
-        """Takes in the neighbours [B,1,K,R] of the chunks that complete, and says which way the step goes; None: not by
-        itself, for it meets the first neighbours of all."""
+        """Copy in the neighbours [B,1,K,R] of chunks that complete; return the name of the step's way.
+
+        None: the model itself must make this step, the first one with neighbours."""
         cache = self.cache
         if cache.length >= cache.capacity:
             raise ValueError(f"cache: expected room for a token; got {cache.length} of {cache.capacity} columns filled")
@@ -54,9 +55,8 @@ class RetroStep:
             self.neighbour_mask.zero_()
         else:
             self.neighbours.copy_(neighbours[:, 0])
-            mask = (
-                torch.ones_like(neighbours[:, 0], dtype=torch.bool) if neighbour_mask is None else neighbour_mask[:, 0]
-            )
+            mask = neighbour_mask
+            mask = torch.ones_like(neighbours[:, 0], dtype=torch.bool) if mask is None else mask[:, 0]
             self.neighbour_mask.copy_(mask if mask.dim() == 3 else mask.unsqueeze(-1))
         return "encodes"
 
@@ -73,7 +73,7 @@ class RetroStep:
         return model.readout(model.norm(x)[:, -1])
 
     def finish(self) -> None:
-        """The host's count of what the device has taken in."""
+        """Advance the host's counters by the token that the device took in."""
         self.cache.length += 1
         for layer in self.cache.layers:
             layer.length += 1
@@ -93,7 +93,7 @@ class StepRetrieval:
         position = step.column - step.starts
         self.phase = position % m
         self.done = self.phase == m - 1
-        #: the neighbours held are those of chunk 0, which positions from M-1 on attend
+        #: the held neighbours count as chunk 0's, which positions from M-1 on attend
         self.query_start = (position + 1) % m + m - 1
 
     def encode(self, x: Tensor) -> list[Tensor]:

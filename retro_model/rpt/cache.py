@@ -57,13 +57,12 @@ class RPTCache:
         self.ring = 2 * config.segment if capacity is None else min(capacity, 2 * config.segment)
         self.retrieval: bool | None = None  # of the first call, and so of all
         self.indexes = [SelfIndex(factory=factory) for _ in range(batch)]
-        self.rows: dict[str, Tensor] = {}  # everything that has a row for each document
-        self.decoder = None  # of a retrofitted decoder: its own cache, whatever it gives as past_key_values
+        self.rows: dict[str, Tensor] = {}  # every tensor with a row a document
+        self.decoder = None  # of a retrofitted decoder: its own cache
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where
-        they complete the most: the L of the next call's `index`.
-        """
+        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's
+        `index`."""
         m = self.config.chunk_len
         return max((p % m + count) // m for p in self.positions)
 
@@ -73,9 +72,8 @@ class RPTCache:
         return sum(t.nbytes for t in self.rows.values()) + sum(index.nbytes for index in self.indexes)
 
     def row(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """The tensor [B,*shape] of this name; zeros of the type of
-        `like` at first. A longer first dimension makes it grow.
-        """
+        """The tensor [B,*shape] of this name; zeros of the type of `like` at first. A longer first dimension makes it
+        grow."""
         held = self.rows.get(name)
         if held is None:
             self.rows[name] = like.new_zeros(self.batch, *shape)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from retro_model.base import checks
+from retro_model.base.config import Config, layer_numbers, preset
 
 WINDOWS = ("segments", "sliding")
 VOCAB_SIZE = 50_277  # GPT-NeoX's tokens, section 3.4
@@ -14,7 +14,7 @@ RETRIEVED_AS_A_PAIR = 2  # a neighbour is a chunk and the one after it
 
 
 @dataclass(frozen=True)
-class RPTConfig:
+class RPTConfig(Config):
     """Sizes and switches of a Retrieval-Pretrained Transformer.
 
     Example:
@@ -72,55 +72,31 @@ class RPTConfig:
     tie_embeddings: bool = True
 
     def __post_init__(self):
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int":
-                checks.integer(field.name, value, low=1)
-            elif field.type == "float":
-                checks.number(field.name, value)
-            elif field.type == "bool":
-                checks.flag(field.name, value)
+        self.check_fields()
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads: expected a divisor of d_model={self.d_model}; got {self.num_heads}")
         checks.head_dim("d_model / num_heads", self.head_dim)
-        self._check_layers()
-        for name in ("gate_floor", "dropout"):
-            if not 0 <= getattr(self, name) <= 1 - (name == "dropout") * 1e-9:
-                raise ValueError(
-                    f"{name}: expected a number in [0, 1{')' if name == 'dropout' else ']'}; got {getattr(self, name)}"
-                )
+        first = self.num_layers // 2 + 1
+        kind = "layers of the upper half,"
+        layers = layer_numbers("cca_layers", self.cca_layers, "num_layers", self.num_layers, first, kind)
+        object.__setattr__(self, "cca_layers", layers)
+        checks.probability("dropout", self.dropout)
+        if not 0 <= self.gate_floor <= 1:
+            raise ValueError(f"gate_floor: expected a number in [0, 1]; got {self.gate_floor}")
         if self.window not in WINDOWS:
             raise ValueError(f"window: expected one of {WINDOWS}; got {self.window!r}")
 
-    def _check_layers(self) -> None:
-        layers, first = self.cca_layers, self.num_layers // 2 + 1
-        if not isinstance(layers, (tuple, list)) or any(isinstance(i, bool) or not isinstance(i, int) for i in layers):
-            raise TypeError(f"cca_layers: expected a tuple of ints (layers counted from 1); got {layers!r}")
-        object.__setattr__(self, "cca_layers", tuple(layers))
-        if list(layers) != sorted(set(layers)) or (layers and not first <= layers[0] <= layers[-1] <= self.num_layers):
-            raise ValueError(
-                f"cca_layers: expected ascending layers of the upper half, {first} to num_layers={self.num_layers}; "
-                f"got {tuple(layers)}"
-            )
-
     @classmethod
     def preset(cls, name: str, vocab_size: int = VOCAB_SIZE) -> RPTConfig:
-        """A model of Table 2: "rpt", "retro-bm25" (the same without a
-        retriever), "transformer-xl" (without neighbours).
-        """
+        """A model of Table 2: "rpt", "retro-bm25" (the same without a retriever), "transformer-xl" (without
+        neighbours)."""
         whole = cls(vocab_size, dropout=0.05)
         presets = {"rpt": whole, "retro-bm25": whole.replace(retriever=False), "transformer-xl": whole.baseline()}
-        if name not in presets:
-            raise ValueError(f"name: expected one of {', '.join(presets)}; got {name!r}")
-        return presets[name]
+        return preset(name, presets)
 
     def baseline(self) -> RPTConfig:
         """The same decoder without neighbours, the paper's Transformer-XL."""
         return self.replace(cca_layers=(), retriever=False)
-
-    def replace(self, **changes) -> RPTConfig:
-        """A copy with some fields changed, checked anew."""
-        return dataclasses.replace(self, **changes)
 
     @property
     def head_dim(self) -> int:
@@ -158,15 +134,3 @@ class RPTConfig:
             return total
         total += (len(self.cca_layers) + 3) * 4 * d * d  # and both attentions of the neighbours, the gate's
         return total + (6 * d * d if self.retriever else 0)
-
-    def to_dict(self) -> dict:
-        """The fields as JSON knows them; `from_dict` reads them back."""
-        return dataclasses.asdict(self) | {"cca_layers": list(self.cca_layers)}
-
-    @classmethod
-    def from_dict(cls, fields: dict) -> RPTConfig:
-        """The configuration that `to_dict` wrote; a field that does not exist is an error."""
-        known = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(set(fields) - known):
-            raise ValueError(f"fields: expected the fields of RPTConfig; got the unknown {', '.join(unknown)}")
-        return cls(**fields)

@@ -20,8 +20,7 @@ def decode(
     model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache
 ) -> tuple[Tensor, Retrieved | None]:
     """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the
-    arguments are those of `RPT.forward`, checked.
-    """
+    arguments are those of `RPT.forward`, checked."""
     retrieved = begin(cache, model.embedding.weight, retrieval, tokens.shape[1])
     n, groups = tokens.shape[1], {}
     for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
@@ -43,8 +42,7 @@ def decode(
 
 def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retrieved | None:
     """A call of `count` tokens with this cache: what its chunks retrieve, to be filled; None where none completes or
-    retrieval is off.
-    """
+    retrieval is off."""
     if cache.retrieval not in (None, retrieval):
         raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
     cache.retrieval = retrieval
@@ -65,7 +63,7 @@ class Call:
     def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
         self.model, self.cache, self.rows, self.members, self.count = model, cache, rows, members, count
         self.config, self.starts = model.config, positions
-        self.fresh: list[tuple[list[int], Memory]] = []  # rows, and the memory of the chunks that complete in them
+        self.fresh: list[tuple[Tensor, Memory]] = []  # rows, and the memory of the chunks that complete in them
         device = model.embedding.weight.device
         self.row = transfer.numbers(members, device)
         self.position = transfer.numbers(positions, device)[:, None] + torch.arange(count, device=device)  # [b,N]
@@ -87,7 +85,7 @@ class Call:
         return model.norm(x)
 
     def keep(self) -> None:
-        """Which neighbours the last chunks have, and their gates, for the next call."""
+        """Keep mask and gates of the last chunks' neighbours for the next call."""
         for rows, memory in self.fresh:
             for name, new in (("neighbour mask", memory.neighbour_mask), ("gate", memory.gate)):
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
@@ -103,7 +101,7 @@ class Call:
 
     @staticmethod
     def _put(held: Tensor, at, new: Tensor) -> None:
-        """Into what is held, whose type the first call chose: autocast gives others."""
+        """Write in the held tensor's type, which the first call chose: autocast may give another."""
         held[at] = new.to(held.dtype)
 
     def _window(self, number: int, attention, x: Tensor, turn: Rotation) -> Tensor:
@@ -131,16 +129,15 @@ class Call:
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
 
     def _used(self) -> int:
-        """Columns of the ring that single tokens may see."""
+        """Number of columns of the ring that single tokens may see."""
         return min(self.cache.ring, max(self.starts) + 1)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
         """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of
-        like rows.
-        """
+        like rows."""
         self.fresh = self._complete(hidden, index)
 
-    def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[list[int], Memory]]:
+    def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[Tensor, Memory]]:
         m = self.config.chunk_len
         chunk = self._row("chunk", hidden, m, hidden.shape[-1])
         if self.count == 1:
@@ -151,15 +148,11 @@ class Call:
                     groups.setdefault(p // m, []).append(at)
             memories = []
             for number, ats in groups.items():
-                rows = [self.members[at] for at in ats]
-                memories.append(
-                    (
-                        rows,
-                        self._remember(
-                            rows, number, chunk[rows].unsqueeze(1), None if index is None else index[ats][:, :1]
-                        ),
-                    )
-                )
+                members = [self.members[at] for at in ats]
+                rows, given = transfer.numbers(members, hidden.device), None
+                if index is not None:
+                    given = index[transfer.numbers(ats, hidden.device)][:, :1]
+                memories.append((rows, self._remember(rows, members, number, chunk[rows].unsqueeze(1), given)))
             return memories
         phase, first = self.starts[0] % m, self.starts[0] // m
         hidden = torch.cat([chunk[self.rows, :phase], hidden.to(chunk.dtype)], 1)
@@ -169,12 +162,11 @@ class Call:
         if not complete:
             return []
         chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
-        return [
-            (self.members, self._remember(self.members, first, chunks, None if index is None else index[:, :complete]))
-        ]
+        given = None if index is None else index[:, :complete]
+        return [(self.row, self._remember(self.row, self.members, first, chunks, given))]
 
-    def _remember(self, rows: list[int], first: int, chunks: Tensor, index: Tensor | None):
-        """Memory of chunks [g,c,m,d], numbers first .. of these rows;
+    def _remember(self, rows: Tensor, members: list[int], first: int, chunks: Tensor, index: Tensor | None):
+        """Memory of chunks [g,c,m,d], numbers first .. of these rows (`members`, as the host knows them);
         they join the index, each once its successor is there.
         """
         model, cache, k = self.model, self.cache, self.cache.num_neighbours
@@ -191,7 +183,7 @@ class Call:
             keys = key if not first else torch.cat([waiting_key[rows].unsqueeze(1), key], 1)
             self._put(waiting_key, rows, key[:, -1])
         own = []
-        for at, row in enumerate(rows):
+        for at, row in enumerate(members):
             if pairs is not None:
                 cache.indexes[row].add(None if key is None else keys[at, :-1], pairs[at])
             if query is not None:
@@ -202,7 +194,10 @@ class Call:
             index = own if index is None else torch.where(index == OWN, own, index)
         empty = chunks.new_zeros(*index.shape[1:], 2 * chunks.shape[2], chunks.shape[3])
         read = torch.stack(
-            [cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty for at, row in enumerate(rows)]
+            [
+                cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty
+                for at, row in enumerate(members)
+            ]
         )
         neighbours, neighbour_mask = model.neighbours.augment(read, chunks), index >= 0
         turn = rotation(
@@ -210,7 +205,7 @@ class Call:
         )
         return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, neighbour_mask))
 
-    def _gate(self, rows: list[int], first: int, neighbours: Tensor, neighbour_mask: Tensor) -> Tensor:
+    def _gate(self, rows: Tensor, first: int, neighbours: Tensor, neighbour_mask: Tensor) -> Tensor:
         gate, k = self.model.gate, self.cache.num_neighbours
         pooled = neighbours.mean(-2).flatten(1, 2)
         start, end = first * k, first * k + pooled.shape[1]
@@ -231,9 +226,8 @@ class Call:
         return gate.value(pooled, update).view(neighbour_mask.shape)
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
-        """Layer `number`'s chunked cross-attention of x [b,N,d] to
-        the neighbours held and those of the chunks that complete.
-        """
+        """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that
+        complete."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
         held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]

@@ -47,10 +47,8 @@ class NeighbourGate(nn.Module):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.floor, self.dropout = floor, dropout
-        self.norm, self.attention = (
-            norm(d_model, **where),
-            RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where),
-        )
+        self.norm = norm(d_model, **where)
+        self.attention = RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where)
         self.out_norm = norm(d_model, **where)
         self.weight = nn.Parameter(torch.empty(d_model, **where))
         self.reset_parameters()
@@ -61,8 +59,7 @@ class NeighbourGate(nn.Module):
 
     def forward(self, states: Tensor, neighbour_mask: Tensor) -> Tensor:
         """g [B,L,K] of states [B,L,K,R,d]; neighbour_mask bool [B,L,K]: a neighbour that is not there is not seen by
-        the others.
-        """
+        the others."""
         sizes: dict[str, int] = {"d_model": len(self.weight)}
         checks.shape("states", states, "B,L,K,R,d_model", sizes)
         checks.shape("neighbour_mask", neighbour_mask, "B,L,K", sizes)

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import retro_kernels as rk
 from retro_model.base import checks, disk
+from retro_model.data import faiss_index
 
 KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays where it is
 
@@ -48,8 +50,7 @@ class SelfIndex:
 
     def add(self, keys: Tensor | None, states: Tensor) -> None:
         """The next chunks: keys [n,d] and states [n,...], of types and widths that stay. keys=None: states to be read
-        by number.
-        """
+        by number."""
         if self._count and (keys is None) != (not self._keys):
             raise ValueError("keys: expected them in every call or in none")
         if keys is not None and len(keys) != len(states):
@@ -93,21 +94,15 @@ class SelfIndex:
 
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
         """Query 0 may see chunks up to `last`, query 1 one more, and so on; FAISS is asked for so many more than it may
-        see too many.
-        """
+        see too many."""
         fetched = min(self._count, k + max(0, self._count - 1 - last))
         scores, hits = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
         scores, hits = torch.from_numpy(scores), torch.from_numpy(hits)
         hidden = (hits > last + torch.arange(len(query))[:, None]) | (hits < 0)
-        scores = torch.nn.functional.pad(
-            scores.masked_fill(hidden, -torch.inf), (0, max(0, k - fetched)), value=-torch.inf
-        )
+        missing = (0, max(0, k - fetched))
+        scores = F.pad(scores.masked_fill(hidden, -torch.inf), missing, value=-torch.inf)
         scores, order = scores.sort(dim=-1, descending=True, stable=True)
-        hits = (
-            torch.nn.functional.pad(hits, (0, max(0, k - fetched)), value=-1)
-            .gather(-1, order)
-            .masked_fill(scores == -torch.inf, -1)
-        )
+        hits = F.pad(hits, missing, value=-1).gather(-1, order).masked_fill(scores == -torch.inf, -1)
         return scores[:, :k].to(query.device), hits[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
@@ -155,16 +150,7 @@ class SelfIndex:
 
 
 def _empty(factory: str, width: int):
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("a FAISS index needs faiss (pip install 'retro-kernels[faiss-cpu]')") from error
-    try:
-        index = faiss.index_factory(width, factory, faiss.METRIC_INNER_PRODUCT)
-    except RuntimeError as error:
-        raise ValueError(f"factory: expected a FAISS index factory string; got {factory!r} ({error})") from error
+    index = faiss_index.made(width, factory, "factory", faiss_index.library().METRIC_INNER_PRODUCT)
     if not index.is_trained:
-        raise ValueError(
-            f"factory: expected an index that needs no training, for it grows from nothing; got {factory!r}"
-        )
+        raise ValueError(f"factory: expected an index that needs no training, as it starts empty; got {factory!r}")
     return index

@@ -18,9 +18,8 @@ def check_tokens(model, tokens: Tensor, cache) -> None:
 
 
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
-    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where
-    the model has no retriever; else TypeError or ValueError.
-    """
+    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or
+    ValueError."""
     config = model.config
     chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     if index is None:
@@ -38,8 +37,7 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
     if index.shape[1] != chunks:
         raise ValueError(
             f"index: expected [B,L,K] with L = {chunks} chunks of {config.chunk_len} that complete within these "
-            f"N={tokens.shape[1]} tokens; "
-            f"got L={index.shape[1]}"
+            f"N={tokens.shape[1]} tokens; got L={index.shape[1]}"
         )
     if cache is not None and index.shape[2] != cache.num_neighbours:
         raise ValueError(

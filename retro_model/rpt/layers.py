@@ -35,9 +35,8 @@ class Memory(NamedTuple):
 
 
 class Retrieved(NamedTuple):
-    """Retrieval of a forward pass: scores [B,L,L] (None without a
-    retriever, or with a cache), index and gates [B,L,K].
-    """
+    """Retrieval of a forward pass: scores [B,L,L] (None without a retriever, or with a cache), index and gates
+    [B,L,K]."""
 
     scores: Tensor | None
     index: Tensor
@@ -45,7 +44,7 @@ class Retrieved(NamedTuple):
 
 
 def norm(d_model: int, **where) -> RMSNorm:
-    """The norm that stands before everything here."""
+    """Pre-norm used by every block."""
     return RMSNorm(d_model, eps=NORM_EPS, **where)
 
 
@@ -135,10 +134,8 @@ class DecoderLayer(nn.Module):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.dropout = config.dropout
-        self.attention_norm, self.attention = (
-            norm(config.d_model, **where),
-            WindowAttention(config, backend=backend, **where),
-        )
+        self.attention_norm = norm(config.d_model, **where)
+        self.attention = WindowAttention(config, backend=backend, **where)
         self.cca_norm = self.cca = None
         if reads:
             self.cca_norm, self.cca = norm(config.d_model, **where), CrossAttention(config, backend=backend, **where)

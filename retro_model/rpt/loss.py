@@ -49,10 +49,7 @@ def lambda_rank(
             f"target_scores: expected the scores' shape [...,n] = {list(scores.shape)}; got {list(target_scores.shape)}"
         )
     acc_dtype = torch.promote_types(scores.dtype, torch.float32)
-    scores, targets = (
-        scores.reshape(-1, scores.shape[-1]).to(acc_dtype),
-        target_scores.reshape(-1, scores.shape[-1]).to(acc_dtype),
-    )
+    scores, targets = (t.reshape(-1, scores.shape[-1]).to(acc_dtype) for t in (scores, target_scores))
     with torch.no_grad():
         there = scores != -torch.inf
         targets = targets.masked_fill(~there, -torch.inf)

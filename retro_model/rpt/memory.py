@@ -15,12 +15,11 @@ from .retriever import SelfRetriever, in_chunks
 
 
 class SelfMemory(nn.Module):
-    """A model with `retriever`, `neighbours` and `gate` (None where
-    the configuration has none), and the step that uses them.
-    """
+    """A model with `retriever`, `neighbours` and `gate` (None where the configuration has none), and the step that uses
+    them."""
 
     def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
-        """Makes the parts; for the constructor of a model, which sets `config` too."""
+        """Make the parts; called by a model's constructor, which also sets `config`."""
         self.retriever = self.neighbours = self.gate = None
         where = {"device": device, "dtype": dtype}
         sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}

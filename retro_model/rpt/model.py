@@ -58,9 +58,8 @@ class RPT(SelfMemory):
             for layer in range(1, config.num_layers + 1)
         )
         self.norm = norm(config.d_model, **where)
-        self.unembedding = (
-            None if config.tie_embeddings else nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
-        )
+        untied = not config.tie_embeddings
+        self.unembedding = nn.Linear(config.d_model, config.vocab_size, bias=False, **where) if untied else None
         self.add_memory(config, backend=backend, **where)
         self.reset_parameters()
 
@@ -107,14 +106,8 @@ class RPT(SelfMemory):
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
         """
-        options = {
-            "index": index,
-            "retrieval": retrieval,
-            "num_neighbours": num_neighbours,
-            "trunk_share": trunk_share,
-            "part": part,
-        }
-        x, retrieved = self.activations(tokens, cache=cache, **options)
+        options = {"num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
+        x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, cache=cache, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:
@@ -176,18 +169,15 @@ class RPT(SelfMemory):
         """
         check_tokens(self, tokens, None)
         if self.retriever is None:
-            raise ValueError(
-                "retrieve: expected a model with a retriever; got one without (config.retriever or cca_layers)"
-            )
+            raise ValueError("retrieve: expected a model with a retriever (config.retriever); got one without")
         position = torch.arange(tokens.shape[1], device=tokens.device)
         x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
         turn = rotation(position, self.config.head_dim, x.dtype)
         for layer in self.layers[: self.config.lower_layers]:
             x = self._run(layer, x, turn)
         query, key = self.retriever.project(self.retriever.encode(x))
-        return self.retriever.scores(query, key), self.retriever.search(
-            query, key, num_neighbours or self.config.num_neighbours
-        )
+        found = self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
+        return self.retriever.scores(query, key), found
 
     def shard_units(self) -> list[nn.Module]:
         """Modules that FSDP2 gathers when they run; the rest stays gathered."""
@@ -202,8 +192,7 @@ class RPT(SelfMemory):
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
         """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K,
-        None: the config's.
-        """
+        None: the config's."""
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
@@ -211,8 +200,5 @@ class RPT(SelfMemory):
         return self.readout(self.activations(tokens, **options)[0][:, -1])
 
     def _run(self, layer, *args):
-        return (
-            checkpoint(layer, *args, use_reentrant=False)
-            if self.checkpoint and torch.is_grad_enabled()
-            else layer(*args)
-        )
+        recompute = self.checkpoint and torch.is_grad_enabled()
+        return checkpoint(layer, *args, use_reentrant=False) if recompute else layer(*args)

@@ -1,6 +1,5 @@
 """Neighbours as the decoder reads them: a chunk and its successor, contextualised together, then in the light of the
-chunk that asks.
-"""
+chunk that asks."""
 
 from __future__ import annotations
 
@@ -68,8 +67,7 @@ class NeighbourEncoder(nn.Module):
 
     def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
         """`forward` where `states` [B,S,m,d] are of more chunks than those that ask, `chunks` [B,L,m,d]: only those
-        chosen are encoded.
-        """
+        chosen are encoded."""
         row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
         first = index.clamp(0, states.shape[1] - 2)
         pairs = self.pair(*(states[row, first + step].flatten(1, 2) for step in range(2)))

@@ -1,6 +1,5 @@
-"""The self-retriever: chunks of a sequence represented by the
-decoder's own states, scored against the chunks before them.
-"""
+"""The self-retriever: chunks of a sequence represented by the decoder's own states, scored against the chunks before
+them."""
 
 from __future__ import annotations
 
@@ -58,13 +57,8 @@ class SelfRetriever(nn.Module):
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
-        self.chunk_len, self.excluded_chunks, self.score_scale, self.dropout = (
-            chunk_len,
-            excluded_chunks,
-            score_scale,
-            dropout,
-        )
-        self.backend = backend
+        self.chunk_len, self.excluded_chunks, self.score_scale = chunk_len, excluded_chunks, score_scale
+        self.dropout, self.backend = dropout, backend
         self.norm = norm(d_model, **where)
         self.attention = RotaryAttention(
             d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where
@@ -83,9 +77,8 @@ class SelfRetriever(nn.Module):
         return x.view(chunks.shape)
 
     def project(self, states: Tensor, trunk_share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is
-        scaled by `trunk_share` (0: W_Q and W_K learn alone).
-        """
+        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is scaled by `trunk_share` (0: W_Q and W_K learn
+        alone)."""
         checks.shape("states", states, "B,L,m,d_model", {"d_model": self.attention.d_model})
         pooled = states.mean(-2)
         if trunk_share != 1.0:
@@ -124,8 +117,6 @@ class SelfRetriever(nn.Module):
 
 def in_chunks(x: Tensor, chunk_len: int) -> Tensor:
     """[B,L,m,d], the complete chunks of x [B,N,d]."""
-    return (
-        x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len))
-        if x.shape[1] >= chunk_len
-        else x.new_zeros(x.shape[0], 0, chunk_len, x.shape[2])
-    )
+    if x.shape[1] < chunk_len:
+        return x.new_zeros(x.shape[0], 0, chunk_len, x.shape[2])
+    return x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import find_blocks
+from retro_model.retro.decoders import check_fixed, named_blocks, share_weights
 from retro_model.retro.frozen_decoder import Frozen
 
 from .cache import RPTCache
@@ -28,6 +28,11 @@ from .memory import SelfMemory
 from .model import RPT
 
 HEAD_DIM = 64  # of what is added, where the width allows it
+#: fields that an RPT without neighbours fixes
+FIXED = (
+    *("vocab_size", "d_model", "d_ff", "num_heads", "num_layers"),
+    *("segment", "window", "gated_ffn", "tie_embeddings"),
+)
 
 
 def retrofit_rpt(
@@ -63,10 +68,7 @@ def retrofit_rpt(
     """
     if isinstance(decoder, RPT):
         return _retrofit_own(decoder, backend, changes)
-    if blocks is None:
-        blocks, attention = find_blocks(decoder)
-    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
-        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+    blocks, attention = named_blocks(decoder, blocks, attention)
     theirs = getattr(decoder, "config", None)
     for name in ("vocab_size", "hidden_size"):
         if not isinstance(getattr(theirs, name, None), int):
@@ -74,7 +76,7 @@ def retrofit_rpt(
     width = theirs.hidden_size
     sizes = {"vocab_size": theirs.vocab_size, "d_model": width, "d_ff": 4 * width, "num_layers": len(blocks)}
     sizes |= {"num_heads": max(1, width // HEAD_DIM), "cca_layers": _every_second(len(blocks)), "retriever": True}
-    _check_fixed(changes, {name: sizes[name] for name in ("vocab_size", "d_model", "num_layers")})
+    check_fixed(changes, {name: sizes[name] for name in ("vocab_size", "d_model", "num_layers")})
     return RetrofittedRPT(
         decoder, _with_neighbours(RPTConfig(**sizes | _given(changes))), blocks, attention, backend=backend
     )
@@ -85,25 +87,12 @@ def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
         raise ValueError(
             f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
         )
-    fixed = (
-        "vocab_size",
-        "d_model",
-        "d_ff",
-        "num_heads",
-        "num_layers",
-        "segment",
-        "window",
-        "gated_ffn",
-        "tie_embeddings",
-    )
-    _check_fixed(changes, {name: getattr(decoder.config, name) for name in fixed})
+    check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
     config = _with_neighbours(decoder.config.replace(**{"cca_layers": layers, "retriever": True} | _given(changes)))
     where = next(decoder.parameters())
     model = RPT(config, backend=backend, device=where.device, dtype=where.dtype)
-    for name, trained in list(decoder.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))
+    share_weights(model, decoder)
     for layer in model.layers:
         if layer.cca is not None:
             nn.init.zeros_(layer.cca.output.weight)
@@ -122,12 +111,6 @@ def _with_neighbours(config: RPTConfig) -> RPTConfig:
     if not config.uses_neighbours:
         raise ValueError("cca_layers: expected at least one layer to retrofit; got ()")
     return config
-
-
-def _check_fixed(changes: dict, fixed: dict) -> None:
-    for name, value in fixed.items():
-        if name in changes and changes[name] != value:
-            raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
 
 
 class RetrofittedRPT(SelfMemory, Frozen):
@@ -183,9 +166,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
         cache: RPTCache | None = None,
         **options,
     ) -> Tensor | tuple[Tensor, Retrieved | None]:
-        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`;
-        options: handed to the decoder. No padding on the left.
-        """
+        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on
+        the left."""
         check_tokens(self, tokens, cache)
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
@@ -223,8 +205,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
             here = _Pass(index, cache.num_neighbours, 1.0)
             here.call = Call(self, cache, slice(None), list(cache.positions), list(range(cache.batch)), count)
             here.reader_turn = rotation(self.reader_positions(here.call.position), self.config.head_dim)
-        out = self._run(here, tokens, options | {"past_key_values": cache.decoder, "use_cache": True})
-        cache.decoder = out.past_key_values
+        out = self._run(here, tokens, options | {self._cache_name: cache.decoder, "use_cache": True})
+        cache.decoder = getattr(out, self._cache_name)
         if here is not None:
             here.call.keep()
             here.call.record(retrieved)

@@ -28,7 +28,7 @@ class RPTStep(Call):
         self.known = list(cache.positions)  # the positions that the device knows
 
     def begin(self, retrieval: bool = True) -> str | None:
-        """Which way the step goes; None: not by itself, for a row completes its chunk."""
+        """Return the name of the step's way; None: the model must make this step, as a row completes its chunk."""
         cache = self.cache
         if cache.capacity is not None and max(cache.positions) >= cache.capacity:
             raise ValueError(f"cache: expected room for a token; got {cache.capacity} positions filled")
@@ -46,12 +46,12 @@ class RPTStep(Call):
         return self.model.readout(x[:, -1])
 
     def finish(self) -> None:
-        """The host's count of what the device has taken in."""
+        """Advance the host's counters by the token that the device took in."""
         self.cache.positions = [p + 1 for p in self.cache.positions]
         self.known = list(self.cache.positions)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
-        """No chunk is completed: its states so far are kept."""
+        """Keep the states of the incomplete chunk."""
         m = self.config.chunk_len
         chunk = self._row("chunk", hidden, m, hidden.shape[-1])
         self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])

@@ -48,13 +48,12 @@ class Supervision(NamedTuple):
         return Supervision(*(transfer.send(t, device) for t in self))
 
     def rows(self, which) -> Supervision:
-        """Supervision of the selected sequences."""
+        """The supervision of some sequences."""
         return Supervision(*(t[which] for t in self))
 
     def dense(self, chunks: int | None = None) -> Tensor:
         """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole
-        document, where these are a part of it: [...,L,chunks].
-        """
+        document, where these are a part of it: [...,L,chunks]."""
         chunks = self.candidates.shape[-2] if chunks is None else chunks
         padded = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
         # missing candidates go to a column that is cut off

@@ -32,9 +32,8 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Arguments of a model call: `tokens`, with `neighbours`
-        and `neighbour_mask`, or `segment`, where there are any.
-        """
+        """Arguments of a model call: `tokens`, with `neighbours` and `neighbour_mask`, or `segment`, where there are
+        any."""
         tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
         return (
             tensors

@@ -135,7 +135,7 @@ def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def _set_random_states(moments: dict[str, Tensor]) -> None:
-    """This process's; a generator without a saved state stays as it is."""
+    """Restore this process's generators; one without a saved state stays as it is."""
     for device, name in _my_random_names(moments):
         if device == "cpu":
             torch.set_rng_state(moments[name])
@@ -252,8 +252,7 @@ _MISSING = object()
 
 def _check_option(file: Path, name: str, got, want) -> None:
     """An option must be one of the optimiser's, of the kind it has there; numbers finite, of its sign, decay rates
-    below 1.
-    """
+    below 1."""
     if want is _MISSING:
         raise CheckpointError(f"{file}: {name} is no option of the optimiser")
     if _kind(got) != _kind(want) or (_kind(want) == "sequence" and len(got) != len(want)):
@@ -284,9 +283,8 @@ def _options(group: dict, saved: dict) -> dict:
 
 
 def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
-    """Names and forms of what the optimiser keeps for a parameter:
-    those it has, or those of one step on a copy of zeros.
-    """
+    """Names and forms of what the optimiser keeps for a parameter: those it has, or those of one step on a copy of
+    zeros."""
     if optimizer.state.get(p):
         return {k: _form(v) for k, v in optimizer.state[p].items()}
     zeros = torch.zeros_like(p, requires_grad=True)
@@ -301,7 +299,7 @@ def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Te
 
 
 def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
-    """Each is bytes, and a generator of this process takes those that it would be given."""
+    """CheckpointError unless all states are bytes and this process's generators accept theirs."""
     for name, state in moments.items():
         if RANDOM.fullmatch(name) and (state.dtype != torch.uint8 or state.dim() != 1):
             raise CheckpointError(f"{file}: {name} is {_form(state)}, expected uint8 in one dimension")

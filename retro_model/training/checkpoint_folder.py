@@ -30,9 +30,8 @@ class CheckpointError(ValueError):
 
 
 def check_place(path: Path) -> None:
-    """CheckpointError unless a checkpoint may be written at `path`:
-    nothing, an empty folder, a checkpoint or the rest of one.
-    """
+    """CheckpointError unless a checkpoint may be written at `path`: nothing, an empty folder, a checkpoint or the rest
+    of one."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -119,9 +118,8 @@ def state_digest(state: dict) -> str:
 
 
 def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
-    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save
-    replaced it meanwhile.
-    """
+    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save replaced it
+    meanwhile."""
     while True:
         text = read_state_file(path / STATE)
         try:

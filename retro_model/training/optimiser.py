@@ -78,9 +78,8 @@ class Settings:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Linear from warmup_from to max_lr over warmup_steps, then a
-    cosine to min_lr_ratio * max_lr at `steps`, then constant.
-    """
+    """Linear from warmup_from to max_lr over warmup_steps, then a cosine to min_lr_ratio * max_lr at `steps`, then
+    constant."""
     s = settings
     if step < s.warmup_steps:
         return s.warmup_from + (s.max_lr - s.warmup_from) * step / s.warmup_steps

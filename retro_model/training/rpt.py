@@ -135,8 +135,7 @@ def neighbours_for(
     supervision: Supervision | None, k: int, share: float, generator: torch.Generator | None = None
 ) -> Tensor | None:
     """The `index` of a training step: for a share of the sequences the teacher's neighbours, `OWN` for the rest. None:
-    all own.
-    """
+    all own."""
     if supervision is None:
         return None
     index = supervision.teacher(k)

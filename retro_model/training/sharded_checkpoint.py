@@ -207,7 +207,7 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _digest_or_why_not(file: Path) -> str:
-    """An error of one process would leave the others waiting for it: it travels in place of the digest."""
+    """A file's digest, or its error: an error raised in one process would leave the others waiting."""
     try:
         return sha256_of(file)
     except (OSError, ValueError) as error:
@@ -215,7 +215,7 @@ def _digest_or_why_not(file: Path) -> str:
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
-    """CheckpointError, in every process, unless the files are those of the save: before anything is loaded."""
+    """CheckpointError, in every process and before anything is loaded, unless each file has its digest."""
     digests = _digests(folder)
     for name in sorted(wanted.keys() | digests.keys()):
         if name not in digests or name not in wanted:
@@ -243,7 +243,7 @@ def _processes() -> int:
 
 
 def _agreed(name: str) -> str:
-    """The first process's."""
+    """The name that the first process gives."""
     names = [name]
     if dist.is_initialized():
         dist.broadcast_object_list(names)
@@ -271,7 +271,7 @@ def _begin(path: Path) -> disk.Lock:
 
 
 def _finish(path: Path, state: dict) -> None:
-    """The new shards are on disk, then count, then the old ones go."""
+    """Sync the new shards, then name them in state.json, then remove the old ones."""
     for file in (path / state["shards"]).iterdir():
         disk.sync(file)
     disk.sync(path / state["shards"])

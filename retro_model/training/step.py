@@ -54,9 +54,8 @@ def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
 
 
 def shard(model: nn.Module, mesh) -> nn.Module:
-    """FSDP2 over `mesh`, in place: each of the model's
-    `shard_units()` is gathered when it runs, the rest stays gathered.
-    """
+    """FSDP2 over `mesh`, in place: each of the model's `shard_units()` is gathered when it runs, the rest stays
+    gathered."""
     from torch.distributed.fsdp import fully_shard
 
     for unit in model.shard_units():
@@ -72,7 +71,7 @@ def _autocast(device: torch.device, settings: Settings):
 
 @contextlib.contextmanager
 def _synchronise(model: nn.Module, now: bool):
-    """Gradients meet other processes' only in the last backward of a step."""
+    """Reduce gradients over processes only in the last backward pass of a step."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(now)
         yield
@@ -155,16 +154,11 @@ def train_step(
     loss, norm, tokens = torch.stack([x.double() for x in (total / counted.clamp(min=1), norm, counted)]).tolist()
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
-    return {
-        "loss": loss,
-        "gradient_norm": norm,
-        "learning_rate": rate,
-        "tokens": int(tokens) // _readers(model),
-    }
+    return {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens": int(tokens) // _readers(model)}
 
 
 def _readers(model: nn.Module) -> int:
-    """Processes that are given the same tokens: those that the heads are divided among."""
+    """Number of processes that read the same tokens, because they share the heads."""
     return max(getattr(module, "divided_among", 1) for module in model.modules())
 
 

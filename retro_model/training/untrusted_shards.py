@@ -1,6 +1,5 @@
 """Reads the shards of `torch.distributed.checkpoint` without running code of theirs: torch itself unpickles `.metadata`
-and every value that is no tensor.
-"""
+and every value that is no tensor."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The stream of `batches` as a `torch.utils.data.IterableDataset`:
-for DataLoader workers, the Hugging Face Trainer, Lightning.
-"""
+"""The stream of `batches` as a `torch.utils.data.IterableDataset`: for DataLoader workers, the Hugging Face Trainer,
+Lightning."""
 
 from __future__ import annotations
 

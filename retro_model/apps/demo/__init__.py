@@ -1,3 +1,2 @@
-"""All of it on the sources of Python's standard library: command.py runs it, plan.py has its sizes,
-corpus.py its data.
-"""
+"""All of it on the sources of Python's standard library: command.py runs it, plan.py has its sizes, corpus.py its
+data."""

@@ -1,5 +1,4 @@
-"""RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, a
-sample.
+"""RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation.
 
     retro-model demo                    # minutes on two cores
     retro-model demo --device cuda
@@ -12,38 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from retro_model import Retro, RetroConfig, checkpoint, evaluation, generate, training
+from retro_model import Retro, RetroConfig, checkpoint, evaluation, training
+from retro_model.apps.report import Report, as_json
 from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve import reader
 from retro_model.base import disk
 from retro_model.base.progress import counting
-from retro_model.evaluation import colouring
 from retro_model.retro import copying
 
 from .corpus import Corpus, prepare, stream
 from .options import parser
 from .plan import DEFAULT, SMOKE, Plan
-
-
-@contextlib.contextmanager
-def stage(console: Console, timings: dict[str, float], name: str):
-    """Prints what begins, and keeps how long it took."""
-    console.print(f"[bold]{name}[/bold]")
-    start = time.perf_counter()
-    yield
-    timings[name] = round(time.perf_counter() - start, 1)
-    console.print(f"  {timings[name]} s")
 
 
 def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **options) -> Retro:
@@ -58,19 +43,14 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
 def fit(
     config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
 ) -> tuple[Retro, dict]:
-    """Trains one model; the batches depend on the seed only, so that every model sees the same."""
+    """Train one model. The batches depend on the seed alone: every model sees the same."""
     model = make_model(config, plan, seed, device)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps)
     optimizer = training.make_optimizer(model, settings)
     start = time.perf_counter()
     with training.progress(title, plan.steps, quiet) as report:
         history = training.train(
-            model,
-            optimizer,
-            stream(corpus, plan, seed, config.retrieves),
-            settings,
-            report=report,
-            keep_memory=True,
+            model, optimizer, stream(corpus, plan, seed, config.retrieves), settings, report=report, keep_memory=True
         )
     seconds = time.perf_counter() - start
     tokens = plan.steps * plan.batch_size * plan.window
@@ -93,8 +73,8 @@ LEAST_SHARE = 0.1  # of the minutes that training gets, however long the rest ta
 def fitted(
     name: str, config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, folder: Path, quiet: bool
 ) -> tuple[Retro, dict]:
-    """A trained model: the checkpoint of an earlier run of the same plan and seed, or a new one that is saved."""
-    path, wanted = folder / name.lower(), json.loads(json.dumps({"plan": dataclasses.asdict(plan), "seed": seed}))
+    """Return a trained model: the checkpoint of an earlier run with this plan and seed, or a new one (saved)."""
+    path, wanted = folder / name.lower(), as_json({"plan": dataclasses.asdict(plan), "seed": seed})
     with contextlib.suppress(checkpoint.CheckpointError):
         kept = checkpoint.read_state(path)
         if kept["extra"].get("run") == wanted and kept["config"] == config.to_dict():
@@ -159,90 +139,34 @@ def score_all(
     for name, (model, *neighbours) in given.items():
         with counting(f"scoring {name}", quiet) as report:
             scores[name] = evaluation.score(
-                model,
-                corpus.validation,
-                *neighbours,
-                window=plan.window,
-                stride=plan.stride,
-                report=report,
+                model, corpus.validation, *neighbours, window=plan.window, stride=plan.stride, report=report
             )
     return scores
-
-
-def draw_sample(retro: Retro, corpus: Corpus, plan: Plan, folder: Path, console: Console, seed: int) -> None:
-    """Continues the beginning of a held-out document with and without retrieval; sample.html and the terminal."""
-    m, device = corpus.train.chunk_len, next(retro.parameters()).device
-    entry = max(corpus.validation.documents, key=lambda e: e.num_chunks)
-    prompt = corpus.validation.tokens[entry.first_chunk : entry.first_chunk + 2].reshape(-1).astype(np.int64)
-    prompt = torch.from_numpy(prompt).to(device)[None]
-
-    def retrieve(chunks):
-        return corpus.database.values(corpus.database.search(chunks, plan.neighbours))
-
-    texts = []
-    for how in (retrieve, None):
-        generator = torch.Generator(device).manual_seed(seed)
-        texts.append(
-            generate(retro, prompt, plan.sample_tokens, retrieve=how, temperature=0.7, top_p=0.9, generator=generator)[
-                0
-            ].cpu()
-        )
-    on, off = texts
-    neighbours, mask = retrieve(on[: len(on) // m * m].view(-1, m))
-    rows = colouring.rows(on.numpy(), m, neighbours.numpy(), mask.numpy())
-    decode, title = corpus.tokenizer.decode, f"{entry.name}, continued"
-    without = [decode(part) for part in np.split(off.numpy(), range(m, len(off), m))]
-    (folder / "sample.html").write_text(
-        colouring.to_html(rows, decode, title=title, prompt_chunks=2, off=without), encoding="utf-8"
-    )
-    console.print(colouring.to_terminal(rows, decode, title=title))
-
-
-def _tables(results: dict, scores: dict[str, evaluation.Scores], leakage: np.ndarray) -> list[Table]:
-    models = Table(
-        "model",
-        "weights",
-        "parameters",
-        "steps",
-        "seconds",
-        "tokens/s",
-        title="Training, same batches in the same order",
-    )
-    for name, f in results["training"].items():
-        models.add_row(name, *(f"{f[k]:,}" for k in ("weights", "parameters", "steps", "seconds", "tokens_per_second")))
-    return [models, evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125))]
 
 
 def run(
     folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False
 ) -> dict:
-    """The whole demonstration; everything it makes lies in `folder`. Stopped and called again, it goes on with the
-    models that are trained.
+    """Run the whole demonstration in `folder`. Stopped and called again, it goes on with the models that are trained.
 
     minutes: of the whole; None: plan.steps.
     Returns: the numbers that it also writes to results.json.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    console, timings = Console(record=True, file=io.StringIO() if quiet else None), {}
-    with stage(console, timings, "corpus, tokeniser, database, neighbours"):
-        corpus = prepare(folder, plan, console, not quiet)
-    config = RetroConfig.from_dict({**plan.config, "vocab_size": corpus.tokenizer.vocab_size})
+    report = Report(folder, quiet=quiet)
+    with report.stage("corpus, tokeniser, database, neighbours"):
+        corpus = prepare(folder, plan, report.say, not quiet)
+    config = RetroConfig.small(corpus.tokenizer.vocab_size, **plan.config)
     if minutes is not None:
-        with stage(console, timings, "times of a step and a score"):
-            plan = _planned(folder, minutes, sum(timings.values()), corpus, plan, config, seed, device, console)
+        with report.stage("times of a step and a score"):
+            plan = _planned(report, minutes, corpus, plan, config, seed, device)
     models: dict[str, nn.Module] = {}
-    results: dict = {
-        "plan": dataclasses.asdict(plan),
-        "config": config.to_dict(),
-        "seed": seed,
-        "corpus": corpus.facts,
-        "training": {},
-    }
+    results: dict = {"plan": dataclasses.asdict(plan), "config": config.to_dict(), "seed": seed}
+    results |= {"corpus": corpus.facts, "training": {}}
     for name, c in (("RETRO", config), ("baseline", config.baseline())):
-        with stage(console, timings, f"training {name}"):
+        with report.stage(f"training {name}"):
             models[name], results["training"][name] = fitted(name, c, corpus, plan, seed, device, folder, quiet)
     describe(folder, plan, corpus, "Not scored yet.")  # `serve` takes it from here on
-    with stage(console, timings, "evaluation"):
+    with report.stage("evaluation"):
         scores = score_all(models["RETRO"], models["baseline"], corpus, plan, seed, quiet)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
         best = scores[f"RETRO on, {plan.neighbours} neighbours"]
@@ -250,62 +174,43 @@ def run(
         evaluation.plot_gains(best, others, corpus.validation, leakage, folder / "leakage.png")
     results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
     results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
-    results["difference"] = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in others}
+    difference = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in others}
+    results["difference"] = difference
     results["gains"] = {n: evaluation.gains(best, other, corpus.validation, leakage) for n, other in others.items()}
-    difference = results["difference"]
     results["verdicts"] = [
         evaluation.gain_of_retrieval(best, scores[RANDOM], corpus.validation),
         evaluation.verdicts(difference["RETRO off"], difference["baseline"])[1],
     ]
     describe(folder, plan, corpus, " ".join(results["verdicts"]))
-    with stage(console, timings, "figures of the page"), counting("held-out passages", quiet) as report:
-        reader.measure(folder, report)
-    with stage(console, timings, "a sample"):
-        draw_sample(models["RETRO"], corpus, plan, folder, console, seed)
-    for table in _tables(results, scores, leakage):
-        console.print(table)
+    with report.stage("figures of the page"), counting("held-out passages", quiet) as progress:
+        reader.measure(folder, progress)
+    columns = ("weights", "parameters", "steps", "seconds", "tokens_per_second")
+    rows = [[name, *(f"{facts[c]:,}" for c in columns)] for name, facts in results["training"].items()]
+    report.table("Training, same batches in the same order", ["model", *columns[:-1], "tokens/s"], rows)
+    report.console.print(evaluation.table(scores, leakage, (1.0, 0.5, 0.25, 0.125)))
     for sentence in results["verdicts"]:
-        console.print(f"[bold]{sentence[:1].upper()}{sentence[1:]}[/bold]")
-    results["seconds"] = timings
-    console.print(
-        f"{sum(timings.values()):.0f} s in all; results.json, leakage.png, sample.html and the models lie in {folder}",
-        soft_wrap=True,
-    )
-    console.print(
-        f"See what it looks up, and change that: retro-model serve {folder}   (in the terminal: retro-model ask "
-        f"{folder})",
-        soft_wrap=True,
-    )
-    (folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
-    (folder / "report.txt").write_text(console.export_text(), encoding="utf-8")
-    return results
+        report.say(f"[bold]{sentence[:1].upper()}{sentence[1:]}[/bold]")
+    report.say(f"See what it looks up, and change that: retro-model serve {folder}, or retro-model ask {folder}")
+    return report.finish(results)
 
 
 def _planned(
-    folder: Path,
-    minutes: float,
-    gone: float,
-    corpus: Corpus,
-    plan: Plan,
-    config: RetroConfig,
-    seed: int,
-    device: str,
-    console: Console,
+    report: Report, minutes: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str
 ) -> Plan:
-    """The plan within `minutes`: that of an earlier run that was asked the same, or a new one that is kept."""
-    path = folder / "minutes.json"
-    asked = json.loads(json.dumps({"plan": dataclasses.asdict(plan), "minutes": minutes, "seed": seed}))
+    """Return the plan for `minutes`: an earlier run's for the same arguments, or a new one, which is kept."""
+    path = report.folder / "minutes.json"
+    asked = as_json({"plan": dataclasses.asdict(plan), "minutes": minutes, "seed": seed})
     kept = json.loads(path.read_text()) if path.exists() else {}
     if kept.get("asked") != asked:
-        made, said = within(minutes, gone, corpus, plan, config, seed, device)
-        console.print(f"  {said}", soft_wrap=True)
+        made, said = within(minutes, sum(report.timings.values()), corpus, plan, config, seed, device)
+        report.say(f"  {said}")
         kept = {"asked": asked, "steps": made.steps, "warmup_steps": made.warmup_steps}
         disk.write_json(path, kept)
     return dataclasses.replace(plan, steps=kept["steps"], warmup_steps=kept["warmup_steps"])
 
 
 def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
-    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
+    """Write `model.json`, with which `retro-model ask` and `serve` read the folder."""
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": verdict}
     parts = {
         "model": "retro",
@@ -321,7 +226,7 @@ def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
 
 
 def _no_device(name: str) -> str | None:
-    """Why nothing can run on the device; None where it can."""
+    """Return the reason why nothing can run on the device; None where it can."""
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or not (index or "0").isdigit():
         return "expected cpu, cuda or cuda:N"
@@ -337,13 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     if why := _no_device(options.device):  # before minutes of preparation, not after
         made.error(f"--device {options.device}: {why}")
     plan = SMOKE if options.smoke else DEFAULT
-    changes = {k: v for k, v in (("steps", options.steps), ("batch_size", options.batch_size)) if v is not None}
     if options.steps is not None:
-        changes["warmup_steps"] = min(plan.warmup_steps, options.steps // 10)
-    run(
-        options.out,
-        dataclasses.replace(plan, **changes),
-        seed=options.seed,
-        device=options.device,
-        minutes=options.minutes,
-    )
+        warmup = min(plan.warmup_steps, options.steps // 10)
+        plan = dataclasses.replace(plan, steps=options.steps, warmup_steps=warmup)
+    run(options.out, plan, seed=options.seed, device=options.device, minutes=options.minutes)

@@ -1,18 +1,16 @@
-"""The demonstration's data: sources of Python's standard library, split by package, tokenised,
-deduplicated, searched.
-"""
+"""The demonstration's data: sources of Python's standard library, split by package, tokenised, deduplicated,
+searched."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from rich.console import Console
 
 from retro_model import evaluation, training
 from retro_model.data.database import ChunkDatabase
@@ -38,9 +36,8 @@ SPARE = 4
 
 
 class Corpus(NamedTuple):
-    """The demonstration's data. neighbours: `train_neighbours` of `train`,
-    `validation_neighbours` of `validation`, ids of `database`.
-    """
+    """The demonstration's data. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids
+    of `database`."""
 
     tokenizer: Tokenizer
     database: ChunkDatabase
@@ -52,16 +49,14 @@ class Corpus(NamedTuple):
 
 
 def group_of(name: str) -> str:
-    """The top-level package or module: group_of("json/decoder.py") ==
-    "json", group_of("test/test_json/test_dump.py") == "test".
-    """
+    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py")
+    == "test"."""
     return name.removesuffix(".py").split("/")[0]
 
 
 def sources(root: Path) -> Iterator[Document]:
-    """Every UTF-8 source below `root` (site-packages and tables left
-    out), in an order that is random and always the same.
-    """
+    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the
+    same."""
     paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
     names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
     for name in names:
@@ -85,12 +80,11 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
     return taken
 
 
-def prepare(folder: Path, plan: Plan, console: Console, progress: bool = False) -> Corpus:
-    """Tokeniser, stores, deduplication, database and neighbours in
-    `folder`; what is there from the same plan is used again.
-    """
+def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool = False) -> Corpus:
+    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used
+    again."""
     root = Path(sysconfig.get_path("stdlib"))
-    console.print(f"  reading the sources below {root} ...", soft_wrap=True)
+    say(f"  reading the sources below {root} ...")
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
     # tests come last
@@ -98,28 +92,23 @@ def prepare(folder: Path, plan: Plan, console: Console, progress: bool = False) 
     others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
-    console.print(f"  {len(every):,} files; tokeniser ...")
+    say(f"  {len(every):,} files; tokeniser ...")
     tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     options = {"chunk_len": plan.config["chunk_len"], "bos": True}
     held_out = build_store(folder / "validation", validation, tokenizer, **options)
     raw = build_store(folder / "all", others, tokenizer, **options)
-    console.print("  what training shares with the held-out text ...")
+    say("  what training shares with the held-out text ...")
     leaked = find_leaked(raw, [held_out], progress=progress)
     leaked.save(folder / "deduplication.json")
     removed = {removal.name for removal in leaked.removed}
-    store = (
-        build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=options["chunk_len"])
-        if removed
-        else raw
-    )
-    train = build_store(
-        folder / "train",
-        first_bytes([d for d in others if d.name not in removed], plan.train_bytes),
-        tokenizer,
-        **options,
-    )
-    console.print(f"  keys of {len(store):,} chunks, and the neighbours of {len(train):,} ...")
+    store = raw
+    if removed:
+        clean = kept_documents(raw, leaked)
+        store = build_store(folder / "database", clean, tokenizer, chunk_len=options["chunk_len"])
+    learnt = first_bytes([d for d in others if d.name not in removed], plan.train_bytes)
+    train = build_store(folder / "train", learnt, tokenizer, **options)
+    say(f"  keys of {len(store):,} chunks, and the neighbours of {len(train):,} ...")
     embedder = HashedTfidf(plan.dim).fit(store)
     embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
@@ -144,15 +133,14 @@ def prepare(folder: Path, plan: Plan, console: Console, progress: bool = False) 
             train, train_neighbours[:, : plan.neighbours], database, plan.window
         ),
     }
-    console.print(
+    say(
         f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
-        f"{train.num_tokens:,} tokens; "
-        f"database: {store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules; "
-        f"{len(removed)} near-duplicates removed"
+        f"{train.num_tokens:,} tokens; database: {store.num_tokens:,} tokens of {facts['training_groups']} other "
+        f"packages and modules; {len(removed)} near-duplicates removed"
     )
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
-    console.print(f"  search: {facts['search']} {recall}")
-    console.print(
+    say(f"  search: {facts['search']} {recall}")
+    say(
         f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
         "their own documents: not shown"
     )
@@ -173,16 +161,14 @@ def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDat
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
     """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of
-    the chunk before.
-    """
+    the chunk before."""
     store, m, means = corpus.train, corpus.train.chunk_len, []
     windows = _aligned_windows(store, window // m)
     for at in range(0, len(windows), 64):
         rows = windows[at : at + 64]
         batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)
-        sources, mask = (
-            t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in (batch.neighbours, batch.neighbour_mask)
-        )
+        found = (batch.neighbours, batch.neighbour_mask)
+        sources, mask = (t[:, :-1].reshape(-1, k, t.shape[-1]).numpy() for t in found)
         later = rows[:, 1:].reshape(-1)
         shared = longest_common_substrings(store.chunks(later), sources, lengths=store.lengths[later], source_mask=mask)
         means.append(shared.reshape(len(rows), -1).mean(1))
@@ -191,8 +177,7 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
     """The batches of either model: the first half of the steps from windows where there is something to copy, the rest
-    from all.
-    """
+    from all."""
     found = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
     what = found if retrieves else {}
     options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}

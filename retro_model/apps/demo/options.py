@@ -7,10 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-ABOUT = (
-    "RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation, "
-    "a sample."
-)
+ABOUT = "RETRO end to end on the sources of Python's standard library: corpus, database, training, evaluation."
 
 
 def _at_least(low: int | float) -> Callable[[str], int | float]:
@@ -39,6 +36,5 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     made.add_argument("--seed", type=_at_least(0), default=0)
     made.add_argument("--steps", type=_at_least(1), help="training steps of each model")
-    made.add_argument("--batch-size", type=_at_least(1), help="windows a step")
     made.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
     return made

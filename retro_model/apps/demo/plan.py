@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class Plan:
     """Sizes of a run.
 
-    config: fields of RetroConfig but vocab_size. database_bytes, train_bytes, validation_bytes: text to retrieve from,
-    to train on (part of the former), to score; at most. dim, index: width of the embeddings, FAISS factory string
-    (None: exact search).
-    neighbours, evaluation_neighbours: K in training and the Ks that are scored. start_copying: both models begin with
-    the weights of `copying`.
-    sample_tokens: generated.
+    Args:
+        config: arguments of `RetroConfig.small`; the vocabulary's size is added.
+        database_bytes, train_bytes, validation_bytes: most text to retrieve from, to train on (a part of the former)
+            and to score.
+        dim, index: width of the keys, FAISS factory string (None: exact search).
+        neighbours, evaluation_neighbours: K in training, and each K that is scored.
+        start_copying: both models begin with the weights of `copying`.
     """
 
     config: dict
@@ -33,43 +34,22 @@ class Plan:
     max_lr: float = 1e-2
     warmup_steps: int = 50
     start_copying: bool = True
-    sample_tokens: int = 160
 
 
-def _small(width: int, layers: int, chunk_len: int) -> dict:
-    """A decoder with CCA in its last layer, and an encoder of one layer that reads with the decoder's embeddings."""
-    return {
-        "d_model": width,
-        "d_ff": 4 * width,
-        "num_heads": 2,
-        "head_dim": width // 2,
-        "num_layers": layers,
-        "chunk_len": chunk_len,
-        "neighbour_len": 2 * chunk_len,
-        "cca_layers": (layers,),
-        "encoder_layers": 1,
-        "encoder_d_model": width,
-        "encoder_d_ff": 2 * width,
-        "encoder_heads": 2,
-        "encoder_head_dim": width // 2,
-        "share_embeddings": True,
-        "max_len": 1024,
-    }
-
-
-DEFAULT = Plan(_small(64, 3, 16))
+#: A decoder with CCA in its last layer, and an encoder of one layer that reads with the decoder's embeddings.
+SMALL = {"d_model": 64, "d_ff": 256, "num_heads": 2, "num_layers": 3, "chunk_len": 16, "encoder_d_ff": 128}
+SMALL |= {"share_embeddings": True, "max_len": 1024}
+DEFAULT = Plan(SMALL)
 SMOKE = Plan(
-    _small(64, 2, 16),
+    SMALL | {"num_layers": 2},
     vocab_size=512,
     database_bytes=400_000,
     train_bytes=200_000,
     validation_bytes=30_000,
     dim=64,
-    index=None,
     evaluation_neighbours=(2,),
     window=128,
     stride=64,
     steps=12,
     warmup_steps=2,
-    sample_tokens=40,
 )

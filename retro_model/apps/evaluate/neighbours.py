@@ -95,14 +95,18 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
     return AutoTokenizer.from_pretrained(name)
 
 
-def make_embedder(name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None) -> Embedder:
-    """Hashed TF-IDF, or a frozen encoder of transformers with its own tokenizer, from a folder on this machine."""
+def make_embedder(
+    name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None, *, unit: bool = False
+) -> Embedder:
+    """Hashed TF-IDF, or a frozen encoder of transformers with its own tokenizer, from a folder on this machine; unit:
+    see `EncoderEmbedder`."""
     if name == TFIDF:
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
 
     theirs = AutoTokenizer.from_pretrained(name)
-    return EncoderEmbedder(AutoModel.from_pretrained(name).to(device), prepare=retokenized(tokenizer.decode, theirs))
+    encoder = AutoModel.from_pretrained(name).to(device)
+    return EncoderEmbedder(encoder, prepare=retokenized(tokenizer.decode, theirs), unit=unit)
 
 
 @contextlib.contextmanager
@@ -163,8 +167,7 @@ def _run(options: Namespace, executor: Executor | None, show) -> np.ndarray:
             )
             show(
                 f"{who}: {leaks.own:.1%} of the windows of {options.window} tokens hold a neighbour from one of their "
-                "own documents, "
-                f"{leaks.ahead:.1%} one from what they still have to predict"
+                f"own documents, {leaks.ahead:.1%} one from what they still have to predict"
             )
     show(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours lie in {options.folder}")
     return neighbours

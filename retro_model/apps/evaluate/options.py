@@ -15,10 +15,7 @@ def neighbours() -> argparse.ArgumentParser:
     )
     made.add_argument("folder", type=Path, help="folder for the results")
     made.add_argument(
-        "--documents",
-        nargs="+",
-        required=True,
-        help="files of JSON lines, text files (patterns, ** too)",
+        "--documents", nargs="+", required=True, help="files of JSON lines, text files (patterns, ** too)"
     )
     made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
     made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
@@ -58,7 +55,7 @@ def lm_eval() -> argparse.ArgumentParser:
 
 folder: what `retro-model demo` or `retrofit` left. With neighbours=0: without retrieval; with random=True: random
 passages in place of those found. The gain of retrieval is the result minus that with random=True.
-NAME=FILE: a task of the paper on a local file.""",
+NAME=FILE: a task of the paper on a local file. --include_path FOLDER: task files of your own.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=True,
     )

@@ -128,8 +128,7 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
-    sizes = s.plan.chunk_len, decoder.config.num_hidden_layers
-    model = retrofit(decoder, **changes(attention, *sizes, layers, rank))
+    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
     how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()

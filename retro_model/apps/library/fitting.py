@@ -21,16 +21,17 @@ ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str, chunk_len: int, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
+    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
     fourth layer of the upper third. layers: that attend, in place of these, or of all. rank: of own attention's maps.
     """
+    lengths = {"chunk_len": plan.chunk_len, "neighbour_len": plan.passage_chunks * plan.chunk_len}
     if attention == "own":
-        return {"neighbours": "own", "cca_layers": layers, "chunk_len": chunk_len, "rank": rank}
+        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank}
     layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
     encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
-    return {"cca_layers": layers, "chunk_len": chunk_len, **{f"encoder_{name}": n for name, n in encoder.items()}}
+    return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}
 
 
 class Added(nn.Module):

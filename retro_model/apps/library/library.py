@@ -76,6 +76,8 @@ def prepare(
     folder: Path, decoder: Path, documents: list[Document], held: list[Document], plan: Plan, show=print
 ) -> Library:
     """Makes the library in `folder`; a killed run goes on, and a finished one is opened."""
+    if plan.passage_chunks < 1:
+        raise ValueError(f"passage_chunks: expected 1 or more; got {plan.passage_chunks}")
     tokenizer = HubText.load(decoder)
     options = {"chunk_len": plan.chunk_len, "bos": tokenizer.bos_id is not None}
     show(f"tokens of {len(documents):,} documents, and of {len(held)} held out")
@@ -89,11 +91,12 @@ def prepare(
         embedder = HashedTfidf(plan.dim).fit(store)
         embedder.save(folder / "embedder.npz")
     else:
-        embedder = make_embedder(plan.embedder, store, tokenizer, "cpu")
+        embedder = make_embedder(plan.embedder, store, tokenizer, "cpu", unit=True)
     database = ChunkDatabase.build(folder / "embeddings", store, embedder)
     show(f"neighbours of {len(held_out):,} held-out chunks")
     near = precompute_neighbours(folder / "validation-neighbours", held_out, database, evaluation.LEAKAGE_NEIGHBOURS)
     leakage = evaluation.leakage(held_out, near, database)
+    database.passage_chunks = plan.passage_chunks
     facts = {
         "documents": len(store.documents),
         "tokens": store.num_tokens,

@@ -30,7 +30,8 @@ RANK = 8  # of the low-rank maps in `compare`
 class Plan:
     """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
     database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents.
-    least_similarity: to the chunk, of a passage that own attention reads."""
+    least_similarity: to the chunk, of a passage that own attention reads. passage_chunks: the chunk found and those
+    that follow it."""
 
     chunk_len: int = 32
     neighbours: int = 2
@@ -42,6 +43,7 @@ class Plan:
     held_bytes: int = 1500
     embedder: str = "tfidf"
     dim: int = 512
+    passage_chunks: int = 2
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,8 @@ def retrofit() -> argparse.ArgumentParser:
     add("--neighbours", type=int, default=Plan.neighbours, help=f"neighbours of a chunk (default: {Plan.neighbours})")
     least = Plan.least_similarity
     add("--least-similarity", type=float, default=least, help=f"read no passage less similar (default: {least})")
+    passage = f"chunks of a neighbour: the one found and those that follow (default: {Plan.passage_chunks})"
+    add("--passage-chunks", type=int, default=Plan.passage_chunks, help=passage)
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
     add("--held-out", type=int, default=12, help="hold out and score so many documents (default: 12)")

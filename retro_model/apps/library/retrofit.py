@@ -71,7 +71,7 @@ def run(
     library = prepare(folder, decoder, rest, held, plan, show)
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
-    options = changes(attention, plan.chunk_len, model.config.num_hidden_layers, layers, rank)
+    options = changes(attention, plan, model.config.num_hidden_layers, layers, rank)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
@@ -143,6 +143,7 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
         "least_similarity": plan.least_similarity,
+        "passage_chunks": plan.passage_chunks,
         "verdict": verdict,
     }
     parts = {
@@ -169,6 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
         given.window // 2,
         held_out=given.held_out,
         held_bytes=HELD_BYTES,
+        passage_chunks=given.passage_chunks,
     )
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)

@@ -7,6 +7,6 @@ python -m retro_model mosaics text        real text, and contexts longer than in
 moons.py regbench.py text.py    the experiments
 automata.py                     RegBench's languages
 transformer.py                  the baseline of equal size
-report.py                       tables, results.json, figures
+contest.py                      both models, one training with its curve
 command.py                      the command line
 """

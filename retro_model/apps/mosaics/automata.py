@@ -33,9 +33,8 @@ class Sequence:
 
 
 class Automaton:
-    """Edges of each state: (symbols, targets), both distinct; a word
-    starts in state 0 and takes each edge with equal probability.
-    """
+    """Edges of each state: (symbols, targets), both distinct; a word starts in state 0 and takes each edge with equal
+    probability."""
 
     def __init__(self, random: np.random.Generator):
         states = _uniform(random, STATES)
@@ -102,9 +101,8 @@ def score(rows: list[Sequence], predictions: list[np.ndarray]) -> dict[str, floa
 
 
 def ngram(row: Sequence, order: int) -> np.ndarray:
-    """Probabilities [N,18] by counts in the row itself so far: of the
-    last order-1 tokens, or of fewer where those are new.
-    """
+    """Probabilities [N,18] by counts in the row itself so far: of the last order-1 tokens, or of fewer where those are
+    new."""
     counts: list[dict] = [defaultdict(Counter) for _ in range(order)]
     tokens, estimates = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
     for t, token in enumerate(tokens):

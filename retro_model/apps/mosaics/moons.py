@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retro_model.apps.report import Report
 from retro_model.memory_mosaics.memory import read
 
 from .plans import PLANS
 from .plans import MoonsPlan as Plan
-from .report import Report
 
 SMOKE = PLANS["moons"]["smoke"]
 
@@ -38,13 +38,9 @@ HELD_OUT = (1, 2, 3)
 ANALYTIC_PERIODS = (4.0, 6.0, 10.0)
 
 
-def joint_period(triple: tuple[int, int, int]) -> int:
-    return math.lcm(*triple)
-
-
 def periods(triple: tuple[int, int, int], length: int) -> tuple[float, ...]:
     """In steps, such that `length` steps are JOINT_PERIODS joint periods."""
-    unit = length / JOINT_PERIODS / joint_period(triple)
+    unit = length / JOINT_PERIODS / math.lcm(*triple)
     return tuple(unit * p for p in triple)
 
 
@@ -96,15 +92,13 @@ class Moons(nn.Module):
         key, value, outputs = self.project(self.key, x), self.project(self.value, x), []
         for _ in range(steps):
             z = self.predict(key[:, -1:], key[:, :-1], value[:, 1:], causal=False)
-            key, value = (
-                torch.cat([key, self.project(self.key, z)], 1),
-                torch.cat([value, self.project(self.value, z)], 1),
-            )
+            key = torch.cat([key, self.project(self.key, z)], 1)
+            value = torch.cat([value, self.project(self.value, z)], 1)
             outputs.append(z)
         return torch.cat(outputs, 1)
 
 
-def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
+def train(heads: int, plan: Plan, seed: int) -> Moons:
     """A network trained on the triples that are not held out."""
     torch.manual_seed(seed)
     random, model = np.random.default_rng(seed), Moons(heads)
@@ -122,16 +116,14 @@ def train(heads: int, plan: Plan, seed: int, progress=None) -> Moons:
 
 
 def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
-    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations
-    of x [B,N,3].
-    """
+    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations of x
+    [B,N,3]."""
     return [float((model.run_on(x[:, :t], AHEAD) - x[:, t : t + AHEAD]).abs().mean()) for t in contexts]
 
 
 def separation(model: Moons) -> float:
-    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's
-    largest, of any.
-    """
+    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's largest, of
+    any."""
     magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
     return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
 
@@ -146,8 +138,7 @@ def run(
     folder: Path, plan: Plan = PLANS["moons"]["default"], *, quiet: bool = False, minutes: float = math.inf
 ) -> dict:
     """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun:
-    the same call goes on.
-    """
+    the same call goes on."""
     report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)
     longest, joint = max(moons), plan.length / JOINT_PERIODS
@@ -180,8 +171,7 @@ def run(
     holds = max(three) < 0.5 * min(one)
     report.say(
         f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: three heads at most {max(three):.3f}, one "
-        "head at least "
-        f"{min(one):.3f}; under half: {holds}"
+        f"head at least {min(one):.3f}; under half: {holds}"
     )
     exact_contexts = [4, 6, 10, 20, 40, 59, 61, 80]
     exact = analytic(exact_contexts)

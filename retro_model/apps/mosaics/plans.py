@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,10 @@ class TextPlan:
     bounded_windows: int = 8
 
 
+_TINY = {"d_model": 32, "num_layers": 1, "num_heads": 2}
+_WORDS = RegBenchPlan(**_TINY, longest_word=4, train_sequences=24, test_sequences=6, steps=4, batch_size=4)
+_TEXT = TextPlan(**_TINY, vocab_size=300, context=32, longest=64, steps=3, batch_size=2, capacities=(8,))
+_BIBLE = TextPlan("kjv", "stdlib", vocab_size=512, num_layers=2, context=128, batch_size=16, steps=1500)
 PLANS = {
     "moons": {
         "default": MoonsPlan(),
@@ -78,47 +82,13 @@ PLANS = {
     },
     "regbench": {
         "default": RegBenchPlan(),
-        "smoke": RegBenchPlan(
-            d_model=32,
-            num_layers=1,
-            num_heads=2,
-            longest_word=4,
-            train_sequences=24,
-            test_sequences=6,
-            steps=4,
-            batch_size=4,
-            scored_steps=2,
-        ),
+        "smoke": replace(_WORDS, scored_steps=2),
         "thorough": RegBenchPlan(steps=600, seeds=3, rates=(2e-3, 5e-3), scored_steps=20),
     },
     "text": {
         "default": TextPlan(),
-        "smoke": TextPlan(
-            vocab_size=300,
-            d_model=32,
-            num_layers=1,
-            num_heads=2,
-            context=32,
-            longest=64,
-            steps=3,
-            batch_size=2,
-            train_characters=60_000,
-            windows=4,
-            capacities=(8,),
-            bounded_windows=2,
-        ),
-        "kjv": TextPlan(
-            corpus="kjv",
-            other="stdlib",
-            vocab_size=512,
-            num_layers=2,
-            context=128,
-            batch_size=16,
-            steps=1500,
-            rates=(3e-3, 8e-3),
-            tuning_steps=150,
-            capacities=(32, 64, 128, 256),
-        ),
+        "smoke": replace(_TEXT, train_characters=60_000, windows=4, bounded_windows=2),
+        "kjv": replace(_BIBLE, rates=(3e-3, 8e-3), tuning_steps=150, capacities=(32, 64, 128, 256)),
     },
 }
 ABOUT = {

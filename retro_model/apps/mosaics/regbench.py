@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,34 +18,18 @@ import torch
 from torch import nn
 
 from retro_model import training
-from retro_model.memory_mosaics.config import MosaicsConfig
-from retro_model.memory_mosaics.model import MemoryMosaics
+from retro_model.apps.report import Report
 
-from . import automata
+from . import automata, contest
 from .plans import PLANS
 from .plans import RegBenchPlan as Plan
-from .report import Report
-from .transformer import Transformer, TransformerConfig
 
 SMOKE = PLANS["regbench"]["smoke"]
 
-MODELS = ("Memory Mosaics", "transformer")
+MODELS = (contest.MOSAICS, "transformer")
+METRICS = {"accuracy": "Share of predictions that the automaton allows", "tv": "Total variation to its distribution"}
 TEST_SEED, TUNING_SEED, TRAINING_SEED = 1, 2, 3
 ORDERS = (1, 2, 3, 4)
-
-
-def make(name: str, plan: Plan, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    sizes = {
-        "vocab_size": automata.VOCAB,
-        "d_model": plan.d_model,
-        "num_heads": plan.num_heads,
-        "num_layers": plan.num_layers,
-    }
-    if name == "transformer":
-        # initial weights as the mosaics': a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
-        return Transformer(TransformerConfig(**sizes, positions="rotary", initial_std=None))
-    return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
 
 
 @torch.no_grad()
@@ -73,33 +56,18 @@ def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
 
 def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, quiet: bool) -> dict:
     """One training run: its scores along the way, its accuracy on `others` at the end, seconds, parameters."""
-    model = make(name, plan, seed)
-    settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
-    optimizer, batches = training.make_optimizer(model, settings), stream(rows, plan.batch_size, seed)
-    every, curve, seconds = max(1, plan.steps // plan.scored_steps), [], 0.0
-    with training.progress(f"{name}, rate {rate:g}, seed {seed}", plan.steps, quiet) as progress:
-        for first in range(0, plan.steps, every):
-            start, stop = time.perf_counter(), min(first + every, plan.steps)
-            history = training.train(
-                model, optimizer, batches, settings, start=first, stop=stop, report=progress, keep_memory=True
-            )
-            seconds += time.perf_counter() - start
-            loss = sum(h["loss"] for h in history) / len(history)
-            curve.append({"step": stop, "loss": loss} | automata.score(scored_on, predictions(model, scored_on)))
-    return {
-        "curve": curve,
-        "tuning": automata.score(others, predictions(model, others))["accuracy"],
-        "seconds": round(seconds, 1),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "rate": rate,
-        "seed": seed,
-    }
+    # a transformer with the mosaics' initial weights: a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
+    model = contest.make(name, plan, automata.VOCAB, seed, initial_std=None)
+    points = [*range(0, plan.steps, max(1, plan.steps // plan.scored_steps)), plan.steps]
+    look = lambda model: automata.score(scored_on, predictions(model, scored_on))  # noqa: E731
+    title, batches = f"{name}, rate {rate:g}, seed {seed}", stream(rows, plan.batch_size, seed)
+    facts = contest.fit(model, batches, plan, rate, points, look, title, quiet)
+    return facts | {"tuning": automata.score(others, predictions(model, others))["accuracy"], "seed": seed}
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
     """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates'
-    accuracies there.
-    """
+    accuracies there."""
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
     def run(rate: float, seed: int) -> dict:
@@ -124,9 +92,8 @@ def last_quarter(curve: list[dict], metric: str) -> float:
 def run(
     folder: Path, plan: Plan = PLANS["regbench"]["default"], *, quiet: bool = False, minutes: float = math.inf
 ) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
-    same call goes on.
-    """
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes
+    on."""
     # more seeds and rates are more parts
     report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)
     rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
@@ -142,10 +109,7 @@ def run(
             f"{tried})"
         )
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
-    for metric, title in (
-        ("accuracy", "Share of predictions that the automaton allows"),
-        ("tv", "Total variation to its distribution"),
-    ):
+    for metric, title in METRICS.items():
         every = -(-len(steps) // 8)  # a column in so many, counted from the last: a terminal holds no more
         table = [
             [f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])]
@@ -158,11 +122,11 @@ def run(
         )
     last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
     slopes = {
-        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in ("accuracy", "tv", "loss")}
+        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in (*METRICS, "loss")}
         for name in MODELS
     }
     for name in MODELS:
-        for metric in ("accuracy", "tv"):
+        for metric in METRICS:
             ends = ", ".join(f"{point[metric]:.3f}" for point in last[name])
             gains = ", ".join(f"{gain:+.3f}" for gain in slopes[name][metric])
             report.say(
@@ -186,7 +150,7 @@ def run(
 def draw(report: Report, runs: dict, grams: dict) -> None:
     """Figure 11's two scores against training steps."""
     figure, axes = report.figure("regbench.png", 2, figsize=(11, 3.8))
-    for axis, metric, label in zip(axes, ("accuracy", "tv"), ("allowed predictions", "total variation")):
+    for axis, metric, label in zip(axes, METRICS, ("allowed predictions", "total variation")):
         for name, colour in zip(MODELS, ("tab:blue", "tab:orange")):
             for i, r in enumerate(runs[name]):
                 points = [(point["step"], point[metric]) for point in r["curve"]]

@@ -9,7 +9,6 @@ Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import time
 from pathlib import Path
@@ -20,23 +19,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from retro_model import training
+from retro_model.apps.report import Report
 from retro_model.apps.serve import folder as folders
 from retro_model.data.store import Document
 from retro_model.data.tokens import BOS, Tokenizer
-from retro_model.memory_mosaics import inspection
-from retro_model.memory_mosaics.config import MosaicsConfig
-from retro_model.memory_mosaics.model import MemoryMosaics
+from retro_model.memory_mosaics import MemoryMosaics, inspection
 
+from . import contest
+from .contest import MOSAICS
 from .corpora import CORPORA
 from .plans import PLANS
 from .plans import TextPlan as Plan
-from .report import Report
-from .transformer import Transformer, TransformerConfig
 
-SMOKE = PLANS["text"]["smoke"]
-KJV = PLANS["text"]["kjv"]
-
-NAMES = MOSAICS, LEARNED, ROTARY = "Memory Mosaics", "transformer, learned positions", "transformer, rotary"
+NAMES = _, LEARNED, ROTARY = MOSAICS, "transformer, learned positions", "transformer, rotary"
 SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
 BUCKETS = 16  # of positions, in a curve
 PIECE = 16  # tokens that a bounded memory takes in at a time
@@ -44,18 +39,9 @@ SHOWN = 512  # tokens that a page shows at once
 
 
 def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
-    torch.manual_seed(plan.seed)
-    sizes = {
-        "vocab_size": vocab_size,
-        "d_model": plan.d_model,
-        "num_heads": plan.num_heads,
-        "num_layers": plan.num_layers,
-    }
-    if name == MOSAICS:
-        return MemoryMosaics(MosaicsConfig(**sizes, persistent_slots=7 * plan.d_model // 2))
-    return Transformer(
-        TransformerConfig(**sizes, positions="rotary" if name == ROTARY else "learned", max_len=plan.context)
-    )
+    """Return the model of this name; learned positions reach as far as training does."""
+    positions = "rotary" if name == ROTARY else "learned"
+    return contest.make(name, plan, vocab_size, plan.seed, positions=positions, max_len=plan.context)
 
 
 def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
@@ -93,9 +79,8 @@ def losses(model: nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
-    """Nats a token beyond the training length, milliseconds a token
-    and the cache's bytes with memories of bounded capacity.
-    """
+    """Nats a token beyond the training length, milliseconds a token and the cache's bytes with memories of bounded
+    capacity."""
     model.eval()
     cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
     for piece in tokens.split(PIECE, 1):
@@ -125,30 +110,17 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 def fit(
     name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool
 ) -> tuple[nn.Module, dict]:
-    """A model trained for plan.steps, its curve (mean training loss
-    since the last point, loss on windows `few`), seconds.
-    """
+    """A model trained for plan.steps, its curve (mean training loss since the last point, loss on windows `few`),
+    seconds."""
     model = make(name, plan, vocab_size)
-    settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
-    optimizer, batches, curve, seconds = training.make_optimizer(model, settings), stream(ids, plan), [], 0.0
     points = np.linspace(0, plan.steps, min(plan.steps, SCORED_STEPS) + 1).astype(int).tolist()
-    with training.progress(f"{name}, rate {rate:g}", plan.steps, quiet) as progress:
-        for first, stop in itertools.pairwise(points):
-            start = time.perf_counter()
-            history = training.train(
-                model, optimizer, batches, settings, start=first, stop=stop, report=progress, keep_memory=True
-            )
-            seconds += time.perf_counter() - start
-            loss = sum(h["loss"] for h in history) / len(history)
-            curve.append({"step": stop, "loss": loss, "held_out": float(losses(model, few).mean())})
-    parameters = sum(p.numel() for p in model.parameters())
-    return model, {"parameters": parameters, "seconds": round(seconds, 1), "rate": rate, "curve": curve}
+    look = lambda model: {"held_out": float(losses(model, few).mean())}  # noqa: E731
+    return model, contest.fit(model, stream(ids, plan), plan, rate, points, look, f"{name}, rate {rate:g}", quiet)
 
 
 def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
-    """One model at its best rate: facts of its training, losses of
-    each corpus within the training length and beyond, weights.
-    """
+    """One model at its best rate: facts of its training, losses of each corpus within the training length and beyond,
+    weights."""
     rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
     if len(plan.rates) > 1:
         short = dataclasses.replace(plan, steps=plan.tuning_steps)
@@ -165,9 +137,8 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
 
 
 def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the
-    same call goes on.
-    """
+    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes
+    on."""
     report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()
     shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
@@ -270,8 +241,7 @@ def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_to
     corpora = list(losses_of[MOSAICS])
     report.table(
         f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of "
-        f"{plan.batch_size} windows, "
-        f"{training_tokens:,} training tokens of {plan.corpus}",
+        f"{plan.batch_size} windows, {training_tokens:,} training tokens of {plan.corpus}",
         ["model", "parameters", "rate", "seconds", *corpora],
         rows,
     )

@@ -1,10 +1,9 @@
-"""The baseline: a GPT-2-like decoder whose blocks have as many parameters as those of a Memory
-Mosaic with N_m = 3.5 d.
-"""
+"""The baseline: a GPT-2-like decoder whose blocks have as many parameters as those of a Memory Mosaic with N_m = 3.5
+d."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model.base import checks
+from retro_model.base.config import Config
 from retro_model.layers import FeedForward, Linear, NextTokenLoss, next_token_loss
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
@@ -21,7 +21,7 @@ POSITIONS = ("rotary", "learned")
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Config):
     """Sizes of the baseline; positions: "rotary", or "learned" for at most max_len tokens.
 
     initial_std: of all matrices but embeddings, residual outputs over the square root of their number, as GPT-2's.
@@ -46,9 +46,6 @@ class TransformerConfig:
         checks.head_dim("d_model / num_heads", self.d_model // self.num_heads)
         checks.probability("dropout", self.dropout)
 
-    def to_dict(self) -> dict:
-        return asdict(self)
-
 
 def rotated(x: Tensor) -> Tensor:
     """x [B,N,H,D], the pair (x_i, x_{i+D/2}) of the token at position t turned by t * 10000^(-2i/D)."""
@@ -66,12 +63,8 @@ class TransformerBlock(nn.Module):
     def __init__(self, config: TransformerConfig, *, backend: str | None = None):
         super().__init__()
         d = config.d_model
-        self.num_heads, self.rotary, self.dropout, self.backend = (
-            config.num_heads,
-            config.positions == "rotary",
-            config.dropout,
-            backend,
-        )
+        self.num_heads, self.rotary = config.num_heads, config.positions == "rotary"
+        self.dropout, self.backend = config.dropout, backend
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d, eps=NORM_EPS, bias=False) for _ in range(2))
         self.query, self.key, self.value, self.output = (Linear(d, d, bias=False) for _ in range(4))
         self.feed_forward = FeedForward(d, 4 * d)
@@ -116,20 +109,16 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
         """Logits [B,N,V] after each of tokens [B,N], or their loss as in `MemoryMosaics`; ValueError where learned
-        positions do not reach.
-        """
+        positions do not reach."""
         x = self.embedding(tokens)
         if self.positions is not None:
             if tokens.shape[1] > self.config.max_len:
-                raise ValueError(
-                    f"tokens: expected N <= max_len = {self.config.max_len} learned positions; got N={tokens.shape[1]}"
-                )
+                most = f"max_len = {self.config.max_len} learned positions"
+                raise ValueError(f"tokens: expected N <= {most}; got N={tokens.shape[1]}")
             x = x + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return (
-            rk.linear(x, self.embedding.weight)
-            if loss_mask is None
-            else next_token_loss(x, self.embedding.weight, tokens, loss_mask)
-        )
+        if loss_mask is None:
+            return rk.linear(x, self.embedding.weight)
+        return next_token_loss(x, self.embedding.weight, tokens, loss_mask)

@@ -1,1 +1,1 @@
-"""Demonstrations of RPT that two cores can run: `retro-model rpt cards`, `retro-model rpt text`."""
+"""`retro-model rpt cards`, the demonstration of RPT that two cores can run."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +27,10 @@ from retro_model.evaluation.rpt import random_chunks
 from retro_model.rpt.config import RPTConfig
 from retro_model.rpt.model import RPT
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
-from retro_model.training import Settings
+from retro_model.training import Settings, checkpoint
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
 from .deck import Copyist, Deck, Reader
-from .parts import train_in_parts
 from .start import start_copying
 
 
@@ -78,9 +79,8 @@ class Plan:
 
 
 class Variant(NamedTuple):
-    """One variant: changes of the configuration, source of neighbours and lessons, the decoder's share of the
-    retrieval loss.
-    """
+    """One variant: changes of the configuration, source of neighbours and lessons, the decoder's share of the retrieval
+    loss."""
 
     changes: dict
     neighbours: str = "own"  # own, bm25, none
@@ -139,9 +139,8 @@ SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
 
 
 def symbols(deck: Deck) -> Symbols:
-    """A name for every token: a syllable for what contents and noise
-    are drawn from, a capitalised word of two for names.
-    """
+    """A name for every token: a syllable for what contents and noise are drawn from, a capitalised word of two for
+    names."""
     pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
     return Symbols(
         [
@@ -166,8 +165,7 @@ def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 1
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
     """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the
-    K found.
-    """
+    K found."""
     model.eval()
     k, results = model.config.num_neighbours, {}
     kinds = {"off": {"retrieval": False}}
@@ -201,6 +199,10 @@ def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float
     return losses[:, 1:][documents.far[:, :-1]].mean().item(), losses.flatten(1)[:, 1:].mean().item()
 
 
+class Stopped(Exception):
+    """Time is up; what was trained is on disk."""
+
+
 def fit(
     variant: Variant,
     plan: Plan,
@@ -210,12 +212,12 @@ def fit(
     *,
     seed: int = 0,
     until: float = math.inf,
-    report=None,
+    report: Callable[[dict], None] = lambda row: None,
 ) -> tuple[RPT, list[dict]]:
-    """Trains one variant, from the checkpoint at `place` where there is one; gives the model and its scores along the
-    way. report(row) after each.
+    """Train a variant, from the checkpoint at `place` where there is one; return the model and its scores on the way.
 
-    Raises: Stopped after `until` (of `time.monotonic`).
+    report: called with each row of scores.
+    Raises: Stopped after `until` (of `time.monotonic`), with a checkpoint at `place`.
     """
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
@@ -228,20 +230,31 @@ def fit(
     )
     optimizer = make_optimizer(model, settings, lessons, "adamw", plan.rates)
     order = torch.randperm(len(train.tokens), generator=torch.Generator().manual_seed(seed))
+    first, seconds, history = 0, 0.0, []
 
-    def step_once(step: int) -> dict:
-        draw = torch.Generator().manual_seed(seed * plan.steps + step)
+    def look(step: int) -> None:
+        history.append({"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant))
+        report(history[-1])
+
+    if place.exists():
+        state = checkpoint.load(place, model, optimizer)
+        first, seconds, history = state["step"], state["extra"]["seconds"], state["extra"]["history"]
+    else:
+        look(0)
+    for step in range(first, plan.steps):
+        start = time.perf_counter()
+        draw = torch.Generator().manual_seed(seed * plan.steps + step)  # what a step draws depends on its number alone
         part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
         taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
-        index = {"bm25": part.with_target}.get(variant.neighbours)
-        options = {"index": index} if index is not None else {}
-        return train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
-
-    def look(step: int, seconds: float, results: dict | None) -> dict:
-        row = {"step": step, "seconds": round(seconds, 1)} | score(model, scored, variant)
-        if report is not None:
-            report(row)
-        return row
-
-    history, _ = train_in_parts(model, optimizer, plan.steps, step_once, look, place, every=plan.every, until=until)
-    return model, history
+        options = {"index": part.with_target} if variant.neighbours == "bm25" else {}
+        train_step(model, optimizer, part.tokens, taught, settings, lessons, step, generator=draw, **options)
+        seconds += time.perf_counter() - start
+        done, late = step + 1, time.monotonic() > until
+        whole = done == plan.steps or done % plan.every == 0
+        if whole:
+            look(done)
+        if whole or late:
+            checkpoint.save(place, model, optimizer, step=done, extra={"seconds": seconds, "history": history})
+        if late and done < plan.steps:
+            raise Stopped(f"{place.name}: step {done} of {plan.steps}")
+    return model.eval(), history

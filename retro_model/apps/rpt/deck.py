@@ -50,9 +50,8 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens int64 [count, L*m] and the card of each chunk
-        [count, L]: even chunks are cues, odd ones their contents.
-        """
+        """tokens int64 [count, L*m] and the card of each chunk [count, L]: even chunks are cues, odd ones their
+        contents."""
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
@@ -75,23 +74,18 @@ class Deck:
 
     def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """bool [count, L]: cues whose card was shown before, but not within the last `excluded_chunks` chunks."""
-        return self._right(shown, excluded_chunks).any(-1) & ~self._recent(shown, excluded_chunks)
+        number = np.arange(shown.shape[1])
+        recent = (number < number[:, None]) & (number > number[:, None] - excluded_chunks)
+        return self.right(shown, excluded_chunks).any(-1) & ~(self._same(shown) & recent).any(-1)
 
     def right(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """bool [count, L, L]: cue j, retrievable from cue i, has the same card."""
-        return self._right(shown, excluded_chunks)
+        number = np.arange(shown.shape[1])
+        return self._same(shown) & (number <= number[:, None] - excluded_chunks)
 
     def _same(self, shown: np.ndarray) -> np.ndarray:
         cue = np.arange(shown.shape[1]) % 2 == 0
         return (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
-
-    def _right(self, shown, excluded_chunks):
-        number = np.arange(shown.shape[1])
-        return self._same(shown) & (number <= number[:, None] - excluded_chunks)
-
-    def _recent(self, shown, excluded_chunks):
-        number = np.arange(shown.shape[1])
-        return (self._same(shown) & (number < number[:, None]) & (number > number[:, None] - excluded_chunks)).any(-1)
 
 
 class Copyist:

@@ -1,6 +1,5 @@
-"""The page of a model folder, for this machine alone: 127.0.0.1, own
-hosts and origins, nothing from elsewhere on the page.
-"""
+"""The page of a model folder, for this machine alone: 127.0.0.1, own hosts and origins, nothing from elsewhere on the
+page."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ LONGEST_ERROR = 400  # characters: an error may quote the question
 #: scripts, styles and data from here only; nobody may frame the page
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
-    "'self' data:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",

@@ -36,8 +36,7 @@ def coloured(reading: Reading, first: int = 0) -> Text:
     text = Text()
     for i, (token, gain, blank) in enumerate(zip(reading.texts, reading.gain, reading.blank)):
         text.append(
-            printable(token),
-            style="" if blank else f"{style(gain)} {'bold' if first and i >= first else ''}".strip(),
+            printable(token), style="" if blank else f"{style(gain)} {'bold' if first and i >= first else ''}".strip()
         )
     return text
 

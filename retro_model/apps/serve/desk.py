@@ -1,6 +1,4 @@
-"""A queue before a model: one question is answered at a time, a bounded number waits, and everybody can ask for their
-place.
-"""
+"""Bounded queue in front of a model: one question is answered at a time, and a client can ask for its place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model folder: a trained model, its tokeniser, texts that it has not seen and what it looks things up in;
 `model.json` names them.
 
-`retro-model demo`, `rpt text`, `mosaics text` and `retrofit` leave one; `retro-model ask` and `serve` use it.
+`retro-model demo`, `retrofit`, `rpt cards` and `mosaics text` leave one; `retro-model ask` and `serve` use it.
 """
 
 from __future__ import annotations
@@ -79,9 +79,8 @@ def keep(
     bos: bool,
     facts: dict | None = None,
 ) -> ModelFolder:
-    """Writes a model that looks nothing up outside its text (RPT,
-    Memory Mosaics) as a model folder; what was there is replaced.
-    """
+    """Writes a model that looks nothing up outside its text (RPT, Memory Mosaics) as a model folder; what was there is
+    replaced."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"

@@ -1,6 +1,5 @@
-"""A database that can be changed while it is used: documents
-forgotten, files added. In memory; nothing on disk changes.
-"""
+"""A database that can be changed while it is used: documents forgotten, files added. In memory; nothing on disk
+changes."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class Library:
 
         library = Library(store, keys, embedder, tokenizer)
         ids, similarity = library.search(chunks, k=2)   # [n,2] each
-        tokens, mask = library.values(ids)              # [n,2,2M]
+        tokens, mask = library.values(ids)              # [n,2,PM]
         library.forget(library.place(ids[0, 0]).document)
 
     Chunks and documents are numbered through: those of the store, then those added.
@@ -71,13 +70,21 @@ class Library:
         embedder: of the keys.
         tokenizer: has `encode(text)` and `decode_bytes(ids)`.
         least_similarity: a chunk that is less similar to a query than this is not found for it.
+        passage_chunks: see `ChunkDatabase`.
     """
 
     def __init__(
-        self, store: TokenStore, keys: np.ndarray, embedder, tokenizer, *, least_similarity: float = -np.inf
+        self,
+        store: TokenStore,
+        keys: np.ndarray,
+        embedder,
+        tokenizer,
+        *,
+        least_similarity: float = -np.inf,
+        passage_chunks: int = ChunkDatabase.passage_chunks,
     ) -> None:
         self.store, self.keys, self.embedder, self.tokenizer = store, keys, embedder, tokenizer
-        self.least_similarity = least_similarity
+        self.least_similarity, self.passage_chunks = least_similarity, passage_chunks
         self.newlines = np.array([tokenizer.decode_bytes([i]).count(b"\n") for i in range(store.vocab_size)])
         self.reset()
 
@@ -89,12 +96,14 @@ class Library:
         self.parts = self._opened(self.added, self.added_keys, self.forgotten)
 
     def _opened(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> list[ChunkDatabase]:
-        """Searchers of the store and of what was added that leave out what is forgotten."""
+        """Searchers of the store and of the added documents, without the forgotten ones."""
         base, parts = len(self.store.documents), []
         for store, keys, first in ((self.store, self.keys, 0), (added, added_keys, base)):
             owner = np.asarray(store.chunk_doc)
             out = np.isin(owner + first, forgotten)
-            parts.append(ChunkDatabase(store, DenseSearcher(self.embedder, keys, np.where(out, FORGOTTEN, owner))))
+            part = ChunkDatabase(store, DenseSearcher(self.embedder, keys, np.where(out, FORGOTTEN, owner)))
+            part.passage_chunks = self.passage_chunks
+            parts.append(part)
         return parts
 
     @property
@@ -170,7 +179,7 @@ class Library:
         return np.where(ids < 0, -1, np.random.default_rng(seed).choice(every, ids.shape))
 
     def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each chunk and what follows it in its document: tokens and mask [...,2M]."""
+        """Each chunk and what follows it in its document: tokens and mask [...,PM]."""
         base = len(self.store)
         tokens, mask = self.parts[0].values(np.where(ids < base, ids, -1))
         if not len(self.added):

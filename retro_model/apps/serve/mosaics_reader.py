@@ -1,6 +1,5 @@
-"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which
-token followed there.
-"""
+"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which token followed
+there."""
 
 from __future__ import annotations
 
@@ -20,9 +19,8 @@ LEAST = 0.02  # weight below which a vote or a place is not shown
 
 
 class MosaicsReader(Reader):
-    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval:
-    nothing is remembered but the last `SHORT` tokens.
-    """
+    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval: nothing is remembered but the last `SHORT`
+    tokens."""
 
     without = f"the same model, remembering {SHORT} tokens"
 
@@ -46,9 +44,8 @@ class MosaicsReader(Reader):
         return self._reading(ids, on, off, [], [None] * len(ids), {"memories": self._memories(tokens)})
 
     def _memories(self, tokens: Tensor) -> dict:
-        """Of every memory: its decay and skill; for every token the votes
-        [token, weight] and the places [position, weight] it recalled.
-        """
+        """Of every memory: its decay and skill; for every token the votes [token, weight] and the places [position,
+        weight] it recalled."""
         heads, votes, places, right = [], [], [], []
         n, size = len(tokens), self.model.config.vocab_size
         for number, block in enumerate(inspect(self.model, tokens[None]), 1):
@@ -87,8 +84,7 @@ class MosaicsReader(Reader):
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
     """For every token, what was recalled before it: [[number + shift, weight], ..], the heaviest; weights [N,n], row T
-    before token T+1.
-    """
+    before token T+1."""
     top = weights.topk(min(SHOWN, weights.shape[1]))
     rows = [
         [[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST]

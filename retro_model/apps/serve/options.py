@@ -16,7 +16,7 @@ ABOUT = (
 def serve() -> argparse.ArgumentParser:
     """The parser of `retro-model serve`."""
     made = argparse.ArgumentParser(prog="retro-model serve", description=SERVES)
-    made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
+    made.add_argument("folder", help="a model folder: what retro-model demo, retrofit, rpt cards or mosaics text left")
     made.add_argument("--port", type=int, help=f"on {HOST}; default: the first free one from {FIRST_PORT} on")
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     made.add_argument("--no-browser", action="store_true", help="print the address and open no browser")
@@ -26,7 +26,7 @@ def serve() -> argparse.ArgumentParser:
 def ask() -> argparse.ArgumentParser:
     """The parser of `retro-model ask`."""
     made = argparse.ArgumentParser(prog="retro-model ask", description=ABOUT)
-    made.add_argument("folder", help="a model folder: what retro-model demo, rpt text, mosaics text or retrofit left")
+    made.add_argument("folder", help="a model folder: what retro-model demo, retrofit, rpt cards or mosaics text left")
     made.add_argument("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
     made.add_argument(
         "--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)"

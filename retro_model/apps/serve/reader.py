@@ -1,6 +1,5 @@
-"""A trained model that is asked: what every kind has in common. The
-kinds are in retro_reader.py, rpt_reader.py, mosaics_reader.py.
-"""
+"""Base of the readers, which answer for a trained model of each kind: retro_reader.py, rpt_reader.py,
+mosaics_reader.py."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ def token_texts(decode_bytes, ids) -> list[str]:
 
 
 def bits(logits: Tensor, tokens: Tensor) -> np.ndarray:
-    """Bits [N] that each of tokens [N] costs under logits [N,V] of
-    the one after; the first, of which nothing is known, 0.
-    """
+    """Bits [N] that each of tokens [N] costs under logits [N,V] of the one after; the first, of which nothing is known,
+    0."""
     nats = torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:], reduction="none")
     return np.concatenate([[0.0], nats.cpu().numpy() / math.log(2)])
 
@@ -48,22 +47,24 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.where(same, back + ahead - 1, 0)
 
 
-def sources(tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray) -> list[list[int] | None]:
+def sources(
+    tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray, chunk_len: int
+) -> list[list[int] | None]:
     """For each token, where a neighbour of the chunk before holds it: [neighbour, token there, first and end of the
     common run].
 
     Of all such places the one in the longest run of common tokens that are not all blank; the run may begin in the
     chunk before.
 
-    tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of M = R/2 tokens.
+    tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of chunk_len tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
     """
-    count, k, r = neighbours.shape
-    m, origins = r // 2, [None] * len(tokens)
+    count, k, _ = neighbours.shape
+    m, origins = chunk_len, [None] * len(tokens)
     starts = [c for c in range(1, count + 1) if c * m < len(tokens)]
     if not starts or not k:
         return origins
-    own = np.full((len(starts), r), -2)
+    own = np.full((len(starts), 2 * m), -2)
     for row, c in enumerate(starts):
         part = tokens[(c - 1) * m : (c + 1) * m]
         own[row, : len(part)] = part
@@ -128,8 +129,7 @@ class Reading:
 
     def documents(self) -> list[dict]:
         """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them
-        gained, most first.
-        """
+        gained, most first."""
         entries: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:

@@ -29,7 +29,9 @@ class RetroReader(Reader):
         )
         keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
         least = float(folder.facts.get("least_similarity", -np.inf))
-        self.library = Library(self.database.store, keys, embedder, self.tokenizer, least_similarity=least)
+        chunks = int(folder.facts.get("passage_chunks", ChunkDatabase.passage_chunks))
+        options = {"least_similarity": least, "passage_chunks": chunks}
+        self.library = Library(self.database.store, keys, embedder, self.tokenizer, **options)
         self.neighbours = int(folder.facts.get("neighbours", 2))
 
     def _model(self) -> nn.Module:
@@ -46,11 +48,9 @@ class RetroReader(Reader):
     def read(self, ids: np.ndarray, options: Options) -> Reading:
         m = self.model.config.chunk_len
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
-        hits, near = (
-            self.library.search(chunks, options.k)
-            if len(chunks)
-            else (np.zeros((0, options.k), np.int64), np.zeros((0, options.k)))
-        )
+        hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))
+        if len(chunks):
+            hits, near = self.library.search(chunks, options.k)
         neighbours, mask = self.library.values(hits)
         cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731
         on = off = cost()
@@ -61,7 +61,7 @@ class RetroReader(Reader):
             [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
             for of_chunk in zip(hits, near, neighbours, mask)
         ]
-        found, extra = sources(ids, neighbours, mask, self.blank(ids)), {"library": self.library_state()}
+        found, extra = sources(ids, neighbours, mask, self.blank(ids), m), {"library": self.library_state()}
         return self._reading(ids, on, off, cards, found, extra, random)
 
     def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
@@ -73,7 +73,7 @@ class RetroReader(Reader):
             "line": place.line,
             "score": round(float(near), 3),
             "texts": token_texts(self.tokenizer.decode_bytes, tokens[mask]),
-            "found": int(mask[: len(mask) // 2].sum()),
+            "found": int(mask[: self.model.config.chunk_len].sum()),
         }
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:

@@ -15,8 +15,7 @@ from .retro_reader import RetroReader
 
 class HubText(HubTokenizer):
     """A tokeniser of the Hugging Face library that also says which bytes stand behind tokens: exactly, where its
-    vocabulary is byte-level.
-    """
+    vocabulary is byte-level."""
 
     def __init__(self, tokenizer) -> None:
         super().__init__(tokenizer)

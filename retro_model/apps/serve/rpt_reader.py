@@ -55,7 +55,7 @@ class RptReader(Reader):
                     if j >= 0
                 ]
             )
-        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids)), {}, random)
+        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids), m), {}, random)
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         return self._sample(ids, options, generator, retrieval=on)

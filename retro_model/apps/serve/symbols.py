@@ -1,4 +1,4 @@
-"""A vocabulary that is a list: for made-up documents, whose tokens have no text but a name each."""
+"""Vocabulary of a fixed list of words, for made-up documents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Symbols:
         return self.decode(ids).encode()
 
     def decode(self, ids) -> str:
-        """Likewise, as text."""
+        """The words as text, a space after each."""
         return "".join(f"{self.words[i]} " for i in np.asarray(ids).tolist())
 
     def save(self, path: str | Path) -> None:

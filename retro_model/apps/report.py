@@ -1,14 +1,15 @@
-"""The output of every demonstration: report.txt, results.json and pictures."""
+"""Output of a demonstration: results.json, report.txt and pictures; parts of it that need not be made again."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -16,22 +17,27 @@ from rich.console import Console
 from rich.table import Table
 
 
+def as_json(value: object) -> object:
+    """The value as JSON gives it back: tuples are lists."""
+    return json.loads(json.dumps(value))
+
+
 class Report:
-    """Prints, and keeps what was printed and what was trained.
+    """Prints, and keeps what was printed and what was made.
 
     Args:
         folder: made where it is missing.
-        plan: what parts depend on; parts of another plan are made anew.
+        plan: what parts depend on; a part of another plan is made again.
         quiet: print nothing, keep all.
         minutes: after so many no new part is begun.
     """
 
-    def __init__(self, folder: Path, plan: object, quiet: bool = False, minutes: float = math.inf):
+    def __init__(self, folder: Path, plan: object = None, quiet: bool = False, minutes: float = math.inf):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.plan, self.minutes, self.start = folder, repr(plan), minutes, time.perf_counter()
         self.earlier = 0.0  # seconds that parts took in processes before this one
+        self.timings: dict[str, float] = {}  # seconds of each stage
         self.console = Console(record=True, width=130, file=io.StringIO() if quiet else None)
-        self.quiet = quiet
 
     def part(self, name: str, make: Callable[[], dict]) -> dict:
         """Return the result of `make`, from the folder if it is there: a stopped run continues after its last part."""
@@ -48,18 +54,28 @@ class Report:
         os.replace(path.with_suffix(".new"), path)
         return kept["made"]
 
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Print what begins, and keep the seconds it took."""
+        self.say(f"[bold]{name}[/bold]")
+        start = time.perf_counter()
+        yield
+        self.timings[name] = round(time.perf_counter() - start, 1)
+        self.say(f"  {self.timings[name]} s")
+
     def say(self, text: str) -> None:
-        self.console.print(text, highlight=False)
+        """Print a line, of any length."""
+        self.console.print(text, highlight=False, soft_wrap=True)
 
     def table(self, title: str, columns: list[str], rows: list[list]) -> None:
-        """Floats with three digits, everything else as it is."""
+        """Print a table: floats with three digits, everything else as it is."""
         table = Table(*columns, title=title)
         for row in rows:
             table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
         self.console.print(table)
 
     def figure(self, name: str, panels: int = 1, **options):
-        """(figure, its axes); `save` writes it."""
+        """(figure, its axes); `figure.save()` writes it to the folder."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -70,10 +86,11 @@ class Report:
         return figure, axes[0]
 
     def finish(self, results: dict) -> dict:
-        """Writes results.json, with the time that all took, and report.txt; the results."""
+        """Write results.json, with the seconds that all took or each stage did, and report.txt; return the results."""
         seconds = round(self.earlier + time.perf_counter() - self.start, 1)
-        results = results | {"seconds": seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
-        (self.folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+        facts = {"seconds": self.timings or seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
+        results = results | facts
+        (self.folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
         self.say(f"{seconds:.0f} s; report.txt, results.json and pictures lie in {self.folder}")
         (self.folder / "report.txt").write_text(self.console.export_text(), encoding="utf-8")
         return results
