@@ -15,9 +15,9 @@ from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.triton_lib.combinations import WIDTHS
 
 TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
-EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, mask=True, window=512)
+EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, key_mask=True, window=512)
 #: the dearest first: the order of rows in a table
-OPTIONS = ("bounded", "dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
+OPTIONS = ("dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
 
 #: calls that no combination is: a short table, a relative query of its own
 MORE = (dict(D=64, T=1024), dict(D=128, E=128))
@@ -39,7 +39,7 @@ def test_options_of_a_call():
     )
     assert relative_attention.launch.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
     assert relative_attention.launch.options(call(D=64, segments=True)) == ("masked",)
-    assert relative_attention.launch.options(call(D=64, rel=False, biases=False)) == ()
+    assert relative_attention.launch.options(call(D=64, rel=None, biases=False)) == ()
     assert chunked_cross_attention.launch.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
     assert chunked_cross_attention.launch.options(
         chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)
@@ -48,20 +48,8 @@ def test_options_of_a_call():
         "narrow",
     )
     assert chunked_cross_attention.launch.options(
-        chunked_cross_attention.cases.call(torch.bfloat16, rel=False, biases=False, dropout_p=0.1)
+        chunked_cross_attention.cases.call(torch.bfloat16, rel=None, biases=False, dropout_p=0.1)
     ) == ("dropout", "masked", "plain")
-
-
-def test_a_bounded_table_has_tiles_of_its_own_for_keys():
-    """Blocks of 64 queries and more have registers for one walk: 176 to 632 bytes of stack with three."""
-
-    def tile(kernel, **options):
-        return relative_attention.launch.choose_tile(call(**options), kernel, KNOWN[90])
-
-    assert tile("keys", D=64).block_m == tile("query", D=64, T=1024).block_m == 64 <= tile("keys", D=128).block_m
-    for width, option in itertools.product((64, 128), ({}, dict(dropout_p=0.1), dict(segments=True), dict(E=16))):
-        assert tile("keys", D=width, T=1024, **option).block_m == 16
-    assert tile("keys", D=64, window=512, T=512).block_m == 64
 
 
 @pytest.mark.parametrize("op", TABLES)

@@ -25,7 +25,7 @@ def test_a_help_text_fits_and_says_one_thing(name):
     assert len(described(name).splitlines()[0]) <= 70 and not described(name).splitlines()[0].endswith(".")
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("bounds",)])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_one_flag_means_one_thing(name):
     """--kernel names operators and says which, wherever it is; what parts of a launch's id select is --launch."""
     for action in sub(name)._actions:

@@ -303,29 +303,20 @@ def test_report_command_renders_files(tmp_path, capsys):
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
-    """Two operators with a case of one name keep their own bars; three lengths make a memory plot."""
+    """Two operators with a case of one name keep their own bars."""
     pytest.importorskip("matplotlib")
     from bench.report import figures, summary
 
     eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
     ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
-    lengths = [
-        timed(case=f"length-{n}", memory={"peak_extra_bytes": n * 1000})
-        | {"case": {"name": f"length-{n}", "shape": {"N": n, "H": 2}}}
-        for n in (128, 256, 512)
-    ]
-    assert panels.memory_series(lengths) == {
-        ("leaky_average", "cpu", "float32", "fwd"): [(128, 0.128), (256, 0.256), (512, 0.512)]
-    }
-    assert panels.memory_series(lengths[:2]) == {}
-    figures.write([*eager, *ours, *lengths], tmp_path / "a.png")
+    figures.write([*eager, *ours], tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
     import matplotlib.pyplot as plt
 
     rows = summary.rows([*eager, *ours[::2]])
     figure, axes = plt.subplots()
-    panels.bars(axes, rows, len(rows))
+    panels.bars(axes, rows)
     assert len(rows) == 2 and len(axes.patches) == 2 and [patch.get_width() for patch in axes.patches] == [1.5, 1.5]
     plt.close(figure)
 

@@ -221,6 +221,7 @@ def test_unsupported_calls_say_why():
     assert why(Q=64) is None and why(arch=100) is None
     for arch in (86, 89, 120):  # a block fits none of their multiprocessors, on whatever path
         assert f"159264 bytes of shared memory; sm_{arch} has 101376" in why(arch=arch)
+    assert why(query_dtype=torch.float32) == "query is torch.float32; have bfloat16, float16"
     assert "128" in why(k=129) and "16 bytes" in why(D=1020) and "int16" in why(docs=torch.int16)
     assert backend.unsupported(problem(0)) == "query is on cpu, not on a cuda device"
 

@@ -74,6 +74,19 @@ def test_policies_of_caching():
     assert (harness.run(body, values)[:, 0] == values[:, 0]).all()
 
 
+@pytest.mark.parametrize(("size", "kept"), [("", 0xFFFFFFFF), (" 2,", 0xFFFF)])
+def test_a_copys_policy_is_not_its_size(size, kept):
+    body = f"""{SMEM}
+	createpolicy.fractional.L2::evict_first.b64 %l1, 1.0;
+	cp.async.ca.shared.global.L2::cache_hint [%r202], [%l33], 4,{size} %l1;
+	cp.async.wait_all;
+	ld.shared.b32 %r1, [%r202];
+	st.global.b32 [%l34], %r1;
+"""
+    values = registers()
+    assert (harness.run(body, values, shared_bytes=128)[:, 0] == values[:, 0] & kept).all()
+
+
 def test_out_of_bounds_and_alignment():
     fails("\tld.global.b64 %l1, [%l33+64];", "out of bounds of argument tensor 0: byte 2048 of 2048")
     fails("\tld.global.b64 %l1, [%l30+-8];", "out of bounds of argument tensor 0: byte -8")

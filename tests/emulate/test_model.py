@@ -108,3 +108,14 @@ def test_a_third_of_each_kernels_rows_is_held_back():
     for kernel in {row.kernel for row in ROWS}:
         rows = [at for at, row in enumerate(ROWS) if row.kernel == kernel]
         assert len(held & set(rows)) == len(rows) // 3
+
+
+def test_the_fastest_of_tiles_is_chosen():
+    """The fastest published tile of a size and the slowest; `retro-bench estimate --calibration` has all ten sizes."""
+    from bench.static.calibration import judge
+    from bench.static.calibration.published import TILED
+
+    sizes, measured = (64, 4096, 4096), TILED[64, 4096, 4096]
+    ends = min(measured, key=measured.get), max(measured, key=measured.get)
+    one = judge.chosen(sizes, {tile: measured[tile] for tile in ends})
+    assert one.tile == ends[0] and one.slower == 1.0

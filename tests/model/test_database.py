@@ -4,6 +4,7 @@ neighbours outside a document, building again after a kill.
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -114,17 +115,20 @@ def test_fewer_candidates_than_k(kind, tmp_path):
     assert database.search(store.chunks(np.arange(0)), 2).shape == (0, 2)
 
 
-@given(ids=st.lists(st.integers(-1, 21), max_size=12))
-def test_values_are_the_chunk_and_its_continuation(ids):
+@given(ids=st.lists(st.integers(-1, 21), max_size=12), parts=st.integers(1, 4))
+def test_values_are_the_chunk_and_its_continuation(ids, parts):
     store = VALUES
-    tokens, mask = ChunkDatabase.lexical(store).values(np.array(ids, np.int64).reshape(-1, 1))
-    assert tokens.shape == mask.shape == (len(ids), 1, 16) and tokens.dtype == np.int64 and mask.dtype == bool
+    database = ChunkDatabase.lexical(store)
+    assert database.passage_chunks == 2
+    database.passage_chunks = parts
+    tokens, mask = pickle.loads(pickle.dumps(database)).values(np.array(ids, np.int64).reshape(-1, 1))
+    assert tokens.shape == mask.shape == (len(ids), 1, 8 * parts) and tokens.dtype == np.int64 and mask.dtype == bool
     for number, row, real in zip(ids, tokens[:, 0], mask[:, 0]):
         want = []
         if number >= 0:
             entry = store.documents[store.chunk_doc[number]]
             start = (number - entry.first_chunk) * 8
-            want = store.document_tokens(store.chunk_doc[number])[start : start + 16].tolist()
+            want = store.document_tokens(store.chunk_doc[number])[start : start + 8 * parts].tolist()
         assert row[real].tolist() == want and not row[~real].any()
         assert real.sum() == len(want)
 
@@ -284,7 +288,7 @@ def test_an_index_is_trained_on_enough_keys():
         (dict(k=0), ValueError, "k: expected from 1"),
         (dict(chunks=np.zeros((2, 9), int)), ValueError, "chunks: expected .* M=8"),
         (dict(chunks=np.zeros((2, 8))), TypeError, "chunks: expected integers"),
-        (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids below 200"),
+        (dict(chunks=np.full((2, 8), 999)), ValueError, "chunks: expected token ids within 0 .. 199"),
         (dict(lengths=np.array([1])), ValueError, "lengths: expected"),
         (
             dict(exclude_doc=np.array([0, 99])),
@@ -348,3 +352,16 @@ def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch)
     damaged.write_bytes(good[:600] + bytes([good[600] ^ 255]) + good[601:])
     with pytest.raises(ValueError, match=r"lists: corrupt"):
         ChunkDatabase.open(tmp_path / "new", store, embedder, index="IVF4,Flat", nprobe=4)
+
+
+def test_numbers_of_documents_are_kept_of_few_stores(dense, store, tmp_path, monkeypatch):
+    """The least recently used go first, and come out the same again."""
+    monkeypatch.setattr(databases, "STORES_KEPT", 2)
+    database = opened("exact", dense, store)
+    others = [store_of(tmp_path / str(n), random_documents(n)) for n in (2, 3, 4)]
+    first, second = (database.documents_of(other) for other in others[:2])
+    assert first.tolist() == [0, 1] and database.documents_of(others[0]) is first
+    assert database.documents_of(others[2]).tolist() == [0, 1, 2, 3]
+    assert list(database._documents_of) == [others[0].identity, others[2].identity]
+    again = database.documents_of(others[1])
+    assert again is not second and again.tolist() == second.tolist()

@@ -17,7 +17,7 @@ from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.store import TokenStore
 from retro_model.retro import Retro
 
-TINY = dataclasses.replace(demo.SMOKE, steps=4, sample_tokens=20)
+TINY = dataclasses.replace(demo.SMOKE, steps=4)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,6 @@ def test_everything_is_there(ran):
         "results.json",
         "report.txt",
         "leakage.png",
-        "sample.html",
         "tokenizer.json",
         "deduplication.json",
         "retro",
@@ -112,7 +111,7 @@ def test_minutes_are_those_of_the_whole(monkeypatch):
 
     monkeypatch.setattr(demo, "fit", seconds)
     monkeypatch.setattr(demo, "_seconds_of_a_pass", lambda *_: 10.0)
-    config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
+    config = demo.RetroConfig.small(512, **demo.SMOKE.config)
     plan, said = demo.within(4, 100.0, None, demo.SMOKE, config, 0, "cpu")
     assert plan.steps == pytest.approx((240 - 100 - 10 * demo.PASSES) / 0.6, abs=1)
     assert said.startswith("about 4.0 min in all: 1.7 gone, 1.0 of training (") and "1.3 of scoring" in said
@@ -154,7 +153,6 @@ def test_the_command_line(monkeypatch, tmp_path):
     "arguments",
     [
         "--steps 0",
-        "--batch-size -1",
         "--minutes 0",
         "--minutes nan",
         "--seed -1",
@@ -182,7 +180,7 @@ def test_importing_the_package_loads_no_extras():
 
 
 def test_the_model_is_drawn_from_the_seed():
-    config = demo.RetroConfig.from_dict({**demo.SMOKE.config, "vocab_size": 512})
+    config = demo.RetroConfig.small(512, **demo.SMOKE.config)
     a, b, c = (demo.make_model(config, demo.SMOKE, seed, "cpu") for seed in (1, 1, 2))
     assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters()))
     assert not torch.equal(a.embedding.weight, c.embedding.weight)

@@ -224,11 +224,11 @@ def test_ids_that_nobody_verified_do_not_reach_what_counts_by_them(tmp_path):
     good, dtype = (tmp_path / "s/tokens.bin").read_bytes(), rows.tokens.dtype
     (tmp_path / "s/tokens.bin").write_bytes(good[: -dtype.itemsize] + np.array(np.iinfo(dtype).max, dtype).tobytes())
     (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), rows.chunk_len, rows.lengths.dtype).tobytes())
-    with pytest.raises(ValueError, match="expected token ids below 200"):
+    with pytest.raises(ValueError, match=r"expected token ids within 0 \.\. 199"):
         ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
     (tmp_path / "s/tokens.bin").write_bytes(good)
     (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), 10**6, rows.lengths.dtype).tobytes())
-    with pytest.raises(ValueError, match=r"expected lengths within 0 \.\. "):
+    with pytest.raises(ValueError, match=r"lengths: expected .* within 0 \.\. "):
         ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
     searcher = LexicalSearcher(build(tmp_path / "t"))
     for chunks, lengths in (
@@ -237,7 +237,7 @@ def test_ids_that_nobody_verified_do_not_reach_what_counts_by_them(tmp_path):
         (query[0], query[1] + 1),
         (query[0], query[1] - 99),
     ):
-        with pytest.raises(ValueError, match="chunks: expected"):
+        with pytest.raises(ValueError, match=r"chunks(: lengths)?: expected"):
             searcher.search(chunks, lengths, 2, None)
 
 

@@ -12,7 +12,7 @@ import torch
 from retro_model import evaluation, training
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched, similarity, spread
+from retro_model.apps.library.library import Searched, prepare, similarity, spread
 from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve.library import Library as PageLibrary
 from retro_model.apps.serve.reader import Options, open_folder
@@ -23,6 +23,7 @@ from retro_model.data.store import Document
 from tests.model import toys
 from tests.model.data import random_documents, store_of
 from tests.model.serving import folders
+from tests.model.test_commands import bert
 
 transformers = pytest.importorskip("transformers")
 
@@ -123,6 +124,23 @@ def test_neighbours_for_training_are_those_that_were_computed_before(tmp_path):
     options = {"window": 16, "batch_size": 2, "seed": 0, "database": database, "k": 2}
     batch, other = (next(training.batches(store, neighbours=n, **options)) for n in (got, want))
     assert torch.equal(batch.neighbours, other.neighbours) and torch.equal(batch.neighbour_mask, other.neighbour_mask)
+
+
+def test_the_similarity_by_a_frozen_encoder_is_a_cosine(tmp_path):
+    """Else no passage would reach the least similarity."""
+    for name, fill in (("decoder", folders.decoder), ("texts", folders.text_files), ("bert", bert)):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name)
+    plan = Plan(chunk_len=8, held_out=2, held_bytes=200, embedder=str(tmp_path / "bert"))
+    parts = texts.divide(texts.read(tmp_path / "texts", 10_000)[1], plan.held_out, plan.held_bytes, 10_000)
+    made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, plan)
+    ids = made.neighbours[:, : plan.neighbours]
+    keys, queries = (
+        made.database.searcher.embedder(s.chunks(range(len(s))), s.lengths)
+        for s in (made.database.store, made.held_out)
+    )
+    np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(made.similarity(plan), np.einsum("nd,nkd->nk", queries, keys[ids]), atol=1e-5)
 
 
 class Line(torch.nn.Module):
@@ -294,7 +312,7 @@ def test_exchanged_neighbours_are_those_of_other_documents():
 
 def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
-    plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400)
+    plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
     retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
@@ -304,8 +322,11 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     assert not list((tmp_path / "model").glob("decoder*"))
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
     reader = open_folder(tmp_path)
+    assert reader.model.config.neighbour_len == 24
     got = reader.read(reader.passage(reader.start), Options())
     assert np.abs(got.on - got.off).max() > 1e-4
+    shown = [card for cards in got.cards for card in cards]
+    assert all(card["found"] <= 8 for card in shown) and max(len(card["texts"]) for card in shown) == 24
 
 
 def test_the_differences_are_those_of_the_scores(compared):

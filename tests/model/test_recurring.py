@@ -1,6 +1,7 @@
-"""Neighbours that recur are read once: the same encodings and gradients, never of other weights, never where it would
-be seen."""
+"""Neighbours that recur are read once where that was asked for: the same encodings and gradients, never of other
+weights, never where it would be seen."""
 
+import contextlib
 import copy
 
 import numpy as np
@@ -56,6 +57,22 @@ def read(monkeypatch):
     return counts
 
 
+def ways(encoder):
+    """Context managers in which every neighbour is read, and in which one that recurs is read once."""
+    return contextlib.nullcontext, encoder.keeping
+
+
+def test_without_being_asked_nothing_is_shared(read):
+    made = encoder()
+    neighbours, _ = recurring()
+    for _ in range(2):
+        made(neighbours, activations())
+    assert read == [18, 18] and not made.keeps
+    with made.keeping():
+        made(neighbours, activations(), share=False)
+    assert read == [18, 18, 18]
+
+
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_encodings_and_gradients_are_those_of_each_neighbour_read_by_itself(name, masked, read):
@@ -63,9 +80,10 @@ def test_encodings_and_gradients_are_those_of_each_neighbour_read_by_itself(name
     neighbours, mask = recurring()
     mask = mask if masked else None
     outcomes = []
-    for share in (False, None):
+    for way in ways(made):
         chunks = activations().requires_grad_()
-        out = made(neighbours, chunks, neighbour_mask=mask, share=share)
+        with way():
+            out = made(neighbours, chunks, neighbour_mask=mask)
         weight = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(2))
         wanted = [*made.parameters(), *([chunks] if VARIANTS[name] else [])]
         outcomes.append([out, *torch.autograd.grad((out * weight).sum(), wanted, allow_unused=True)])
@@ -83,10 +101,10 @@ def test_a_training_step_is_the_same(checkpoint, read):
         tokens, torch.ones_like(tokens, dtype=torch.bool), neighbours, torch.ones_like(neighbours) > 0
     )
     grads = []
-    for share in (False, None):
+    for number in range(2):
         model = tiny.model(dtype=torch.float64, checkpoint=checkpoint)
-        model.encoder.share = share
-        training.batch_loss(model, batch)[0].total.backward()
+        with ways(model.encoder)[number]():
+            training.batch_loss(model, batch)[0].total.backward()
         grads.append([p.grad for p in model.parameters()])
     assert min(read[1:]) <= 3
     for apart, shared in zip(*grads):
@@ -96,10 +114,11 @@ def test_a_training_step_is_the_same(checkpoint, read):
 def test_what_is_dropped_differs_between_two_of_the_same_tokens(read):
     made = encoder(dropout=0.5).train()
     neighbours, _ = recurring()
-    out = made(neighbours, activations())
-    assert read == [18]
-    assert not torch.equal(out[-1, -1, 0], out[-1, -1, 1])
-    made.eval()(neighbours, activations())
+    with made.keeping():
+        out = made(neighbours, activations())
+        assert read == [18]
+        assert not torch.equal(out[-1, -1, 0], out[-1, -1, 1])
+        made.eval()(neighbours, activations())
     assert read == [18, 4]
 
 
@@ -107,9 +126,10 @@ def test_compiled_it_reads_every_neighbour():
     """The graph serves other tokens than those it was traced with."""
     made, chunks = encoder(encoder_layers=1), activations()
     run = torch.compile(made, fullgraph=True, backend="eager")
-    for distinct in (2, 5):
-        neighbours = recurring(distinct=distinct)[0]
-        assert relative_error(run(neighbours, chunks), made(neighbours, chunks)) < EXACT
+    with made.keeping():
+        for distinct in (2, 5):
+            neighbours = recurring(distinct=distinct)[0]
+            assert relative_error(run(neighbours, chunks), made(neighbours, chunks)) < EXACT
 
 
 class TestKept:
@@ -207,12 +227,14 @@ def test_scores_are_the_same_and_the_neighbours_of_overlapping_windows_are_read_
     found = np.random.default_rng(0).integers(0, 30, (12, 2))
     arguments = (model, store, found, toys.Database(toys.random_store(31, 4, seed=1)))
     scores = evaluation.score(*arguments, window=12, stride=4, batch_size=1)
-    model.encoder.share = False
-    apart = evaluation.score(*arguments, window=12, stride=4, batch_size=1)
+    once = sum(read)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model.encoder), "keeping", lambda _: contextlib.nullcontext())
+        apart = evaluation.score(*arguments, window=12, stride=4, batch_size=1)
     np.testing.assert_allclose(scores.nats, apart.nats, rtol=1e-12)
     neighbours, tokens = (
         len(np.unique(found)),
         6,
     )  # chunks' neighbours are of 8 tokens, windows of 12: both are embedded
-    assert sum(read) < neighbours + tokens * 12
+    assert once < neighbours + tokens * 12 and sum(read) - once > once
     assert model.encoder._kept is None

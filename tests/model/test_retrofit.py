@@ -293,7 +293,7 @@ def test_another_decoder_by_its_blocks():
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="cca_layers: expected at least one layer"):
         retrofit(ours(), cca_layers=())
-    with pytest.raises(ValueError, match="cca_layers: expected layers from 1 to num_layers=3"):
+    with pytest.raises(ValueError, match="cca_layers: expected ascending layers from 1 to num_layers=3"):
         retrofit(gpt2(), cca_layers=(4,))
     with pytest.raises(ValueError, match=r"decoder: expected a Retro without retrieval"):
         retrofit(retrofit(ours(), **ADDED), **ADDED)

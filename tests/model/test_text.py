@@ -37,16 +37,6 @@ def brute_prefixes(a, b):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@given(a=SEQUENCE, b=SEQUENCE)
-def test_longest_common_substring(method, a, b):
-    _text.set_method(getattr(_text.Method, method))
-    try:
-        assert text.longest_common_substring(a, b) == brute_substring(a, b)
-    finally:
-        _text.set_method(_text.Method.automatic)
-
-
-@pytest.mark.parametrize("method", METHODS)
 @given(a=SEQUENCE, sources=st.lists(SEQUENCE, max_size=3), data=st.data())
 def test_prefixes_and_substrings_of_batches(method, a, sources, data):
     """Ragged sources by mask, ragged chunks by length; masked tokens match nothing, a match stays within one source."""
@@ -69,12 +59,6 @@ def test_prefixes_and_substrings_of_batches(method, a, sources, data):
     assert longest.tolist() == [max([brute_substring(real, s)[0] for s in sources], default=0)]
 
 
-@given(a=SEQUENCE, b=SEQUENCE)
-def test_longest_common_prefix(a, b):
-    want = max(n for n in range(min(len(a), len(b)) + 1) if a[:n] == b[:n])
-    assert text.longest_common_prefix(a, b) == want
-
-
 def test_a_whole_neighbour_is_masked():
     chunk, sources = [[1, 2, 3]], [[[1, 2, 3], [2, 3, 4]]]
     assert text.longest_common_substrings(chunk, sources).tolist() == [3]
@@ -92,10 +76,7 @@ def test_the_methods_agree_on_documents():
         rows_of = {}
         for name in ("bits", "automaton"):
             _text.set_method(getattr(_text.Method, name))
-            rows_of[name] = (
-                text.longest_common_substring(x, y),
-                text.common_prefix_lengths(x[None], y[None, None]).tolist(),
-            )
+            rows_of[name] = text.common_prefix_lengths(x[None], y[None, None]).tolist()
         _text.set_method(_text.Method.automatic)
         assert rows_of["bits"] == rows_of["automaton"]
     chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
@@ -107,21 +88,26 @@ def test_the_methods_agree_on_documents():
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64])
 def test_every_integer_type_and_stride(dtype):
     a = np.array([0, 100, 3, 100, 4, 100, 9, 100], dtype)[::2]
-    assert text.longest_common_substring(a, np.array([4, 3, 4, 9], dtype)) == (3, 1, 1)
+    assert text.common_prefix_lengths(a[None], np.array([[[4, 3, 4, 9]]], dtype)).tolist() == [[0, 3, 2, 1]]
 
 
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: text.longest_common_substring([1.5], [1]), TypeError, "a: expected integers; got float64"),
-        (lambda: text.longest_common_substring([1], [[1]]), ValueError, r"b: expected 1 dimension; got shape \[1, 1\]"),
+        (lambda: text.common_prefix_lengths([[1.5]], [[[1]]]), TypeError, "chunks: expected integers; got float64"),
+        (lambda: text.minhash_signatures([[1]], [0, 1]), ValueError, r"tokens: expected 1 dimension; got .*\[1, 1\]"),
         (
-            lambda: text.longest_common_substring([1], [-1]),
+            lambda: text.common_prefix_lengths([1], [[[1]]]),
             ValueError,
-            r"b: expected token ids within 0 .. 2147483647; got -1 .. -1",
+            "chunks: expected 2 dimensions; got",
         ),
-        (lambda: text.longest_common_substring([2**31], [1]), ValueError, "a: expected token ids"),
-        (lambda: text.longest_common_prefix(["x"], [1]), TypeError, "a: expected integers"),
+        (
+            lambda: text.common_prefix_lengths([[1]], [[[-1]]]),
+            ValueError,
+            r"sources: expected token ids within 0 .. 2147483647; got shape \[1, 1, 1\], -1 .. -1",
+        ),
+        (lambda: text.common_prefix_lengths([[2**31]], [[[1]]]), ValueError, "chunks: expected token ids"),
+        (lambda: text.common_prefix_lengths([["x"]], [[[1]]]), TypeError, "chunks: expected integers"),
         (
             lambda: text.longest_common_substrings([[1]], [[[1]], [[1]]]),
             ValueError,
@@ -152,7 +138,7 @@ def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.delattr("retro_model._text")
     monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # what was found before is kept
     with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
-        text.longest_common_substring([1], [1])
+        text.longest_common_substrings([[1]], [[[1]]])
 
 
 def ngrams(document, n) -> set:
@@ -209,7 +195,7 @@ def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
 import sys, retro_model
 from retro_model.data import text
 text.ABI = int(sys.argv[1])
-text.longest_common_substring([1], [1])
+text.longest_common_substrings([[1]], [[[1]]])
 """
     environ = os.environ | {"PYTHONPATH": str(package.parent)}
     done = subprocess.run([sys.executable, "-c", code, "7"], cwd=tmp_path, env=environ, capture_output=True, text=True)

@@ -9,7 +9,9 @@ import torch
 from retro_model import generation, training
 from tests import standin
 from tests.conftest import COMPILED, INTERPRETER
+from tests.model import test_own_attention as own
 from tests.model import tiny
+from tests.model.rpt import tiny as tiny_rpt
 
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
 CONFIG = tiny.config()
@@ -54,9 +56,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing_without_a_look():
 
 
 @pytest.mark.parametrize("stop_token", [None, 0])
-def test_decoding_does_not_wait_for_a_token(stop_token):
-    """Twice the tokens, as many waits: only looking whether all rows have ended is one, every eighth column."""
-    model = tiny.model().eval()
+@pytest.mark.parametrize("make", [tiny.model, tiny_rpt.model], ids=["retro", "rpt"])
+def test_decoding_does_not_wait_for_a_token(make, stop_token):
+    """Twice the tokens, as many waits: only looking whether all rows have ended is one, every eighth column. Chunks
+    complete on the way."""
+    model = make(dtype=torch.float32).eval()
     prompt = torch.randint(1, CONFIG.vocab_size, (2, 3), generator=torch.Generator().manual_seed(2))
     far, counts = on_the_stand_in(model), []
     with standin.standing_in() as waits:
@@ -69,3 +73,19 @@ def test_decoding_does_not_wait_for_a_token(stop_token):
     assert counts[1] - counts[0] <= (0 if stop_token is None else 1), waits
     want = generation.generate(model, prompt, 16, temperature=0.0, stop_token=stop_token)
     assert [row.tolist() for row in made] == [row.tolist() for row in want]
+
+
+def test_an_own_attention_step_waits_for_neighbours_alone():
+    """They are read by the host where a chunk completes; between chunks it waits for nothing."""
+    tokens, neighbours, mask = own.batch()
+    far, counts = standin.module_to(own.own("Llama")[1]), []
+    with standin.standing_in() as waits, torch.no_grad():
+        cache = far.make_cache(2)
+        tokens, neighbours, mask = (t.to(standin.DEVICE) for t in (tokens, neighbours, mask))
+        far(tokens[:, :9], neighbours=neighbours[:, :2], neighbour_mask=mask[:, :2], cache=cache)
+        for at in range(9, 15):
+            waits.clear()
+            new = slice(at // own.M, at // own.M + 1) if cache.completes(1) else slice(0)
+            far(tokens[:, at : at + 1], neighbours=neighbours[:, new], neighbour_mask=mask[:, new], cache=cache)
+            counts.append(len(waits))
+    assert counts[2] and not any(counts[:2] + counts[3:]), counts

@@ -15,20 +15,27 @@ pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in ne
 MODULES = (test_topk_chunks, test_leaky_average, test_relative_attention)
 
 
-def plain_tests(module):
-    """Tests of a module that take a backend and nothing else, and one example."""
+def with_first(module):
+    """Tests of a module that take a backend, each with the first of its parameters."""
     for name, function in vars(module).items():
-        if hasattr(function, "hypothesis"):
+        if not name.startswith("test_") or hasattr(function, "hypothesis"):
             continue
-        if name.startswith("test_") and list(inspect.signature(function).parameters) == ["backend"]:
-            yield pytest.param(function, id=f"{module.__name__.rpartition('.')[2]}-{name}")
+        first = {}
+        for mark in getattr(function, "pytestmark", ()):
+            if mark.name == "parametrize":
+                names, value = mark.args[0], next(iter(mark.args[1]))
+                names = names.replace(" ", "").split(",") if isinstance(names, str) else names
+                value = value.values if isinstance(value, type(pytest.param())) else value if names[1:] else (value,)
+                first |= zip(names, value, strict=True)
+        if inspect.signature(function).parameters.keys() == {"backend", *first}:
+            yield pytest.param(function, first, id=f"{module.__name__.rpartition('.')[2]}-{name}")
 
 
-@pytest.mark.parametrize("function", [one for module in MODULES for one in plain_tests(module)])
-def test_no_tensor_is_left_on_the_host(function, monkeypatch):
+@pytest.mark.parametrize(("function", "first"), [one for module in MODULES for one in with_first(module)])
+def test_no_tensor_is_left_on_the_host(function, first, monkeypatch):
     monkeypatch.setattr(inputs, "DEVICE", standin.DEVICE)
     with standin.standing_in():
-        function("triton")
+        function("triton", **first)
 
 
 def test_the_stand_in_refuses_to_mix():

@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import NamedTuple
 from unittest import mock
 
@@ -38,6 +38,7 @@ FEW = 64  # numbers; with fewer, sums that cancel above all, it is luck whose ro
 DRAWS, TIMES = 8, 4.0  # of rounded inputs, and how often what they change an exact result by may be exceeded
 # products of the reference over the width of a head: with keys, or of gradients with values; with relative keys
 PAIRS, POSITIONS, WEIGHTED = "bnhd,bshd->bhns", "bnhe,hte->bhnt", "bhns,bshd->bnhd"
+ATTENTIONS = ("relative_attention", "chunked_cross_attention")  # return a log-sum-exp where it is asked for
 #: what a gradient comes back for: of one output and of two
 UPSTREAM = ["out", "lse", "both"]
 common = dict(
@@ -74,6 +75,25 @@ class Weighted(torch.autograd.Function):
         return torch.einsum(PAIRS, grad, value), torch.einsum("bhns,bnhd->bshd", probabilities, grad)
 
 
+class Walked(torch.autograd.Function):
+    """A product of matrices, and those of its gradients, each sum off by what `rounding_of_sums` says."""
+
+    @staticmethod
+    def forward(ctx, a, b, off):
+        ctx.save_for_backward(a, b)
+        ctx.off = off
+        return Walked.product(a, b, off)
+
+    @staticmethod
+    def backward(ctx, grad):
+        a, b = ctx.saved_tensors
+        return Walked.product(grad, b.T, ctx.off), Walked.product(a.T, grad, ctx.off), None
+
+    @staticmethod
+    def product(a, b, off):
+        return a @ b + off(a @ b, a.square() @ b.square(), a.shape[1])
+
+
 class Noise:
     """What a last place of every input changes: inputs and upstream gradients, each number by up to half of eps.
 
@@ -101,11 +121,19 @@ class Noise:
             return query
         return query + (query + bias).detach() * self.like(query) * (torch.finfo(dtype).eps / self.eps)
 
+    def rounding_of_sums(self, sums: torch.Tensor, squares: torch.Tensor, terms: int) -> torch.Tensor:
+        """The error of sums whose D = `terms` partial sums are rounded one after another.
+
+        With s the sum and p its terms, the j-th partial sum is s j/D and a random walk. The squares of all add up to
+        D/3 s^2 + D/2 sum(p^2). The error is a function of the sum: a sum that is made again has the same error.
+        """
+        uniform = (torch.sin(sums * 1e6 + self.phase) * 1e4) % 1 - 0.5
+        return 2**-23 * uniform * (terms / 3 * sums.square() + terms / 2 * squares).sqrt()
+
     @contextmanager
-    def of_scores(self) -> Iterator[None]:
-        """Inside, the reference's products with keys and relative keys, and those of gradients with values, are off by
-        what rounding their partial sums, one after another, comes to: with s the product and p its D terms, s j/D of
-        the j-th grows evenly, the rest is a random walk. So their squares add up to D/3 s^2 + D/2 sum(p^2).
+    def of_sums(self, op: str) -> Iterator[None]:
+        """Inside, the reference's sums are off by what rounding makes of them: in attention the products with keys and
+        relative keys and those of gradients with values, in `linear` every one.
         """
         honest = torch.einsum
 
@@ -115,18 +143,34 @@ class Noise:
             exact = honest(equation, *operands)
             if equation not in (PAIRS, POSITIONS):
                 return exact
-            now, width = exact.detach(), operands[0].shape[-1]
             squares = honest(equation, *(x.detach().square() for x in operands))
-            # what rounds a number follows from the number: the reference's backward pass makes the same scores again
-            uniform = (torch.sin(now * 1e6 + self.phase) * 1e4) % 1 - 0.5
-            return exact + 2**-23 * uniform * (width / 3 * now.square() + width / 2 * squares).sqrt()
+            return exact + self.rounding_of_sums(exact.detach(), squares, operands[0].shape[-1])
 
-        with mock.patch.object(torch, "einsum", einsum):
+        def linear(x, weight, bias=None):
+            flat = x.flatten(0, -2)
+            out = Walked.apply(flat, weight.T, self.rounding_of_sums)
+            if bias is not None:
+                ones = flat.new_ones(len(flat), 1)
+                out = out + Walked.apply(ones, bias.unsqueeze(0), self.rounding_of_sums)
+            return out.view(*x.shape[:-1], -1)
+
+        if op in ATTENTIONS:
+            with mock.patch.object(torch, "einsum", einsum):
+                yield
+        elif op == "linear":
+            with mock.patch.object(torch.nn.functional, "linear", linear):
+                yield
+        else:
             yield
 
     def of_rows(self, grad: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
         off = 1 + torch.where(lse.isfinite(), lse.abs(), 0).double() * self.like(lse) * (2**-23 / self.eps)
         return grad * (off.transpose(1, 2).unsqueeze(-1) if grad.dim() == 4 else off)
+
+
+def first(kw: dict) -> torch.Tensor:
+    """The tensor whose type is the call's."""
+    return next(v for v in kw.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
 
 
 def run(
@@ -136,7 +180,7 @@ def run(
     them. What comes back for an output is rounded to `dtype`.
     """
     there = {n: (noise.rounded(v) if noise else view(v)) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
-    attention, leaky = "attention" in op, op == "leaky_average"
+    attention, leaky = op in ATTENTIONS, op == "leaky_average"
     if noise and leaky:
         there["x"] = noise.of_steps(there["x"], noise.exact["out0"])
     leaves = {n: v.requires_grad_() for n, v in there.items() if isinstance(v, torch.Tensor) and v.is_floating_point()}
@@ -156,7 +200,7 @@ def run(
     ]
     if not outputs:  # indices alone
         return result
-    g = inputs.generator(kw["query" if "query" in kw else "x"].shape[1])
+    g = inputs.generator(first(kw).shape[1])
     grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in outputs]
     grads = [torch.where(out.isfinite(), grad, 0) for out, grad in zip(outputs, grads, strict=True)]
     if noise:
@@ -184,14 +228,14 @@ def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, ex
     for seed in range(DRAWS):
         noise = Noise(seed, eps, exact)
         reseed(call)
-        with noise.of_scores() if "attention" in op else nullcontext():
+        with noise.of_sums(op):
             moved = run(op, call, "reference", None, upstream, dtype, noise)[name]
         total += float((moved.detach() - exact[name]).nan_to_num(0.0, 0.0, 0.0).square().sum()) / DRAWS
     return total**0.5
 
 
 def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
-    dtype = kw["query" if "query" in kw else "x"].dtype
+    dtype = first(kw).dtype
     results = []
     for name, call in (("reference", inputs.cast(kw, torch.float64)), ("eager", kw), (backend, kw)):
         reseed(kw)
@@ -451,6 +495,45 @@ def test_leaky_average(backend, case):
     view, upstream = case.pop("view"), case.pop("upstream")
     kw = inputs.leaky(case.pop("seed"), **case)
     check("leaky_average", backend, kw, view, upstream)
+
+
+@backends("merge_attention")
+@fuzz
+@given(
+    case=st.fixed_dictionaries(
+        common
+        | dict(P=st.integers(2, 9), N=few_or_many, H=st.integers(1, 3), D=st.integers(1, 130), dead=st.booleans())
+    )
+)
+def test_merge_attention(backend, case):
+    case = dict(case)
+    view, upstream = case.pop("view"), case.pop("upstream")
+    check("merge_attention", backend, inputs.merged(case.pop("seed"), **case), view, upstream)
+
+
+rows = {name: common[name] for name in ("seed", "view")} | {"N": few_or_many}  # float32 alone, of one output
+WIDE = st.one_of(st.integers(1, 80), st.integers(1, 700))
+#: builder of the arguments, and what is drawn; a norm of one number is the number itself, and its gradient cancels
+OF_ROWS = {
+    "linear": (inputs.linear, dict(B=st.integers(1, 3), I=WIDE, J=WIDE, bias=st.booleans())),
+    "rms_norm": (
+        inputs.rms,
+        dict(B=st.integers(1, 3), D=WIDE.filter(lambda d: d > 1), eps=st.sampled_from([0.0, 1e-6, 0.1])),
+    ),
+    "cross_entropy": (inputs.entropy, dict(V=st.integers(1, 3000))),
+}
+
+
+@pytest.mark.parametrize("op, backend", [(op, backend) for op in OF_ROWS for backend in fast_backends(op)])
+@fuzz
+@given(data=st.data())
+def test_ops_of_rows(op, backend, data):
+    builder, drawn = OF_ROWS[op]
+    case = data.draw(st.fixed_dictionaries(rows | drawn))
+    view = case.pop("view")
+    if op == "rms_norm" and case["B"] * case["N"] * case["D"] < FEW:  # a gradient of few numbers cancels by luck
+        case["D"] += FEW
+    check(op, backend, builder(case.pop("seed"), **case), view, "out")
 
 
 @pytest.mark.parametrize("dtype, part", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])

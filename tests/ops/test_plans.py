@@ -2,6 +2,7 @@
 listens misses one.
 """
 
+import itertools
 import sys
 import weakref
 from pathlib import Path
@@ -116,6 +117,18 @@ def test_a_warm_call_enters_few_functions(op):
         loss = out.where(out.isfinite(), 0).sum()
         found = entered(loss.backward)
     assert len(found) <= MOST_FUNCTIONS, found
+
+
+@pytest.mark.parametrize("op", ["linear", "rms_norm", "cross_entropy"])
+def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
+    """Served by the kernel, and by torch's own function where the call names no backend."""
+    build = {"linear": inputs.linear, "rms_norm": inputs.rms, "cross_entropy": inputs.entropy}[op]
+    for backend in ("cpu", None):
+        for kw in (build(1), inputs.differentiable(build(1))):
+            for _ in range(2):
+                outputs(op, kw, backend=backend)
+            found = entered(lambda kw=kw, backend=backend: getattr(rk, op)(**kw, backend=backend))
+            assert len(found) <= MOST_FUNCTIONS, found
 
 
 def test_one_tensor_given_for_several_arguments():
@@ -320,6 +333,36 @@ def test_plans_are_bounded(monkeypatch):
         rk.leaky_average(torch.ones(1, 1, 1, 1), torch.tensor([0.5]))  # the one used longest ago goes, not this one
         used.append(next(reversed(plan._PLANS.values())))
     assert len({id(one) for one in used}) == 1
+
+
+def test_plans_of_the_operator_are_bounded_too(monkeypatch):
+    """Calls through the registered operator: the least recently used plan is evicted."""
+    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+    decay, used = torch.tensor([0.5]), []
+    for n in range(1, 9):
+        for length in (n, 1):
+            torch.ops.retro_kernels.leaky_average(torch.ones(1, length, 1, 1), decay, None, None, None)
+            assert len(plan._PLANS) <= 3
+        used.append(next(reversed(plan._PLANS.values())))
+    assert len({id(one) for one in used}) == 1
+
+
+def test_backward_passes_of_a_plan_are_bounded(monkeypatch):
+    """One a layout of the incoming gradient: the least recently used one is evicted."""
+    monkeypatch.setattr(plan, "_MOST_BACKWARDS", 2)
+    kw = inputs.differentiable(inputs.leaky(1, B=2, N=3, H=4, D=5, initial=False))
+    usual, seen = None, set()
+    for order in itertools.permutations(range(4)):
+        out = rk.leaky_average(**kw)
+        grad = torch.ones([out.shape[at] for at in order]).permute([order.index(at) for at in range(4)])
+        for given in (grad, torch.ones_like(out)):
+            torch.autograd.grad(out, list(kw.values()), given, retain_graph=True)
+        (served,) = plan._PLANS.values()
+        passes = list(served.backwards.values())
+        usual = usual or passes[-1]
+        assert len(passes) <= 2 and usual is passes[-1]
+        seen.update(passes)
+    assert len(seen) > 2
 
 
 def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):

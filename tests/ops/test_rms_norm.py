@@ -67,7 +67,8 @@ def test_large_inputs_are_the_kernels(served):
     y = rk.rms_norm(**kw)
     assert len(served) == 1 and torch.equal(y, rk.rms_norm(**kw, backend="cpu"))
     with torch.autocast("cpu", torch.bfloat16):  # changes nothing: a norm keeps its input's type
-        assert torch.equal(y, rk.rms_norm(**kw)) and len(served) > 1
+        served.clear()
+        assert torch.equal(y, rk.rms_norm(**kw)) and served
 
 
 def test_what_is_torchs(served):

@@ -231,7 +231,7 @@ def test_gradients_are_those_of_the_dense_formulation(backend, metric):
     """Shared keys that several batch entries choose, empty slots, and a gradient that isn't zero on them."""
     kw = inputs.differentiable(inputs.topk(10, B=3, Q=9, S=8, k=6, shared=True, causal_gap=0, metric=metric))
     scores, indices = rk.topk_chunks(**kw, backend=backend)
-    g = inputs.randn(inputs.generator(1), *scores.shape, dtype=torch.float32)
+    g = inputs.randn(inputs.generator(1), *scores.shape, dtype=torch.float32).to(inputs.DEVICE)
     got = torch.autograd.grad(scores, (kw["query"], kw["key"]), g)
     query, key = (kw[n].detach().double().requires_grad_() for n in ("query", "key"))
     difference = query.unsqueeze(2) - key.unsqueeze(1)

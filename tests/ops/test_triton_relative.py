@@ -122,11 +122,11 @@ def test_decoding_in_blocks_equals_the_whole():
     ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn"],
 )
 def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch):
-    """Each adds to what those before it left of the table's gradient: 2 batch entries of 2 heads, in blocks of 64."""
+    """Each adds to what those before it left of a gradient: 2 batch entries of 2 heads, in blocks of 64."""
     common = dict(B=2, H=2, D=16, causal=True, rel="bounded", rel_start=0, T=40, dtype=torch.float16)
     kw = inputs.self_attention(3, **common, **sizes)
     made, slabs = [], stored.slabs
-    monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2)
+    monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2 * 2)  # of P and dS
     monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
     with configs.watched():  # plans made before are not taken
         compare.check(OP, kw, "triton")
@@ -140,8 +140,8 @@ def test_slabs_hold_every_block_once(most, monkeypatch):
     columns, ring = stored.width(call, 16, 32)
     assert (columns, ring) == (128, None)
     served = []
-    for part in stored.slabs(call, columns, 16):
-        assert part.batches * part.blocks * part.heads * 16 * columns * 2 <= max(most, 16 * columns * 2)
+    for part in stored.slabs(call, columns, 16, 2):
+        assert part.batches * part.blocks * part.heads * 16 * columns * 2 * 2 <= max(most, 16 * columns * 2 * 2)
         served += [
             (part.first_batch + b, part.first_block + i, part.first_head + h)
             for b in range(part.batches)

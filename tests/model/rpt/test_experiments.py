@@ -9,7 +9,6 @@ import torch
 from retro_model.apps.rpt import command
 from retro_model.apps.rpt.cards import VARIANTS, Documents, Plan
 from retro_model.apps.rpt.deck import Copyist, Deck
-from retro_model.apps.rpt.text_corpus import pieces
 
 
 def test_the_smallest_run(tmp_path):
@@ -34,31 +33,6 @@ def test_cards_in_parts_are_the_uninterrupted_run(tmp_path):
         for row in results[name]["variants"]["RPT"]:
             del row["seconds"]
     assert results["parts"]["variants"] == results["whole"]["variants"]
-
-
-def test_the_smallest_run_on_text(tmp_path):
-    """Stopped after a step of the first model, then continued."""
-    command.main(["text", "--out", str(tmp_path), "--smoke", "--minutes", "0"])
-    folder = tmp_path / "text-stdlib"
-    assert not (folder / "text.json").exists() and (folder / "window-alone-0").is_dir()
-    command.main(["text", "--out", str(tmp_path), "--smoke"])
-    results = json.loads((folder / "text.json").read_text())
-    assert results["documents"] == 10 and all(3 < value < 7 for value in results["nats"].values())
-    for of in results["differences"].values():
-        assert all(low <= gap <= high for gap, low, high in of.values())
-    assert results["retrieval"]["ranking"]["queries"] > 1 and results["retrieval"]["nats by success"]["none"][1] > 0
-    assert all(value < 1 for value in results["retrieval's share"].values())
-
-
-def test_parallel_books_are_joined_piece_by_piece():
-    words = [[f"{book}{verse} " for verse in range(300)] for book in "abc"]
-    texts = list(pieces(["".join(book) for book in words], length=200))
-    assert len(texts) > 3
-    assert sum(map(len, texts)) == sum(len(word) for book in words for word in book)
-    for i, text in enumerate(texts):  # the i-th of n parts of every book
-        for book in "abc":
-            verses = [int(word[1:]) for word in text.split() if word.startswith(book) and word[1:].isdigit()]
-            assert abs(np.median(verses) / 300 - (i + 0.5) / len(texts)) < 0.1
 
 
 def test_a_card_returns_as_it_was():

@@ -221,7 +221,7 @@ def test_refuses():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cca_layers": (2, 3)}, "cca_layers: expected ascending layers of the upper half, 3 to num_layers=4"),
+        ({"cca_layers": (2, 3)}, "cca_layers: expected ascending layers of the upper half, from 3 to num_layers=4"),
         ({"cca_layers": 3}, "cca_layers: expected a tuple"),
         ({"num_heads": 3}, "num_heads: expected a divisor of d_model=32"),
         ({"window": "ring"}, "window: expected one of"),

@@ -52,10 +52,15 @@ def test_a_source_is_in_the_longest_run_of_the_chunk_befores_neighbours():
     neighbours = np.array([[[9, 9, 9, 6, 9, 9, 9, 9], [3, 4, 5, 6, 9, 9, 8, 8]], [[5, 6, 7, 8, 1, 1, 1, 1]] * 2])
     mask = np.ones_like(neighbours, bool)
     mask[0, 1, 7] = False
-    sources = reading.sources(tokens, neighbours, mask, np.zeros(8, bool))
+    sources = reading.sources(tokens, neighbours, mask, np.zeros(8, bool), 4)
     assert sources[:4] == [None] * 4  # nothing was retrieved before the first chunk
     assert sources[4:] == [[1, 2, 0, 4], [1, 3, 0, 4], None, [1, 6, 6, 7]]
-    assert reading.sources(tokens, neighbours, mask, tokens == 5)[4] is None  # white space has no source
+    assert reading.sources(tokens, neighbours, mask, tokens == 5, 4)[4] is None  # white space has no source
+    longer = np.pad(neighbours, ((0, 0), (0, 0), (0, 4)), constant_values=7)  # passages of three chunks
+    longer[0, 1, 8:] = [5, 6, 7, 8]
+    assert reading.sources(tokens, longer, np.pad(mask, ((0, 0), (0, 0), (0, 4)), constant_values=True), tokens > 8, 4)[
+        4:
+    ] == [[1, 2, 0, 4], [1, 3, 0, 4], [1, 10, 8, 12], [1, 11, 8, 12]]
 
 
 def test_a_character_cut_in_two_belongs_to_the_token_that_ends_it():
