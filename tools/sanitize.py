@@ -1,9 +1,9 @@
-"""The C++ under the address, undefined-behaviour and thread sanitizers: `python -m tools.sanitize [NAME ...]`, or `make
-sanitize`.
+"""Run the C++ under the address, undefined-behaviour and thread sanitizers: `python -m tools.sanitize [NAME ...]`, or
+`make sanitize`.
 
-For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental) and the tests of the ops
-and of the text routines run there, fuzz included, against the copy. A report of the sanitizer ends the process, so that
-nothing passes for clean. Exit code 1 where one reports.
+For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental). The tests of the ops and
+of the text routines run there, fuzz included. A report of the sanitizer ends the process, so it can't be overlooked.
+Exit code 1 where one reports.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from pathlib import Path
 
 from tests import trees
 
-#: without the tests that start compilers, other processes or Triton:
-#: a sanitizer's library is preloaded into each of those
+#: without the tests that start compilers, other processes or Triton, into which the library would be preloaded too
 SELECTION = [
     "tests/ops",
     "tests/model/test_text.py",
@@ -43,7 +42,7 @@ NATIVE = "avx512bf16,avx512,avx2"
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """`library` is preloaded, for Python itself is not built with it; `environ` makes every report fatal."""
+    """`library` is preloaded, because Python is not built with it. `environ` makes every report fatal."""
 
     name: str
     flags: str
@@ -69,7 +68,7 @@ TABLE = (
         {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99"},
         SELECTION,
     ),
-    # torch's own threads are not instrumented, and what the sanitizer can't see it must not judge
+    # torch's own threads are not instrumented, so the sanitizer must ignore them
     Sanitizer(
         "thread",
         "-fsanitize=thread",
@@ -86,7 +85,7 @@ def compiler() -> str:
 
 
 def runtime(sanitizer: Sanitizer) -> str | None:
-    """The sanitizer's library as this compiler has it."""
+    """Return the compiler's library of the sanitizer."""
     listed = subprocess.run(
         [compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True
     ).stdout.strip()
@@ -94,9 +93,7 @@ def runtime(sanitizer: Sanitizer) -> str | None:
 
 
 def preloaded(sanitizer: Sanitizer) -> str:
-    """The sanitizer's library, and the C++ library with it: what intercepts exceptions looks for them
-    when it starts.
-    """
+    """Return the sanitizer's library and the C++ library, whose exceptions the sanitizer intercepts from the start."""
     standard = subprocess.run(
         [compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True
     ).stdout.strip()
@@ -104,7 +101,7 @@ def preloaded(sanitizer: Sanitizer) -> str:
 
 
 def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
-    """Raises RuntimeError with the compiler's last words."""
+    """Build the extensions of a copy. Raises RuntimeError with the compiler's last line of output."""
     flags = f"-g1 -O1 -fno-omit-frame-pointer {sanitizer.flags}"
     done = trees.build(tree, isas, CXXFLAGS=flags, LDFLAGS=sanitizer.flags)
     if done.returncode or "failed" in done.stdout:

@@ -1,6 +1,8 @@
-"""The pictures in docs/images: python -m tools.screenshots --retro FOLDER --rpt FOLDER --mosaics FOLDER
+"""Make the pictures in docs/images.
 
-Of model folders as `retro-model demo`, `rpt cards` and `mosaics text` leave them; what is not given keeps its picture.
+python -m tools.screenshots --retro FOLDER --rpt FOLDER --mosaics FOLDER
+
+The folders hold models of `retro-model demo`, `rpt cards` and `mosaics text`. Without a folder its picture stays.
 """
 
 import argparse
@@ -13,7 +15,7 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 
 
 def of_retro(chromium, address: str, out: Path) -> None:
-    """How it begins; after the document that told most is forgotten; on a telephone."""
+    """Take the first page, the page after the document that told most is forgotten, and the page on a telephone."""
     page = browser.open_page(chromium, address)
     page.screenshot(path=out / "serve-retro.png")
     page.close()
@@ -31,14 +33,14 @@ def of_retro(chromium, address: str, out: Path) -> None:
 
 
 def of_another(chromium, address: str, out: Path, kind: str) -> None:
-    """How it begins."""
+    """Take the first page."""
     page = browser.open_page(chromium, address)
     page.screenshot(path=out / f"serve-{kind}.png")
     page.close()
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     for kind in ("retro", "rpt", "mosaics"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FOLDER")

@@ -48,7 +48,7 @@ def _cell(ratios: list[float]) -> str:
 
 
 def page(text: str) -> str:
-    """Return a page with its table made anew."""
+    """Return a page with its table replaced."""
     return BLOCK.sub(lambda found: found[1] + speeds() + found[2], text)
 
 

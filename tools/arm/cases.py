@@ -1,4 +1,4 @@
-"""Calls of every op that meet the edges of the kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
+"""Calls of every op at the edges of the kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def every() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(what it is, op, keyword arguments)."""
+    """Yield (description, op, keyword arguments)."""
     for dtype in DTYPES:
         for name, sizes in CROSS.items():
             yield f"{name}, {dtype}", "chunked_cross_attention", inputs.cross_attention(3, dtype=dtype, **sizes)

@@ -1,7 +1,7 @@
-"""The CPU kernels of 64-bit ARM on another processor: cross-compiled, and run under qemu's user-mode emulator.
+"""CPU kernels of 64-bit ARM on another processor: cross-compiled, and run by qemu's user-mode emulator.
 
-`Extension` stands in for `retro_kernels._cpu`: a call's tensors go to the emulated process, its results come back to
-the addresses they are wanted at. Correctness only: an emulator's time says nothing.
+`Extension` stands in for `retro_kernels._cpu`. A call's tensors go to the emulated process, and its results come back
+to their addresses. Only correctness counts: an emulator's time says nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-#: the processor that each is tested on; of `max`, scalable vectors are 64 bytes unless it is told otherwise
+#: emulated processor of each instruction set; by default `max` has scalable vectors of 64 bytes
 PROCESSORS = {"neon": "max", "neonbf16": "max", "sve": "max,sve-default-vector-length=32"}
 ISAS = tuple(PROCESSORS)
 ROOT_OF_TARGET = f"/usr/{COMPILER.removesuffix('-g++')}"  # where Debian has the target's libraries
@@ -37,8 +37,8 @@ def missing() -> str | None:
 
 
 def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Path:
-    """The driver with the kernels of one instruction set, without the attentions where `kernels` names sources;
-    compiled again where a source is newer.
+    """Build the driver with the kernels of one instruction set. `kernels` names sources and leaves the attentions out.
+    It is compiled again where a source is newer.
     """
     setup = _setup()
     level = list(setup.ISA_FLAGS).index(isa)
@@ -70,7 +70,7 @@ def emulator(processor: str, program: Path) -> list[str]:
 
 
 def build_choice(folder: Path) -> Path:
-    """A program that prints the instruction sets which the package would find where it runs."""
+    """Build a program that prints the instruction sets that the package finds where it runs."""
     setup, program = _setup(), folder / "choice"
     have = [f"-DRETRO_HAVE_{isa.upper()}=1" for isa in ISAS]
     sources = [ROOT / "csrc" / "cpu" / "isa.cpp", Path(__file__).parent / "choice.cpp"]
@@ -93,7 +93,7 @@ class Extension:
         self.process.wait()
 
     def advise_huge_pages(self, address: int, size: int) -> None:
-        """Nothing to do."""
+        """No-op."""
 
     def __getattr__(self, name: str):
         if not name.islower():  # calls that repeat
@@ -123,7 +123,7 @@ def _packed(x, views: list[tuple[int, int]]) -> bytes:
         return struct.pack("=cd", b"d", x)
     if isinstance(x, int):
         return struct.pack("=cq", b"i", x)
-    if len(x) == 4 and isinstance(x[0], int):  # `_native.view`: address, type code, sizes, strides
+    if len(x) == 4 and isinstance(x[0], int):  # `native.view`: address, type code, sizes, strides
         address, code, sizes, strides = x
         empty = 0 in sizes
         size = 0 if empty else (1 + sum((n - 1) * s for n, s in zip(sizes, strides))) * ELEMENT_BYTES[code]
@@ -135,7 +135,7 @@ def _packed(x, views: list[tuple[int, int]]) -> bytes:
 
 @functools.cache
 def _setup():
-    """setup.py's tables, read without running a build."""
+    """Read setup.py's tables without running a build."""
     spec = importlib.util.spec_from_file_location("setup_of_the_kernels", ROOT / "setup.py")
     module = importlib.util.module_from_spec(spec)
     with mock.patch.object(sys, "argv", ["setup.py", "--version"]), contextlib.redirect_stdout(io.StringIO()):

@@ -1,6 +1,6 @@
-"""Faults of one line, planted one at a time in a copy of the tree: which of them do the tests not notice? `python -m
-tools.mutants`.
+"""Mutation testing: faults of one line are planted one at a time in a copy of the tree. Which do the tests miss?
 
-`operators` makes the faults from the sources as they are, so none rots; `targets` says which file is held by which
-tests; survivors that no test can notice (an equal program, a matter of speed) are explained in explained.json.
+`operators` makes the faults from the current sources, so none goes stale. `targets` says which tests hold which file.
+explained.json explains survivors that no test can notice: an equal program, or a matter of speed. Run `python -m
+tools.mutants`.
 """

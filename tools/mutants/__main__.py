@@ -1,8 +1,8 @@
-"""Plants faults one at a time and says which survive: `python -m tools.mutants [PATH ...]`, or `make mutants`.
+"""Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`, or `make mutants`.
 
-For every target the tests run once as they are, which tells how long they may take; then once a fault, C++ rebuilt for
-one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
-faults in the same sources. `--json FILE` goes on where a run ended: what FILE says was noticed is not planted again.
+For every target the tests run once as they are, which sets their time limit; then once for each fault. C++ is rebuilt
+for one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
+faults in the same sources. `--json FILE` continues a run: faults that FILE notes as noticed are not planted again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from tests import trees
 from tools.mutants import operators, targets
 
-# a mutant may take this many times what the tests take, and no less than LEAST_S: beyond it counts as noticed
+# a mutant may take this many times the tests' time, but at least LEAST_S; beyond that it counts as noticed
 LEAST_S, SLACK = (60, 4.0)
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
 def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
-    """Every rare fault of the file and `target.count` others, a line at most once."""
+    """Return every rare fault of the file and `target.count` others, at most one a line."""
     faults = operators.of(target.path, (tree / target.path).read_text())
     rare, faults = ([f for f in faults if f.rare is kind] for kind in (True, False))
     rng = random.Random(f"{seed} {target.path}")
@@ -43,7 +43,7 @@ def build(tree: Path, isa: str) -> bool:
 
 
 def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[str | None, float]:
-    """How the tests notice: "tests", "time", or None; and the seconds they took."""
+    """Return how the tests notice ("tests", "time" or None), and the seconds they took."""
     present = [test for test in target.tests if (tree / test).exists()]
     command = [sys.executable, "-m", "pytest", *present, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
     environ = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -58,7 +58,7 @@ def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[st
 
 
 def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float, isa: str) -> str:
-    """killed | timeout | unbuildable | survived; the tree is as before afterwards."""
+    """killed | timeout | unbuildable | survived. The tree is restored afterwards."""
     path = tree / target.path
     source = path.read_text()
     path.write_text(fault.apply(source))
@@ -71,12 +71,12 @@ def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: flo
 
 
 def explained() -> dict[str, dict[str, str]]:
-    """path -> {"line -> line": why no test can notice}."""
+    """Read path -> {"line -> line": why no test can notice}."""
     return json.loads(EXPLAINED.read_text())
 
 
 def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
-    """(path, line, fault) -> outcome of what an earlier run into `file` was done with."""
+    """Return (path, line, fault) -> outcome of the faults that an earlier run into `file` finished."""
     lines = file.read_text().splitlines() if file and file.exists() else []
     outcomes = {(r["path"], r["line"], r["fault"]): r["outcome"] for r in map(json.loads, lines)}
     return {fault: outcome for fault, outcome in outcomes.items() if outcome != "survived"}

@@ -1,6 +1,6 @@
-"""Every fault that a small set of operators makes of a source: comparisons, arithmetic, conditions, small numbers.
+"""Make every fault of a source by a small set of operators: comparisons, arithmetic, conditions, small numbers.
 
-And what caches and files break by: parts of a key, bounds of ranges, statements left out, writes moved before a sync.
+And the faults that break caches and files: parts of a key, bounds of ranges, missing statements, writes before a sync.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fault:
-    """The lines from `line` on (from 1) read `before` and shall read `after`.
-
-    rare: a key without a part, a range that goes one further, a write before its sync: few sources have any.
+    """The lines from `line` on (from 1) read `before` and shall read `after`. rare: a missing part of a key, a range
+    one longer, a write before its sync; few sources have any.
     """
 
     line: int
@@ -25,7 +24,7 @@ class Fault:
     rare: bool = field(default=False, compare=False)
 
     def apply(self, source: str) -> str:
-        """Raises ValueError where the lines do not read `before`."""
+        """Return the source with the fault. Raises ValueError where the lines do not read `before`."""
         lines = source.split("\n")
         planted = slice(self.line - 1, self.line + self.before.count("\n"))
         if (found := "\n".join(lines[planted])) != self.before:
@@ -54,16 +53,16 @@ COMPARISONS = {
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "*"}
 LOGIC = {"and": "or", "or": "and"}
 GREATEST_NUMBER = 9  # a larger constant is a size or a bound more often than a case
-#: names of tuples and lists that a cache looks up by: each part is dropped once
+#: names of keys of a cache: each part is dropped once
 KEY = re.compile(r"(^|_)(key|parts)$")
-#: calls that order writes: the statement after one is moved before it
+#: calls that order writes: the next statement is moved before it
 SYNC = re.compile(r"\b(\w*sync\w*|flush|barrier)\(")
-#: what a fault in does not change what is computed
+#: functions whose faults change no result
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.ImportFrom, ast.Import)
 
 
 def python(source: str) -> list[Fault]:
-    """Faults inside functions, messages and annotations left out."""
+    """Yield faults inside functions; messages and annotations are left out."""
     lines, faults = source.split("\n"), {}
     for node in _live(ast.parse(source)):
         for line, start, end, old, new in _edits(node, lines):
@@ -88,7 +87,7 @@ def _compiles(source: str) -> bool:
 
 
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes of function bodies, without what only words a message or a type."""
+    """Yield nodes of function bodies, without texts of messages and types."""
     left: list[ast.AST] = [
         stmt
         for node in ast.walk(tree)
@@ -113,7 +112,7 @@ def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str, str]]:
-    """(line, first byte, last byte, old, new) of what may be done to a node that stands on one line."""
+    """Yield (line, first byte, last byte, old, new) for a node that stands on one line."""
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         for left, right in itertools.pairwise(sides):
@@ -150,9 +149,8 @@ def _is_key(node: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterator[tuple[int, int, int, str, str]]:
-    """Each part of two or more left out, with what stands between it and the next one, or the one before.
-
-    alone: what a single part that is left needs behind it.
+    """Yield each of two or more parts left out, with the text up to the next or from the previous part. alone: text
+    that a single remaining part needs behind it.
     """
     for i, part in enumerate(parts if len(parts) > 1 else []):
         first, last = (part, parts[i + 1]) if i + 1 < len(parts) else (parts[i - 1], part)
@@ -173,7 +171,7 @@ def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterat
 
 
 def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:
-    """The statement that follows a sync in its block, moved before it."""
+    """Yield the statement after a sync in its block, moved before it."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
         for sync, then in itertools.pairwise(block if isinstance(block, list) else []):
@@ -225,9 +223,7 @@ NO_CODE = re.compile(
 
 
 def cpp(source: str) -> list[Fault]:
-    """Faults in lines of code, comments left out; operators are told from template brackets by the
-    spaces around them.
-    """
+    """Yield faults in lines of code, comments left out. Spaces around an operator tell it from template brackets."""
     faults = {}
     for number, line in enumerate(source.split("\n"), 1):
         code = line.split("//")[0]

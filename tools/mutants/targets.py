@@ -1,4 +1,4 @@
-"""Which file is held by which tests, and how many faults of it are planted."""
+"""The tests that hold each file, and how many of its faults are planted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from dataclasses import dataclass
 class Target:
     path: str
     tests: tuple[str, ...]
-    count: int = 2
-    interpreted: bool = False  # a Triton kernel: its tests run under TRITON_INTERPRET=1
+    count: int
+    interpreted: bool  # a Triton kernel: its tests run under TRITON_INTERPRET=1
+
+
+def _target(path: str, tests: str, count: int = 2, interpreted: bool = False) -> Target:
+    """tests: "ops/linear" for tests/ops/test_linear.py, "reference/" for a folder."""
+    words = [word.rpartition("/") for word in tests.split()]
+    files = tuple(f"tests/{folder}/test_{name}.py" if name else f"tests/{folder}" for folder, _, name in words)
+    return Target(path, files, count, interpreted)
 
 
 def _cpu(op: str, count: int, *sources: str) -> list[Target]:
-    tests = (f"tests/ops/test_{op}.py", f"tests/ops/test_cpu_{op}.py")
-    return [Target(f"csrc/cpu/{source}", tests, count) for source in sources]
+    tests = f"ops/{op} ops/cpu_{op}"
+    return [_target(f"csrc/cpu/{source}", tests, count) for source in sources]
 
 
 OPS = "retro_kernels/ops"
-CALLS = tuple(f"tests/ops/test_{name}.py" for name in ("validation", "repeated_calls", "transforms"))
+CALLS = "ops/validation ops/repeated_calls ops/transforms"
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
     *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
@@ -32,126 +39,69 @@ TARGETS = (
         "partition.h",
     ),
     *_cpu("chunked_cross_attention", 2, "chunked_cross_attention_fwd.cpp", "chunked_cross_attention_bwd.cpp"),
+    *[_target(f"csrc/cpu/{op}.cpp", f"ops/{op} ops/repeated_calls") for op in ("linear", "rms_norm", "cross_entropy")],
+    _target("csrc/cpu/relative_logits.cpp", "ops/relative_logits", 3),
+    _target("csrc/cpu/dropout.h", "ops/cpu_relative_attention ops/cpu_chunked_cross_attention"),
+    _target("csrc/text/match.cpp", "model/text"),
+    _target("csrc/text/minhash.cpp", "model/text"),
+    _target("csrc/text/suffix_automaton.h", "model/text"),
+    _target("retro_kernels/core/arguments.py", "ops/validation ops/contract", 4),
+    _target("retro_kernels/core/backends.py", "ops/validation ops/contract ops/fallback ops/linear", 3),
+    _target("retro_kernels/core/operator.py", "ops/contract ops/transforms"),
+    _target("retro_kernels/core/transforms.py", "ops/transforms", 3),
+    _target("retro_kernels/core/native.py", "ops/size_one ops/cpu_infrastructure"),
+    # a key there is made by `add`, a statement a part
+    _target("retro_kernels/core/eager.py", "ops/repeated_calls ops/plans ops/transforms ops/linear ops/contract", 40),
+    _target("retro_kernels/core/plan.py", "ops/repeated_calls ops/plans", 3),
     *[
-        Target(f"csrc/cpu/{op}.cpp", (f"tests/ops/test_{op}.py", "tests/ops/test_repeated_calls.py"), 2)
-        for op in ("linear", "rms_norm", "cross_entropy")
-    ],
-    Target("csrc/cpu/relative_logits.cpp", ("tests/ops/test_relative_logits.py",), 3),
-    Target(
-        "csrc/cpu/dropout.h",
-        ("tests/ops/test_cpu_relative_attention.py", "tests/ops/test_cpu_chunked_cross_attention.py"),
-        2,
-    ),
-    Target("csrc/text/match.cpp", ("tests/model/test_text.py",), 2),
-    Target("csrc/text/minhash.cpp", ("tests/model/test_text.py",), 2),
-    Target("csrc/text/suffix_automaton.h", ("tests/model/test_text.py",), 2),
-    Target("retro_kernels/core/arguments.py", ("tests/ops/test_validation.py", "tests/ops/test_contract.py"), 4),
-    Target(
-        "retro_kernels/core/backends.py",
-        tuple(f"tests/ops/test_{name}.py" for name in ("validation", "contract", "fallback", "linear")),
-        3,
-    ),
-    Target("retro_kernels/core/operator.py", ("tests/ops/test_contract.py", "tests/ops/test_transforms.py"), 2),
-    Target("retro_kernels/core/transforms.py", ("tests/ops/test_transforms.py",), 3),
-    Target("retro_kernels/core/native.py", ("tests/ops/test_size_one.py", "tests/ops/test_cpu_infrastructure.py"), 2),
-    Target(
-        "retro_kernels/core/eager.py",
-        (
-            "tests/ops/test_repeated_calls.py",
-            "tests/ops/test_plans.py",
-            "tests/ops/test_transforms.py",
-            "tests/ops/test_linear.py",
-            "tests/ops/test_contract.py",
-        ),
-        40,  # a key there is made by `add`, a statement a part
-    ),
-    Target("retro_kernels/core/plan.py", ("tests/ops/test_repeated_calls.py", "tests/ops/test_plans.py"), 3),
-    *[
-        Target(f"{OPS}/{op}/call.py", (f"tests/ops/test_{op}.py", *CALLS), 2)
+        _target(f"{OPS}/{op}/call.py", f"ops/{op} {CALLS}")
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
         + ("relative_attention", "relative_logits", "topk_chunks")
     ],
     *[
-        Target(f"{OPS}/{op}/{file}.py", (f"tests/ops/test_{op}.py", *CALLS[1:]), 2)
+        _target(f"{OPS}/{op}/{file}.py", f"ops/{op} ops/repeated_calls ops/transforms")
         for op in ("linear", "rms_norm", "cross_entropy")
         for file in ("call", "cpu")
     ],
-    Target(
-        "retro_kernels/compile/configs.py",
-        ("tests/aot/test_configs.py", "tests/bench/test_tune.py", "tests/ops/test_repeated_calls.py"),
-        2,
-    ),
-    Target("retro_kernels/reference_lib/attention.py", ("tests/reference",), 3),
-    Target("retro_kernels/ops/topk_chunks/reference.py", ("tests/reference",), 2),
-    Target("retro_kernels/testing/errors.py", ("tests/reference/test_errors.py",), 2),
-    Target(f"{OPS}/leaky_average/triton/kernels.py", ("tests/ops/test_leaky_average.py",), 2, interpreted=True),
-    Target(
-        "retro_kernels/ops/relative_logits/triton/kernels.py",
-        ("tests/ops/test_relative_logits.py",),
-        2,
-        interpreted=True,
-    ),
-    Target(
-        "retro_model/layers/attention.py",
-        tuple(f"tests/model/test_{name}.py" for name in ("layers", "retro", "cache", "sequence_parallel")),
-        2,
-    ),
-    Target("retro_model/layers/positions.py", ("tests/model/test_layers.py", "tests/model/test_retro.py"), 2),
-    Target(
-        "retro_model/generation/sampling.py",
-        ("tests/model/test_generation.py", "tests/model/test_generation_protocol.py"),
-        3,
-    ),
-    Target("retro_model/data/store.py", ("tests/model/test_store.py", "tests/model/test_hostile_folders.py"), 3),
-    Target(
-        "retro_model/data/neighbours.py", ("tests/model/test_neighbours.py", "tests/model/test_hostile_folders.py"), 2
-    ),
-    Target("retro_model/data/database.py", ("tests/model/test_database.py", "tests/model/test_neighbours.py"), 2),
-    Target("retro_model/data/dedup.py", ("tests/model/test_dedup.py",), 2),
-    Target("retro_model/evaluation/in_context.py", ("tests/model/test_decoder_scores.py",), 2),
-    Target("retro_model/evaluation/leaks.py", ("tests/model/test_evaluation.py", "tests/model/test_commands.py"), 2),
-    Target("retro_model/evaluation/scoring.py", ("tests/model/test_evaluation.py",), 2),
-    Target("retro_model/evaluation/suffixes.py", ("tests/model/test_suffixes.py",), 2),
-    Target("retro_model/evaluation/knn_lm.py", ("tests/model/test_suffixes.py",), 2),
-    Target("retro_model/training/step.py", ("tests/model/test_training.py",), 2),
-    Target(
-        "retro_model/training/checkpoint_folder.py",
-        ("tests/model/test_checkpoint.py", "tests/model/test_sharded_checkpoint.py"),
-        3,
-    ),
-    Target("retro_model/training/sharded_checkpoint.py", ("tests/model/test_sharded_checkpoint.py",), 3),
-    Target("retro_model/memory_mosaics/cache.py", ("tests/model/memory_mosaics",), 3),
-    Target("retro_model/data/executors.py", ("tests/model/test_shards.py",), 3),
-    Target("retro_model/apps/serve/app.py", ("tests/model/serving/test_app.py", "tests/model/serving/test_load.py"), 4),
-    Target("retro_model/training/batches.py", ("tests/model/test_training.py",), 2),
-    Target("retro_model/retro/retrieval.py", ("tests/model/test_retro.py", "tests/model/test_cache.py"), 2),
-    Target(
-        "retro_model/retro/retrofitted_decoder.py",
-        ("tests/model/test_retrofit.py", "tests/model/test_retrofit_abroad.py"),
-        2,
-    ),
-    Target(
-        "retro_model/retro/frozen_decoder.py", ("tests/model/test_retrofit.py", "tests/model/test_own_attention.py"), 2
-    ),
-    Target("retro_model/retro/own_attention.py", ("tests/model/test_own_attention.py",), 2),
-    Target("retro_model/retro/own_pass.py", ("tests/model/test_own_attention.py",), 2),
-    Target(
-        "retro_model/integrations/huggingface.py",
-        ("tests/model/test_huggingface.py", "tests/model/test_retrofit_abroad.py"),
-        2,
-    ),
-    Target("bench/check/numerics.py", ("tests/bench/test_work.py", "tests/bench/test_run.py"), 2),
-    Target("bench/check/topk.py", ("tests/bench/test_work.py",), 2),
-    Target("bench/compare/gate_statistics.py", ("tests/bench/test_gate_statistics.py",), 3),
-    Target("bench/compare/record_files.py", ("tests/bench/test_reports.py",), 2),
-    Target("bench/records/machines.py", ("tests/bench/test_reports.py",), 1),
-    Target(
-        "bench/records/record.py",
-        ("tests/bench/test_record.py", "tests/bench/test_reports.py", "tests/bench/test_killed.py"),
-        3,
-    ),
-    Target("bench/static/sass.py", ("tests/bench/test_static_records.py",), 3),
-    Target("bench/static/regressions.py", ("tests/bench/test_static_records.py",), 2),
-    Target("bench/ops/leaky_average.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 1),
-    Target("bench/ops/relative_attention.py", ("tests/bench/test_work.py", "tests/bench/test_commands.py"), 2),
+    _target("retro_kernels/compile/configs.py", "aot/configs bench/tune ops/repeated_calls"),
+    _target("retro_kernels/reference_lib/attention.py", "reference/", 3),
+    _target(f"{OPS}/topk_chunks/reference.py", "reference/"),
+    _target("retro_kernels/testing/errors.py", "reference/errors"),
+    _target(f"{OPS}/leaky_average/triton/kernels.py", "ops/leaky_average", interpreted=True),
+    _target(f"{OPS}/relative_logits/triton/kernels.py", "ops/relative_logits", interpreted=True),
+    _target("retro_model/layers/attention.py", "model/layers model/retro model/cache model/sequence_parallel"),
+    _target("retro_model/layers/positions.py", "model/layers model/retro"),
+    _target("retro_model/generation/sampling.py", "model/generation model/generation_protocol", 3),
+    _target("retro_model/data/store.py", "model/store model/hostile_folders", 3),
+    _target("retro_model/data/neighbours.py", "model/neighbours model/hostile_folders"),
+    _target("retro_model/data/database.py", "model/database model/neighbours"),
+    _target("retro_model/data/dedup.py", "model/dedup"),
+    _target("retro_model/evaluation/in_context.py", "model/decoder_scores"),
+    _target("retro_model/evaluation/leaks.py", "model/evaluation model/commands"),
+    _target("retro_model/evaluation/scoring.py", "model/evaluation"),
+    _target("retro_model/evaluation/suffixes.py", "model/suffixes"),
+    _target("retro_model/evaluation/knn_lm.py", "model/suffixes"),
+    _target("retro_model/training/step.py", "model/training"),
+    _target("retro_model/training/checkpoint_folder.py", "model/checkpoint model/sharded_checkpoint", 3),
+    _target("retro_model/training/sharded_checkpoint.py", "model/sharded_checkpoint", 3),
+    _target("retro_model/memory_mosaics/cache.py", "model/memory_mosaics/", 3),
+    _target("retro_model/data/executors.py", "model/shards", 3),
+    _target("retro_model/apps/serve/app.py", "model/serving/app model/serving/load", 4),
+    _target("retro_model/training/batches.py", "model/training"),
+    _target("retro_model/retro/retrieval.py", "model/retro model/cache"),
+    _target("retro_model/retro/retrofitted_decoder.py", "model/retrofit model/retrofit_abroad"),
+    _target("retro_model/retro/frozen_decoder.py", "model/retrofit model/own_attention"),
+    _target("retro_model/retro/own_attention.py", "model/own_attention"),
+    _target("retro_model/retro/own_pass.py", "model/own_attention"),
+    _target("retro_model/integrations/huggingface.py", "model/huggingface model/retrofit_abroad"),
+    _target("bench/check/numerics.py", "bench/work bench/run"),
+    _target("bench/check/topk.py", "bench/work"),
+    _target("bench/compare/gate_statistics.py", "bench/gate_statistics", 3),
+    _target("bench/compare/record_files.py", "bench/reports"),
+    _target("bench/records/machines.py", "bench/reports", 1),
+    _target("bench/records/record.py", "bench/record bench/reports bench/killed", 3),
+    _target("bench/static/sass.py", "bench/static_records", 3),
+    _target("bench/static/regressions.py", "bench/static_records"),
+    _target("bench/ops/leaky_average.py", "bench/work bench/commands", 1),
+    _target("bench/ops/relative_attention.py", "bench/work bench/commands"),
 )
