@@ -46,12 +46,12 @@ test: setup lint .venv/oldest
 	$(PYTEST) tests
 	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
 
-# What takes long and breaks rarely: tests marked `nightly`, and every launch where the workflow's other jobs compile none.
+# What takes long and breaks rarely: tests marked `nightly`, and every launch with the oldest triton.
 nightly: setup .venv/oldest
 	$(PYTEST) tests -m nightly --timeout 0
-	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot -k "oldest or 86 or 89 or 120" --timeout 0
+	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot/test_oldest.py --timeout 0
 
-# The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH=80 or 90), executed without a GPU.
+# The ops' suite on compiled code: what Triton makes of each kernel for an architecture (ARCH: 80, 86, 89, 90, 100, 120), executed without a GPU.
 ARCH ?= 90
 check-compiled: setup
 	RETRO_KERNELS_EMULATE=$(ARCH) $(PYTEST) tests/ops -k "(triton or topk_stream) and not fuzz"

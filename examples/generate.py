@@ -45,8 +45,7 @@ class Database:
 
 def train(model: Retro, steps: int) -> float:
     """Fresh documents in every step, so that nothing can be learnt by heart. Returns the last loss, nats a token of
-    second chunks.
-    """
+    second chunks."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = torch.zeros(())
     for _ in range(steps):

@@ -48,9 +48,8 @@ class Block(nn.Module):
 
 
 class OwnGPT(nn.Module):
-    """Neighbours are embedded tokens here; a model of RETRO's kind
-    would encode them first (`retro_model.NeighbourEncoder`).
-    """
+    """Neighbours are embedded tokens here; a model of RETRO's kind would encode them first
+    (`retro_model.NeighbourEncoder`)."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()

@@ -35,9 +35,8 @@ def llama() -> LlamaForCausalLM:
 
 
 class Rows(Dataset):
-    """Rows of random tokens; the neighbour of a chunk holds it and what follows. Precompute yours:
-    see docs/retro.md.
-    """
+    """Rows of random tokens; the neighbour of a chunk holds it and what follows. Precompute yours: see
+    docs/retro.md."""
 
     def __init__(self, count: int) -> None:
         self.tokens = torch.randint(V, (count, N + M))

@@ -43,10 +43,8 @@ def main() -> tuple[float, float]:
     # lm=None scores candidates by BM25 (RPT-Lex); any causal language model in its place scores them by what it gains
     lessons = stack([supervise(t, None, chunk_len=M, excluded_chunks=config.excluded_chunks) for t in tokens])
     model = RPT(config)
-    settings, taught = (
-        Settings(STEPS, max_lr=5e-3, warmup_steps=2),
-        Lessons(STEPS, alpha_ret=1.0, alpha_steps=0, tau=2.0),
-    )
+    settings = Settings(STEPS, max_lr=5e-3, warmup_steps=2)
+    taught = Lessons(STEPS, alpha_ret=1.0, alpha_steps=0, tau=2.0)
     optimizer = make_optimizer(model, settings, taught, "adamw")
     losses = []
     for step in range(STEPS):

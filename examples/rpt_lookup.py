@@ -50,8 +50,7 @@ def returning() -> Tensor:
 
 def supervision(count: int) -> tuple[Tensor, Tensor]:
     """The chunk that each should retrieve, [count,L,1] (-1: none), and its worth among all, [count,L,L]. A language
-    model's scores would stand here.
-    """
+    model's scores would stand here."""
     chunks = torch.arange(2 * PAIRS, 4 * PAIRS)
     right = torch.cat([torch.arange(PAIRS, 2 * PAIRS), torch.arange(PAIRS)])
     index, worth = torch.full((4 * PAIRS, 1), -1), torch.zeros(4 * PAIRS, 4 * PAIRS)
