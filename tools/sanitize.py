@@ -84,20 +84,15 @@ def compiler() -> str:
     return os.environ.get("CXX", "g++").split()[-1]
 
 
-def runtime(sanitizer: Sanitizer) -> str | None:
-    """Return the compiler's library of the sanitizer."""
-    listed = subprocess.run(
-        [compiler(), f"-print-file-name={sanitizer.library}"], capture_output=True, text=True
-    ).stdout.strip()
+def library(name: str) -> str | None:
+    """Return the path of a library of the compiler."""
+    listed = subprocess.run([compiler(), f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
     return str(Path(listed).resolve()) if os.path.isabs(listed) else None
 
 
 def preloaded(sanitizer: Sanitizer) -> str:
     """Return the sanitizer's library and the C++ library, whose exceptions the sanitizer intercepts from the start."""
-    standard = subprocess.run(
-        [compiler(), "-print-file-name=libstdc++.so"], capture_output=True, text=True
-    ).stdout.strip()
-    return f"{runtime(sanitizer)} {Path(standard).resolve()}"
+    return f"{library(sanitizer.library)} {library('libstdc++.so')}"
 
 
 def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
@@ -114,19 +109,8 @@ def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.Comple
         | sanitizer.environ
         | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        *sanitizer.tests,
-        "-x",
-        "-s",
-        "-p",
-        "no:xdist",
-        "--timeout",
-        "1800",
-        *more,
-    ]
+    options = ["-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
+    command = [sys.executable, "-m", "pytest", *sanitizer.tests, *options]
     return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -148,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"expected some of {', '.join(known)}; got {', '.join(sorted(unknown))}")
     bad = 0
     for sanitizer in [known[name] for name in arguments.names] or TABLE:
-        if runtime(sanitizer) is None:
+        if library(sanitizer.library) is None:
             print(f"{sanitizer.name}: {compiler()} has no {sanitizer.library}: not run", flush=True)
             bad += 1
             continue

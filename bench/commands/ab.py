@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 from ..compare import ab, ab_host, ab_static, affected
-from ..compare.items import items
 from ..measure import choose
 from ..records import environment, record
 from ..registry import OPERATORS
@@ -140,7 +139,7 @@ def _items(
         if not names:
             return []
         selection = dataclasses.replace(selection, kernels=names)
-    return items(selection, plugins)
+    return ab.items(selection, plugins)
 
 
 def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -140,15 +139,20 @@ def measured(one, prediction: dict, device: str) -> dict:
 
 
 def filled(launch, device: str):
-    """Return the launch on data of its own. Arguments that shared a tensor share one again."""
+    """Return the launch on data of its own: random floats, zero integers, true masks."""
     import torch
 
-    tensors: dict[int, torch.Tensor] = {}
-    values = {
-        name: tensors.setdefault(id(value), _filled(value, device)) if isinstance(value, torch.Tensor) else value
-        for name, value in launch.arguments.items()
-    }
-    return dataclasses.replace(launch, arguments=values)
+    from ..emulate.memory import elements, replaced
+
+    def fill(like: torch.Tensor) -> torch.Tensor:
+        if like.is_floating_point():
+            flat = torch.randn(elements(like), device=device, dtype=like.dtype)
+        else:
+            ones = like.dtype in (torch.bool, torch.uint8)
+            flat = torch.full((elements(like),), ones, device=device, dtype=like.dtype)
+        return flat.as_strided(like.shape, like.stride())
+
+    return replaced(launch, fill)
 
 
 def on(device: str, one) -> contextlib.AbstractContextManager:
@@ -158,18 +162,6 @@ def on(device: str, one) -> contextlib.AbstractContextManager:
     from retro_kernels.testing import stub
 
     return stub.device(int(one.id.split(":sm")[1].split("/")[0]))
-
-
-def _filled(like, device: str):
-    """Allocate a meta tensor's shape and strides: random floats, zero integers, true masks."""
-    import torch
-
-    extent = sum((n - 1) * s for n, s in zip(like.shape, like.stride())) + 1 if like.numel() else 0
-    if like.is_floating_point():
-        flat = torch.randn(extent, device=device, dtype=like.dtype)
-    else:
-        flat = torch.full((extent,), like.dtype in (torch.bool, torch.uint8), device=device, dtype=like.dtype)
-    return flat.as_strided(like.shape, like.stride())
 
 
 def line(row: dict) -> tuple[str, ...]:
@@ -197,15 +189,7 @@ def summary(rows: list[dict]) -> str:
     said = f"{close} of {len(rows)} within {WITHIN:.0%}"
     if len(rows) < 3:
         return said
-    ranks = [_ranks([row[name] for row in rows]) for name in ("predicted_us", "measured_us")]
-    n = len(rows)
-    squares = sum((a - b) ** 2 for a, b in zip(*ranks))
+    columns = ([row[name] for row in rows] for name in ("predicted_us", "measured_us"))
+    ranks = [[sorted(column).index(time) for time in column] for column in columns]
+    n, squares = len(rows), sum((a - b) ** 2 for a, b in zip(*ranks))
     return f"{said}; rank correlation {1 - 6 * squares / (n * (n * n - 1)):.2f}"
-
-
-def _ranks(values: list[float]) -> list[int]:
-    order = sorted(range(len(values)), key=values.__getitem__)
-    ranks = [0] * len(values)
-    for rank, at in enumerate(order):
-        ranks[at] = rank
-    return ranks

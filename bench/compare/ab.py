@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..measure import choose
 from ..records import environment, record
-from ..registry import CASES
+from ..registry import CASES, contenders_of
 from . import gate_statistics
 from .git_refs import commit
 
@@ -79,6 +80,26 @@ class Outcome:
     second: gate_statistics.Ratio | None = None
     control: gate_statistics.Ratio | None = None
     pairs: tuple[gate_statistics.Pair, ...] = ()  # seconds of the base and of the head, a pair of processes each
+
+
+def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[Item]:
+    """Return every case, type and mode of every kernel, or of the backends that the selection names."""
+    found = []
+    for case in choose.cases(selection):
+        names = [
+            c.name
+            for c in contenders_of(case.kernel)
+            if (c.role != "baseline" if selection.backends else c.role == "kernel")
+            and selection.device in c.devices
+            and choose.matches(c.name, selection.backends)
+        ]
+        for dtype in choose.dtypes(case, selection):
+            found += [
+                Item(case.kernel, name, case.name, dtype, mode, plugins)
+                for name in names
+                for mode in choose.modes(case, selection)
+            ]
+    return found
 
 
 class Worker:

@@ -55,7 +55,7 @@ def listed(side: Side, message: dict) -> dict:
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in message["list"].items()}
     selection = side.module("measure.choose").Selection(**fields)
     try:
-        items = side.module("compare.items").items(selection)
+        items = side.module("compare.ab").items(selection)
     except side.module("measure.choose").EmptySelection:
         items = []
     return {"items": [[i.kernel, i.backend, i.case, i.dtype, i.mode] for i in items]}

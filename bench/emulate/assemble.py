@@ -26,27 +26,9 @@ PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: memory orders and scopes; here everyone sees an access at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
 #: cache hints of a load or store, which change no value
-_HINTS = {
-    *_ORDERS,
-    "nc",
-    "ca",
-    "cg",
-    "cs",
-    "lu",
-    "cv",
-    "wb",
-    "wt",
-    "volatile",
-    "weak",
-    "L1::evict_last",
-    "L1::evict_first",
-    "L1::no_allocate",
-    "L1::evict_normal",
-    "L2::cache_hint",
-    "L2::128B",
-    "L2::256B",
-    "L2::64B",
-}
+_HINTS = _ORDERS | {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "weak"}
+_HINTS |= {f"L2::{hint}" for hint in ("cache_hint", "64B", "128B", "256B")}
+_HINTS |= {f"L1::{hint}" for hint in ("evict_last", "evict_first", "evict_normal", "no_allocate")}
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import launches
+from .memory import elements, replaced
 from .program import Counted
 
 SECTOR_BYTES = 32
@@ -44,29 +45,26 @@ class Line:
 def materialised(launch, seed: int = 0):
     """Return the launch with real CPU tensors in place of meta tensors: floats random, integers 0, masks all True."""
     generator = torch.Generator().manual_seed(seed)
-    made: dict[int, Tensor] = {}
 
-    def real(value):
-        if not isinstance(value, Tensor) or value.device.type != "meta":
-            return value
-        if id(value) not in made:
-            out = _zeros(value)
-            if out.numel() <= _FILLED and out.is_floating_point():
-                out.copy_(torch.randn(out.shape, generator=generator))
-            elif out.dtype in (torch.bool, torch.uint8):
-                out.fill_(1)
-            made[id(value)] = out
-        return made[id(value)]
+    def real(tensor: Tensor) -> Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        out = _zeros(tensor)
+        if out.numel() <= _FILLED and out.is_floating_point():
+            out.copy_(torch.randn(out.shape, generator=generator))
+        elif out.dtype in (torch.bool, torch.uint8):
+            out.fill_(1)
+        return out
 
-    return dataclasses.replace(launch, arguments={name: real(value) for name, value in launch.arguments.items()})
+    return replaced(launch, real)
 
 
 def _zeros(like: Tensor) -> Tensor:
     """Allocate zeros of the shape and strides, aligned as on a GPU. The system supplies pages when they are used."""
-    size = 1 + sum((n - 1) * stride for n, stride in zip(like.shape, like.stride())) if like.numel() else 0
-    memory = torch.from_numpy(numpy.zeros(size * like.element_size() + _ALIGNED, numpy.uint8))
+    size = elements(like) * like.element_size()
+    memory = torch.from_numpy(numpy.zeros(size + _ALIGNED, numpy.uint8))
     first = -memory.data_ptr() % _ALIGNED
-    memory = memory[first : first + size * like.element_size()].view(like.dtype)
+    memory = memory[first : first + size].view(like.dtype)
     return memory.as_strided(like.shape, like.stride(), memory.storage_offset())
 
 

@@ -64,17 +64,9 @@ class Event:
     record = wait = synchronize = _nothing
 
 
-_DONE_AT_ONCE = (
-    "synchronize",
-    "empty_cache",
-    "set_device",
-    "init",
-    "_lazy_init",
-    "manual_seed",
-    "manual_seed_all",
-    "seed",
-)
-_DONE_AT_ONCE += ("seed_all", "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")
+_DONE_AT_ONCE = ("synchronize", "empty_cache", "set_device", "init", "_lazy_init", "ipc_collect")
+_DONE_AT_ONCE += ("manual_seed", "manual_seed_all", "seed", "seed_all")
+_DONE_AT_ONCE += ("reset_peak_memory_stats", "reset_max_memory_allocated")
 _BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 

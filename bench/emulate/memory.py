@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,17 @@ _INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "
 _TF32 = 11  # as a tensor map counts types
 
 
-def extent(tensor: Tensor) -> int:
-    """Return the bytes from a tensor's first element to its last, whatever its strides."""
-    if tensor.numel() == 0:
-        return 0
-    return (sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1) * tensor.element_size()
+def elements(tensor: Tensor) -> int:
+    """Return the elements of memory from a tensor's first to its last, whatever its strides."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+
+
+def replaced(launch, make: Callable[[Tensor], Tensor]):
+    """Return the launch with `make(tensor)` in place of each tensor. Arguments that share a tensor share one again."""
+    tensors = {id(value): value for value in launch.arguments.values() if isinstance(value, Tensor)}
+    made = {key: make(tensor) for key, tensor in tensors.items()}
+    arguments = {name: made.get(id(value), value) for name, value in launch.arguments.items()}
+    return dataclasses.replace(launch, arguments=arguments)
 
 
 @dataclasses.dataclass
@@ -56,7 +62,7 @@ class Arguments:
             raise PtxError(f"argument {name}: not emulated: type {kind}")
 
     def region(self, tensor: Tensor, name: str) -> Region:
-        place = tensor.data_ptr(), extent(tensor)
+        place = tensor.data_ptr(), elements(tensor) * tensor.element_size()
         self.regions.setdefault(place, name)
         return Region(list(self.regions).index(place))
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 from unittest import mock
 
 import triton
 from torch import Tensor
+
+from .memory import elements, replaced
 
 
 def estimate(launch, machine: str):
@@ -33,18 +34,10 @@ def static_record(launch) -> dict[str, Any]:
 
 
 def copied(launch):
-    """Return the launch on copies of its tensors, each copied once, so that executing it again changes nothing of the
-    program's.
-    """
-    copies: dict[int, Tensor] = {}
+    """Return the launch on copies of its tensors: executing it again changes nothing of the program's."""
 
-    def copy(value):
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in copies:
-            size = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride())) if value.numel() else 0
-            flat = value.detach().as_strided((size,), (1,)).clone()
-            copies[id(value)] = flat.as_strided(value.shape, value.stride(), 0)
-        return copies[id(value)]
+    def copy(tensor: Tensor) -> Tensor:
+        flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
+        return flat.as_strided(tensor.shape, tensor.stride(), 0)
 
-    return dataclasses.replace(launch, arguments={name: copy(value) for name, value in launch.arguments.items()})
+    return replaced(launch, copy)

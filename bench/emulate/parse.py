@@ -10,24 +10,8 @@ _STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%?\w+)\s+)?(?P<opcode
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
-_TYPE_BYTES = {
-    "pred": 1,
-    "b8": 1,
-    "u8": 1,
-    "s8": 1,
-    "b16": 2,
-    "u16": 2,
-    "s16": 2,
-    "f16": 2,
-    "b32": 4,
-    "u32": 4,
-    "s32": 4,
-    "f32": 4,
-    "b64": 8,
-    "u64": 8,
-    "s64": 8,
-    "f64": 8,
-}
+_TYPE_BYTES = {f"{letter}{bits}": bits // 8 for bits in (8, 16, 32, 64) for letter in "busf"[: 3 + (bits > 8)]}
+_TYPE_BYTES["pred"] = 1
 
 
 class PtxError(Exception):

@@ -17,19 +17,6 @@ from . import choose, runner
 WARMUPS = 2
 
 
-@contextlib.contextmanager
-def named_range(name: str, device: str) -> Iterator[None]:
-    """Open an NVTX range on a GPU. No-op on a CPU, whose torch may lack NVTX."""
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
-
-
 def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
     """Yield (id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
     for case in choose.cases(selection):
@@ -39,13 +26,8 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, s
             for dtype in choose.dtypes(case, selection):
                 for mode in choose.modes(case, selection):
                     if not choose.unsupported(contender, case, dtype, selection.device, mode == "fwdbwd"):
-                        yield (
-                            identity(case.kernel, contender.name, case.name, dtype, mode),
-                            contender,
-                            case,
-                            dtype,
-                            mode,
-                        )
+                        name = identity(case.kernel, contender.name, case.name, dtype, mode)
+                        yield name, contender, case, dtype, mode
 
 
 def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = False) -> int:
@@ -60,7 +42,7 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
         call = runner.step(contender, case, tensors, mode == "fwdbwd", seed)
         for _ in range(WARMUPS):
             call()
-        with _profiled(device), named_range(name, device):
+        with _profiled(device), torch.cuda.nvtx.range(name) if device == "cuda" else contextlib.nullcontext():
             for _ in range(count):
                 call()
         done += 1

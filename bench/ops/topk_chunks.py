@@ -106,54 +106,37 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut
 
 
-def _scores(query: Tensor, key: Tensor, metric: str) -> Tensor:
+def _scores(
+    query, key, first=0, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
+) -> Tensor:
+    """Scores [B,Q,n] of the keys `key`, which are first .. first+n-1 of all; -inf where one is no candidate."""
+    scores = query @ key.mT
     if metric == "l2":
-        return 2 * (query @ key.mT) - key.square().sum(-1)[:, None] - query.square().sum(-1)[..., None]
-    return query @ key.mT
-
-
-def _candidates(
-    query: Tensor, first: int, keys: int, causal_gap, query_offset, query_doc, key_doc, key_mask
-) -> Tensor | None:
-    """bool [B or 1,Q,keys] for keys first .. first+keys-1, None where all are."""
-    allowed = None
+        scores = 2 * scores - key.square().sum(-1)[:, None] - query.square().sum(-1)[..., None]
+    here = slice(first, first + key.shape[1])
     if causal_gap is not None:
         limit = torch.arange(query.shape[1], device=query.device)[:, None] + (query_offset - causal_gap)
-        allowed = (torch.arange(first, first + keys, device=query.device) <= limit)[None]
+        number = torch.arange(here.start, here.stop, device=query.device)
+        scores = scores.masked_fill(number > limit, -torch.inf)
     if query_doc is not None:
-        other = query_doc[:, :, None] != key_doc[:, None, first : first + keys]
-        allowed = other if allowed is None else allowed & other
+        scores = scores.masked_fill(query_doc[:, :, None] == key_doc[:, None, here], -torch.inf)
     if key_mask is not None:
-        shown = key_mask[:, None, first : first + keys]
-        allowed = shown if allowed is None else allowed & shown
-    return allowed
+        scores = scores.masked_fill(~key_mask[:, None, here], -torch.inf)
+    return scores
 
 
-def eager(query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None):
+def eager(query, key, k, **options) -> tuple[Tensor, Tensor]:
     """The whole score matrix in the inputs' type, then torch.topk."""
-    scores = _scores(query, key, metric)
-    allowed = _candidates(query, 0, key.shape[1], causal_gap, query_offset, query_doc, key_doc, key_mask)
-    return _best(scores if allowed is None else scores.masked_fill(~allowed, -torch.inf), k)
+    best, indices = _scores(query, key, **options).topk(k, dim=-1)
+    return best.float(), indices.masked_fill(best == -torch.inf, -1)
 
 
-def _best(scores: Tensor, k: int, indices: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    top, where = scores.topk(k, dim=-1)
-    where = where if indices is None else indices.gather(-1, where)
-    return top.float(), where.masked_fill(top == -torch.inf, -1)
-
-
-def blocked(
-    query, key, k, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
-):
+def blocked(query, key, k, **options) -> tuple[Tensor, Tensor]:
     """The same by blocks of keys, each block's best merged into the running best."""
     best = indices = None
     for first in range(0, key.shape[1], KEY_BLOCK):
         block = key[:, first : first + KEY_BLOCK]
-        scores = _scores(query, block, metric)
-        allowed = _candidates(query, first, block.shape[1], causal_gap, query_offset, query_doc, key_doc, key_mask)
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        top, where = scores.topk(min(k, block.shape[1]), dim=-1)
+        top, where = _scores(query, block, first, **options).topk(min(k, block.shape[1]), dim=-1)
         where = where + first
         best = top if best is None else torch.cat([best, top], -1)
         indices = where if indices is None else torch.cat([indices, where], -1)

@@ -54,17 +54,6 @@ class _OnCpu:
         return self.case.make(seed, "cpu", dtype)
 
 
-def test_a_range_ends_with_an_error_too(monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: seen.append("pop"))
-    with pytest.raises(ValueError, match="by itself"), profilers.named_range("a", "cuda"):
-        raise ValueError("by itself")
-    with profilers.named_range("b", "cpu"):
-        pass
-    assert seen == ["a", "pop"]
-
-
 def test_calls_on_this_machine(tiny, capsys):
     quiet = [word for word in QUICK if word != "--quiet"]
     assert command_line.main(["profile", *quiet, "--backend", "reference", "--mode", "fwd", "--calls", "2"]) == 0

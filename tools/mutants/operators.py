@@ -38,20 +38,14 @@ class Fault:
         return f"{before} -> {after}"
 
 
-COMPARISONS = {
-    "<": "<=",
-    "<=": "<",
-    ">": ">=",
-    ">=": ">",
-    "==": "!=",
-    "!=": "==",
-    "is not": "is",
-    "is": "is not",
-    "not in": "in",
-    "in": "not in",
-}
+def _either(*pairs: tuple[str, str]) -> dict[str, str]:
+    """Each of a pair for the other."""
+    return {a: b for pair in pairs for a, b in (pair, pair[::-1])}
+
+
+COMPARISONS = _either(("<", "<="), (">", ">="), ("==", "!="), ("is", "is not"), ("in", "not in"))
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "*"}
-LOGIC = {"and": "or", "or": "and"}
+LOGIC = _either(("and", "or"))
 GREATEST_NUMBER = 9  # a larger constant is a size or a bound more often than a case
 #: names of keys of a cache: each part is dropped once
 KEY = re.compile(r"(^|_)(key|parts)$")
@@ -192,27 +186,9 @@ def _between(
         yield right.lineno, left.end_col_offset, right.col_offset, old, table[old]
 
 
-CPP = {
-    " < ": " <= ",
-    " <= ": " < ",
-    " > ": " >= ",
-    " >= ": " > ",
-    " == ": " != ",
-    " != ": " == ",
-    " && ": " || ",
-    " || ": " && ",
-    " + ": " - ",
-    " - ": " + ",
-    " * ": " + ",
-    " / ": " * ",
-    " % ": " * ",
-    " += ": " -= ",
-    "std::min(": "std::max(",
-    "std::max(": "std::min(",
-    " = 0;": " = 1;",
-    "true": "false",
-    "false": "true",
-}
+CPP = _either((" < ", " <= "), (" > ", " >= "), (" == ", " != "), (" && ", " || "), (" + ", " - "))
+CPP |= _either(("std::min(", "std::max("), ("true", "false"))
+CPP |= {" * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", " = 0;": " = 1;"}
 #: calls that clear memory, as statements: left out
 CLEARING = re.compile(r"(?<![\w.>:])(clear|std::fill_n|std::memset)\((?:[^();]|\([^();]*\))*\)(?=[,;])")
 #: lines that compute nothing, or whose fault would not compile or only moves work among threads
