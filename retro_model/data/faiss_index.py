@@ -88,15 +88,19 @@ class FaissSearcher:
             inverted.nprobe = self.nprobe
         self.index = _on_device(index, self.exact.device)
 
+    def _use_kept(self, index, manifest: Path, form: files.Form, facts: dict) -> None:
+        """Use an index that was built before. Its recall at this nprobe is in the manifest, or measured and added."""
+        self._use(index)
+        known = facts.get("recall", {})
+        self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
+        files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
+
     def _build(self, factory: str, path: Path) -> None:
         """Reads the index kept at `path`, or builds and keeps it; its recall too, for each nprobe."""
         manifest, form = path.with_name(path.name + ".json"), files.Form("index", (path.name,))
         with files.Build(manifest, form, {"factory": factory, "vectors": list(self.exact.keys.shape)}) as build:
             if build.complete:
-                self._use(library().read_index(str(path)))
-                known = build.facts.get("recall", {})
-                self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
-                files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
+                self._use_kept(library().read_index(str(path)), manifest, form, build.facts)
             else:
                 self._use(_trained_index(self.exact.keys, factory))
                 self.recall = measured_recall(self)
@@ -115,11 +119,7 @@ class FaissSearcher:
             manifest_there = files.read_manifest(manifest, form, complete=True)
             files.same_settings(manifest, settings, manifest_there["settings"])
             files.check_files(manifest, form, manifest_there, verify=verify)
-            self._use(index_shards.opened(path))
-            known = manifest_there["facts"].get("recall", {})
-            self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
-            files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
-            return
+            return self._use_kept(index_shards.opened(path), manifest, form, manifest_there["facts"])
         with files.Build(manifest, form, settings) as build:
             if not build.complete:
                 index_shards.fill_and_merge(

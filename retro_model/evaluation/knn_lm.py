@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -132,33 +131,23 @@ def score_knn_settings(
     return [counted_scores(store, of_setting, tokens) for of_setting in nats]
 
 
-class Tuned(NamedTuple):
-    """papers: scores with the paper's lambda and alpha. scores: with the best of a grid on the other documents,
-    settings the (lambda, alpha) of each document there. A store of one document has the paper's alone."""
-
-    papers: Scores
-    scores: Scores
-    settings: list[tuple[float, float]]
-
-
-def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Tuned:
+def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Scores:
     """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others.
 
-    options: window, stride, batch_size and documents, as in `score_knn`.
+    options: window, stride, batch_size and documents, as in `score_knn`. A store of one document has the paper's
+    lambda and alpha.
     """
-    alpha = alpha_of_distances(datastore, k)
-    settings = [(LAMBDA, ALPHA), *itertools.product(MIXTURES, (alpha * s for s in SHARPNESS))]
-    papers, *grid = score_knn_settings(model, datastore, store, settings, k=k, **options)
     if len(document_rows(store)) < 2:
-        return Tuned(papers, papers, [])
-    scores, chosen = best_of_others(grid, store)
-    return Tuned(papers, scores, [settings[1 + number] for number in chosen])
+        return score_knn(model, datastore, store, k=k, **options)
+    alpha = alpha_of_distances(datastore, k)
+    settings = list(itertools.product(MIXTURES, (alpha * s for s in SHARPNESS)))
+    return best_of_others(score_knn_settings(model, datastore, store, settings, k=k, **options), store)
 
 
-def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
+def best_of_others(scores: Sequence[Scores], store) -> Scores:
     """Each document's scores by the setting that is best on all other documents: tuned on none of what it scores.
 
-    scores: of the settings, on the same tokens. Returns: the scores, and each document's setting.
+    scores: of the settings, on the same tokens.
     """
     found = document_rows(store)
     if len(found) < 2:
@@ -168,7 +157,7 @@ def best_of_others(scores: Sequence[Scores], store) -> tuple[Scores, list[int]]:
     nats = np.zeros_like(scores[0].nats)
     for (a, b), setting in zip(found, chosen):
         nats[a:b] = scores[setting].nats[a:b]
-    return Scores(nats, scores[0].tokens, scores[0].bytes), chosen.tolist()
+    return Scores(nats, scores[0].tokens, scores[0].bytes)
 
 
 def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: int = 512) -> float:

@@ -25,7 +25,7 @@ from retro_model.base import disk
 from .checkpoint import first_process
 from .checkpoint_folder import CheckpointError, read_state_file, sha256_of, state_digest
 
-FORMATS = ("sharded-1", "sharded-2")  # the first had no digest of state.json
+FORMAT = "sharded-2"
 #: what state.json says
 FIELDS = {
     "shards": str,
@@ -77,7 +77,7 @@ def save(
                 raise _saved_not(path, error) from error
         config = getattr(getattr(model, "module", model), "config", None)
         state = {
-            "format": FORMATS[-1],
+            "format": FORMAT,
             "shards": name,
             "step": step,
             "position": position,
@@ -147,12 +147,11 @@ def read_state(path: str | os.PathLike) -> dict:
         raise
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
-    form = state.get("format") if isinstance(state, dict) else None
-    if form not in FORMATS:
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise CheckpointError(
-            f"{file}: expected a checkpoint of format {FORMATS[-1]}; `checkpoint.load` reads the one-file form"
+            f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form"
         )
-    if form != FORMATS[0] and state.pop("sha256", None) != state_digest(state):
+    if state.pop("sha256", None) != state_digest(state):
         raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in it")
     for name, kind in FIELDS.items():
         if not isinstance(state.get(name, ...), kind) or (kind is int and (state[name] is True or state[name] < 0)):

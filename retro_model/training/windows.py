@@ -56,23 +56,15 @@ class WindowDataset(IterableDataset):
         world_size: int = 1,
     ):
         super().__init__()
-        self.store, self.start = store, start
-        self.options = {
-            "window": window,
-            "batch_size": batch_size * world_size,
-            "seed": seed,
-            "neighbours": neighbours,
-            "database": database,
-            "k": k,
-            "starts": starts,
-            "rank": rank,
-            "world_size": world_size,
-        }
-        batches(store, start=start, **self.options)  # checks the arguments; reads nothing
+        self.store = store
+        self.options = {"window": window, "batch_size": batch_size * world_size, "seed": seed, "starts": starts}
+        self.options |= {"neighbours": neighbours, "database": database, "k": k}
+        self.options |= {"rank": rank, "world_size": world_size}
+        self.set_start(start)
 
     def set_start(self, start: int) -> None:
         """Iterators made from now on begin after so many batches."""
-        batches(self.store, start=start, **self.options)
+        batches(self.store, start=start, **self.options)  # checks the arguments; reads nothing
         self.start = start
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:

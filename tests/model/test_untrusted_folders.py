@@ -104,12 +104,6 @@ def test_an_edited_state_is_noticed(saved):
         sharded_checkpoint.load(path, model)
 
 
-def test_a_state_of_the_first_form_still_loads(saved):
-    path, model, optimizer = saved
-    sign(path, lambda state: state.update(format="sharded-1"))
-    assert sharded_checkpoint.load(path, model, optimizer)["step"] == 3
-
-
 @pytest.mark.parametrize("field", sorted(sharded_checkpoint.FIELDS))
 @pytest.mark.parametrize("value", ["missing", 1.5, -1])
 def test_a_field_of_another_type(saved, field, value):

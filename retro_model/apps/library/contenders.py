@@ -105,7 +105,7 @@ def knn(s: Setting) -> Contender:
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         found = datastore if near is s.near else control
-        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows).scores
+        return knn_lm.score_tuned(model, found, library.held_out, documents=documents, **s.windows)
 
     return Contender(score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)})
 

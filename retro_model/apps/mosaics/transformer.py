@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
@@ -35,7 +34,6 @@ class TransformerConfig(Config):
     num_layers: int
     positions: str = "rotary"
     max_len: int = 1024
-    dropout: float = 0.0
     initial_std: float | None = GPT2_STD
 
     def __post_init__(self):
@@ -44,7 +42,6 @@ class TransformerConfig(Config):
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads: expected a divisor of d_model={self.d_model}; got {self.num_heads}")
         checks.head_dim("d_model / num_heads", self.d_model // self.num_heads)
-        checks.probability("dropout", self.dropout)
 
 
 def rotated(x: Tensor) -> Tensor:
@@ -60,18 +57,17 @@ def rotated(x: Tensor) -> Tensor:
 class TransformerBlock(nn.Module):
     """Causal self-attention, then a feed-forward four times as wide; each a pre-norm residual."""
 
-    def __init__(self, config: TransformerConfig, *, backend: str | None = None):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         d = config.d_model
         self.num_heads, self.rotary = config.num_heads, config.positions == "rotary"
-        self.dropout, self.backend = config.dropout, backend
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d, eps=NORM_EPS, bias=False) for _ in range(2))
         self.query, self.key, self.value, self.output = (Linear(d, d, bias=False) for _ in range(4))
         self.feed_forward = FeedForward(d, 4 * d)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + F.dropout(self.attend(self.attention_norm(x)), self.dropout, self.training)
-        return x + F.dropout(self.feed_forward(self.feed_forward_norm(x)), self.dropout, self.training)
+        x = x + self.attend(self.attention_norm(x))
+        return x + self.feed_forward(self.feed_forward_norm(x))
 
     def attend(self, x: Tensor) -> Tensor:
         query, key, value = (
@@ -79,21 +75,18 @@ class TransformerBlock(nn.Module):
         )
         if self.rotary:
             query, key = rotated(query), rotated(key)
-        dropout = self.dropout if self.training else 0.0
-        return self.output(
-            rk.relative_attention(query, key, value, causal=True, dropout_p=dropout, backend=self.backend).flatten(-2)
-        )
+        return self.output(rk.relative_attention(query, key, value, causal=True).flatten(-2))
 
 
 class Transformer(nn.Module):
     """Logits of the next token; embedding and readout are one matrix, as in a Memory Mosaic."""
 
-    def __init__(self, config: TransformerConfig, *, backend: str | None = None):
+    def __init__(self, config: TransformerConfig):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.positions = nn.Embedding(config.max_len, config.d_model) if config.positions == "learned" else None
-        self.blocks = nn.ModuleList(TransformerBlock(config, backend=backend) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False)
         gpt2 = config.initial_std is not None
         writers = {id(m) for block in self.blocks for m in (block.output, block.feed_forward.output)}
