@@ -1,6 +1,6 @@
 """render records as text, Markdown, HTML or PNG
 
-Measures nothing. Of several records with one id the last one counts; `history` shows all of them. Refuses records of
+Measures nothing. The last of several records with one id counts; `history` shows all of them. Refuses records of
 different machines (exit code 3).
 """
 

@@ -132,7 +132,7 @@ def eager(query, key, k, **options) -> tuple[Tensor, Tensor]:
 
 
 def blocked(query, key, k, **options) -> tuple[Tensor, Tensor]:
-    """The same by blocks of keys, each block's best merged into the running best."""
+    """Score blocks of keys, and merge each block's best into the running best."""
     best = indices = None
     for first in range(0, key.shape[1], KEY_BLOCK):
         block = key[:, first : first + KEY_BLOCK]

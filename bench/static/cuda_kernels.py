@@ -1,4 +1,5 @@
-"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of the imported tree. Nothing without nvcc."""
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of the imported tree. Without nvcc there are
+none."""
 
 from __future__ import annotations
 

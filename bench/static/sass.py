@@ -58,8 +58,8 @@ def functions(text: str) -> dict[str, list[Instruction]]:
 def hot_loop(code: list[Instruction]) -> list[Instruction]:
     """Return the loop that matters, empty without loops.
 
-    It is the innermost loop with the most tensor instructions. Where only outer loops have some, it is the shortest of
-    those with the most; where no loop has any, the longest innermost loop.
+    It is the innermost loop with the most tensor instructions. If only outer loops have some, it is the shortest of the
+    loops with the most. If no loop has any, it is the longest innermost loop.
     """
     spans = _spans(code)
     loops = _innermost(code, spans)

@@ -122,8 +122,8 @@ def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, An
 
 
 def _emulated(launch: Launch) -> dict[str, Any]:
-    """Return the counters of one CTA. Where the emulator finds a fault, that; where it knows an instruction not,
-    nothing.
+    """Return the counters of one CTA, or the fault that the emulator finds; nothing where it does not know an
+    instruction.
     """
     from ..emulate import counters
     from ..emulate.parse import PtxError

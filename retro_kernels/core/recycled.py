@@ -63,8 +63,8 @@ def _free(at: int) -> bool:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate a large output whose elements a kernel will all write: in memory that an earlier one gave back, else in
-    huge pages, if the system has them.
+    """Allocate a large output that a kernel will fill. Take memory that an earlier output gave back, or huge pages
+    where the system has them.
     """
     tensor = take(shape, dtype)
     if tensor is None:

@@ -248,7 +248,7 @@ def shapes_of(op: type, build: Callable[..., dict], dtype: torch.dtype, **option
 
 
 def cast(kw: dict, dtype: torch.dtype) -> dict:
-    """The same inputs, floating tensors in `dtype`."""
+    """Return the inputs with their floating tensors in `dtype`."""
     types = {name: torch.promote_types(dtype, torch.float32) if name == "lses" else dtype for name in kw}
     return {n: v.to(types[n]) if isinstance(v, Tensor) and v.is_floating_point() else v for n, v in kw.items()}
 

@@ -1,4 +1,4 @@
-"""What the backward kernels of both attentions do alike: a block of queries with its statistics, and dropout undone."""
+"""Shared by the backward kernels of both attentions: a block of queries with its statistics, and dropout undone."""
 
 from __future__ import annotations
 

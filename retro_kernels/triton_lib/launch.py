@@ -33,7 +33,7 @@ class Launch:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
     def with_arguments(self, values: list) -> Launch:
-        """The same launch of other arguments, in the kernel's order."""
+        """Return the launch with other arguments, in the kernel's order."""
         return dataclasses.replace(self, arguments=dict(zip(self.kernel.arg_names, values, strict=True)))
 
     def run(self):

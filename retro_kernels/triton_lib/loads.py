@@ -1,4 +1,4 @@
-"""Loads that kernels of several ops share: rows, keys, biases. What is not inside or not visible is zero."""
+"""Loads that kernels of several ops share: rows, keys, biases. Elements that are outside or not visible are zero."""
 
 from __future__ import annotations
 

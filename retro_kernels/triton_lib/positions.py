@@ -1,6 +1,4 @@
-"""Where a call's query 0 stands: for all batch entries alike, or each
-at a position of its own that only the device knows.
-"""
+"""Position of a call's query 0: one for all batch entries, or one an entry that only the device knows."""
 
 from __future__ import annotations
 

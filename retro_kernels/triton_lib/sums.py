@@ -44,8 +44,8 @@ def summed(
     """The gradient of `like` [groups, rows, width] and the launch that fills it from the contiguous part [count,
     groups, part_rows, width].
 
-    Where part_rows isn't given a part is as large as `like`. Row r of `like` is row r + shift of a part; those it has
-    not are 0.
+    Without part_rows a part is as large as `like`. Row r of `like` is row r + shift of a part, or 0 where the part has
+    no such row.
     """
     width = like.shape[-1]
     size = like.numel() // groups

@@ -238,8 +238,8 @@ class ChunkDatabase:
     def search_rows(
         self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None
     ) -> np.ndarray:
-        """`search` for chunks of a store by their rows [n]: those of the database's own store, or a shard of it, are
-        embedded no second time, for their keys are the queries."""
+        """`search` for chunks of a store by their rows [n]. Chunks of the database's own store, or of a shard of it,
+        are not embedded again: their keys are the queries."""
         first, exact = self._first_row(store), getattr(self.searcher, "exact", self.searcher)
         if first is None or not hasattr(exact, "keys"):
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)

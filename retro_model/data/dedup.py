@@ -46,7 +46,7 @@ class Report(NamedTuple):
     removed: list[Removal]
 
     def save(self, path: str | Path) -> None:
-        """As JSON."""
+        """Write the report as JSON."""
         disk.write_json(Path(path), self._asdict() | {"removed": [removal._asdict() for removal in self.removed]})
 
     def __str__(self) -> str:
@@ -72,8 +72,8 @@ def find_leaked(
     """Training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
 
     No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with
-    less. The shards of the held-out stores are signed, then those of the training store looked through, each by a task;
-    the result is that of one store of all.
+    less. Each held-out shard is signed by a task, then each training shard is searched by a task. The result does not
+    depend on the shards.
 
     Args:
         training: the documents to be looked through, in blocks of bounded memory.
@@ -166,7 +166,8 @@ def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes
 
 
 def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
-    """Of one shard: (document, held-out document, similarity) of those to be removed, and the pairs compared."""
+    """Return (document, held-out document, similarity) of each document of a shard to remove, and the number of pairs
+    compared."""
     leaked, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])

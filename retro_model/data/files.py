@@ -1,9 +1,9 @@
 """Files that grow by appending and a manifest that says how much of them counts: builds that continue after a kill.
 
-A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. What a
-file holds beyond the bytes its manifest names is the rest of a killed run, and is cut off when the build continues. One
-process builds; a second one is refused. A folder may come from a stranger: only the expected names are opened, none
-through a link, and a manifest that contradicts its files is refused.
+A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. Bytes
+beyond those that the manifest names are left from a killed run; the next build cuts them off. One process builds; a
+second one is refused. A folder may come from a stranger: only the expected names are opened, none through a link, and a
+manifest that contradicts its files is refused.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ class HubTokenizer:
         store = build_store(folder, rows, AutoTokenizer.from_pretrained("gpt2"), bos=True)
 
     Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are
-    exact for byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece's begin every text with a space that is not
-    there; others, such as WordPiece, lose spaces and capitals: bits per byte then count the bytes of what is left, with
-    a warning.
+    exact for byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece adds a space at the beginning of every text.
+    Others, such as WordPiece, lose spaces and capitals: bits per byte then count the remaining bytes, with a warning.
 
     Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has
     none), exact.

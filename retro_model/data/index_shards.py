@@ -52,8 +52,8 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
 
 
 def mergeable(index) -> bool:
-    """Whether an empty index is one whose lists can be merged on disk: an IVF, transforms before it or not, and nothing
-    behind it; no lists of blocks (fast scan)."""
+    """Whether the lists of an empty index can be merged on disk: of an IVF with nothing behind it, but not of one with
+    lists of blocks (fast scan). Transforms may stand before it."""
     import faiss
 
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index

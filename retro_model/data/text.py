@@ -21,7 +21,7 @@ NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
 def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
     """For every token of a chunk: the longest prefix of the chunk's rest that occurs anywhere in one of its sources.
 
-    What the paper's tables of samples colour by: chunk C_u against the retrieved RET(C_{u-1}).
+    The paper's tables of samples colour tokens by this length, of chunk C_u against the retrieved RET(C_{u-1}).
 
         >>> common_prefix_lengths([[1, 2, 3, 9]], [[[2, 3, 1], [7, 1, 2]]])
         array([[2, 2, 1, 0]], dtype=int32)

@@ -60,7 +60,7 @@ def score_in_context(
     documents: Sequence[int] | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Scores:
-    """As `score`, by a decoder that reads passages before its window. Each `stride` tokens it begins anew:
+    """Score like `score`, by a decoder that reads passages before its window. Every `stride` tokens it starts again:
 
         nearest neighbour, what follows it, second neighbour, ..., the last `window` tokens, of them `stride` new ones
 

@@ -79,7 +79,7 @@ def score_knn(
     batch_size: int = 8,
     documents=None,
 ) -> Scores:
-    """As `score`, by kNN-LM: the same tokens, the same windows, so that the two compare.
+    """Score like `score`, by kNN-LM: the tokens and windows are the same, so the two results compare.
 
         datastore = TokenDatastore.build(baseline, train, window=512, stride=256)
         print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))

@@ -56,7 +56,7 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def passages_of(doc: dict) -> list[tuple[str, str]]:
-    """The passages of a document of `question_answering`."""
+    """Return the passages of a document of `question_answering`."""
     return [(passage["title"], passage["text"]) for passage in doc.get("passages") or ()]
 
 
@@ -64,22 +64,22 @@ def passages_of(doc: dict) -> list[tuple[str, str]]:
 
 
 def all_but_the_last_word(doc: dict) -> str:
-    """The context of `lambada`."""
+    """Return the context of `lambada`."""
     return doc["text"].rsplit(" ", 1)[0]
 
 
 def last_word(doc: dict) -> str:
-    """With the space before it."""
+    """Return the last word, with the space before it."""
     return " " + doc["text"].rsplit(" ", 1)[1]
 
 
 def article(doc: dict) -> str:
-    """The context of `curation`."""
+    """Return the context of `curation`."""
     return doc["article"] + TL_DR
 
 
 def summary(doc: dict) -> str:
-    """With a space before it."""
+    """Return the summary, with a space before it."""
     return " " + doc["summary"]
 
 
@@ -89,7 +89,7 @@ def summary_bits(doc: dict, results: list) -> dict[str, tuple]:
 
 
 def whole_text(doc: dict) -> str:
-    """Of `wikitext103`, without a context."""
+    """Return the text of `wikitext103`, which has no context."""
     return doc["text"]
 
 
@@ -105,7 +105,7 @@ def question(doc: dict) -> str:
 
 
 def first_answer(doc: dict) -> str:
-    """Of those accepted."""
+    """Return the first accepted answer."""
     return doc["answers"][0]
 
 

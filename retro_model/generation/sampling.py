@@ -1,6 +1,6 @@
 """Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
 
-What `generate` asks of a model is `Decodes`, what it asks of a cache is `Cache`; nothing else of a model is used.
+`generate` uses a model only by the protocol `Decodes`, and a cache only by `Cache`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ class KeyValueCache:
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int | Tensor]:
         """Takes in keys and values [B,N,G,D]; gives those to attend [B,S,G,D], and the position of the first new one.
 
-        Of a single token S is the capacity: its step then has the same shapes every time, and causal attention sees
-        no further than its position.
+        For a single token S is the capacity: every step then has the same shapes, and causal attention sees no key
+        after its position.
         """
         if self.keys is None:
             shape = (key.shape[0], self.capacity, *key.shape[2:])
@@ -74,7 +74,7 @@ class StepKeys:
         self.relative_keys = cache.relative_keys
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As the cache's, of keys and values [B,1,G,D]."""
+        """Take in keys and values [B,1,G,D]; see `KeyValueCache.extend`."""
         cache = self.cache
         for held, new in ((cache.keys, key), (cache.values, value)):
             held.index_copy_(1, self.column[:1], new.to(held.dtype))

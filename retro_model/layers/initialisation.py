@@ -11,7 +11,7 @@ def initialise(stack: nn.Module, branches: int) -> None:
     """Initial weights of a stack of residual layers: N(0, 1/fan_in), with the matrices that write to the residual
     stream scaled by 1/sqrt(branches), so that its variance does not grow with depth; biases 0 and norms 1.
 
-    What writes to the stream is the `output` of an attention or a feed-forward layer.
+    The `output` of an attention or a feed-forward layer writes to the stream.
 
     Args:
         stack: the module that holds the layers; embeddings get N(0, 1/width).

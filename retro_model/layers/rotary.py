@@ -24,7 +24,7 @@ class Rotation(NamedTuple):
     sin: Tensor
 
     def repeat(self, count: int) -> Rotation:
-        """The same positions `count` times over, [count*T, 1, D/2]."""
+        """Return the positions repeated `count` times, [count*T, 1, D/2]."""
         return Rotation(*(t.repeat(count, 1, 1) for t in self))
 
 

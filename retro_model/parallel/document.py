@@ -1,7 +1,7 @@
 """Documents of an RPT split over processes: each holds a range of segments, and retrieves from all that lies before.
 
-What crosses the borders: a window's keys and values, the states and keys of every chunk, the gate's keys and values,
-and the neighbours of the chunk before a range. The paper trains documents of 16,384 tokens on four devices (arXiv
+The processes exchange a window's keys and values, the states and keys of every chunk, the gate's keys and values, and
+the neighbours of the chunk before a range. The paper trains documents of 16,384 tokens on four devices (arXiv
 2306.13421, section 4).
 """
 

@@ -116,7 +116,7 @@ class RetroConfig(Config):
         return cls(**sizes | encoder | defaults | fields)
 
     def baseline(self) -> RetroConfig:
-        """The same decoder without retrieval: no chunked cross-attention and no encoder (section 2.5)."""
+        """Return the decoder without retrieval: no chunked cross-attention and no encoder (section 2.5)."""
         return self.replace(cca_layers=())
 
     @property

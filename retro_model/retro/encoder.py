@@ -125,9 +125,9 @@ class NeighbourEncoder(nn.Module):
         """Context manager: a neighbour that recurs is read once, within a call and from call to call.
 
         The layers up to the first cross-attention depend on a neighbour's tokens alone. Their output is computed once
-        for each distinct neighbour of a call, except in training with dropout and in compiled calls. It is kept for
-        later calls, at most `max_bytes` of it, where no gradient of it is wanted; the least recently used goes first.
-        A neighbour of 128 tokens takes 448 KiB at the paper's width. On a GPU the host waits for the neighbours' ids.
+        for each distinct neighbour of a call, except in training with dropout and in compiled calls. Without gradients,
+        at most `max_bytes` of it are kept for later calls; the least recently used are evicted first. A neighbour of
+        128 tokens takes 448 KiB at the paper's width. On a GPU the host waits for the neighbours' ids.
 
         A changed weight, other types of autocast, an optimiser's step and `train()` empty the cache. Writes through
         `.data` and by a replayed CUDA graph go unseen.
@@ -176,8 +176,8 @@ class NeighbourEncoder(nn.Module):
         Args:
             neighbours: int64 token ids; under a False mask any id of the vocabulary, it does not matter which.
             chunks: activations [B,L,M,d] of the retrieving chunks.
-            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. What is encoded of a missing token is finite and
-                meaningless.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. The states of missing tokens are finite
+                and meaningless.
             share: False: read every neighbour, also within `keeping`.
 
         Raises:

@@ -68,8 +68,8 @@ class FrozenDecoder(Frozen):
     """Base class of the models that `retrofit` makes of a decoder that is no `Retro`. A subclass says how it retrieves,
     in `_with_neighbours`.
 
-    PEFT goes first, `retrofit(get_peft_model(...))`. What is added is float32 at least, whatever the decoder's type:
-    small steps of an optimiser vanish in half precision.
+    PEFT goes first, `retrofit(get_peft_model(...))`. Added parameters are at least float32, whatever the decoder's
+    type: small steps of an optimiser vanish in half precision.
 
     `model.decoder` is the decoder as it was: its own `generate` knows of no neighbours, and warns. For the Hugging Face
     library's Trainer, generate and save_pretrained there is `huggingface.RetrofitForCausalLM`, which holds one.

@@ -1,7 +1,7 @@
 """Retrieval by a decoder's own attention: it reads the neighbours as it reads any text, and attends them in the same
 softmax as its own past.
 
-Nothing but a bias and a scale a head is added, so that it works, to a degree, before anything is trained.
+Only a bias and a scale a head are added, so it already works to a degree before training.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class OwnAttention(FrozenDecoder):
     One softmax goes over both; the neighbours' values count scale[l, head] times. With learnt positions (GPT-2) the
     query is as it is.
 
-    With a rank r, each head has two maps more, I + down up with down [D,r] and up [r,D], which start as identities: one
-    of the queries that meet neighbours, before they are rotated, and one of what was attended there. As the latter is
-    linear, it adapts the values; neighbours' states stay the decoder's, so that what was kept of them stays valid.
+    With a rank r, each head has two more maps I + down up, with down [D,r] and up [r,D], which start as identities. One
+    maps the queries that meet neighbours, before they are rotated; the other maps the attention's result. The second is
+    linear, so it adapts the values. Neighbours' states stay the decoder's, so kept ones stay valid.
 
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")

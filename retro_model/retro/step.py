@@ -14,9 +14,9 @@ from .cache import RetroCache
 class RetroStep:
     """A Retro's step of one token a row, which asks the host nothing: positions are the device's, capacity is fixed.
 
-    It goes one of three ways: before any neighbours were given ("alone"), within chunks ("reads"), and where some row
-    completes one ("encodes"): then the encoder runs for all rows, and those that complete a chunk keep what it gives.
-    Retrieval itself stays outside: its neighbours are copied into the step's own memory.
+    A step goes one of three ways: before any neighbours were given ("alone"), within chunks ("reads"), and where some
+    row completes a chunk ("encodes"). Then the encoder runs for all rows, and the rows that complete a chunk keep its
+    output. Retrieval itself stays outside: its neighbours are copied into the step's own memory.
 
     Args:
         model: a `Retro` in evaluation mode.

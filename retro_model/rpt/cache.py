@@ -12,7 +12,7 @@ from .index import SelfIndex
 
 
 class RPTCache:
-    """Of B documents: the window's keys and values, the index of every chunk so far, the last chunk's neighbours.
+    """Cache of B documents: the window's keys and values, the index of every chunk so far, the last chunk's neighbours.
 
         window      keys and values [B,2S,H,D] of each layer, a ring: the token at position p lies in column p % 2S
         index       one `SelfIndex` a row: k_j and the encoded pair (j, j+1) of every chunk, [d] and [2m,d]

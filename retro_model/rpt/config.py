@@ -95,7 +95,7 @@ class RPTConfig(Config):
         return preset(name, presets)
 
     def baseline(self) -> RPTConfig:
-        """The same decoder without neighbours, the paper's Transformer-XL."""
+        """Return the decoder without neighbours, the paper's Transformer-XL."""
         return self.replace(cca_layers=(), retriever=False)
 
     @property

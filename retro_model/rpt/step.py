@@ -12,8 +12,8 @@ from .decoding import Call
 class RPTStep(Call):
     """An RPT's step of one token a row within chunks, which asks the host nothing: positions are the device's.
 
-    Where a row completes a chunk, that is encoded, searched with and added to an index that grows: such a step is made
-    by the model itself, with the same cache, one in chunk_len.
+    One step in chunk_len completes a row's chunk: then the chunk is encoded, searched with and added to a growing
+    index. The model itself makes such a step, with the same cache.
 
     Args:
         model: an `RPT` in evaluation mode.

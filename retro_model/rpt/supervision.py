@@ -44,7 +44,7 @@ class Supervision(NamedTuple):
     scores: Tensor
 
     def to(self, device) -> Supervision:
-        """The same on `device`."""
+        """Return the lessons on `device`."""
         return Supervision(*(transfer.send(t, device) for t in self))
 
     def rows(self, which) -> Supervision:

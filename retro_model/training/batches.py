@@ -47,7 +47,7 @@ class Batch:
         return self.real[:, 1:]
 
     def to(self, device: torch.device | str) -> Batch:
-        """The same batch on `device`."""
+        """Return the batch on `device`."""
         names = ("tokens", "real", "neighbours", "neighbour_mask", "segment")
         given = {name: getattr(self, name) for name in names}
         return dataclasses.replace(
@@ -91,8 +91,8 @@ def gather(
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
-    """The neighbours of windows of chunk rows without those from any document in the window: it would show what is to
-    be predicted.
+    """Return the neighbours of windows of chunk rows, without those from a document in the window, which would show
+    what is to be predicted.
 
     The search leaves out each chunk's own document. A window may hold several: a chunk's neighbour from the next
     document is text that the window still has to predict.

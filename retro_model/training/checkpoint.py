@@ -283,7 +283,7 @@ def _options(group: dict, saved: dict) -> dict:
 
 
 def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
-    """Names and forms of what the optimiser keeps for a parameter: those it has, or those of one step on a copy of
+    """Return names and forms of a parameter's moments: the present ones, or the moments after one step on a copy of
     zeros."""
     if optimizer.state.get(p):
         return {k: _form(v) for k, v in optimizer.state[p].items()}

@@ -112,7 +112,7 @@ def sha256_of(path: Path) -> str:
 
 
 def state_digest(state: dict) -> str:
-    """Of everything in state.json but the digest itself, as JSON gives it back."""
+    """Return the digest of state.json's fields, the digest itself left out, as JSON reads them back."""
     rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 

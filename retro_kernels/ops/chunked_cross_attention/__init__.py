@@ -96,7 +96,7 @@ def chunked_cross_attention(
         rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
         rel_start: displacement of row 0; rows outside the table add 0. None: -(R-1), and T must be M+R-1.
         content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
-        neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. What a masked token holds does not matter.
+        neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. A masked token may hold anything.
         neighbour_gate: [B,L,K], scales a neighbour's keys and values.
         scale: default D**-0.5.
         query_start: position of query 0, for decoding against cached neighbours. Or int64 [B] on the query's device,

@@ -120,9 +120,9 @@ def relative_attention(
             device, one a batch entry, never read by the host, so that a decode step over a cache of fixed capacity can
             be captured once as a CUDA graph and replayed (causal=True hides what lies beyond a position). Values count
             as within +-2**29.
-        key_mask: bool [B,S], True = visible. What a masked key holds does not matter.
-        query_segment, key_segment: integers [B,N] and [B,S], packed documents. Where they ascend a document costs what
-            it contains.
+        key_mask: bool [B,S], True = visible. A masked key may hold anything.
+        query_segment, key_segment: integers [B,N] and [B,S], packed documents. If they ascend, a tile reads the keys
+            of its documents only.
         cu_seqlens: int32 [documents+1], the same as segments for documents one after the other in a row, B = 1 and
             N = S: document d is tokens cu_seqlens[d] to cu_seqlens[d+1]. Values are checked on the CPU alone; on a GPU
             tokens outside all documents attend nothing.

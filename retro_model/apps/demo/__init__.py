@@ -1,2 +1,2 @@
-"""All of it on the sources of Python's standard library: command.py runs it, plan.py has its sizes, corpus.py its
-data."""
+"""RETRO's demonstration on the sources of Python's standard library: command.py runs it, plan.py has its sizes,
+corpus.py its data."""

@@ -4,7 +4,7 @@
     retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
     retro-model neighbours run --documents "text/**/*.txt" --tokenizer train:32000 --shards 64 --workers 16
 
-Everything it makes lies in the folder; killed and called again it goes on.
+The folder holds everything that the command makes. A killed run continues when the command is called again.
 """
 
 from __future__ import annotations

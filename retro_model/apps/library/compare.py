@@ -1,4 +1,4 @@
-"""Everything a user could do with a decoder and texts, measured on the same held-out documents.
+"""Measure everything that a user can do with a decoder and texts, on the same held-out documents.
 
     retro-model compare DECODER --texts DIR --out compare-out
 

@@ -1,4 +1,4 @@
-"""Everything that a user could do with a decoder and a library, as one table."""
+"""The contenders of `compare`, as one table: everything that a user can do with a decoder and a library."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
     retro-model retrofit                                            # SmolLM2 and the manual pages of this machine
     retro-model retrofit DECODER --texts DIR --out retrofit-out     # a folder of a decoder, a folder of text files
 
-Of the decoder's folder nothing is fetched and no code is run; its weights stay as they are and where they are. Stopped
-and called again, the command goes on. The result is for `retro-model ask` and `serve`.
+The command runs no code of the decoder's folder, fetches nothing, and leaves its weights as they are. A stopped run
+continues when the command is called again. The result is for `retro-model ask` and `serve`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def run(
     folder_of_texts: Path | None = None,
     show=show_line,
 ) -> str:
-    """Everything, into `folder`; gives the verdict.
+    """Run all stages into `folder` and return the verdict.
 
     attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers,
     rank: see `fitting.changes`.

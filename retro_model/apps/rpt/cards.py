@@ -164,8 +164,8 @@ def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 1
 
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
-    """Nats of a far token by whose neighbours are read, nats of any token, and recall: far cues with a right one of the
-    K found."""
+    """Return the nats of a far token for each source of neighbours, the nats of any token, and recall: the share of far
+    cues with a right chunk among the K found."""
     model.eval()
     k, results = model.config.num_neighbours, {}
     kinds = {"off": {"retrieval": False}}

@@ -44,8 +44,8 @@ class MosaicsReader(Reader):
         return self._reading(ids, on, off, [], [None] * len(ids), {"memories": self._memories(tokens)})
 
     def _memories(self, tokens: Tensor) -> dict:
-        """Of every memory: its decay and skill; for every token the votes [token, weight] and the places [position,
-        weight] it recalled."""
+        """Return the decay and skill of every memory, and for every token the votes [token, weight] and the places
+        [position, weight] that it recalled."""
         heads, votes, places, right = [], [], [], []
         n, size = len(tokens), self.model.config.vocab_size
         for number, block in enumerate(inspect(self.model, tokens[None]), 1):

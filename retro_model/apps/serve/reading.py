@@ -50,11 +50,11 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
 def sources(
     tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray, chunk_len: int
 ) -> list[list[int] | None]:
-    """For each token, where a neighbour of the chunk before holds it: [neighbour, token there, first and end of the
+    """Return for each token its place in a neighbour of the chunk before: [neighbour, token there, first and end of the
     common run].
 
-    Of all such places the one in the longest run of common tokens that are not all blank; the run may begin in the
-    chunk before.
+    Of several places the one in the longest run of common tokens counts. A run must not be all blank; it may begin in
+    the chunk before.
 
     tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of chunk_len tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.

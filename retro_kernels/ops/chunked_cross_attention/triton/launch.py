@@ -32,8 +32,8 @@ class Span:
     """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend
     nothing.
 
-    Where batch entries have starts of their own each has its own first chunk, and `count` is the most that a row's
-    entry can attend.
+    Batch entries with different starts have different first chunks; `count` is then the most chunks that one of them
+    attends.
     """
 
     first: int
@@ -57,7 +57,7 @@ def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: 
 
 
 def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
-    """What of a call costs a tile registers, for `configs.choose`."""
+    """Return the features of a call that cost a tile registers, for `configs.choose`."""
     mask, gate = call.neighbour_mask is not None, call.neighbour_gate is not None
     flags = {
         "dropout": call.dropout_p > 0,
@@ -209,7 +209,7 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
 
 @dataclasses.dataclass
 class Buffers:
-    """What kernels write, under the kernels' own argument names; None where nobody needs it."""
+    """Tensors that kernels write, under the kernels' argument names; None where a gradient is not needed."""
 
     dq_ptr: Tensor
     drq_ptr: Tensor | None

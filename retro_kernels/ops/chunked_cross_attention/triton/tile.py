@@ -1,4 +1,4 @@
-"""What the kernels of chunked cross-attention share: visible keys, gates, places and one tile's gradients."""
+"""Shared by the kernels of chunked cross-attention: visible keys, gates, places and one tile's gradients."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_st
 
 @triton.jit
 def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
-    """Whether the chunk is one of the key tensor: tokens before the first complete chunk attend nothing, nor do those
-    past the last.
+    """Whether the key tensor has the chunk. Tokens before the first complete chunk attend nothing, and neither do
+    tokens after the last.
 
-    Of the latter there are none where the host knows the positions and has counted the chunks.
+    Where the host knows the positions it has counted the chunks, and no token comes after the last.
     """
     if OWN_STARTS:
         return (chunk >= 0) & (chunk < L)

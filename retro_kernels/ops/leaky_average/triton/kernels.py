@@ -28,13 +28,14 @@ def _then(decay_a, x_a, decay_b, x_b):
 
 @triton.jit
 def _then_in_segment(decay_a, x_a, decay_b, x_b):
-    """As `_then`, but a decay of 0 takes nothing of what was before: 0 * NaN would be NaN."""
+    """Like `_then`, but a decay of 0 drops the state before it, because 0 * NaN would be NaN."""
     return decay_a * decay_b, tl.where(decay_b == 0.0, 0.0, x_a * decay_b) + x_b
 
 
 @triton.jit
 def _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
-    """As `_then`, with what rounding took from each decay beside it: else the errors of a product's factors add up."""
+    """Like `_then`, with the rounding error of each decay beside it: otherwise the errors of a product's factors add
+    up."""
     decay = decay_a * decay_b
     rest = tl.fma(decay_a, decay_b, -decay) + (decay_a * rest_b + rest_a * decay_b)
     return decay, rest, tl.fma(x_a, decay_b, tl.fma(x_a, rest_b, x_b))
@@ -42,7 +43,7 @@ def _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
 
 @triton.jit
 def _exactly_then_in_segment(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
-    """As `_then_in_segment`, exactly."""
+    """Like `_then_in_segment`, with rounding errors as in `_exactly_then`."""
     decay, rest, x = _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b)
     return decay, rest, tl.where(decay_b == 0.0, x_b, x)
 

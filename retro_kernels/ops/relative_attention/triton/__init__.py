@@ -53,7 +53,7 @@ def aot_cases(target: Target) -> Iterator[Case]:
 
 
 def aot_combinations(target: Target) -> Iterator[Case]:
-    """The same with every set of options, in bfloat16."""
+    """Yield the launches of every set of options, in bfloat16."""
     for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
         yield from _cases(name, cases.call(torch.bfloat16, **options), target)
 

@@ -1,4 +1,4 @@
-"""What the kernels of the backward pass share: delta, and the gradient of one tile's logits.
+"""Shared by the kernels of the backward pass: delta, and the gradient of one tile's logits.
 
 With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta).
 """

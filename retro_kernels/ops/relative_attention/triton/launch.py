@@ -54,7 +54,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
 
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
-    """What of a call costs a tile registers, for `configs.choose`."""
+    """Return the features of a call that cost a tile registers, for `configs.choose`."""
     windowed = call.window is not None or call.window_block is not None
     edges = windowed and not call.causal  # two comparisons an element more, and so as dear as a mask
     flags = {

@@ -1,4 +1,4 @@
-"""What the kernels of relative attention share: which keys a query block sees, and position logits along a row of
+"""Shared by the kernels of relative attention: the keys that a query block sees, and position logits along a row of
 tiles.
 
 Query i and key j are displaced by d = i + offset - j and meet table row t = d - rel_start. Three things bound what is
@@ -114,7 +114,8 @@ def visible_pairs(
 
 @triton.jit
 def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr):
-    """Of the tiles begin, begin + BLOCK, ... < end: where those start that reach [low, high), and where they stop.
+    """Return the start and the stop of the tiles that reach [low, high), among the tiles begin, begin + BLOCK, ... <
+    end.
 
     A tile at x reaches the table where low <= x < high. Tiles before and after add no position logits.
     """

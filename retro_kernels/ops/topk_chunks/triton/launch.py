@@ -197,7 +197,7 @@ def _direct(call: TopkChunks) -> bool:
 
 
 def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
-    """Of `count` candidates in each of `rows` rows the k best."""
+    """Return the launch that keeps the k best of `count` candidates in each of `rows` rows."""
     block_n = min(1024, power_of_two(count))
     fit = _MERGE_TILE // (block_n + slots)
     block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
