@@ -18,7 +18,7 @@ namespace py = pybind11;
 
 namespace pybind11::detail {
 
-// Calls, as tuples, and what their gradients are written to, in the order of DIFFERENTIABLE.
+// Calls, as tuples, and the memory of their gradients, in the order of DIFFERENTIABLE.
 template <>
 struct type_caster<retro::CrossAttention> : fields_caster<retro::CrossAttention> {};
 template <>

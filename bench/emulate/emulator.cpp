@@ -206,7 +206,7 @@ class Run {
     return advance(i);
   }
 
-  // Who runs: of the threads that do not wait, those that are furthest behind
+  // The threads that run: among those that do not wait, the ones that are furthest behind
   bool gather() {
     int lowest = END;
     bool living = false;
@@ -369,7 +369,7 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
   return -1;
 }
 
-// What the program printed since the last call, which is forgotten where `out` takes it
+// Return the program's output since the last call, and forget it where `out` takes it
 int64_t ptx_printed(void* handle, char* out) {
   auto& program = *static_cast<ptx::Program*>(handle);
   auto size = int64_t(program.printed.size());

@@ -16,7 +16,7 @@ namespace ptx {
 
 constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
-constexpr uint64_t SHARED_BASE = 1024;  // so that address 0 is nobody's
+constexpr uint64_t SHARED_BASE = 1024;  // so that no array has address 0
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
 constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 are parameters and constants
 constexpr uint64_t FIRST_REGION =
@@ -62,7 +62,7 @@ struct Ins {
   Handler run;
   std::string name;  // as written, for messages
   int type = U32, type2 = U32;
-  int64_t option[8] = {};  // what the handler needs besides: an offset, a mode, a count
+  int64_t option[8] = {};  // further operands of the handler: an offset, a mode, a count
   int predicate = -1;
   bool negate = false;
   int width = 4;          // bytes of the destination register
@@ -78,7 +78,7 @@ struct Region {
   int64_t bytes;
 };
 
-// What is known of two bytes of shared memory. An epoch is the time between two barriers of the whole CTA.
+// Record of the accesses to two bytes of shared memory. An epoch is the time between two barriers of the whole CTA.
 struct Granule {
   int32_t write_epoch = -1, read_epoch = -1;
   uint32_t writers = 0, readers = 0;  // a bit a warp
@@ -181,7 +181,7 @@ struct Machine {
   std::vector<int64_t> bulk_group;
   std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
   const Ins* current = nullptr;
-  // what the handler of a control instruction asks for
+  // the request of a control instruction's handler
   bool barrier = false;
   bool exits = false;
   std::vector<uint8_t>* taken = nullptr;
@@ -202,7 +202,7 @@ struct Machine {
     }
   }
 
-  // f(warp) for every warp that executes; what is defined for whole warps alone is refused for parts of one
+  // f(warp) for every warp that executes; instructions of whole warps are refused for a part of one
   template <class F>
   void each_warp(F f, bool whole = true) {
     for (int w = 0; w < warps; ++w) {
@@ -415,7 +415,7 @@ inline float from_e4m3(uint8_t b) {
 }
 inline float from_e5m2(uint8_t b) { return from_f16(uint16_t(uint16_t(b) << 8)); }
 
-// To nearest even; what is too large becomes the largest
+// To nearest even; a number that is too large becomes the largest
 inline uint8_t to_fp8(double x, int mantissa_bits, int bias, double largest) {
   if (x != x) return 0x7f;
   uint8_t sign = std::signbit(x) ? 0x80 : 0;

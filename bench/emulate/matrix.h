@@ -118,8 +118,8 @@ struct Descriptor {
   }
 };
 
-// A product reads shared memory through the asynchronous proxy: what was written must be fenced, and stay until it is
-// waited for. readers: the warps that issue it, as bits from `first` on
+// A product reads shared memory through the asynchronous proxy: the writes must be fenced, and the data stay until it
+// is waited for. readers: the warps that issue it, as bits from `first` on
 inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, int readers,
                             std::vector<uint32_t>& granules) {
   if (!m.checks) return;

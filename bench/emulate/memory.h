@@ -1,4 +1,4 @@
-// Loads, stores, asynchronous copies, and what a warp exchanges: shuffles, votes, reductions.
+// Loads, stores, asynchronous copies, and exchanges within a warp: shuffles, votes, reductions.
 #pragma once
 
 #include <algorithm>
@@ -95,7 +95,7 @@ inline void ld(Machine& m, Ins& i) { access(m, i, true); }
 inline void st(Machine& m, Ins& i) { access(m, i, false); }
 
 // cp.async: option 0 and 2: offsets of the two addresses, option 1: bytes; a third source: bytes to read, the rest is
-// zero. The data arrive when a wait says so: who does not wait reads what was there before, and is told.
+// zero. The data arrive at a wait: a thread that does not wait reads the old contents, and is reported.
 inline void cp_async(Machine& m, Ins& i) {
   uint64_t *to = m.reg(i.s[0]), *from = m.reg(i.s[1]), *size = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
   int bytes = int(i.option[1]);

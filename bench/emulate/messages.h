@@ -1,4 +1,4 @@
-// What a kernel says: printf, as far as C's format strings go, and assertions.
+// Messages of a kernel: printf, as far as C's format strings go, and assertions.
 #pragma once
 
 #include <cstdio>

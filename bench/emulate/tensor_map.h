@@ -14,7 +14,7 @@ struct TensorMap {
   uint64_t strides[5];  // bytes
   uint32_t box[5];
   uint32_t swizzle;  // 0 none, 1 to 3: 32, 64, 128 bytes
-  uint32_t nan;      // what lies outside of the tensor is read as NaN, else as 0
+  uint32_t nan;      // elements outside the tensor are read as NaN, else as 0
   uint32_t made;     // tensormap.replace wrote to it, or the host did
 };
 static_assert(sizeof(TensorMap) == 128);
@@ -174,7 +174,7 @@ inline void bulk_wait(Machine& m, Ins& i) {  // option 0: groups that may stay i
 }
 
 // tensormap.replace of a map in shared memory. option 0: offset, option 1: byte of TensorMap, option 2: bytes
-// option 3: what is added to the value; sources: address, value
+// option 3: a term added to the value; sources: address, value
 inline void map_replace(Machine& m, Ins& i) {
   m.each([&](int t) {
     uint64_t address = m.reg(i.s[0])[t] + uint64_t(i.option[0]), value = m.reg(i.s[1])[t] + uint64_t(i.option[3]);

@@ -1,5 +1,5 @@
 // Tensor memory of sm_100: loads, stores and products of it, and the mbarriers in shared memory that say when a product
-// is done. A product computes at once, and what it touches is in flight until a wait for the mbarrier of a later
+// is done. A product computes at once, and its operands are in flight until a wait for the mbarrier of a later
 // commit.
 #pragma once
 
@@ -82,7 +82,7 @@ inline void finish(Machine& m, int warp, int64_t end) {
 }
 
 // Whether the phase of this parity is over. Commits and bulk copies arrive here, when they are waited for: who does not
-// wait sees them in flight. What never arrives is a fault, for a wait would have no end.
+// wait sees them in flight. An arrival that never comes is a fault: a wait would have no end.
 inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_at(m, i, t);
@@ -154,8 +154,9 @@ inline Cell& allocated(Machine& m, uint32_t lane, uint32_t column) {
 
 // ---- ld and st. option 0: offset, option 1: columns to the second half (16x32bx2), option 2: Pattern; sources: the
 // address, then the values of a store.
-// What nobody wrote is NaN, and no fault: Triton loads the result of a product whose predicate was false, and drops it.
-// What reads a loaded register before the wait is not reported: LLVM moves arithmetic there, and ptxas orders it.
+// Memory that was never written is NaN, and no fault: Triton loads the result of a product whose predicate was false,
+// and drops it. A read of a loaded register before the wait is not reported: LLVM moves arithmetic there, and ptxas
+// orders it.
 
 enum Pattern { HALVES, ROWS, FRAGMENT };  // 16x32bx2, 32x32b, 16x256b
 

@@ -49,7 +49,7 @@ struct Band {
 };
 
 // Chunks of one head's relative keys, packed when first needed: transposed, and rel_key rows in the order of columns,
-// both as B. Elem is what products are made of: float, or a pair of bf16.
+// both as B. Elem is the type of the products' operands: float, or a pair of bf16.
 template <class Elem>
 class BandChunks {
  public:

@@ -1,8 +1,8 @@
 // Backward, from the saved log-sum-exp: P = exp(S - lse), dS = P * (dP - delta), delta = rowsum(dO * O) - dlse.
 //
 // A task owns a fixed list of chunks of one key head ("slot") and walks it in order: dK and dV of a chunk are complete
-// when it leaves it, and what chunks share (relative keys, biases) is summed per slot, then over slots in order. The
-// slots follow from the sizes alone: so the bits don't depend on the threads.
+// when it leaves it, and the gradients that chunks share (relative keys, biases) are summed per slot, then over slots
+// in order. The slots follow from the sizes alone: so the bits don't depend on the threads.
 #include <cmath>
 
 #include "chunked_cross_attention_bwd.h"
@@ -38,7 +38,7 @@ struct Backward {
     partials.sums.resize(slots * n.H * partials.each);
   }
 
-  // Packs the gradient, and what the scores are made of.
+  // Packs the gradient and the operands of the scores.
   void begin(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st) const {
     const int width = row_width<Elem>(n.D);
     pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
@@ -127,7 +127,7 @@ struct Backward {
            AskingTiles<Ahead<T>, Epilogue>{soon, k, epilogue});
   }
 
-  // w.p becomes what multiplies dO in dV, w.ds what multiplies Q in dK: both with the gate; dz sums dS over neighbours.
+  // w.p becomes the factor of dO in dV, w.ds the factor of Q in dK, both with the gate; dz sums dS over neighbours.
   // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
   // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
   void score_grads(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
@@ -218,7 +218,7 @@ struct Backward {
   }
 
   // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two
-  // products, a slice at a time, over what isn't zero: row i meets the columns [last - i, last - i + R).
+  // products, a slice at a time, over its nonzero part: row i meets the columns [last - i, last - i + R).
   void band_grads(int64_t b, const Unit& unit, const ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
                   const RelativeKeys<Elem>& rel, float* slot) const {
     const int ld = n.band_ld, E_pad = pad(n.E), last = n.max_displacement - unit.index, lda = kc_of<Elem>(ld);
@@ -281,7 +281,7 @@ struct Backward {
     }
   }
 
-  // `after`, and its head `next`: what this thread will probably do then.
+  // `after`, and its head `next`: this thread's probable next unit.
   void chunk(const Tokens& here, int g, const Tokens& after, int next, int64_t slot, ChunkedWorkspace<T, Elem>& w) {
     const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;

@@ -63,7 +63,7 @@ struct RunningMeans {
   }
 };
 
-// Tiles of the gradients of keys or values: added to what earlier units left in `sums`, written by the last one.
+// Tiles of the gradients of keys or values: added to the sums of earlier units in `sums`, written by the last one.
 template <class T>
 struct GradTiles {
   float* sums;
@@ -89,7 +89,7 @@ struct GradTiles {
   }
 };
 
-// What a unit carries over the blocks of keys.
+// State that a unit carries over the blocks of keys.
 template <class Elem>
 struct ChunkedState {
   Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;         // transposed, row-major A, B with k = row

@@ -8,7 +8,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-// What a unit carries from one block of keys to the next.
+// State that a unit carries from one block of keys to the next.
 template <class Elem>
 struct State {
   Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
@@ -92,7 +92,7 @@ struct ScoreTiles {
   }
 };
 
-// A tile of products of probabilities and values, added to what the rows held, times alpha.
+// A tile of products of probabilities and values, added to the rows' sums times alpha.
 template <class Soon>
 struct ValueTiles {
   const Soon& soon;
@@ -251,7 +251,7 @@ struct Forward {
     int first, last;  // query heads of one key head
   };
 
-  // `next`: what this thread will probably do afterwards.
+  // `next`: this thread's probable next unit.
   void task(const Heads& here, const Heads& next) const {
     const int share = n.H / n.G, g = here.first / share;
     thread_local std::vector<Unit> units;

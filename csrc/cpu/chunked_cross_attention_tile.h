@@ -1,4 +1,4 @@
-// What forward and backward of chunked cross-attention share:
+// Shared by the forward and backward of chunked cross-attention:
 // sizes, the rows and keys of a task, packing, position logits.
 //
 // Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows
@@ -18,7 +18,7 @@ namespace retro::RETRO_ISA {
 
 constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
 constexpr int SLICE = 12;        // rows of a product that share operands in L1, a multiple of the tile's 6
-constexpr int BAND_SLICE = 6;    // of a product with the band, that multiplies what is zero for the less
+constexpr int BAND_SLICE = 6;    // of a product with the band: smaller slices multiply fewer zeros
 // of a block: keys, values and scores of a block stay in L2, each product's operands in L1
 constexpr int KEY_BLOCK = 132;
 
@@ -81,7 +81,7 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
-// The visible tokens of a chunk's neighbours, ascending. Masked ones are never touched: what they hold can't matter.
+// The visible tokens of a chunk's neighbours, ascending. Masked ones are never read, so they may hold anything.
 struct Tokens {
   int32_t *neighbour, *token;
   int64_t *key, *value;  // offsets of their rows from the chunk's first
@@ -161,7 +161,7 @@ void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias,
 }
 
 // Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the
-// unit's rows: what every neighbour's token j adds to the scores.
+// unit's rows: the term of every neighbour's token j in the scores.
 //
 // The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element
 // closer than they lie apart un-skews it, so the transpose to key-major order does both.
@@ -191,7 +191,7 @@ class RelativeCache {
  public:
   // Heads it holds.
   static int count(const Sizes& n) {
-    constexpr int64_t BYTES = 2 << 20;  // of a thread: about what L2 and its share of L3 hold
+    constexpr int64_t BYTES = 2 << 20;  // of a thread: about its L2 and its share of L3
     const int64_t each = std::max<int64_t>((rows(n) + columns(n)) * int64_t{sizeof(Elem)}, 1);
     return static_cast<int>(std::clamp<int64_t>(BYTES / each, 1, std::min(n.H, MOST)));
   }
@@ -221,7 +221,7 @@ class RelativeCache {
   RelativeKeys<Elem> entry_[MOST];
 };
 
-// What each key of a block multiplies and adds to its scores.
+// Factor and term of each key's scores in a block.
 struct KeyFactors {
   float *gate, *scaled;  // g, g * scale * log2(e)
   int32_t* z_row;        // offset of the row of position logits

@@ -7,7 +7,7 @@ namespace retro::RETRO_ISA {
 struct Dropout {
   uint32_t seed_low = 0, seed_high = 0;
   uint64_t threshold = 0;  // kept iff word >= threshold
-  float kept = 1.f;        // what a kept probability is multiplied by
+  float kept = 1.f;        // factor of a kept probability
   uint32_t first_batch;    // of the call that this is a part of
 
   Dropout(const View& seed, double p, int64_t entry = 0)

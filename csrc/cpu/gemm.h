@@ -69,7 +69,7 @@ struct ColumnMajor {
   RETRO_INLINE Elem at(int r, int k) const { return data[k * lda + r]; }
 };
 
-// T is what the rows are stored as: Elem itself, or bf16 where Elem is a pair of them.
+// T is the rows' type in memory: Elem itself, or bf16 where Elem is a pair of them.
 template <class T, class Elem>
 struct RowPointers {
   const T* const* rows;

@@ -1,4 +1,4 @@
-// Run-time detection of what the processor and the operating system support.
+// Run-time detection of the instruction sets that the processor and the operating system support.
 #include "isa.h"
 
 #include <atomic>

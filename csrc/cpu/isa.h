@@ -9,7 +9,7 @@ namespace retro {
 
 enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, NEON = 4, NEONBF16 = 5, SVE = 6, ISA_COUNT = 7 };
 
-Isa active_isa();                       // what runs now
+Isa active_isa();                       // the set that runs now
 std::string isa_name();                 // its name
 std::string supported_isas();           // names this build and this processor can run, slowest first, by spaces
 void set_isa(const std::string& name);  // "" restores the choice made at start; throws std::invalid_argument

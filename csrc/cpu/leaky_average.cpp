@@ -89,7 +89,7 @@ struct Walk {
   T* at(int64_t row, int64_t h) const { return data + row * step + h * head; }
 };
 
-// What a scan carries, for the lanes of a strip.
+// State of a scan, for the lanes of a strip.
 struct Lanes {
   float *state, *decay;
   // total + rest += new state * other, null where that is not needed: one vector for `cell` lanes side by side
@@ -105,7 +105,7 @@ struct Lanes {
 // Lanes whose products may be added up at once: of one head, and no more than keeps the error of a float32 sum small.
 int64_t cell_of(int64_t dim) { return dim % (4 * LANES) == 0 ? 4 * LANES : dim % (2 * LANES) == 0 ? 2 * LANES : LANES; }
 
-// total + rest += x: what rounding takes from the total is kept beside it, for a sum over thousands of steps drifts.
+// total + rest += x: the rounding error of the total is kept beside it, because a sum over thousands of steps drifts.
 template <class... Left>
 RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
   const Vec before = load(total, left...), after = before + x, taken = after - before;
@@ -187,7 +187,7 @@ struct Backward {
 void add_totals(const Lanes& lanes, int64_t heads, int64_t dim, double* partial) {
   for (int64_t h = 0; h < heads; ++h) {
     const Lanes mine = lanes.from(h, dim);
-    for (int64_t i = 0; i < lanes.totals; ++i)  // nothing is beside what is infinite
+    for (int64_t i = 0; i < lanes.totals; ++i)  // an infinite total has no rounding error
       partial[h] += static_cast<double>(mine.total[i]) + (std::isfinite(mine.total[i]) ? mine.rest[i] : 0.f);
   }
 }
@@ -228,7 +228,8 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   }
 }
 
-// The state with which span `to` starts, [B, heads, dim], from what span `from` adds to the one with which it starts.
+// The state with which span `to` starts, [B, heads, dim], from the sum of span `from` and the state with which it
+// starts.
 void chain(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, int64_t from,
            int64_t to) {
   const int64_t lanes = n.batch * n.heads * n.dim;

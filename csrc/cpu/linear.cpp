@@ -24,7 +24,7 @@ constexpr int TASKS_PER_THREAD = 2;                  // where tiles stay good, s
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// What a tile of products is added to: the bias at first, then what was stored.
+// Initial value of a tile of products: the bias at first, then the stored sums.
 struct Sums {
   float* to;
   int64_t ld;
@@ -79,7 +79,7 @@ struct Tile {
   int rows, columns;
 };
 
-// Asks for what the next block of k will read of a: the part that falls to panel `p` of `panels`, so that requests come
+// Prefetches the next block of k of a: the part that falls to panel `p` of `panels`, so that requests come
 // in between products. Rows, or columns, of a matrix each begin in a page of their own, where no prefetcher follows.
 void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
   const int depth = static_cast<int>(std::min<int64_t>(DEPTH, a.size[1] - k));
@@ -90,7 +90,7 @@ void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
   for (int i = count * p / panels; i < count * (p + 1) / panels; ++i)
     prefetch_row(by_rows ? a.at<const float>(tile.row + i, k) : a.at<const float>(tile.row, k + i), bytes);
 }
-// What products are stored to: a first store would wait for the lines that it only replaces.
+// Memory of the products: a first store would wait for lines that it only replaces.
 void ask_for_c(const View& c, const Tile& tile, int64_t column, int width) {
   for (int i = 0; i < tile.rows; ++i)
     prefetch_row<WRITE>(c.at<const float>(tile.row + i, column), int64_t{sizeof(float)} * width);

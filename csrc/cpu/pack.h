@@ -126,7 +126,7 @@ inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int c
   transpose(reinterpret_cast<const float*>(from), from_stride, rows, columns, reinterpret_cast<float*>(to), to_stride);
 }
 
-// Types that a kernel is compiled for: how a tensor lies in memory, and what products are made of.
+// Types that a kernel is compiled for: a tensor's type in memory, and that of the products' operands.
 template <class Function>
 inline void by_storage(Type type, Function&& f) {
   switch (type) {

@@ -141,7 +141,7 @@ Pool& the_pool() {
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
-// What GCC's `#pragma omp parallel` calls, in whichever runtime torch has loaded for everybody; null without one.
+// The function behind GCC's `#pragma omp parallel`, in the runtime that torch has loaded; null without one.
 Parallel openmp() {
 #if defined(__SANITIZE_THREAD__) || !(defined(__unix__) || defined(__APPLE__))
   return nullptr;  // the sanitizer does not see how its threads wait for one another

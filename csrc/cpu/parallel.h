@@ -1,4 +1,4 @@
-// Tasks on a persistent pool of threads. Which thread runs a task is undefined; what a task computes must not depend on
+// Tasks on a persistent pool of threads. Which thread runs a task is undefined; the result of a task must not depend on
 // it, nor on the number of threads: so results are bitwise the same for every thread count.
 #pragma once
 #include <cstddef>

@@ -12,7 +12,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-// T is how tensors lie in memory, Elem what products are made of.
+// T is the tensors' type in memory, Elem that of the products' operands.
 template <class T, class Elem>
 struct Backward {
   const RelativeAttention& c;
@@ -57,7 +57,7 @@ struct Backward {
     pack_b(rows, BLOCK, n.D, block_b);
   }
 
-  // Scores to probabilities, in w.weights; with dropout also what each is multiplied by.
+  // Scores to probabilities, in w.weights; with dropout also the factor of each.
   template <bool MASKED>
   void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head,
                      RelativeWorkspace<Elem>& w) const {
@@ -221,7 +221,7 @@ struct Backward {
     if (n.band) w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
   }
 
-  // A row that sees nothing: its gradients, and what its query holds, must not matter, and may be NaN.
+  // A row that sees nothing: its gradients and its query are ignored, and may be NaN.
   void forget(int r, RelativeWorkspace<Elem>& w) const {
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     w.delta[r] = 0.f;

@@ -1,4 +1,4 @@
-// What relative attention's backward pass keeps: the memory of a task, its sums, and the mean of a row's dP.
+// State of relative attention's backward pass: the memory of a task, its sums, and the mean of a row's dP.
 #pragma once
 #include <cmath>
 
@@ -19,7 +19,7 @@ struct RelativeWorkspace {
   float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *at_max, *delta,
       *dlse;  // the mean of a row's dP is at_max + delta
   uint8_t* ready;
-  float* own;  // dK, dV of the task, where nobody else adds to them
+  float* own;  // dK, dV of the task, where no other task adds to them
   size_t bytes;
 
   RelativeWorkspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,

@@ -161,7 +161,7 @@ struct Forward {
     }
     for (int r = 0; r < rows; ++r) {
       const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
-      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // a value that nobody sees may be NaN
+      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // a value that no query sees may be NaN
       T* to = out.at<T>(b, i + r, head);
       for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.D_pad + d) * broadcast(inverse), n.D - d);
       *lse.at<float>(b, head, i + r) = log_sum_exp(w.row_max[r], row_sum);

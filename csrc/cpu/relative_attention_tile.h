@@ -1,4 +1,4 @@
-// What forward and backward of relative attention share: sizes, what is visible, packed keys, a tile of scores.
+// Shared by the forward and backward of relative attention: sizes, visible keys, packed keys, a tile of scores.
 //
 // Scores are query-major, keys as lanes, and lie skewed in the strip
 // of position logits (band.h): S[r][x] = strip[start + r*row + x].
@@ -125,7 +125,7 @@ class Visibility {
     const int64_t begin = block * BLOCK, end = begin + blocks * BLOCK;
     return !filtered_ && n_->low(i + rows - 1) <= begin && n_->high(i) >= end;
   }
-  // Sets what row(...) needs for tile columns of these keys.
+  // Prepares row(...) for tile columns of these keys.
   void enter(int64_t block, int blocks) { block_ = block, blocks_ = blocks, known_ = false; }
   struct Row {
     int low, high;         // columns of the tile by causality and window
@@ -166,7 +166,7 @@ class Visibility {
 };
 
 // Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may
-// see. `next` and its block are what will be packed after this.
+// see. `next` and its block are packed after this one.
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
                Elem* to, const View& next, int64_t next_block) {

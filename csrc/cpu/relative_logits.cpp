@@ -28,7 +28,7 @@ struct Workspace {
   }
 };
 
-// T is how tensors lie in memory, Elem what products are made of.
+// T is the tensors' type in memory, Elem that of the products' operands.
 template <class T, class Elem>
 struct Logits {
   const RelativeLogits& c;

@@ -64,7 +64,7 @@ inline float log_sum_exp(float row_max, float row_sum) {
   return row_sum == 0 ? -INFINITY : static_cast<float>((row_max + std::log2(double{row_sum})) * LN2_EXACT);
 }
 
-// For probabilities inverse * 2^(score - lse2): `lse` in base 2 to a float, and what that leaves of it.
+// For probabilities inverse * 2^(score - lse2): `lse` in base 2 as a float, and the factor of its rounding error.
 inline void base2(float lse, float& lse2, float& inverse) {
   const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
   lse2 = static_cast<float>(exact), inverse = std::isnan(rest) ? 1.f : static_cast<float>(std::exp2(rest));
@@ -127,7 +127,7 @@ struct RelativeRows {
   }
 };
 
-// A row's queries [H][pad(width)], with their biases and in base 2, and what a range of its keys has come to.
+// A row's queries [H][pad(width)], with their biases and in base 2, and the sums over a range of its keys.
 struct RowState {
   float *query, *rel_query, *scores;  // scores [H][COUNT]
   float *row_max, *row_sum, *out;     // [H], [H], [H][pad(D)]
@@ -276,7 +276,7 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
   for (; x < keys.count; ++x) add_values<1, T>(n, keys.value + x, nullptr, head_value, w.scores + x, w.out);
 }
 
-// One head's result from those of every range, `stride` floats apart; returns the log-sum-exp.
+// Merge one head's results of all ranges, `stride` floats apart; return the log-sum-exp.
 inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t stride, float* out) {
   const int D_pad = pad(n.D);
   const auto max_of_range = [&](int64_t r) { return state[r * stride + h]; };
@@ -329,7 +329,7 @@ void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, in
   *lse.at<float>(b, h, i) = log_sum;
 }
 
-// Source: what an op knows about its rows, i of batch entry b.
+// Source: an op's answers about its rows, i of batch entry b.
 //   queries(b, i, query, rel_query)       writes them, see RowState
 //   list(b, i, at, end, keys)             lists the next keys of [at, end) until `keys` is full; returns where to go on
 //   write(b, i, head, out, log-sum-exp)

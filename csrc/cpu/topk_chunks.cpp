@@ -4,7 +4,7 @@
 // ascending) is a total order and a score's bits don't depend on the cut, so neither does the result.
 //
 // l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score
-// less a bound on its rounding error; what passes is scored by its differences.
+// less a bound on its rounding error; the keys that pass are scored by their differences.
 // So the lists hold no cancelled score and nothing that belongs there is lost.
 #include "topk_chunks.h"
 
@@ -326,7 +326,7 @@ class Scan {
   int64_t tiles_, words_, stride_;
   bool force_;        // force: some query is too large for the comparison of l2
   uint32_t* packed_;  // [tiles][words][LANES]
-  float* threshold_;  // [tiles][LANES] what q.k less the key's discount must beat
+  float* threshold_;  // [tiles][LANES] lower bound of q.k less the key's discount
   float* discount_;   // [tiles][LANES] l2: a half of q.q, less the bound
   float* best_;       // [tiles] lane lists; null where k is too large for them
   Key* copy_;         // [KEY_TILE][stride]

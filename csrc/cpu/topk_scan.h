@@ -51,7 +51,7 @@ struct Operand<bf16> {
     std::memcpy(&two, row + 2 * step, 4);
     return broadcast_pair(two);
   }
-  // the odd last element alone: what follows it belongs to somebody else, and 0 * NaN isn't 0
+  // the odd last element alone: the memory after it is not ours, and 0 * NaN isn't 0
   static RETRO_INLINE Pairs last(const bf16* row, int64_t dim) { return broadcast_pair(row[dim - 1].bits); }
   static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
 };
@@ -165,7 +165,7 @@ struct LaneLists {
   int64_t k;
 
   static int64_t floats(int64_t k) { return k * 2 * LANES; }
-  // Lanes from `rows` on have no query: nothing beats what they hold.
+  // Lanes from `rows` on have no query: no score beats theirs.
   void clear(int64_t rows) const {
     for (int64_t j = 0; j < k; ++j) {
       store(best + j * 2 * LANES, select(first(static_cast<int>(rows)), broadcast(-INFINITY), broadcast(INFINITY)));
@@ -178,7 +178,7 @@ struct LaneLists {
   // Behind its equals, for keys come in ascending order; -inf and NaN beat nothing.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
-    // none yet; once a lane's score has found its place, what it displaced moves on
+    // none yet; once a lane's score has found its place, the displaced score moves on
     Mask moves = gt(score, broadcast(INFINITY));
     for (int64_t j = 0; j < k; ++j) {
       float* p = best + j * 2 * LANES;

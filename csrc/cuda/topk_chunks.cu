@@ -250,7 +250,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   const int keys = work.end_key - work.first_key;
   const int steps = (call.D + Mma::STEP_D - 1) / Mma::STEP_D;
   const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
-  int load_key = work.first_key, load_step = 0, load_at = 0;  // what the next load fetches, and into which stage
+  int load_key = work.first_key, load_step = 0, load_at = 0;                // of the next load: its keys, and its stage
   int loaded = 0;
   auto load_next = [&] {
     if (loaded < total) load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);

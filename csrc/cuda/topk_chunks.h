@@ -1,4 +1,4 @@
-// Exact top-k of queries against keys: what the launcher takes, free of torch and of CUDA headers.
+// Exact top-k of queries against keys: the launcher's arguments, free of torch and of CUDA headers.
 #pragma once
 
 #include <cstdint>

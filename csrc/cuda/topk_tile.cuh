@@ -67,7 +67,7 @@ struct Wgmma {
   // The hardware's swizzle: bits 4-6 of an address, exclusive-or bits 7-9. Stages start at multiples of 1024.
   static __device__ __forceinline__ int place(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
-  // What cp.async wrote, the tensor cores read through another proxy.
+  // The tensor cores read the data of cp.async through another proxy.
   static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
 
   static __device__ __forceinline__ void begin(Sums& sums, const unsigned char* stage, int warp) {

@@ -5,7 +5,7 @@
 
 namespace retro::text {
 
-// For every distinct token the chunks that hold it, and what one occurrence in a query adds to their scores:
+// For every distinct token the chunks that hold it, and the score that one occurrence in a query adds:
 //   idf * tf (k1 + 1) / (tf + k1 (1 - b + b size / mean size)),  idf = log((N - n + .5) / (n + .5)), where negative
 //   0.25 * mean idf.
 class Bm25 {

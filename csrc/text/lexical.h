@@ -8,7 +8,7 @@ namespace retro::text {
 // counts[t] += number of the chunks that hold token t. tokens: `chunks` rows of `width`, the first lengths[c] real.
 void count_chunks(const int32_t* tokens, const int32_t* lengths, int64_t chunks, int64_t width, int64_t* counts);
 
-// The chunks of a block that hold each token, and what one occurrence in a query adds to their scores:
+// The chunks of a block that hold each token, and the score that one occurrence in a query adds:
 //   idf * tf / (tf + k1 (1 - b + b size / mean size))
 class LexicalBlock {
  public:
