@@ -17,7 +17,6 @@ from .program import Program
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
 
-
 _compiled: dict = {}
 _KEPT = 200  # some megabytes each
 
@@ -30,11 +29,11 @@ def compiled(launch, arch: int) -> Compiled:
         return found
     src, options = aot.source(launch, KNOWN[arch])
     key = src.hash(), arch, str(sorted(options.__dict__.items(), key=str))
-    if key not in _compiled:
-        if len(_compiled) >= _KEPT:
-            _compiled.clear()
-        _compiled[key] = _compile(src, options, arch)
-    return _compiled[key]
+    found = _compiled.pop(key, None) or _compile(src, options, arch)
+    _compiled[key] = found  # the last used last
+    if len(_compiled) > _KEPT:
+        del _compiled[next(iter(_compiled))]
+    return found
 
 
 def _compile(src, options, arch: int) -> Compiled:
