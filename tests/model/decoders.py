@@ -1,6 +1,7 @@
 """Decoders of the Hugging Face library, small and untrained, that retrofit's tests share."""
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers")
 
@@ -15,6 +16,17 @@ def llama(vocab: int, layers: int, *, d_ff: int = 64, heads: int = 2, kv_heads: 
 def gpt2(vocab: int, layers: int, *, width: int = 32, longest: int = 64):
     config = transformers.GPT2Config(vocab_size=vocab, n_embd=width, n_layer=layers, n_head=2, n_positions=longest)
     return transformers.GPT2LMHeadModel(config)
+
+
+def in_steps(model, steps, tokens, neighbours, mask):
+    """Return the logits of two texts that are decoded with a cache, some tokens at a time."""
+    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
+    for step in steps:
+        here = slice(chunk, chunk + cache.completes(step))
+        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
+        at, chunk = at + step, here.stop
+    return torch.cat(parts, 1)
 
 
 def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:

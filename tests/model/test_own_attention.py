@@ -296,13 +296,7 @@ def test_decoding_with_a_cache_equals_the_whole(name, steps):
     _, model = own(name)
     tokens, neighbours, mask = batch()
     want = model(tokens, neighbours, neighbour_mask=mask)
-    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
-    for step in steps:
-        here = slice(chunk, chunk + cache.completes(step))
-        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
-        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
-        at, chunk = at + step, here.stop
-    torch.testing.assert_close(torch.cat(parts, 1), want, rtol=0, atol=1e-11)
+    torch.testing.assert_close(decoders.in_steps(model, steps, tokens, neighbours, mask), want, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])

@@ -209,13 +209,7 @@ def test_decoding_with_a_cache_equals_the_whole(make, steps):
     tokens, neighbours, mask = batch()
     mask[0, 1] = False
     want = model.eval()(tokens, neighbours, neighbour_mask=mask)
-    cache, parts, at, chunk = model.make_cache(2), [], 0, 0
-    for step in steps:
-        here = slice(chunk, chunk + cache.completes(step))
-        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
-        parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
-        at, chunk = at + step, here.stop
-    assert_passes("logits", torch.cat(parts, 1), want, None, torch.float64)
+    assert_passes("logits", decoders.in_steps(model, steps, tokens, neighbours, mask), want, None, torch.float64)
 
 
 @pytest.mark.parametrize("make", [gpt2, llama])
