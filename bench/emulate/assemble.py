@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from .parse import Constant, Kernel, PtxError, Register, Statement, Symbol, Vector
+from .parse import Constant, PtxError, Register, Statement, Symbol, Vector
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
@@ -158,8 +158,8 @@ def _product(s, parts):
     return _plain(root, s, kind)
 
 
-@form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev")
-def _bits(s, parts):
+@form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev", "selp", "copysign")
+def _unmodified(s, parts):
     (kind,) = parts
     return _plain(s.opcode.split(".")[0], s, kind)
 
@@ -187,12 +187,6 @@ def _special(s, parts):
     return _plain(root, s, kind, (int("ftz" in flags),))
 
 
-@form("copysign")
-def _copysign(s, parts):
-    (kind,) = parts
-    return _plain("copysign", s, kind)
-
-
 _KINDS = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
 
 
@@ -213,12 +207,6 @@ def _move(s, parts):
     targets = list(target.items) if isinstance(target, Vector) else [target]
     sources = list(source.items) if isinstance(source, Vector) else [source]
     return Instruction("mov", kind, sources, targets, options=(int(isinstance(source, Constant)),))
-
-
-@form("selp")
-def _select(s, parts):
-    (kind,) = parts
-    return _plain("selp", s, kind)
 
 
 @form("setp")
@@ -349,10 +337,10 @@ def _update(s, parts):
 
 @form("cp")
 def _copy(s, parts):
-    if parts[:2] == ["async", "bulk"]:
-        return bulk(s, parts[2:])
-    if parts[:3] == ["reduce", "async", "bulk"]:
-        return bulk(s, parts[3:])
+    if "bulk" in parts:  # cp.async.bulk, cp.reduce.async.bulk
+        from . import tensor_map
+
+        return tensor_map.copy(s, parts[parts.index("bulk") + 1 :])
     if parts[:2] == ["async", "commit_group"]:
         return Instruction("cp.async.commit", "u32", [], [])
     if parts[:2] == ["async", "wait_group"]:
@@ -381,18 +369,12 @@ def _barrier(s, parts):
     return Instruction("bar", "u32", [], [])
 
 
-@form("membar")
-def _memory_barrier(s, parts):
-    return Instruction("fence", "u32", [], [])
-
-
-@form("fence")
+@form("membar", "fence")
 def _fence(s, parts):
     if parts[:2] == ["proxy", "async"]:
         return Instruction("fence.proxy.async", "u32", [], [])
-    if parts[0] == "mbarrier_init" or parts[:2] == ["proxy", "tensormap::generic"]:
-        return Instruction("fence", "u32", [], [])
-    known(parts, "acq_rel", "sc", "cta", "gpu")
+    if s.opcode.startswith("fence") and parts[0] != "mbarrier_init" and parts[:2] != ["proxy", "tensormap::generic"]:
+        known(parts, "acq_rel", "sc", "cta", "gpu")
     return Instruction("fence", "u32", [], [])
 
 
@@ -449,17 +431,3 @@ def _reduce(s, parts):
         raise NotUnderstood(s.opcode)
     target, source, _members = s.operands
     return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS[how],))
-
-
-def bulk(s, parts):
-    from . import tensor_map
-
-    return tensor_map.copy(s, parts)
-
-
-def label_of(instruction: Instruction, kernel: Kernel) -> int:
-    """Return the index of the statement that a branch goes to."""
-    target = instruction.options[0]
-    if not isinstance(target, Symbol) or target.name not in kernel.labels:
-        raise PtxError(f"a branch to {target}: no such label")
-    return kernel.labels[target.name]

@@ -45,8 +45,7 @@ class Launched:
         """Return the counts of every instruction over the whole grid."""
         if self.counts is None:
             raise ValueError(f"{self.name}: the launch did not finish, or `gpu` was told not to count")
-        statements = self.compiled.program.kernel.statements
-        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(statements, self.counts, strict=True)]
+        return self.compiled.program.counts(self.counts)
 
     def counters(self) -> dict[str, Any]:
         """Return instructions by kind, sectors and wavefronts over the fewest possible, and barriers, of the whole

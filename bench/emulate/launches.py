@@ -12,37 +12,24 @@ from retro_kernels.compile.target import KNOWN, Target
 from retro_kernels.core import backends, eager
 
 from .kernel import Compiled, execute, until_ptx
-from .program import Program
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
 
-_compiled: dict = {}
-_KEPT = 200  # some megabytes each
-
 
 def compiled(launch, arch: int) -> Compiled:
-    """Return the PTX of a launch, loaded. Each distinct compile happens once a process; Triton has its own cache on
-    disk.
-    """
+    """Return the PTX of a launch, loaded. Triton keeps the PTX on disk, `loaded` the programs."""
     if isinstance(found := getattr(launch, "compiled", None), Compiled):
         return found
-    src, options = aot.source(launch, KNOWN[arch])
-    key = src.hash(), arch, str(sorted(options.__dict__.items(), key=str))
-    found = _compiled.pop(key, None) or _compile(src, options, arch)
-    _compiled[key] = found  # the last used last
-    if len(_compiled) > _KEPT:
-        del _compiled[next(iter(_compiled))]
-    return found
-
-
-def _compile(src, options, arch: int) -> Compiled:
     import triton
     from triton.backends.compiler import GPUTarget
 
+    from .driver import loaded
+
+    src, options = aot.source(launch, KNOWN[arch])
     with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx):
         made = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
-    return Compiled.of(Program(made.asm["ptx"]), src, made.metadata)
+    return Compiled.of(loaded(made.asm["ptx"].encode()), src, made.metadata)
 
 
 def run(

@@ -215,8 +215,7 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     match = _STATEMENT.match(text)
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
-    operands = [_operand(part) for part in _split(match["rest"])]
-    operands = [_declared(operand, kernel) for operand in operands]
+    operands = [_declared(_operand(part), kernel) for part in _split(match["rest"])]
     kernel.statements.append(
         Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
     )
@@ -245,9 +244,7 @@ def _split(text: str) -> list[str]:
 
 
 def _operand(text: str):
-    if text.startswith("("):  # of a call
-        return Vector(tuple(_operand(part) for part in _split(text[1:-1])))
-    if text.startswith("{"):
+    if text.startswith(("(", "{")):  # "(": of a call
         return Vector(tuple(_operand(part) for part in _split(text[1:-1])))
     if text.startswith("["):
         return _memory(text[1:-1].strip())

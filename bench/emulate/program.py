@@ -57,36 +57,38 @@ class Counted:
     fewest: int
 
 
-def cache_folder() -> Path:
-    """Return the folder of compiled emulators; make it if needed."""
+def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path], version: str) -> Path:
+    """Return the file that `command -o file source` makes. It is kept in a cache folder.
+
+    Args:
+        others: files that the source includes. version: of the compiler or the machine.
+    Raises OSError: the source does not compile.
+    """
+    parts = [version, *command[1:], *(path.read_text() for path in (source, *others))]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels"
     cache.mkdir(parents=True, exist_ok=True)
-    return cache
+    stem, dot, suffix = name.partition(".")
+    target = cache / f"{stem}-{digest}{dot}{suffix}"
+    if not target.exists():
+        print(f"compiling {source.name}, once: some 20 s of a core", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made = Path(folder) / name
+            done = subprocess.run([*command, "-o", str(made), str(source)], capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(f"{command[0]} does not compile {source.name}:\n{done.stderr.strip()}")
+            made.replace(target)
+    return target
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
-    sources = sorted([*_HERE.glob("*.h"), *_HERE.glob("*.cpp")])
-    flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
-    digest = hashlib.sha256(
-        b"".join(path.read_bytes() for path in sources) + " ".join([*flags, _processor()]).encode()
-    ).hexdigest()[:16]
-    cache = cache_folder()
-    target = cache / f"ptx-{digest}.so"
-    if not target.exists():
-        compiler = os.environ.get("CXX", "").split() or [
-            next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
-        ]
-        print("compiling the PTX emulator, once: some 20 s of a core", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / "ptx.so"
-            done = subprocess.run(
-                [*compiler, *flags, str(_HERE / "emulator.cpp"), "-o", str(made)], capture_output=True, text=True
-            )
-            if done.returncode:
-                raise OSError(f"the PTX emulator does not compile:\n{done.stderr.strip()}")
-            made.replace(target)
+    compiler = os.environ.get("CXX", "").split() or [
+        next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    ]
+    command = [*compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+    target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
     loaded.ptx_size.restype = loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
@@ -241,9 +243,10 @@ class Program:
             library().ptx_printed(ctypes.c_void_p(self.handle), raw)
             sys.stdout.write(raw.raw.decode(errors="replace"))
 
-    def counts(self) -> list[Counted]:
-        """Return the counts of every instruction over all runs so far."""
-        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, self.raw_counts())]
+    def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
+        """Return the counts of every instruction: those of `raw`, or over all runs so far."""
+        rows = self.raw_counts() if raw is None else raw
+        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, rows)]
 
     def raw_counts(self) -> numpy.ndarray:
         """Return the numbers of `counts` as int64 [instructions, 4]."""
@@ -314,7 +317,10 @@ class Program:
     def _encode(self, statement, instruction):
         options = list(instruction.options)
         if instruction.handler == "bra":
-            options = [assemble.label_of(instruction, self.kernel)]
+            (target,) = options
+            if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
+                raise PtxError(f"a branch to {target}: no such label")
+            options = [self.kernel.labels[target.name]]
         sources = [self._source(operand, instruction.type) for operand in instruction.sources]
         targets = [self._register(operand.name) for operand in instruction.destinations]
         width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
