@@ -146,13 +146,6 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
   pack_b(to.rows_a, n.band, n.E, to.rows_b);
 }
 
-// The band columns [begin, end) inside the table: the others of a bounded extent are zero.
-inline void band_inside(const CrossAttention& c, const Sizes& n, int& begin, int& end) {
-  const int64_t low = n.max_displacement - c.rel_start - n.table_rows + 1, high = n.max_displacement - c.rel_start + 1;
-  begin = static_cast<int>(std::clamp<int64_t>(low, 0, n.band));
-  end = static_cast<int>(std::clamp<int64_t>(high, begin, n.band));
-}
-
 // Rows of `from` (query, relative query, gradient) of a unit, plus a bias: row-major A, [rows][row_width(D)].
 template <class T, class Elem>
 void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, Elem* to) {
