@@ -31,9 +31,6 @@ class Verdict:
     checked: str
     tensors: dict[str, dict[str, Any]]
 
-    def as_record(self) -> dict[str, Any]:
-        return asdict(self)
-
     def complaint(self) -> str:
         """Name the worst tensor and its error."""
         bad = {name: t for name, t in self.tensors.items() if not t["passed"]}
@@ -43,10 +40,6 @@ class Verdict:
         error = bad[name]["frobenius"]
         shown = "not comparable (NaN, or another shape)" if error is None else f"error {error:.2e}"
         return f"{name}: {shown}, limit {bad[name]['limit']:.2e}; {len(bad)} of {len(self.tensors)} tensors fail"
-
-
-def first_output(result) -> Tensor:
-    return result if isinstance(result, Tensor) else result[0]
 
 
 def differentiate(

@@ -39,7 +39,10 @@ def solve(
 
     share: of the usual budget of elements. With less, a large case covers fewer queries.
     """
-    arguments64 = {name: value.double() if _is_float(value) else value for name, value in arguments.items()}
+    arguments64 = {
+        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in arguments.items()
+    }
     names = operator.floating(arguments) if backward and operator.gradients is None else []
     leaves = [arguments64[name].requires_grad_() for name in names]
     ranges, rows, checked = _ranges(operator, case, arguments, share)
@@ -113,7 +116,3 @@ def _row_elements(operator: Operator, case: Case) -> float:
     """Elements of the score matrix of one query, over the whole batch."""
     s = case.shape
     return (operator.row_elements or (lambda _: s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))))(case)
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()

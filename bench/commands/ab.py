@@ -83,7 +83,8 @@ def execute(arguments: argparse.Namespace) -> int:
         raise exits.UsageError(str(e)) from None
     if outcomes:
         print(table(outcomes))
-    lines = host_lines(slower) + static_lines(compared)
+    lines = [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
+    lines += static_lines(compared)
     print(*lines, sep="\n")
     if arguments.markdown:
         arguments.markdown.write_text(as_markdown(outcomes, lines, arguments.base))
@@ -167,10 +168,6 @@ def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None)
         return exits.INCONCLUSIVE
     measured = verdicts & {"ok", "warn", "faster"} or compared
     return exits.OK if measured else exits.NOTHING_MEASURED
-
-
-def host_lines(slower: list[str] | None) -> list[str]:
-    return [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
 
 
 def static_lines(compared: ab_static.Comparison | None) -> list[str]:

@@ -308,10 +308,7 @@ def _store(s, parts):
     return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))
 
 
-UPDATES = {
-    **{"add": 0, "min": 1, "max": 2, "and": 3, "or": 4, "xor": 5},
-    **{"exch": 6, "cas": 7, "inc": 8, "dec": 9},
-}
+UPDATES = {name: n for n, name in enumerate(("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))}
 
 
 @form("atom", "red")

@@ -166,7 +166,8 @@ class Program:
             for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True)
         }
         for name, raw in given.items():
-            self._bind(values, name, raw)
+            for register, offset, width, signed in self._parameters.get(name, ()):
+                values[register] = int.from_bytes(raw[offset : offset + width], "little", signed=signed)
         fixed = [(LOCAL, 0, 0)]  # (address, host, bytes)
         if self._addressed:  # then the parameters are memory, too
             starts, raw = {}, b""
@@ -260,10 +261,6 @@ class Program:
         raw = (ctypes.c_int32 * size)()
         library().ptx_trace(ctypes.c_void_p(self.handle), raw)
         return list(raw)
-
-    def _bind(self, values: dict[int, int], name: str, raw: bytes) -> None:
-        for register, offset, width, signed in self._parameters.get(name, ()):
-            values[register] = int.from_bytes(raw[offset : offset + width], "little", signed=signed)
 
     def _register(self, name: str) -> int:
         return self._registers.setdefault(name, len(self._registers))

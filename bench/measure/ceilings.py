@@ -33,7 +33,7 @@ def measure(device: str) -> dict[str, Any]:
     The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
     """
     types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
-    cache = environment.last_level_cache() if device == "cpu" else None
+    cache = max((environment.caches() or {}).values(), default=None) if device == "cpu" else None
     cached = _copy(device, CACHED_COPY_BYTES) if cache else None
     measured = {"bytes_per_s": _copy(device, COPY_BYTES[device]), "cached_bytes_per_s": cached, "cache_bytes": cache}
     return measured | {"flops_per_s": {dtype: products(device, dtype) for dtype in types}}

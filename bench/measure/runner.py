@@ -6,7 +6,7 @@ import gc
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -209,7 +209,8 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
     def forward_and_backward():
         nonlocal upstream
         with torch.enable_grad():
-            out = numerics.first_output(function(**both))
+            result = function(**both)
+        out = result if isinstance(result, torch.Tensor) else result[0]
         if upstream is None:  # drawn in the first, untimed call
             upstream = _gaussian_like(out, seed)
         return torch.autograd.grad(out, inputs, upstream, allow_unused=True)
@@ -267,7 +268,7 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         },
         "seed": seed,
         **dict.fromkeys(record.RESULTS),
-        "numerics": entry.verdict.as_record() if entry.verdict else None,
+        "numerics": asdict(entry.verdict) if entry.verdict else None,
         "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
     }
 

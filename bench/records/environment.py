@@ -196,10 +196,6 @@ def caches() -> dict[str, int] | None:
     return caches or None
 
 
-def last_level_cache() -> int | None:
-    return max((caches() or {}).values(), default=None)
-
-
 def free_memory(kind: str) -> int | None:
     """Bytes that can still be allocated on the device."""
     if kind != "cuda":

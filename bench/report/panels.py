@@ -24,11 +24,7 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     """Draw FLOP/s against FLOPs a byte. The slope is the memory's rate; the ceilings are those of a product."""
     from matplotlib.lines import Line2D
 
-    known = [
-        (r.record["work"], r)
-        for r in rows
-        if r.record["work"] and r.record["work"]["bytes"] and r.record["work"]["flops"]
-    ]
+    known = [(work, r) for r in rows if (work := r.record["work"]) and work["bytes"] and work["flops"]]
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         marker = MARKERS.get(record["dtype"], "x")
@@ -41,26 +37,10 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     for name, rate, peak in roofs:
         corner = max(peak / rate, low)
         axes.plot([low, corner, high], [low * rate / 1e9, peak / 1e9, peak / 1e9], color=FAINT, linewidth=1, zorder=0)
-        axes.annotate(
-            f"{name} {peak / 1e9:.3g}",
-            (high, peak / 1e9),
-            xytext=(-2, 2),
-            textcoords="offset points",
-            fontsize=SMALL,
-            color=INK,
-            ha="right",
-        )
+        _note(axes, f"{name} {peak / 1e9:.3g}", (high, peak / 1e9), (-2, 2), ha="right")
     if roofs:
         rate = roofs[0][1]
-        place = (low * 1.2, low * 1.2 * rate / 1e9)
-        axes.annotate(
-            f"memory {rate / 1e9:.3g} GB/s",
-            place,
-            xytext=(10, -10),
-            textcoords="offset points",
-            fontsize=SMALL,
-            color=INK,
-        )
+        _note(axes, f"memory {rate / 1e9:.3g} GB/s", (low * 1.2, low * 1.2 * rate / 1e9), (10, -10))
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
     kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
@@ -85,16 +65,7 @@ def bars(axes, rows: list[summary.Row]) -> None:
     several = len(dict.fromkeys(row.record["backend"] for row in rows)) > 1
     axes.set_yticks(places, [_label(row, several) for row in rows], fontsize=SMALL)
     for place, row, high in zip(places, rows, highs, strict=True):
-        text = f"{row.rival_speedup:.2f}x {row.rival}"
-        axes.annotate(
-            text,
-            (row.rival_speedup + high, place),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=SMALL,
-            color=INK,
-        )
+        _note(axes, f"{row.rival_speedup:.2f}x {row.rival}", (row.rival_speedup + high, place), (3, 0), va="center")
     first = {}
     for place, row in zip(places, rows, strict=True):
         first.setdefault(row.record["kernel"], place)
@@ -107,6 +78,11 @@ def bars(axes, rows: list[summary.Row]) -> None:
         xlabel="speed-up over the fastest baseline; whiskers: p10 to p90",
     )
     axes.set_title(", ".join(first), fontsize=9)
+
+
+def _note(axes, text: str, place: tuple[float, float], points: tuple[int, int], **options) -> None:
+    """Write small text at a place of the data, shifted by some points."""
+    axes.annotate(text, place, points, textcoords="offset points", fontsize=SMALL, color=INK, **options)
 
 
 def _label(row: summary.Row, backend: bool) -> str:

@@ -124,10 +124,12 @@ def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
 def margin(record: dict[str, Any]) -> float | None:
     if not record["numerics"]:
         return None
-    tensors = record["numerics"]["tensors"].values()
-    if any(t["frobenius"] is None for t in tensors):
-        return float("inf")
-    return max((t["frobenius"] / t["limit"] for t in tensors), default=None)
+    return max(map(relative, record["numerics"]["tensors"].values()), default=None)
+
+
+def relative(tensor: dict[str, Any]) -> float:
+    """Return a tensor's error over its limit."""
+    return float("inf") if tensor["frobenius"] is None else tensor["frobenius"] / tensor["limit"]
 
 
 def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:

@@ -33,7 +33,7 @@ def checks(records: list[dict[str, Any]], room: int | None = None) -> str:
         if record["numerics"] is None:
             continue
         tensors = record["numerics"]["tensors"]
-        worst = max(tensors, key=lambda name: _relative(tensors[name])) if tensors else "-"
+        worst = max(tensors, key=lambda name: summary.relative(tensors[name])) if tensors else "-"
         cells = (record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
         table.append((*cells, summary.number(summary.margin(record)), worst, record["numerics"]["checked"]))
     return "\n".join(
@@ -53,10 +53,6 @@ def full(records: list[dict[str, Any]], room: int | None = None) -> str:
 def static(records: list[dict[str, Any]], room: int | None = None) -> str:
     """Format a line for each compiled kernel."""
     return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)], DROP_STATIC, room)
-
-
-def _relative(tensor: dict[str, Any]) -> float:
-    return float("inf") if tensor["frobenius"] is None else tensor["frobenius"] / tensor["limit"]
 
 
 def _problems(records: list[dict[str, Any]], room: int | None) -> list[str]:

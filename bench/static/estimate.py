@@ -122,7 +122,9 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
     Raises:
         EmulationError, PtxError: the emulator refuses the kernel.
     """
-    return timed(math.prod(launch.grid), _argument_bytes(launch), *_samples(launch, machine.arch), compiled, machine)
+    # a launch reads or writes each of its tensors once
+    sizes = {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}
+    return timed(math.prod(launch.grid), list(sizes.values()), *_samples(launch, machine.arch), compiled, machine)
 
 
 def timed(number: int, sizes: list[int], samples: list, work: float, compiled: dict, machine: Machine) -> Estimate:
@@ -149,13 +151,6 @@ def timed(number: int, sizes: list[int], samples: list, work: float, compiled: d
     seconds = sum(value**OVERLAP for value in candidates.values()) ** (1 / OVERLAP) + BEGIN
     shares = {name: round(value / seconds, 3) for name, value in candidates.items()}
     return Estimate(seconds, bound, shares, number / (machine.multiprocessors * resident), hbm, round(l2))
-
-
-def _argument_bytes(launch) -> list[int]:
-    """Return the bytes of each tensor of a launch: it reads or writes them once, if it uses all of them."""
-    return list(
-        {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}.values()
-    )
 
 
 def _samples(launch, arch: int) -> tuple[list[tuple], float]:

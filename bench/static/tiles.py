@@ -130,7 +130,8 @@ def tune(
 
 
 def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge) -> Tuned:
-    mine = changed(_with(op, case, dtype, machine, row, _probe(row)), base)
+    probe = {**row, "num_stages": row["num_stages"] + 1}  # changes the launches that the row decides
+    mine = changed(_with(op, case, dtype, machine, row, probe), base)
     trials = [judge(row, mine, machine, base=True)]
     say(f"{op} {row['kernel']}: {text(trials[0])}")
     tried, best = [row], trials[0]
@@ -144,22 +145,13 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
             launches = changed(base, _with(op, case, dtype, machine, row, new))
             if not launches:
                 continue  # cut to the problem's size, it equals the committed tile
-            trials.append(judge(new, launches, machine))
-            say(f"{op} {row['kernel']}: {text(trials[-1])}")
-            if trials[-1].status == "ok" and _better(trials[-1], best):
-                best = trials[-1]
+            trials.append(trial := judge(new, launches, machine))
+            say(f"{op} {row['kernel']}: {text(trial)}")
+            if trial.status == "ok" and (best.seconds is None or trial.seconds < (1 - LEAST_GAIN) * best.seconds):
+                best = trial
         if best is centre or tiles is not None:
             break
     return Tuned(op, row, trials, best)
-
-
-def _better(new: Trial, old: Trial) -> bool:
-    return old.seconds is None or new.seconds < (1 - LEAST_GAIN) * old.seconds
-
-
-def _probe(row: dict) -> dict:
-    """Return the row with another number of stages, which changes the launches that it decides."""
-    return {**row, "num_stages": row["num_stages"] + 1}
 
 
 def _with(op: str, case: str, dtype: str, machine: estimate.Machine, old: dict, new: dict) -> list:
