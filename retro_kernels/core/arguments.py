@@ -8,18 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import (
-    INTEGERS,
-    dense_rows,
-    floating,
-    has_rows,
-    head_dim,
-    like,
-    number,
-    position,
-    shape,
-    tensor,
-)
+from ..checks import INTEGERS, dense_rows, floating, has_rows, head_dim, like, number, position, shape, tensor
 from ..reference_lib.attention import accumulator
 
 REL_WIDTH_MAX = 256  # E, width of the relative keys

@@ -124,12 +124,7 @@ def self_attention(g, *, B=2, N=13, S=None, H=4, G=None, D=16, key_mask=False, s
     """Keyword arguments of `relative_attention`; options: those of `_positions`, and the op's own, which go through."""
     G, S = H if G is None else G, N if S is None else S
     positions = {name: options.pop(name) for name in POSITIONS if name in options}
-    kw = {
-        "query": g.normal(B, N, H, D),
-        "key": g.normal(B, S, G, D),
-        "value": g.normal(B, S, G, D),
-        **options,
-    }
+    kw = {"query": g.normal(B, N, H, D), "key": g.normal(B, S, G, D), "value": g.normal(B, S, G, D), **options}
     _positions(g, kw, N + S - 1, **positions)
     if key_mask:
         kw["key_mask"] = g.kept(B, S, share=share)

@@ -4,6 +4,7 @@ cut."""
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -184,6 +185,12 @@ def write_plain(path: Path, content: bytes) -> None:
         os.fsync(handle.fileno())
     os.replace(temporary, path)
     sync(path.parent)
+
+
+def sha256_of(path: Path) -> str:
+    """Raises ValueError for a link or a pipe."""
+    with open_plain(path, "rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:

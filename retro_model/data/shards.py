@@ -68,8 +68,7 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
 
 def _digest(path: Path) -> str:
     try:
-        with disk.open_plain(path, "rb") as handle:
-            return hashlib.sha256(handle.read()).hexdigest()
+        return disk.sha256_of(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: missing; {MANIFEST} names it") from None
 

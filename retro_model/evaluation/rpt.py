@@ -135,11 +135,6 @@ def ranking(
     }
 
 
-def _targets(nats: Tensor, chunks: int, chunk_len: int) -> Tensor:
-    """Mean nats [L-1] a token of the chunk after each."""
-    return nats[: chunks * chunk_len].view(chunks, chunk_len)[1:].mean(-1)
-
-
 def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dict[str, tuple[float, int]]:
     """Mean nats a token of the chunk that follows, and how many, by whether a chunk with s_t > 0 was retrieved for it
     (figure 6).
@@ -147,7 +142,7 @@ def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dic
     target_scores: s_t [L,L]. "none": the retriever had nothing to offer.
     """
     index = document.index
-    nats = _targets(document.nats, len(index), chunk_len)
+    nats = document.nats[: len(index) * chunk_len].view(-1, chunk_len)[1:].mean(-1)  # [L-1] of the chunk after each
     good = (target_scores.gather(-1, index.clamp(min=0)) > 0) & (index >= 0)
     kinds = {"positive": good.any(-1), "no positive": ~good.any(-1) & (index >= 0).any(-1), "none": (index < 0).all(-1)}
     return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}

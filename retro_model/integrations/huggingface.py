@@ -323,8 +323,7 @@ def digest_of(folder: str | os.PathLike) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in files:
-        with disk.open_plain(file, "rb") as opened:
-            digest.update(hashlib.file_digest(opened, "sha256").digest())
+        digest.update(bytes.fromhex(disk.sha256_of(file)))
     return digest.hexdigest()
 
 

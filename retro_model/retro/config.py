@@ -20,11 +20,6 @@ PRESETS = {
 }
 
 
-def default_cca_layers(num_layers: int) -> tuple[int, ...]:
-    """Layers 6, 9, 12, ... up to `num_layers`, counted from 1 (section 2.5)."""
-    return tuple(range(FIRST_CCA_LAYER, num_layers + 1, CCA_LAYER_STEP))
-
-
 @dataclass(frozen=True)
 class RetroConfig(Config):
     """Sizes of a RETRO decoder, its chunks and neighbours, and its neighbour encoder.
@@ -85,7 +80,9 @@ class RetroConfig(Config):
                 raise ValueError(f"{name}: expected an even width ({why}); got {getattr(self, name)}")
         for name in ("head_dim", "encoder_head_dim"):
             checks.head_dim(name, getattr(self, name))
-        layers = default_cca_layers(self.num_layers) if self.cca_layers is None else self.cca_layers
+        layers = self.cca_layers
+        if layers is None:  # 6, 9, 12, ..., counted from 1 (section 2.5)
+            layers = tuple(range(FIRST_CCA_LAYER, self.num_layers + 1, CCA_LAYER_STEP))
         object.__setattr__(self, "cca_layers", layer_numbers("cca_layers", layers, "num_layers", self.num_layers))
         cross = layer_numbers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
         object.__setattr__(self, "encoder_cross_layers", cross)

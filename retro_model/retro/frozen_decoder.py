@@ -89,10 +89,7 @@ class FrozenDecoder(Frozen):
         super().__init__(decoder, config, instead)
         weight = next(decoder.parameters())
         #: of what is added
-        self.where = {
-            "device": weight.device,
-            "dtype": torch.float32 if weight.dtype in HALF else weight.dtype,
-        }
+        self.where = {"device": weight.device, "dtype": torch.float32 if weight.dtype in HALF else weight.dtype}
         self._readout: str | None = readout_of(decoder)  # its name: the module itself belongs to the decoder
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:

@@ -84,7 +84,7 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
     for kind, content in tensors.items():
         written = folder / kind
         save_file(content, written)
-        digest = sha256_of(written)
+        digest = disk.sha256_of(written)
         name = f"{kind}-{digest[:16]}.safetensors"
         files[name] = {"bytes": written.stat().st_size, "sha256": digest}
         disk.sync(written)
@@ -103,12 +103,6 @@ def _remove_stale(path: Path, files: dict) -> None:
     for old in list(path.parent.iterdir()):
         if left.fullmatch(old.name):
             disk.remove(old)
-
-
-def sha256_of(path: Path) -> str:
-    """Raises ValueError for a link or a pipe."""
-    with disk.open_plain(path, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
 
 
 def state_digest(state: dict) -> str:
@@ -190,7 +184,7 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
             raise CheckpointError(
                 f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}"
             )
-        if sha256_of(file) != want["sha256"]:
+        if disk.sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
         files[kind] = file
     return files

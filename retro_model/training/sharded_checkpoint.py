@@ -23,7 +23,7 @@ from torch import nn
 from retro_model.base import disk
 
 from .checkpoint import first_process
-from .checkpoint_folder import CheckpointError, read_state_file, sha256_of, state_digest
+from .checkpoint_folder import CheckpointError, read_state_file, state_digest
 
 FORMAT = "sharded-2"
 #: what state.json says
@@ -208,7 +208,7 @@ def _digests(folder: Path) -> dict[str, str]:
 def _digest_or_why_not(file: Path) -> str:
     """A file's digest, or its error: an error raised in one process would leave the others waiting."""
     try:
-        return sha256_of(file)
+        return disk.sha256_of(file)
     except (OSError, ValueError) as error:
         return str(error)
 

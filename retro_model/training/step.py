@@ -154,12 +154,9 @@ def train_step(
     loss, norm, tokens = torch.stack([x.double() for x in (total / counted.clamp(min=1), norm, counted)]).tolist()
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
-    return {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens": int(tokens) // _readers(model)}
-
-
-def _readers(model: nn.Module) -> int:
-    """Number of processes that read the same tokens, because they share the heads."""
-    return max(getattr(module, "divided_among", 1) for module in model.modules())
+    # of the processes that share the heads, all read the same tokens
+    readers = max(getattr(module, "divided_among", 1) for module in model.modules())
+    return {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens": int(tokens) // readers}
 
 
 def train(

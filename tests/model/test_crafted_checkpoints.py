@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from retro_model import checkpoint
+from retro_model.base import disk
 from retro_model.training import checkpoint_folder
 from tests.model import toys
 from tests.model.checkpoints import Dropped, make, refused, run, tensors, trained
@@ -71,7 +72,7 @@ def crafted(saved, change_tensors=None, change_state=None):
         change_tensors(content)
         content = {k: v.contiguous() for k, v in content.items()}
         save_file(content, path)
-        state["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checkpoint_folder.sha256_of(path)}
+        state["files"][path.name] = {"bytes": path.stat().st_size, "sha256": disk.sha256_of(path)}
     if change_state:
         change_state(state)
     (saved / "state.json").write_text(json.dumps(state | {"sha256": checkpoint_folder.state_digest(state)}))

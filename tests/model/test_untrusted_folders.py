@@ -18,7 +18,7 @@ from retro_model.base import disk
 from retro_model.data import shards
 from retro_model.data.tokens import Tokenizer
 from retro_model.training import Settings, make_optimizer, sharded_checkpoint
-from retro_model.training.checkpoint_folder import sha256_of, state_digest
+from retro_model.training.checkpoint_folder import state_digest
 from tests.conftest import INTERPRETER
 from tests.model import toys
 
@@ -51,7 +51,7 @@ def sign(path, change=lambda state: None):
     """state.json with other content and right digests."""
     state = json.loads((path / "state.json").read_text())
     del state["sha256"]
-    state["files"] = {file.name: sha256_of(file) for file in (path / state["shards"]).iterdir()}
+    state["files"] = {file.name: disk.sha256_of(file) for file in (path / state["shards"]).iterdir()}
     change(state)
     disk.write_json(path / "state.json", state | {"sha256": state_digest(state)})
 

@@ -102,17 +102,12 @@ def within(
         if c.retrieves:
             scoring = PASSES * _seconds_of_a_pass(model, corpus, plan)
     gone += time.perf_counter() - begin
-    train = training_seconds(minutes, gone, scoring)
-    steps = max(2, int(train / step))
+    left = max(60 * minutes - gone - scoring, LEAST_SHARE * 60 * minutes)
+    steps = max(2, int(left / step))
     parts = {"gone": gone, f"of training ({steps} steps of each model)": steps * step, "of scoring": scoring}
     listed = ", ".join(f"{seconds / 60:.1f} {name}" for name, seconds in parts.items())
     said = f"about {sum(parts.values()) / 60:.1f} min in all: {listed}"
     return dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10)), said
-
-
-def training_seconds(minutes: float, gone: float, scoring: float) -> float:
-    """Return the seconds that are left of `minutes` for training; at least `LEAST_SHARE` of them."""
-    return max(60 * minutes - gone - scoring, LEAST_SHARE * 60 * minutes)
 
 
 def _seconds_of_a_pass(model: Retro, corpus: Corpus, plan: Plan) -> float:

@@ -43,12 +43,7 @@ class Added(nn.Module):
 
 
 def fit(
-    model: nn.Module,
-    stream: Callable[[int], Iterator[training.Batch]],
-    how: Fit,
-    plan: Plan,
-    folder: Path,
-    show=print,
+    model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, plan: Plan, folder: Path, show=print
 ) -> dict:
     """Trains what is not frozen. A folder that holds the same training goes on from its last step.
 

@@ -147,14 +147,7 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(
-    library: Library,
-    plan: Plan,
-    batch_size: int,
-    seed: int,
-    start: int = 0,
-    windows: int | None = None,
-):
+def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
     """Batches of the library's own text with their neighbours, without end.
 
     windows: only so many, which recur, see `spread`, with the neighbours that own attention reads; None, or where there

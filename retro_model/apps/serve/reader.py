@@ -147,7 +147,7 @@ class Reader:
         ids = self._first_tokens(text, self.folder.window - 1)
         if not len(ids):
             raise ValueError("text: expected some text; got none")
-        return np.concatenate([[self.bos_id], ids]) if self.begins_with_bos else np.asarray(ids)
+        return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
 
     def question(self, text: str) -> np.ndarray:
         """Token ids of a question as the model was taught to be asked. Raises: ValueError where it was not."""
@@ -176,11 +176,6 @@ class Reader:
     def bos_id(self) -> int:
         """The token that texts begin with, where they begin with one."""
         return BOS
-
-    @property
-    def begins_with_bos(self) -> bool:
-        """Whether the model's texts begin with BOS."""
-        return bool(self.folder.facts.get("bos", False))
 
     def read(self, ids: np.ndarray, options: Options) -> Reading:
         """Read tokens: the cost of each with retrieval and without, and the retrieved neighbours."""
