@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from ..report.summary import number
 from . import calls, exits, options
 
 LINES = 12  # hot lines of source that are shown
@@ -90,9 +91,8 @@ def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
     table = [
         f"  {metrics['emulated_instructions']} instructions of {of}, for all its warps at once: {mix}",
         f"  {metrics['barriers']} barriers; {metrics['global_bytes'] / 1024:.0f} KiB in sectors of global memory",
-        f"  sectors a request {_shown(metrics['sectors_per_request'])}; of the fewest possible: sectors "
-        f"{_shown(metrics['sectors_over_fewest'])}x, "
-        f"shared wavefronts {_shown(metrics['wavefronts_over_fewest'])}x",
+        f"  sectors a request {number(metrics['sectors_per_request'])}; of the fewest possible: sectors "
+        f"{number(metrics['sectors_over_fewest'])}x, shared wavefronts {number(metrics['wavefronts_over_fewest'])}x",
         f"  {'line':<32} instructions  requests  sectors or wavefronts  fewest",
     ]
     for line in lines:
@@ -101,7 +101,3 @@ def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
             f"{line.fewest:>6}"
         )
     return "\n".join([*table, ""])
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -56,20 +56,9 @@ def execute(arguments: argparse.Namespace) -> int:
             except PtxError as error:
                 print(f"{one.id}: not emulated: {error}", file=sys.stderr)
                 continue
-            second = sorted(found.shares.items(), key=lambda item: -item[1])[1]
-            tile = row["static"]["config"] or "-"
-            lines.append(
-                (
-                    name,
-                    case,
-                    one.dtype,
-                    str(tile),
-                    f"{found.waves:.2f}",
-                    f"{1e6 * found.seconds:.1f}",
-                    found.bound,
-                    f"{second[0]} {second[1]:.0%}",
-                )
-            )
+            second, share = sorted(found.shares.items(), key=lambda item: -item[1])[1]
+            numbers = (f"{found.waves:.2f}", f"{1e6 * found.seconds:.1f}", found.bound, f"{second} {share:.0%}")
+            lines.append((name, case, one.dtype, row["static"]["config"] or "-", *numbers))
             totals.setdefault((one.op, case), []).append((found.seconds, found.hbm_bytes))
             if arguments.json:
                 _write(arguments.json, one, machine, found)
