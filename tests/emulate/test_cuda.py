@@ -4,12 +4,13 @@ tests/cuda runs the same source as C++, with the tensor cores' layouts written b
 """
 
 import shutil
+import subprocess
 
 import pytest
 import torch
 
-from bench.emulate import cuda, parse
-from bench.emulate.program import EmulationError, Program, Region, Structure
+from bench.emulate import parse
+from bench.emulate.program import EmulationError, Program, Region, Structure, built
 from retro_kernels.ops.topk_chunks import reference as reference
 from tests.conftest import COMPILED, INTERPRETER
 from tests.cuda.test_topk_chunks import SOURCE, launched, problem
@@ -26,7 +27,10 @@ PENDING = 48  # of csrc/cuda/topk_chunks.cu: with k beyond 128 - PENDING the lis
 
 @pytest.fixture(scope="module")
 def module() -> str:
-    return cuda.ptx(SOURCE, 90)
+    command = ["nvcc", "-std=c++17", "-O3", "-ptx", "-lineinfo", "-DRETRO_CUDA_HOPPER=1", "-arch=sm_90a"]
+    version = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
+    headers = sorted([*SOURCE.parent.glob("*.h"), *SOURCE.parent.glob("*.cuh")])
+    return built("topk-sm90.ptx", command, SOURCE, headers, version).read_text()
 
 
 def kernels(text: str, call, wgmma: bool) -> tuple[parse.Kernel, parse.Kernel]:
