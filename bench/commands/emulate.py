@@ -21,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--arch", type=int, choices=options.EVERY_ARCH, default=90, help="compile for this architecture (default 90)"
     )
-    parser.add_argument(
-        "--ctas", type=options.positive, default=1, metavar="N", help="execute so many CTAs (default 1)"
-    )
+    parser.add_argument("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
     parser.add_argument("--all", action="store_true", help="execute every launch that matches, not only the first")
     parser.add_argument("--brief", action="store_true", help="print one line a launch instead of reports")
 

@@ -143,7 +143,7 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
     )
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     add_deadline(parser)
 
 

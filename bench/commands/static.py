@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
     parser.add_argument("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
 

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds",
         type=options.positive,
         default=6,
-        help="take at most so many steps from the committed tile (default 6)",
+        help="most steps away from the committed tile (default 6)",
     )
     options.add_deadline(parser)
     parser.add_argument("--static", action="store_true", help="rank tiles by estimated time, without a GPU")

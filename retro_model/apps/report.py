@@ -29,7 +29,7 @@ class Report:
         folder: made where it is missing.
         plan: what parts depend on; a part of another plan is made again.
         quiet: print nothing, keep all.
-        minutes: after so many no new part is begun.
+        minutes: after these no new part is begun.
     """
 
     def __init__(self, folder: Path, plan: object = None, quiet: bool = False, minutes: float = math.inf):

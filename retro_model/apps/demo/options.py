@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--minutes",
         type=_at_least(0.01),
-        help="plan the whole run for so many minutes by its first steps (default: a fixed number of steps)",
+        help="plan the whole run for this many minutes by its first steps (default: a fixed number of steps)",
     )
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     made.add_argument("--seed", type=_at_least(0), default=0)

@@ -30,12 +30,12 @@ def neighbours() -> argparse.ArgumentParser:
     made.add_argument("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
     made.add_argument("--key-type", default="float32", help="type of the stored keys: float32 or float16")
     made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
-    made.add_argument("--shards", type=int, default=1, help="deal the files out to so many shards (default: 1)")
+    made.add_argument("--shards", type=int, default=1, help="shards among which the files are dealt out (default: 1)")
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=int, default=0, help="build the shards in so many processes")
+    where.add_argument("--workers", type=int, default=0, help="processes that build the shards")
     where.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
     made.add_argument(
-        "--window", type=int, help="say how many training windows of so many tokens would see their own future"
+        "--window", type=int, help="report how many training windows of this many tokens would see their own future"
     )
     made.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
     return made

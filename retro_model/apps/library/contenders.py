@@ -111,7 +111,7 @@ def knn(s: Setting) -> Contender:
 
 
 def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
-    """The database's documents that hold most of the nearest k neighbours, of at most so many tokens in all."""
+    """The database's documents that hold most of the nearest k neighbours, `most_tokens` in all at most."""
     found = library.database.document_of(library.neighbours[:, :k])
     numbers, counts = np.unique(found[found >= 0], return_counts=True)
     entries, taken, total = library.database.store.documents, [], 0

@@ -1,4 +1,4 @@
-"""Training of what a retrofit adds: for so many steps or minutes, saved now and then, resumed where it was stopped."""
+"""Training of what a retrofit adds, for some steps or minutes: saved now and then, resumed where it was stopped."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
 def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
     """Batches of the library's own text with their neighbours, without end.
 
-    windows: only so many, which recur, see `spread`, with the neighbours that own attention reads; None, or where there
-    are too few: the whole text, and neighbours however dissimilar.
+    windows: number of windows that recur (see `spread`), with the neighbours that own attention reads. None, or where
+    there are too few: the whole text, with neighbours however dissimilar.
     """
     store = library.database.store
     near, starts = Searched(library.database, plan.neighbours + SPARE, plan.least_similarity), None

@@ -79,8 +79,8 @@ def compare() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"score these of {names}",
     )
-    add("--documents", type=int, help="score the first so many held-out documents (default: all)")
-    add("--random-documents", type=int, help="score so many with random neighbours too (default: all)")
+    add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
+    add("--random-documents", type=int, help="documents scored with random neighbours too (default: all)")
     for field in dataclasses.fields(Plan):
         add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
@@ -99,9 +99,8 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
     add = made.add_argument
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--out", type=Path, default=Path(out), help=f"folder for all that is made (default: {out})")
-    add("--steps", type=int, default=Fit.steps, help=f"train for so many steps; 0: not at all (default: {Fit.steps})")
-    some = f"train own attention on so many windows (default: {Fit.windows})"
-    add("--windows", type=int, default=Fit.windows, help=some)
+    add("--steps", type=int, default=Fit.steps, help=f"training steps; 0: no training (default: {Fit.steps})")
+    add("--windows", type=int, default=Fit.windows, help=f"windows that train own attention (default: {Fit.windows})")
     add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1 (default: all)")
     add("--seed", type=int, default=0)
 
@@ -121,7 +120,7 @@ def retrofit() -> argparse.ArgumentParser:
         default="own",
         help="attend neighbours by its own layers or by RETRO's new ones (default: own)",
     )
-    add("--minutes", type=float, help="train for so many minutes instead of --steps, before scoring")
+    add("--minutes", type=float, help="minutes of training, in place of --steps; scoring follows")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
@@ -133,6 +132,6 @@ def retrofit() -> argparse.ArgumentParser:
     add("--passage-chunks", type=int, default=Plan.passage_chunks, help=passage)
     add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
     add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
-    add("--held-out", type=int, default=12, help="hold out and score so many documents (default: 12)")
+    add("--held-out", type=int, default=12, help="documents held out and scored (default: 12)")
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made

@@ -81,7 +81,7 @@ def divide(
 
 
 def excerpt(document: Document, most: int) -> str:
-    """At most so many characters, from the beginning of a line that the digest of the document's name draws.
+    """At most `most` characters, from the beginning of a line that the digest of the document's name draws.
 
     Beginnings of documents resemble each other more than the rest does: scores of these alone would flatter retrieval.
     """

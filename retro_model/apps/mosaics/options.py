@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
             "--minutes",
             type=float,
             default=math.inf,
-            help="begin no training after so many; the same command goes on later",
+            help="begin no training after this many minutes; the same command goes on later",
         )
         sub.add_argument("--quiet", action="store_true", help="print nothing")
         for field in dataclasses.fields(PLANS[name]["default"]):

@@ -24,9 +24,9 @@ class Deck:
         chunk_len: m, of a cue and of a content.
         names: name tokens of a cue; the rest of it is noise.
         contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
-        words, forms: every word that a name can be has so many forms, tokens of their own. With one form a returning
-            cue repeats its names; with more it is reworded: a card that returns takes the next form of each of its
-            words.
+        words, forms: words that a name can be, and forms of each, which are tokens of their own. With one form a
+            returning cue repeats its names. With more it is reworded: a card that returns takes the next form of each
+            of its words.
         altered: share of the content that is drawn anew at each return.
     """
 

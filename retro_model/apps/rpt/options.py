@@ -28,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     cards.add_argument("--steps", type=int, help="training steps of each variant")
     cards.add_argument("--alpha", type=float, help="weight of the retrieval loss (default: 1; reworded: 30)")
     cards.add_argument("--seed", type=int, default=0)
-    cards.add_argument("--minutes", type=float, default=math.inf, help="stop after so many; the same command continues")
+    cards.add_argument(
+        "--minutes", type=float, default=math.inf, help="stop after this many minutes; the same command continues"
+    )
     cards.add_argument("--smoke", action="store_true", help="use tiny sizes")
     return made

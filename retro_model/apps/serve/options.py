@@ -34,7 +34,7 @@ def ask() -> argparse.ArgumentParser:
     made.add_argument("-k", type=int, help="neighbours of a chunk")
     made.add_argument("--question", action="store_true", help="ask the prompt as a question")
     made.add_argument("--off", action="store_true", help="turn retrieval off")
-    made.add_argument("--tokens", type=int, default=64, help="write so many tokens (default: 64)")
+    made.add_argument("--tokens", type=int, default=64, help="tokens to write (default: 64)")
     made.add_argument(
         "--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)"
     )
