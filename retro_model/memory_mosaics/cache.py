@@ -18,9 +18,9 @@ EVICTIONS = ("oldest", "least_read")
 class MosaicsCache:
     """The memories of B sequences, filled by `model(tokens, cache=cache)`, one token or a block at a time.
 
-    A contextual memory holds its pairs, the last token's key, whose value waits for the next token, and the tail of its
-    average; a persistent memory holds the tail of its average alone. There are no positions: a sequence may be of any
-    length.
+    A contextual memory holds its pairs and the tail of its average. It also holds the last token's key, because the
+    value of that pair comes with the next token. A persistent memory holds the tail of its average alone. There are no
+    positions: a sequence may be of any length.
 
     Example:
         cache = model.make_cache(batch=2)                  # grows with the sequence

@@ -140,9 +140,9 @@ def readout_of(decoder: nn.Module) -> str | None:
 
 @torch.no_grad()
 def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str) -> None:
-    """ValueError unless each block adds its attention's output to its input and goes on from the sum alone: then, and
-    only then, does a block give the same where that output is moved into its input. Tried with one pass of four tokens;
-    not for a meta device.
+    """ValueError unless each block adds its attention's output to its input and goes on from the sum alone. Such a
+    block, and no other, gives the same where that output is moved into its input. One pass of four tokens tries it; on
+    a meta device nothing is tried.
 
     Blocks that norm the output before they add it (Gemma 2, OLMo 2) or feed their feed-forward from the input (Phi,
     GPT-J) do not.

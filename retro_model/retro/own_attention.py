@@ -86,13 +86,13 @@ class OwnAttention(FrozenDecoder):
     """A frozen decoder that attends the neighbours of the last complete chunk with its own projections.
 
     The decoder reads each neighbour by itself, after a first token that takes what attention has to spare (a sink).
-    Layer l keeps the keys k and values v of its R tokens, at positions 1 to R. Token p of the text, number
-    i = (p+1) mod M of its attending chunk, has beside its own logits those of the neighbours of chunk (p+1)//M - 1:
+    Layer l keeps the keys k and values v of its R tokens, at positions 1 to R. Token p of the text attends the
+    neighbours of chunk (p+1)//M - 1. With i = (p+1) mod M, a neighbour's key has the logit
 
         logit = rotate(q, R+1+i)·k / sqrt(D) + bias[l, head]
 
-    One softmax goes over both; the neighbours' values count scale[l, head] times. With learnt positions (GPT-2) the
-    query is as it is.
+    One softmax goes over these and the decoder's own logits. The neighbours' values count scale[l, head] times. With
+    learnt positions (GPT-2) the query is not rotated.
 
     With a rank r, each head has two more maps I + down up, with down [D,r] and up [r,D], which start as identities. One
     maps the queries that meet neighbours, before they are rotated; the other maps the attention's result. The second is

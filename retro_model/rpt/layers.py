@@ -83,8 +83,8 @@ class CrossAttention(RotaryAttention):
     gates.
 
     Token t reads the neighbours of chunk u = (t+1)//m - 1, all K*2m states in one softmax; the first m-1 tokens read
-    nothing. It stands at position ((t+1) % m) + m - 1, the states of a neighbour at 0 .. 2m-1: where the neighbour
-    equals the chunk, the token to be predicted is one position further.
+    nothing. Its query has position ((t+1) % m) + m - 1, and the states of a neighbour have positions 0 .. 2m-1. Where
+    the neighbour's first chunk equals chunk u, the copy of the token to be predicted is at the next position.
 
     Source: arXiv 2306.13421, section 3.1; Borgeaud et al., arXiv 2112.04426, section 2.4.
     """

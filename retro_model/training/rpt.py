@@ -37,9 +37,8 @@ class Lessons:
         steps: T, of the whole training.
         alpha_ret: weight of the retrieval loss, and so the share of it that reaches the decoder; 0: its states are
             detached.
-        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. Under Adam the weight of a loss that
-            is a matrix's only
-            one does not change its steps, unless it is lost below eps: see `retriever_lr` for those.
+        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. They see no other loss, so under Adam
+            this weight changes their steps only where the gradients come near eps; `retriever_lr` does change them.
         retriever_lr: learning rate of W_Q and W_K as a multiple of the others'.
         alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
         tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4,

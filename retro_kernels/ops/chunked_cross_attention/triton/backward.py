@@ -4,8 +4,8 @@ A neighbour is attended by one chunk of queries only, so with as many key heads 
 the program that owns (batch, chunk, head) writes dK and dV once and dQ beside them, reading everything once. Otherwise
 (grouped heads, long chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
 
-Positions come and go through a bounded workspace, a "band" of [M, R] per (batch, chunk, head), slab by slab: it holds
-the position logits on the way in and the sum of dS over the neighbours on the way out; `band` makes and consumes it.
+Position logits are read from a bounded workspace, slab by slab: a "band" of [M, R] for each (batch, chunk, head). The
+sum of dS over the neighbours is written in their place. `band` makes the logits and consumes the sums.
 (With the band's own products in this kernel every variant spilled: see docs/lab/chunked_cross_attention.md.)
 """
 
