@@ -6,5 +6,5 @@ rpt/       the demonstration of RPT
 library/   `retrofit` and `compare`: a library for a frozen decoder
 serve/     `serve` and `ask`: a trained model with its library
 evaluate/  the evaluation harness, neighbours of a data set
-report.py  what a demonstration prints and writes
+report.py  output of a demonstration
 """

@@ -25,9 +25,8 @@ def as_documents(
         articles = datasets.load_dataset("json", data_files="articles.jsonl", split="train")
         as_documents(articles, text_field="body", name_field="url")
 
-    A row without a name is named by a digest of its content, so that it is known again in another store, whatever its
-    place there (neighbours from a sequence's own document are left out by name). A second row of the same content is
-    named apart from the first.
+    A row without a name is named by a digest of its content. So another store knows it again, whatever its place there:
+    neighbours from a sequence's own document are left out by name. A second row of the same content gets another name.
 
     Args:
         rows: read once.

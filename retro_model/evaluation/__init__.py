@@ -3,8 +3,8 @@
 scoring.py    nats of every chunk in overlapping windows, bits-per-byte
 decoders.py   Hugging Face decoders, called as ours
 in_context.py neighbours in front of the text, for any decoder; random neighbours, the control
-rpt.py        RPT: documents token by token, the retriever against the reference language model, where it helps
-leaks.py      what of it the training text holds, bits-per-byte by that share
+rpt.py        RPT token by token: perplexity, the ranking of its retriever, nats by the success of retrieval
+leaks.py      share of a text that the training text holds, bits-per-byte by that share
 results.py    table and bootstrap that compare models
 outcome.py    the gain by leakage with its interval, as numbers and a picture; the outcome in sentences
 suffixes.py   the likelihood of a suffix: last words, summaries

@@ -3,7 +3,7 @@
 config.py   MosaicsConfig and the paper's presets
 memory.py   ContextualMemory, PersistentMemory: stand-alone modules
 model.py    MemoryMosaics, the language model
-cache.py    what it keeps while it decodes
+cache.py    its state while it decodes
 """
 
 from .cache import MosaicsCache

@@ -1,6 +1,6 @@
 """One model on many processes: ranges of the sequence, heads of the attentions.
 
-collectives.py  what processes send each other, counted
+collectives.py  messages between processes, counted
 attention.py    causal attention whose keys lie with several processes
 sequence.py     SequencePart: a process holds a range of chunks
 document.py     DocumentPart: the same of documents that an RPT retrieves from

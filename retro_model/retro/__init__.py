@@ -2,18 +2,18 @@
 
 config.py    RetroConfig, the presets of Table 2 and its parameter accounting
 encoder.py   NeighbourEncoder
-recurring.py what it computes once of neighbours that recur
+recurring.py states of neighbours that recur, computed once
 model.py     Retro, the decoder with its encoder
-cache.py     what it keeps while it decodes
-inputs.py    what every model checks of its tokens and neighbours
+cache.py     its state while it decodes
+inputs.py    checks of tokens and neighbours
 retrofit.py  retrieval for a decoder that is trained already
-frozen_decoder.py       its two forms' common ground: calls, padding, caches, losses
+frozen_decoder.py       base of its two forms: calls, padding, caches, losses
 retrofitted_decoder.py  "new": chunked cross-attentions and an encoder are added
 own_attention.py        "own": the decoder reads and attends neighbours by itself
-own_pass.py             what its layers do in a pass
-attention_hook.py       how they are called there
+own_pass.py             a pass through its layers
+attention_hook.py       calls into the attention of those layers
 adapters.py  swaps another package's CCA for ours
-copying.py   the weights that a small model starts with
+copying.py   weights with which a small model starts
 """
 
 from .adapters import swap_retro_pytorch

@@ -2,7 +2,7 @@
 own past.
 
 config.py       RPTConfig: sizes, switches, the paper's models
-inputs.py       what is checked of tokens and neighbours
+inputs.py       checks of tokens and neighbours
 layers.py       the window of its attention, chunked cross-attention, the decoder layer (on retro_model/layers)
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
 neighbours.py   the states of a chunk and its successor, in the light of the chunk that retrieved them

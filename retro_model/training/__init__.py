@@ -13,7 +13,7 @@ is what `checkpoint` saves.
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, a stream without end
     windows.py     the same as a dataset for DataLoader, Trainer, Lightning
-    memory.py      what steps free is kept for the next
+    memory.py      memory that steps free, kept for the next
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
     checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new;

@@ -1,8 +1,8 @@
 """Cards: documents whose content returns beyond the window; does the model find it again by itself?
 
-Every variant trains for equal steps on the same documents; then, on new documents, the nats of a far token (of a
-content whose card was shown before, but not within the window) with the model's own neighbours, with retrieval off,
-with random ones and the teacher's.
+Every variant trains for equal steps on the same documents. Scored are the nats of far tokens in new documents, with the
+model's own neighbours, with random ones, with the teacher's and with retrieval off. A token is far if its content's
+card was shown before, but not within the window.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Backward kernels of chunked cross-attention over keys and values. No atomics: one program writes each output element.
 
-A neighbour is attended by one chunk of queries only, so with as many key heads as query heads and a chunk in one tile,
-the program that owns (batch, chunk, head) writes dK and dV once and dQ beside them, reading everything once. Otherwise
-(grouped heads, long chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
+Only one chunk of queries attends a neighbour. With as many key heads as query heads and a chunk in one tile, the
+program that owns (batch, chunk, head) reads everything once and writes dQ, dK and dV. Otherwise (grouped heads, long
+chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
 
 Position logits are read from a bounded workspace, slab by slab: a "band" of [M, R] for each (batch, chunk, head). The
 sum of dS over the neighbours is written in their place. `band` makes the logits and consumes the sums.

@@ -4,8 +4,8 @@ keys, or of the table's rows, and walks over the queries that see it.
     dK = dS^T Q     dV = P^T dO     dR = dS'^T RQ
 
 where dS' is dS by displacements: a block of queries meets a block of table rows in a parallelogram of it, whose skew is
-in the addresses. No row of that begins where a vector may, so its elements are loaded one by one, and transposed, so
-that neighbours in a warp are neighbours in memory (as in `relative_logits`, whose table has the same product).
+in the addresses. Its rows are not aligned for vectors, so elements are loaded one by one. They are loaded transposed:
+neighbours in a warp are then neighbours in memory (as in `relative_logits`, whose table has the same product).
 """
 
 from __future__ import annotations

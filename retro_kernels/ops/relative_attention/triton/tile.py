@@ -8,9 +8,9 @@ visible:
     seen[j]                              the key mask
     query_segment[i] == key_segment[j]   packed documents
 
-Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N, and the
-upper block of one tile's band is the lower block of the tile before (see `common.position_logits`). So the walk keeps
-that product: one product a tile with BLOCK_N new table rows, no more than the content logits cost.
+Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N. The upper
+block of one tile's band is the lower block of the tile before (see `triton_lib.position_logits`), so the walk keeps its
+product. Each tile takes one product with BLOCK_N new table rows, no more than its content logits cost.
 """
 
 from __future__ import annotations
