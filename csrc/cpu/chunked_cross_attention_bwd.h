@@ -41,7 +41,7 @@ void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count
 }
 
 // Of one vector of rows, over blocks of keys: the greatest score (base 2), the sum of weights 2^(score - greatest), dP
-// at the greatest, and the sum of weights times what dP is beyond that.
+// at the greatest, and the sum of weights times dP less that one.
 struct RunningMeans {
   Vec row_max = broadcast(-INFINITY), row_sum = zero(), at_max = zero(), rest = zero();
 

@@ -2,10 +2,11 @@
 // side by side, state and decays of a strip of lanes in cache.
 //
 // A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't
-// depend on its neighbours, so nor do its bits on the strips. Where a segment begins the state is cleared. Where there
-// are too few lanes to occupy several threads, time is cut as well: some spans, as many as caches hold, first find
-// their own final states from zero, a short serial pass chains them, and a second scan starts from the right states.
-// That does change the bits, and where time is cut follows from the sizes alone.
+// depend on its neighbours, so its bits don't depend on the strips. Where a segment begins the state is cleared.
+//
+// With too few lanes to occupy several threads, time is cut as well. Some spans, as many as caches hold, first find
+// their own final states from zero. A short serial pass chains them, and a second scan starts from the right states.
+// The cuts change the bits; they follow from the sizes alone.
 #include "leaky_average.h"
 
 #include <algorithm>
@@ -244,8 +245,8 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   }
 }
 
-// Calls ends(span, next, strip) for every span but the last, which sets what it adds to the state that enters `next`,
-// then whole(span, strip) for every span, in the order of the scan.
+// Calls ends(span, next, strip) for every span but the last: it sets the span's addition to the state that enters
+// `next`. Then calls whole(span, strip) for every span, in the order of the scan.
 template <class Ends, class Whole>
 void in_spans(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, bool reverse,
               int threads, Ends&& ends, Whole&& whole) {

@@ -112,7 +112,7 @@ struct WeightedMean {
 };
 
 // Of one row, over tiles: the greatest score (base 2), the sum of weights 2^(score - greatest), dP at the greatest, and
-// the sum of weights times what dP is beyond that.
+// the sum of weights times dP less that one.
 struct RunningMean {
   float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
 

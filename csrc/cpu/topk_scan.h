@@ -1,8 +1,8 @@
 // Scores of a tile of keys against a few tiles of queries: 16 queries are the lanes of a register, keys are broadcast
 // from memory, every score has one accumulator. Only tiles that hold a score above a row's current k-th are written.
 //
-// A score is summed in the order of the embedding's elements wherever the key lies in its tile and the query in its
-// own, so its bits don't depend on how the work is cut.
+// A score is summed in the order of the embedding's elements, whatever the places of key and query in their tiles. So
+// its bits don't depend on how the work is cut.
 #pragma once
 #include "simd.h"
 

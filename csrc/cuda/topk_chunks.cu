@@ -5,9 +5,8 @@
 // tile's loads.
 //
 // Epilogue: each accumulator is compared with its row's k-th score so far. A tile that beats none costs that
-// comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row, which applies the
-// masks, appends the survivors to the row's pending list, and sorts them into the row's list of k when the pending list
-// is full.
+// comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row. It applies the
+// masks and appends the survivors to the row's pending list; a full list is sorted into the row's list of k.
 //
 // Columns reach a row in ascending order, so "higher than the k-th" is the whole tie rule. No atomics: a position in a
 // pending list is a count of votes. Every list holds distinct values, so the result depends on neither the number of

@@ -23,9 +23,9 @@ from ....triton_lib.position_logits import band_block, reverse_skew
 #: sizes and positions that must not become part of a compiled kernel
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
-# Queries that a warp group multiplies at a time. The backward's products of fewer are made transposed (keys along the
-# rows); of these queries stand along the rows, and what belongs to one (its lse, delta, first and last key) takes two
-# registers a thread and not a column each.
+# Queries that a warp group multiplies at a time. The backward makes products of fewer transposed: keys along the rows.
+# With this many or more, queries stand along the rows, where the values of each (lse, delta, first and last key) take
+# two registers a thread and not a column each.
 TALL = tl.constexpr(64)
 
 
