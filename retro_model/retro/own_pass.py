@@ -143,7 +143,7 @@ class Attending:
         began = time.perf_counter()
         if self.key_mask is not None and key.shape[1] != self.key_mask.shape[1] and window is None:
             raise ValueError(
-                f"past_key_values: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}"
+                f"cache: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}"
             )
         model, laid = self.model, self.laid
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
