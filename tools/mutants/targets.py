@@ -87,6 +87,8 @@ TARGETS = (
     _target("retro_model/memory_mosaics/cache.py", "model/memory_mosaics/", 3),
     _target("retro_model/data/executors.py", "model/shards", 3),
     _target("retro_model/apps/serve/app.py", "model/serving/app model/serving/load", 4),
+    _target("retro_model/apps/serve/desk.py", "model/serving/load", 6),
+    _target("retro_model/apps/serve/patient.py", "model/serving/load", 6),
     _target("retro_model/training/batches.py", "model/training"),
     _target("retro_model/retro/retrieval.py", "model/retro model/cache"),
     _target("retro_model/retro/retrofitted_decoder.py", "model/retrofit model/retrofit_abroad"),

@@ -1,5 +1,6 @@
 """The server: it listens on this machine alone, answers its own page alone, and says what is wrong with a question."""
 
+import gc
 import json
 import socket
 from pathlib import Path
@@ -157,6 +158,19 @@ def test_the_command_serves_what_it_prints(tmp_path):
     finally:
         process.terminate()
         process.wait(20)
+
+
+def test_the_garbage_collector_leaves_out_what_is_loaded_before_the_first_request(tmp_path, monkeypatch):
+    import uvicorn
+
+    frozen = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
+    folders.mosaics(tmp_path)
+    try:
+        command.main([str(tmp_path), "--port", "0", "--no-browser"])
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
 
 
 def test_what_is_no_model_folder_is_named(tmp_path, capsys):
