@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import threading
+import types
 
 import pytest
 import torch
@@ -183,6 +185,20 @@ def test_an_answer_that_is_being_computed_stops_when_its_client_leaves(reader):
     assert ended == ["stopped"]
 
 
+def test_a_wait_is_told_by_the_time_that_answers_took(monkeypatch):
+    from retro_model.apps.serve import desk
+
+    monkeypatch.setattr(desk, "time", types.SimpleNamespace(monotonic=itertools.count(step=3.0).__next__))
+
+    async def run():
+        held = Desk()
+        for _ in range(40):  # a clock that is asked at the start, by the check and at the end
+            await held.ask(lambda: 1)
+        assert held.wait(0) == 0 and held.wait(2) == pytest.approx(2 * 6.0, rel=0.01)
+
+    asyncio.run(run())
+
+
 def test_an_answer_has_a_longest_time(reader):
     async def run():
         desk = Desk(reader.model, seconds=0.0)
@@ -321,6 +337,20 @@ def test_whatever_is_no_plain_request_for_a_file_is_the_applications(make, short
                 for parts in ([whole], [whole[:30], whole[30:]]):
                     got = await exchange(port, *parts)
                     assert got.startswith(b"HTTP/1.1 %d" % status) and got.count(b"HTTP/1.1") == 1, asked
+
+    asyncio.run(run())
+
+
+def test_a_request_inside_a_header_is_a_header(make):
+    """Its own line ends the header that an earlier part of the request began."""
+    from retro_model.apps.serve import app as serving
+    from retro_model.apps.serve.patient import Patient
+
+    async def run():
+        async with listening(make()[0], functools.partial(Patient, file=serving.plain_files())) as port:
+            begun = b"GET /page/page.css HTTP/1.1\r\nX-Quoted: "
+            got = await exchange(port, begun, (GET + CLOSE).format(port=port).encode())
+            assert got.count(b"HTTP/1.1 200") == 1 and b"text/css" in got
 
     asyncio.run(run())
 
