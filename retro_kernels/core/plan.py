@@ -132,7 +132,7 @@ def _place(i: int, call, resolved) -> int | None:
     """
     if call[i] is resolved[i]:
         return i
-    return next((j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own), None)
+    return next((j for j, own in enumerate(call) if own is resolved[i]), None)
 
 
 def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
