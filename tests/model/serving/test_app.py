@@ -116,6 +116,15 @@ def test_what_is_wrong_with_a_question_is_said(client, verb, asked, named):
     assert answer.status_code == 400 and named in answer.json()["error"]
 
 
+def test_a_reset_undoes_what_was_added_and_forgotten(client):
+    library = lambda: client.get("/api/about").json()["library"]  # noqa: E731
+    before = library()
+    assert client.post("/api/add", json={"name": "a", "text": "The harbour moved."}).status_code == 200
+    assert client.post("/api/forget", json={"document": 0}).status_code == 200
+    assert library() != before
+    assert client.post("/api/reset", json={}).json()["library"] == before == library()
+
+
 def test_a_body_has_an_end_and_is_json(client):
     for content, named in ((b"{" * 100_000, "JSON"), (b"x", "JSON"), (b'"' + b"a" * (5 << 20) + b'"', "MB")):
         answer = client.post("/api/add", content=content, headers={"content-type": "application/json"})
