@@ -53,6 +53,7 @@ TARGETS = (
     # a key there is made by `add`, a statement a part
     _target("retro_kernels/core/eager.py", "ops/repeated_calls ops/plans ops/transforms ops/linear ops/contract", 40),
     _target("retro_kernels/core/plan.py", "ops/repeated_calls ops/plans", 3),
+    _target("retro_kernels/core/steps.py", "ops/repeated_calls ops/plans aot/launcher", 6),
     *[
         _target(f"{OPS}/{op}/call.py", f"ops/{op} {CALLS}")
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
