@@ -348,6 +348,15 @@ def test_plans_of_the_operator_are_bounded_too(monkeypatch):
     assert len({id(one) for one in used}) == 1
 
 
+def test_a_pass_knows_its_device_while_it_is_listed():
+    """By which Triton's tiles are chosen."""
+    x = torch.ones(2)
+    with steps.Listing((x,)) as listing:
+        (given,) = listing.given
+        assert given.is_meta and steps.device_of(given) == x.device
+    assert steps.device_of(x) == x.device
+
+
 class Shared(OrderedDict):
     """Cache of which another thread evicts each entry right after it was looked up."""
 
