@@ -5,6 +5,7 @@ A plan depends on a call's shapes, strides, types, options and alignment. Each c
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
@@ -70,10 +71,8 @@ class Plan:
         because a hook may have replaced saved tensors.
         """
         key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
-        found = self.backwards.get(key)
-        if found is not None:
-            self.backwards.move_to_end(key)
-        else:
+        found = used(self.backwards, key)
+        if found is None:
             if len(self.backwards) >= _MOST_BACKWARDS:
                 self.backwards.popitem(last=False)
             found = self.backwards[key] = Pass(lambda values: self._backward(values, needs), self.listable)
@@ -92,6 +91,15 @@ class Plan:
     def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
         """Return `needs`, which has one flag a tensor, as one flag an entry of DIFFERENTIABLE."""
         return tuple([at is not None and needs[at] for at in self.places])
+
+
+def used(cache: OrderedDict, key: tuple):
+    """Return the entry of a key, which becomes the most recently used one, or None."""
+    found = cache.get(key)
+    if found is not None:
+        with contextlib.suppress(KeyError):  # another thread has evicted it since
+            cache.move_to_end(key)
+    return found
 
 
 def keep(key: tuple, plan: Plan) -> Plan:
@@ -114,11 +122,7 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
         for x in call
     ]
     key = (op, backend, epoch, *layout)  # tuples, where an eager call's key is flat
-    found = _PLANS.get(key)
-    if found is None:
-        return keep(key, Plan(op, call, call, backend))
-    _PLANS.move_to_end(key)
-    return found
+    return used(_PLANS, key) or keep(key, Plan(op, call, call, backend))
 
 
 def _place(i: int, call, resolved) -> int | None:
@@ -128,7 +132,7 @@ def _place(i: int, call, resolved) -> int | None:
     """
     if call[i] is resolved[i]:
         return i
-    return next((j for j, own in enumerate(call) if own is resolved[i] and resolved[j] is not own), None)
+    return next((j for j, own in enumerate(call) if own is resolved[i]), None)
 
 
 def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["TorchDispatchMode", "tree_leaves"]
+__all__ = ["tree_leaves"]
 
 
 def _of_torch(name: str, otherwise):
@@ -43,6 +43,14 @@ storages_tell = _storage_users is not None
 
 #: whether autocast is on for any device
 autocast = _of_torch("_is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
+
+
+class DispatchMode(TorchDispatchMode):
+    """Dispatch mode of eager calls alone. For any other, torch imports its compiler: a second of CPU time."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 class _NoKeys:

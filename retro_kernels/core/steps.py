@@ -98,7 +98,7 @@ def active() -> Listing | None:
     return getattr(_ACTIVE, "listing", None)
 
 
-class Listing(private.TorchDispatchMode):
+class Listing(private.DispatchMode):
     """Inside, operations on meta tensors, compiled functions and launches become steps. Nothing is computed."""
 
     def __init__(self, values):

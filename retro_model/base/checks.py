@@ -62,12 +62,20 @@ def token_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> 
 
 def tokens(tokens: Tensor, config, device: torch.device, cache=None) -> dict[str, int]:
     """tokens int64 [B,N] of the vocabulary, and the cache of this configuration; gives {"B": B, "N": N}."""
-    sizes: dict[str, int] = {} if cache is None else {"B": cache.batch}
+    sizes: dict[str, int] = {}
+    if cache is not None:
+        own_cache(cache, config)
+        sizes["B"] = cache.batch
     shape("tokens", tokens, "B,N", sizes)
     token_ids("tokens", tokens, config.vocab_size, device)
-    if cache is not None and cache.config != config:
-        raise ValueError("cache: expected one of this model's configuration; got another's")
     return sizes
+
+
+def own_cache(cache, config) -> None:
+    """ValueError unless the cache is one of ours, of this configuration."""
+    if getattr(cache, "config", None) != config:
+        got = f"a {type(cache).__name__} of another"
+        raise ValueError(f"cache: expected one of this model's configuration, from its make_cache; got {got}")
 
 
 def room(count: int, held: int, capacity: int, name: str = "capacity") -> None:

@@ -70,7 +70,10 @@ def _key_mask(
             "attention_mask: expected a causal or bidirectional mask; got a sliding window, packed or custom one"
         )
     if kv_offset or not isinstance(q_offset, int) or (q_offset + q_length < kv_length and mask_function is known[0]):
-        raise ValueError("past_key_values: expected a DynamicCache; got a cache of fixed capacity or a sliding one")
+        raise ValueError(
+            "cache (past_key_values before transformers 5.24): expected a DynamicCache; got a cache of fixed capacity "
+            "or a sliding one"
+        )
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:

@@ -121,7 +121,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         In training with labels the logits are None: those of all tokens are never in memory together.
         neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. cache, before transformers 5.24
-        past_key_values: the library's own, in `generate`.
+        past_key_values: the library's own, in `generate`; read and filled unless use_cache is False.
         """
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
@@ -134,7 +134,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
             return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
         past = past_key_values if cache is None else cache
-        if past is None or not use_cache:
+        if past is None or use_cache is False:
             logits = self.model(input_ids, **inputs)
         else:
             logits = self._decode(input_ids, attention_mask, past)

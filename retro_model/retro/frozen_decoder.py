@@ -55,6 +55,15 @@ class Frozen(nn.Module):
         """Device of the decoder."""
         return next(self.decoder.parameters()).device
 
+    def _check_options(self, options: dict) -> None:
+        """ValueError for options of the decoder by which it would read other tokens than the model counts."""
+        for name in ("past_key_values", "inputs_embeds"):
+            if options.get(name) is not None:
+                raise ValueError(
+                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
+                    "use the cache of make_cache"
+                )
+
     def added_parameters(self) -> list[nn.Parameter]:
         """The weights that were added, without the decoder's."""
         return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
@@ -175,15 +184,11 @@ class FrozenDecoder(Frozen):
                 attention_mask=attention_mask,
                 **options,
             )
-        for name in ("past_key_values", "inputs_embeds"):
-            if options.get(name) is not None:
-                raise ValueError(
-                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
-                    "use cache"
-                )
+        self._check_options(options)
         self._check_trainable()
         starts = row_starts("attention_mask", attention_mask, tokens)
         if cache is not None and starts is not None:
+            checks.own_cache(cache, self.config)
             cache.pad(starts)
         if cache is None:
             neighbours, neighbour_mask = self._cut(tokens, starts, neighbours, neighbour_mask)

@@ -142,9 +142,7 @@ class Attending:
         """[B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
         began = time.perf_counter()
         if self.key_mask is not None and key.shape[1] != self.key_mask.shape[1] and window is None:
-            raise ValueError(
-                f"past_key_values: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}"
-            )
+            raise ValueError(f"cache: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}")
         model, laid = self.model, self.laid
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]

@@ -168,6 +168,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
     ) -> Tensor | tuple[Tensor, Retrieved | None]:
         """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on
         the left."""
+        self._check_options(options)
         check_tokens(self, tokens, cache)
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:

@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 
+from retro_kernels.testing import relative_error
 from retro_model.generation import generate
 from tests.model.test_retrofit import ADDED, K, M, R, V, gpt2, llama
 
@@ -57,13 +58,15 @@ def test_generate_retrieves_in_the_loop(make):
 
 
 @torch.no_grad()
-def test_a_cache_that_is_not_to_be_used_stays_empty():
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])  # transformers 5.24 renamed it
+def test_a_cache_is_filled_unless_it_is_not_to_be_used(name):
     ours, tokens, past = model().eval(), torch.arange(2 * M)[None], transformers.DynamicCache()
     want = ours(tokens).logits
-    for name in ("cache", "past_key_values"):  # transformers 5.24 renamed it
-        for use_cache in (None, False):
-            assert torch.equal(ours(tokens, **{name: past}, use_cache=use_cache).logits, want)
-    assert past.get_seq_length() == 0
+    assert torch.equal(ours(tokens, **{name: past}, use_cache=False).logits, want) and past.get_seq_length() == 0
+    for use_cache in (None, True):
+        past = transformers.DynamicCache()
+        parts = [ours(part, **{name: past}, use_cache=use_cache).logits for part in tokens.split(M, 1)]
+        assert relative_error(torch.cat(parts, 1), want) < 1e-5 and past.get_seq_length() == 2 * M
 
 
 @pytest.mark.parametrize("tuned", [False, True])

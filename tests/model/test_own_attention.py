@@ -461,3 +461,6 @@ def test_errors_name_the_argument():
         model(tokens, neighbours, neighbour_mask=mask[..., :3])
     with pytest.raises(ValueError, match="past_key_values: not supported"):
         model(tokens, neighbours, past_key_values=object())
+    for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
+        with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
+            model(tokens, neighbours, cache=transformers.DynamicCache(), **options)

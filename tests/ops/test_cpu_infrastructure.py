@@ -98,6 +98,18 @@ def test_native_is_not_loaded_by_import():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+FIRST = """
+import sys, torch, retro_kernels as rk
+from retro_kernels.testing import inputs
+rk.leaky_average(**inputs.differentiable(inputs.leaky(1)), backend="cpu").sum().backward()
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_a_first_call_does_not_import_torchs_compiler():
+    assert subprocess.run([sys.executable, "-c", FIRST]).returncode == 0
+
+
 THREADS = """
 import os, torch, retro_kernels as rk
 from retro_kernels.testing import inputs

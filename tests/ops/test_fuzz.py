@@ -536,20 +536,39 @@ def test_ops_of_rows(op, backend, data):
     check(op, backend, builder(case.pop("seed"), **case), view, "out")
 
 
-@pytest.mark.parametrize("dtype, part", [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
-@pytest.mark.parametrize("name", ["grad_content_bias", "grad_position_bias", "grad_value", "out1"])
-def test_what_rounding_does_not_explain_is_refused(name, dtype, part, monkeypatch):
+FLOAT, HALF = (torch.float32, 1e-4), (torch.bfloat16, 0.05)
+SMALL = {
+    "relative_attention": lambda dtype: inputs.self_attention(5, B=1, N=9, H=2, D=16, dtype=dtype),
+    "merge_attention": lambda dtype: inputs.merged(5, B=1, dtype=dtype),
+    "linear": lambda dtype: inputs.linear(5, B=1, dtype=dtype),
+    "rms_norm": lambda dtype: inputs.rms(5, B=1, dtype=dtype),
+    "cross_entropy": lambda dtype: inputs.entropy(5, dtype=dtype),
+}
+WRONG = [
+    *itertools.product(
+        ["relative_attention"], ["grad_content_bias", "grad_position_bias", "grad_value", "out1"], [FLOAT, HALF]
+    ),
+    *itertools.product(["merge_attention"], ["out0", "grad_lses"], [FLOAT, HALF]),
+    *itertools.product(["linear"], ["out0", "grad_input", "grad_weight", "grad_bias"], [FLOAT]),
+    *itertools.product(["rms_norm"], ["out0", "grad_input", "grad_weight"], [FLOAT]),
+    *itertools.product(["cross_entropy"], ["out0", "grad_input"], [FLOAT]),
+]
+
+
+@pytest.mark.parametrize("op, name, type_and_part", WRONG)
+def test_what_rounding_does_not_explain_is_refused(op, name, type_and_part, monkeypatch):
     """Few numbers or many: a part in ten thousand is no rounding, nor is one in twenty in a half type."""
-    kw, honest = inputs.self_attention(5, B=1, N=9, H=2, D=16, dtype=dtype), run
+    (dtype, part), honest = type_and_part, run
+    kw, upstream = SMALL[op](dtype), "both" if op in ATTENTIONS else "out"
 
     def wrong(op, kw, backend, view, *rest, **more):
         got = honest(op, kw, "reference", view, *rest, **more)
         return got | {name: got[name] * (1 + part)} if backend == "wrong" else got
 
     monkeypatch.setitem(globals(), "run", wrong)
-    check("relative_attention", "reference", kw, "dense", "both")
+    check(op, "reference", kw, "dense", upstream)
     with pytest.raises(AssertionError, match=f"{name}.*relative error"):
-        check("relative_attention", "wrong", kw, "dense", "both")
+        check(op, "wrong", kw, "dense", upstream)
 
 
 def test_a_repeated_call_that_has_another_bit_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ listens misses one.
 import itertools
 import sys
 import weakref
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -345,6 +346,36 @@ def test_plans_of_the_operator_are_bounded_too(monkeypatch):
             assert len(plan._PLANS) <= 3
         used.append(next(reversed(plan._PLANS.values())))
     assert len({id(one) for one in used}) == 1
+
+
+def test_a_pass_knows_its_device_while_it_is_listed():
+    """By which Triton's tiles are chosen."""
+    x = torch.ones(2)
+    with steps.Listing((x,)) as listing:
+        (given,) = listing.given
+        assert given.is_meta and steps.device_of(given) == x.device
+    assert steps.device_of(x) == x.device
+
+
+class Shared(OrderedDict):
+    """Cache of which another thread evicts each entry right after it was looked up."""
+
+    def get(self, key):
+        found = super().get(key)
+        self.pop(key, None)
+        return found
+
+
+def test_a_plan_that_another_thread_evicts_still_serves(monkeypatch):
+    monkeypatch.setattr(plan, "OrderedDict", Shared)  # of backward passes
+    monkeypatch.setattr(plan, "_PLANS", Shared())
+    kw = inputs.differentiable(inputs.leaky(1))
+    out, operator = rk.leaky_average(**kw), torch.ops.retro_kernels.leaky_average
+    (want,) = torch.autograd.grad(out.sum(), kw["x"], retain_graph=True)
+    for _ in range(3):
+        assert torch.equal(rk.leaky_average(**kw), out)
+        assert torch.equal(torch.autograd.grad(out.sum(), kw["x"], retain_graph=True)[0], want)
+        assert torch.equal(operator(kw["x"], kw["decay"], kw["initial"], None, None), out)
 
 
 def test_backward_passes_of_a_plan_are_bounded(monkeypatch):

@@ -53,6 +53,7 @@ TARGETS = (
     # a key there is made by `add`, a statement a part
     _target("retro_kernels/core/eager.py", "ops/repeated_calls ops/plans ops/transforms ops/linear ops/contract", 40),
     _target("retro_kernels/core/plan.py", "ops/repeated_calls ops/plans", 3),
+    _target("retro_kernels/core/steps.py", "ops/repeated_calls ops/plans aot/launcher", 6),
     *[
         _target(f"{OPS}/{op}/call.py", f"ops/{op} {CALLS}")
         for op in ("chunked_cross_attention", "leaky_average", "merge_attention")
@@ -87,6 +88,8 @@ TARGETS = (
     _target("retro_model/memory_mosaics/cache.py", "model/memory_mosaics/", 3),
     _target("retro_model/data/executors.py", "model/shards", 3),
     _target("retro_model/apps/serve/app.py", "model/serving/app model/serving/load", 4),
+    _target("retro_model/apps/serve/desk.py", "model/serving/load", 6),
+    _target("retro_model/apps/serve/patient.py", "model/serving/load", 6),
     _target("retro_model/training/batches.py", "model/training"),
     _target("retro_model/retro/retrieval.py", "model/retro model/cache"),
     _target("retro_model/retro/retrofitted_decoder.py", "model/retrofit model/retrofit_abroad"),

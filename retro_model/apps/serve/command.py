@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import socket
 import sys
 import webbrowser
@@ -56,4 +57,6 @@ def main(arguments: list[str] | None = None) -> None:
         config = uvicorn.Config(
             make_app(reader), http=protocol, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
         )
+        gc.collect()
+        gc.freeze()  # else each full collection looks at all that was imported, and every client waits
         uvicorn.Server(config).run(sockets=[server_socket])

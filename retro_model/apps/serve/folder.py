@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,13 +15,14 @@ from pathlib import Path
 from torch import nn
 
 from retro_model import checkpoint
-from retro_model.base import disk
+from retro_model.base import checks, disk
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.tokens import Tokenizer
 
 from .symbols import Symbols
 
 MANIFEST, FORM = "model.json", 1
+MOST_PASSAGES = 1000  # of a chunk, or chunks of one: more would take a stranger's word for the memory
 SYMBOLS = "symbols.json"  # in place of tokenizer.json, where the texts are made up
 #: kind -> the parts that its folder must have
 PARTS = {
@@ -28,6 +30,25 @@ PARTS = {
     "retrofit": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
     "rpt": ("model", "tokenizer", "held_out"),
     "mosaics": ("model", "tokenizer", "held_out"),
+}
+
+
+def _figures(name: str, value: object) -> None:
+    """ValueError unless it is a list of objects of numbers, each with its document and first chunk."""
+    for passage in value if isinstance(value, list) else [None]:
+        if not isinstance(passage, dict) or not {"document", "first_chunk"} <= passage.keys():
+            raise ValueError(f"{name}: expected objects with document and first_chunk; got {passage!r}")
+        for figure, number in passage.items():
+            checks.number(f"{name}: {figure}", number)
+
+
+#: check of each fact that a reader computes with
+FACTS = {
+    "bos": checks.flag,
+    "least_similarity": checks.number,
+    "neighbours": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
+    "passage_chunks": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
+    "passages": _figures,
 }
 
 
@@ -113,7 +134,10 @@ def read(folder: str | Path) -> ModelFolder:
                 )
             for name in PARTS[said["kind"]]:
                 _plain_name(name, said["parts"].get(name))
-        except ValueError as error:
+            for name, check in FACTS.items():
+                if name in said["facts"]:
+                    check(name, said["facts"][name])
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
     folder_there = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
     for name in PARTS[folder_there.kind]:

@@ -29,10 +29,10 @@ class RetroReader(Reader):
         )
         keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
         least = float(folder.facts.get("least_similarity", -np.inf))
-        chunks = int(folder.facts.get("passage_chunks", ChunkDatabase.passage_chunks))
+        chunks = folder.facts.get("passage_chunks", ChunkDatabase.passage_chunks)
         options = {"least_similarity": least, "passage_chunks": chunks}
         self.library = Library(self.database.store, keys, embedder, self.tokenizer, **options)
-        self.neighbours = int(folder.facts.get("neighbours", 2))
+        self.neighbours = folder.facts.get("neighbours", self.neighbours)
 
     def _model(self) -> nn.Module:
         return self._load(Retro, RetroConfig)

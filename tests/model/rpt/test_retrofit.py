@@ -129,3 +129,8 @@ def test_refuses():
         retrofit_rpt(decoder("gpt2"), cca_layers=())
     with pytest.raises(TypeError, match="decoder: expected"):
         retrofit_rpt(torch.nn.Linear(3, 3))
+    model, tokens = retrofit_rpt(decoder("llama"), **ADDED), tiny.tokens(9)
+    with pytest.raises(ValueError, match="past_key_values: not supported"):
+        model(tokens, past_key_values=decoders.transformers.DynamicCache())
+    with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
+        model(tokens, cache=decoders.transformers.DynamicCache())

@@ -1,5 +1,6 @@
 """The server: it listens on this machine alone, answers its own page alone, and says what is wrong with a question."""
 
+import gc
 import json
 import socket
 from pathlib import Path
@@ -115,6 +116,15 @@ def test_what_is_wrong_with_a_question_is_said(client, verb, asked, named):
     assert answer.status_code == 400 and named in answer.json()["error"]
 
 
+def test_a_reset_undoes_what_was_added_and_forgotten(client):
+    library = lambda: client.get("/api/about").json()["library"]  # noqa: E731
+    before = library()
+    assert client.post("/api/add", json={"name": "a", "text": "The harbour moved."}).status_code == 200
+    assert client.post("/api/forget", json={"document": 0}).status_code == 200
+    assert library() != before
+    assert client.post("/api/reset", json={}).json()["library"] == before == library()
+
+
 def test_a_body_has_an_end_and_is_json(client):
     for content, named in ((b"{" * 100_000, "JSON"), (b"x", "JSON"), (b'"' + b"a" * (5 << 20) + b'"', "MB")):
         answer = client.post("/api/add", content=content, headers={"content-type": "application/json"})
@@ -157,6 +167,19 @@ def test_the_command_serves_what_it_prints(tmp_path):
     finally:
         process.terminate()
         process.wait(20)
+
+
+def test_the_garbage_collector_leaves_out_what_is_loaded_before_the_first_request(tmp_path, monkeypatch):
+    import uvicorn
+
+    frozen = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: frozen.append(gc.get_freeze_count()))
+    folders.mosaics(tmp_path)
+    try:
+        command.main([str(tmp_path), "--port", "0", "--no-browser"])
+    finally:
+        gc.unfreeze()
+    assert frozen[0] > 10_000
 
 
 def test_what_is_no_model_folder_is_named(tmp_path, capsys):

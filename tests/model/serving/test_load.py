@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import functools
+import itertools
 import json
 import threading
+import types
 
 import pytest
 import torch
@@ -183,6 +185,20 @@ def test_an_answer_that_is_being_computed_stops_when_its_client_leaves(reader):
     assert ended == ["stopped"]
 
 
+def test_a_wait_is_told_by_the_time_that_answers_took(monkeypatch):
+    from retro_model.apps.serve import desk
+
+    monkeypatch.setattr(desk, "time", types.SimpleNamespace(monotonic=itertools.count(step=3.0).__next__))
+
+    async def run():
+        held = Desk()
+        for _ in range(40):  # a clock that is asked at the start, by the check and at the end
+            await held.ask(lambda: 1)
+        assert held.wait(0) == 0 and held.wait(2) == pytest.approx(2 * 6.0, rel=0.01)
+
+    asyncio.run(run())
+
+
 def test_an_answer_has_a_longest_time(reader):
     async def run():
         desk = Desk(reader.model, seconds=0.0)
@@ -213,17 +229,59 @@ def test_a_body_that_never_ends_is_given_up(make, monkeypatch):
 
 
 def test_a_head_that_never_ends_is_given_up(make, monkeypatch):
-    """Over a socket: half a first request, and half a second one on a connection that was served."""
+    """Over a socket: half a first request, and half a second one on a connection that was served, either way."""
+    from retro_model.apps.serve import app as serving
     from retro_model.apps.serve import patient
 
     monkeypatch.setattr(patient, "HEAD_SECONDS", 0.3)
 
     async def run():
-        async with listening(make()[0], patient.Patient) as port:
+        async with listening(make()[0], functools.partial(patient.Patient, file=serving.plain_files())) as port:
             whole = f"GET /page/dom.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-            for before in (b"", whole):
-                got = await exchange(port, before + whole[:20])  # until the server closes
-                assert got.count(b"HTTP/1.1 200") == bool(before)
+            for parts, served in (([whole[:20]], 0), ([whole + whole[:20]], 1), ([whole, whole[:20]], 1)):
+                got = await exchange(port, *parts)  # until the server closes
+                assert got.count(b"HTTP/1.1 200") == served
+
+    asyncio.run(run())
+
+
+def test_an_answer_may_take_longer_than_a_head(make, monkeypatch):
+    from retro_model.apps.serve import patient
+
+    monkeypatch.setattr(patient, "HEAD_SECONDS", 0.1)
+
+    async def run():
+        app = make()[0]
+
+        async def slow(scope, receive, send):
+            await asyncio.sleep(0.5)
+            await app(scope, receive, send)
+
+        async with listening(slow, patient.Patient) as port:
+            assert b"200 OK" in await exchange(port, (GET + CLOSE).format(port=port).encode())
+
+    asyncio.run(run())
+
+
+def test_a_file_on_the_short_way_keeps_its_connection(make):
+    """The time in which a connection may be idle, which began after an answer of the application, ends."""
+    from retro_model.apps.serve import app as serving
+    from retro_model.apps.serve.patient import Patient
+
+    made = []
+
+    def protocol(*args, **options):
+        made.append(Patient(*args, file=serving.plain_files(), **options))
+        return made[-1]
+
+    async def run():
+        async with listening(make()[0], protocol) as port:
+            _, writes = await asyncio.open_connection("127.0.0.1", port)
+            for path, idle in (("/api/about", True), ("/page/main.js", False)):
+                writes.write((GET.replace("/page/main.js", path) + "\r\n").format(port=port).encode())
+                await until(lambda idle=idle: made and (made[0].timeout_keep_alive_task is not None) == idle)
+                assert not made[0].transport.is_closing()
+            writes.close()
 
     asyncio.run(run())
 
@@ -321,6 +379,20 @@ def test_whatever_is_no_plain_request_for_a_file_is_the_applications(make, short
                 for parts in ([whole], [whole[:30], whole[30:]]):
                     got = await exchange(port, *parts)
                     assert got.startswith(b"HTTP/1.1 %d" % status) and got.count(b"HTTP/1.1") == 1, asked
+
+    asyncio.run(run())
+
+
+def test_a_request_inside_a_header_is_a_header(make):
+    """Its own line ends the header that an earlier part of the request began."""
+    from retro_model.apps.serve import app as serving
+    from retro_model.apps.serve.patient import Patient
+
+    async def run():
+        async with listening(make()[0], functools.partial(Patient, file=serving.plain_files())) as port:
+            begun = b"GET /page/page.css HTTP/1.1\r\nX-Quoted: "
+            got = await exchange(port, begun, (GET + CLOSE).format(port=port).encode())
+            assert got.count(b"HTTP/1.1 200") == 1 and b"text/css" in got
 
     asyncio.run(run())
 

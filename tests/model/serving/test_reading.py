@@ -170,6 +170,15 @@ def test_memories_votes_are_their_weights(paths):
         ({"window": 0}, "window"),
         ({"form": 2}, "form"),
         ({"title": 3}, "title"),
+        ({"facts": {"bos": 1}}, "bos"),
+        ({"facts": {"least_similarity": "x"}}, "least_similarity"),
+        ({"facts": {"neighbours": None}}, "neighbours"),
+        ({"facts": {"neighbours": 10**9}}, "neighbours"),
+        ({"facts": {"passage_chunks": 0}}, "passage_chunks"),
+        ({"facts": {"passage_chunks": [1]}}, "passage_chunks"),
+        ({"facts": {"passages": {}}}, "passages"),
+        ({"facts": {"passages": [{"document": 0}]}}, "first_chunk"),
+        ({"facts": {"passages": [{"document": 0, "first_chunk": 0, "seen": "x"}]}}, "seen"),
     ],
 )
 def test_a_damaged_manifest_is_named(paths, tmp_path, change, named):
