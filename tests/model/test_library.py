@@ -106,6 +106,7 @@ def test_the_gain_of_retrieval_is_said_against_random_neighbours():
         "random neighbours, 12 documents."
     )
     assert evaluation.gain_of_retrieval(random, on, store).startswith("Retrieval hurts by")
+    assert evaluation.gain_of_retrieval(on, random, store, "others'").endswith(" against others', 12 documents.")
     kept = np.asarray(store.chunk_doc) < 9
     few = evaluation.Scores(random.nats * kept, random.tokens * kept, random.bytes * kept)
     said = evaluation.gain_of_retrieval(
@@ -219,6 +220,9 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_a_token"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50
         assert ("reading_cpu_ms_a_token" in row) == name.startswith("own")
+        parts = row["seconds_by_part"]
+        assert parts.keys() == ({"decoder", "reading", "attention"} if name.startswith("own") else set())
+        assert name != "own-all" or all(seconds > 0 for seconds in parts.values())
         retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
@@ -248,8 +252,8 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
     assert both == one + "\n" + one and (tmp_path / "compare.png").exists()
     rows = [line.split(" | ") for line in one.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
-    with pytest.raises(SystemExit, match="DECODER: expected the folder"):
-        compare.main(["--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="expected the folder of a decoder"):
+        compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path)])
 
 
 class Near:

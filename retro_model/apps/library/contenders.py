@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +67,13 @@ Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
 class Contender(NamedTuple):
     """made: how it was made. read: reads neighbours [S,R] into what is kept, so that the score need not, and gives how
     many it read; None: there is nothing to read beforehand. far: neighbours [chunks,K] that it is not given; None: it
-    is given all."""
+    is given all. seconds: spent so far, by part; see `OwnAttention`."""
 
     score: Scorer
     made: dict
     read: Callable[[Tensor], int] | None = None
     far: np.ndarray | None = None
+    seconds: Mapping[str, float] = MappingProxyType({})
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
@@ -144,7 +146,15 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
         model.read(neighbours)
         return kept.read - before
 
-    return Contender(score, facts, read, None if every else s.far) if attention == "own" else Contender(score, facts)
+    if attention == "new":
+        return Contender(score, facts)
+    far = None if every else s.far
+    if s.states is not None:
+        count = len(np.setdiff1d(s.near if far is None else np.where(far, -1, s.near), -1))
+        each = model.neighbour_bytes() / 2**20
+        all_of_them = f"{count * each:,.0f} MB for those of held-out chunks, more for those of training"
+        s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
+    return Contender(score, facts, read, far, model.seconds)
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
