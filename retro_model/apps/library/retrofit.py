@@ -34,7 +34,7 @@ from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
 
 HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
-CONTROL = "neighbours of other documents"
+CONTROL = "others' neighbours"
 
 
 def run(
