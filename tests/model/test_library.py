@@ -180,6 +180,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     again = Line()
     facts = fit(again, stream, how, Plan(), tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    assert said[6] == "  goes on after step 1 of 25"
     other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
     kept = sorted((tmp_path / "stopped").glob("model*"))

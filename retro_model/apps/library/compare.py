@@ -145,6 +145,7 @@ def _commit() -> str | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     if options.records:
         record.draw([json.loads(path.read_text()) for path in options.records], options.out)
@@ -173,8 +174,4 @@ def main(arguments: list[str] | None = None) -> None:
         run(setting, options.contenders, documents, min(documents, options.random_documents or most))
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model compare: {error}")
-    write(setting, title, shlex.join(["retro-model", "compare", *(arguments or sys.argv[1:])]), show_line)
-
-
-if __name__ == "__main__":
-    main()
+    write(setting, title, shlex.join(["retro-model", "compare", *arguments]), show_line)

@@ -159,12 +159,9 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
     folder = s.folder / f"{name}-{how.seed}"
-    facts = fit(model, functools.partial(_stream, s, how), how, s.plan, folder, s.show)
+    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, windows=how.windows)
+    facts = fit(model, batches, how, s.plan, folder, s.show)
     return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
-
-
-def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {
