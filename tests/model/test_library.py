@@ -46,6 +46,18 @@ of \f[B]fd\f[R].
 .TP
 .B SEEK_SET
 It\(aqs set to 100\ %.
+.TS
+allbox;
+lb lb
+l l.
+Value	Meaning
+_
+T{
+.BR SEEK_END ()
+T}	the end
+.TE
+.BI "int " fd ", int " \
+whence ;
 .IP \(bu 2
 end\e
 """
@@ -54,7 +66,8 @@ end\e
 def test_the_text_of_a_manual_page():
     assert roff.text_of(PAGE) == (
         'LSEEK(2)\n\nNAME\n\nlseek - reposition "file" offset\n\nSYNOPSIS\n\noff_t lseek(int fd, off_t offset);\n'
-        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n*\n\nend\\\n"
+        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n"
+        "Value  Meaning\nSEEK_END()\nthe end\n\nint fd, int whence;\n\n*\n\nend\\\n"
     )
     assert roff.text_of(".so man2/lseek.2\n") == ""
     assert roff.text_of('.BR "unclosed\n') == "unclosed\n"

@@ -102,6 +102,8 @@ def knn(s: Setting) -> Contender:
     """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
+    tokens = sum(library.database.store.documents[number].num_tokens for number in documents)
+    s.show(f"  datastore: {tokens:,} tokens of {len(documents)} documents")
     datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
     control = datastore.shuffled()
 
