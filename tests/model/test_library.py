@@ -1,6 +1,8 @@
 """`retro-model compare` and `retrofit` on a tiny decoder, and the parts they are made of."""
 
+import contextlib
 import gzip
+import io
 import json
 import math
 from types import SimpleNamespace
@@ -211,7 +213,7 @@ NAMES = list(contenders.MAKERS)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What `compare` left, and its arguments."""
+    """What `compare` left, with what it said in said.txt, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
     folders.decoder(decoder)
     folders.text_files(library)
@@ -219,7 +221,9 @@ def compared(tmp_path_factory):
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
     arguments += ["--least-similarity", "0.8", "--datastore-tokens", "300", "--random-documents", "2"]
     arguments += ["--keep-states", "--contenders", *NAMES]
-    compare.main(arguments)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        compare.main(arguments)
+    (out / "said.txt").write_text(said.getvalue())
     return out, arguments
 
 
@@ -249,6 +253,7 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
 
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
+    assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
     assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
     assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]

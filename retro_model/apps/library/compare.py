@@ -129,8 +129,8 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     }
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
     record.draw([made], setting.folder)
-    Console(width=200).print(record.table(rows, title))
-    show(f"compare.json, compare.md and compare.png lie in {setting.folder}")
+    Console().print(record.table(rows, title))
+    show(f"compare.json, compare.md (all columns) and compare.png lie in {setting.folder}")
     return made
 
 

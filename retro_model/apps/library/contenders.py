@@ -135,6 +135,10 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
     model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
     how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
+    if attention == "own" and s.states is not None and not s.states.exists():
+        count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
+        all_of_them = f"at most {count * each:,.0f} MB for those of held-out chunks, more for those of training"
+        s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
     kept = keeping.__enter__()  # for as long as the contender lives
     facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
@@ -150,13 +154,7 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
 
     if attention == "new":
         return Contender(score, facts)
-    far = None if every else s.far
-    if s.states is not None:
-        count = len(np.setdiff1d(s.near if far is None else np.where(far, -1, s.near), -1))
-        each = model.neighbour_bytes() / 2**20
-        all_of_them = f"{count * each:,.0f} MB for those of held-out chunks, more for those of training"
-        s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
-    return Contender(score, facts, read, far, model.seconds)
+    return Contender(score, facts, read, None if every else s.far, model.seconds)
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
