@@ -15,7 +15,7 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 
 
 def of_retro(chromium, address: str, out: Path) -> None:
-    """Take the first page, the page after the document that told most is forgotten, and the page on a telephone."""
+    """Take the first page, and the page after the document that told most is forgotten."""
     page = browser.open_page(chromium, address)
     page.screenshot(path=out / "serve-retro.png")
     page.close()
@@ -23,12 +23,10 @@ def of_retro(chromium, address: str, out: Path) -> None:
     with page.expect_response("**/api/read"):
         page.locator("#documents button").first.click()
     page.wait_for_selector("body:not(.busy)")
+    page.evaluate("scrollTo(0, 0)")  # the bars stay where the window is
     page.screenshot(path=out / "serve-forgotten.png", full_page=True)
     page.locator("#reset").click()
     page.wait_for_selector("#reset", state="hidden")
-    page.close()
-    page = browser.open_page(chromium, address, width=390, height=844)
-    page.screenshot(path=out / "serve-narrow.png")
     page.close()
 
 

@@ -76,18 +76,19 @@ Difference = tuple[float, float, float]
 LEAST_DOCUMENTS = 10  # of which an interval over documents says something
 
 
-def gain_of_retrieval(on: Scores, random: Scores, store) -> str:
-    """Whether retrieval helps, in a sentence: scores with the neighbours minus those with random ones
-    (`random_neighbours`), and the interval over the documents that both have scored."""
+def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random neighbours") -> str:
+    """Whether retrieval helps, in a sentence: scores with the neighbours minus those of the control, which a sentence
+    calls `control` (`random_neighbours`, `exchanged_neighbours`), and the interval over the documents that both have
+    scored."""
     documents = len(np.unique(np.asarray(store.chunk_doc)[random.bytes > 0]))
     gap = bootstrap(on, random, store)
     if documents < LEAST_DOCUMENTS:
         return (
-            f"Too few to say: {gap[0]:+.3f} bits per byte, neighbours minus random neighbours, over {documents} "
+            f"Too few to say: {gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} "
             f"documents; expected at least {LEAST_DOCUMENTS}."
         )
     said = _verdict(gap, "Retrieval helps by", "Retrieval hurts by", "Whether retrieval helps cannot be told")
-    return f"{said}: neighbours against random neighbours, {documents} documents."
+    return f"{said}: neighbours against {control}, {documents} documents."
 
 
 def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:

@@ -33,8 +33,8 @@ def score_suffixes(
 ) -> list[Suffix]:
     """Loss of a model on each suffix after its context; neighbours are retrieved for every chunk that is complete.
 
-        [(nats, greedy, _)] = score_suffixes(model, [tokenizer.encode("the capital of France is")], [tokenizer.encode("
-        Paris")])
+        context, suffix = tokenizer.encode("the capital of France is"), tokenizer.encode(" Paris")
+        [(nats, greedy, _)] = score_suffixes(model, [context], [suffix])
 
     Rows of a batch are padded on the left, under the model's mask: each gets what it gets alone. A row longer than the
     model takes loses the beginning of its context.

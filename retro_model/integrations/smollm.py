@@ -34,7 +34,7 @@ NOTICE = "ORIGIN.txt"
 
 def cache() -> Path:
     """Return the folder that the converted model has unless another is named."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels" / "smollm2-135m-instruct"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels" / "SmolLM2-135M-Instruct"
 
 
 def folder(path: str | os.PathLike | None = None, *, report=print) -> Path:

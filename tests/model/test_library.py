@@ -1,6 +1,8 @@
 """`retro-model compare` and `retrofit` on a tiny decoder, and the parts they are made of."""
 
+import contextlib
 import gzip
+import io
 import json
 import math
 from types import SimpleNamespace
@@ -46,6 +48,18 @@ of \f[B]fd\f[R].
 .TP
 .B SEEK_SET
 It\(aqs set to 100\ %.
+.TS
+allbox;
+lb lb
+l l.
+Value	Meaning
+_
+T{
+.BR SEEK_END ()
+T}	the end
+.TE
+.BI "int " fd ", int " \
+whence ;
 .IP \(bu 2
 end\e
 """
@@ -54,7 +68,8 @@ end\e
 def test_the_text_of_a_manual_page():
     assert roff.text_of(PAGE) == (
         'LSEEK(2)\n\nNAME\n\nlseek - reposition "file" offset\n\nSYNOPSIS\n\noff_t lseek(int fd, off_t offset);\n'
-        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n*\n\nend\\\n"
+        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n"
+        "Value  Meaning\nSEEK_END()\nthe end\n\nint fd, int whence;\n\n*\n\nend\\\n"
     )
     assert roff.text_of(".so man2/lseek.2\n") == ""
     assert roff.text_of('.BR "unclosed\n') == "unclosed\n"
@@ -106,6 +121,7 @@ def test_the_gain_of_retrieval_is_said_against_random_neighbours():
         "random neighbours, 12 documents."
     )
     assert evaluation.gain_of_retrieval(random, on, store).startswith("Retrieval hurts by")
+    assert evaluation.gain_of_retrieval(on, random, store, "others'").endswith(" against others', 12 documents.")
     kept = np.asarray(store.chunk_doc) < 9
     few = evaluation.Scores(random.nats * kept, random.tokens * kept, random.bytes * kept)
     said = evaluation.gain_of_retrieval(
@@ -179,6 +195,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     again = Line()
     facts = fit(again, stream, how, Plan(), tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
+    assert said[6] == "  goes on after step 1 of 25"
     other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
     kept = sorted((tmp_path / "stopped").glob("model*"))
@@ -196,7 +213,7 @@ NAMES = list(contenders.MAKERS)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What `compare` left, and its arguments."""
+    """What `compare` left, with what it said in said.txt, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
     folders.decoder(decoder)
     folders.text_files(library)
@@ -204,7 +221,9 @@ def compared(tmp_path_factory):
     arguments += ["--stride", "16", "--steps", "2", "--held-out", "4", "--dim", "64", "--held-bytes", "400"]
     arguments += ["--least-similarity", "0.8", "--datastore-tokens", "300", "--random-documents", "2"]
     arguments += ["--keep-states", "--contenders", *NAMES]
-    compare.main(arguments)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        compare.main(arguments)
+    (out / "said.txt").write_text(said.getvalue())
     return out, arguments
 
 
@@ -219,6 +238,9 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_a_token"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50
         assert ("reading_cpu_ms_a_token" in row) == name.startswith("own")
+        parts = row["seconds_by_part"]
+        assert parts.keys() == ({"decoder", "reading", "attention"} if name.startswith("own") else set())
+        assert name != "own-all" or all(seconds > 0 for seconds in parts.values())
         retrieves = name not in contenders.RETRIEVE_NOTHING
         assert retrieves == ("minus_random" in row) == ("random_minus_alone" in row)
         assert not retrieves or row["random_documents"] == 2
@@ -231,6 +253,7 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
 
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
+    assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
     assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
     assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
@@ -248,8 +271,8 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
     assert both == one + "\n" + one and (tmp_path / "compare.png").exists()
     rows = [line.split(" | ") for line in one.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
-    with pytest.raises(SystemExit, match="DECODER: expected the folder"):
-        compare.main(["--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match="expected the folder of a decoder"):
+        compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path)])
 
 
 class Near:

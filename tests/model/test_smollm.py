@@ -14,7 +14,7 @@ def test_a_converted_folder_is_used_as_it_is(tmp_path, monkeypatch):
     folder = smollm.cache()
     folder.mkdir(parents=True)
     (folder / smollm.NOTICE).write_text("made before")
-    assert smollm.folder() == folder == tmp_path / "retro-kernels" / "smollm2-135m-instruct"
+    assert smollm.folder() == folder == tmp_path / "retro-kernels" / "SmolLM2-135M-Instruct"
 
 
 def test_other_files_in_the_folder_are_left_alone(tmp_path):

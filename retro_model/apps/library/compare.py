@@ -1,5 +1,6 @@
 """Measure everything that a user can do with a decoder and texts, on the same held-out documents.
 
+    retro-model compare                                             # SmolLM2 and the manual pages of this machine
     retro-model compare DECODER --texts DIR --out compare-out
 
 Alone, with longer windows, neighbours in its context, kNN-LM, RETRO's new layers, its own attention: bits per byte,
@@ -25,8 +26,8 @@ from retro_model import evaluation
 
 from . import record, texts
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
-from .library import prepare
-from .options import CONTENDERS, Fit, Plan
+from .library import decoder_folder, prepare
+from .options import CONTENDERS, SIZES, Fit, Plan
 from .options import compare as parser
 
 GROUP = 8  # documents between two points where a stopped run goes on
@@ -81,6 +82,7 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
             given = near if contender.far is None else np.where(contender.far, -1, near)
+            before = dict(contender.seconds)
             if contender.read is not None:
                 neighbours = _neighbours(setting, given, group)
                 with record.Cost() as reading:
@@ -88,7 +90,7 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
                 result.add_reading(which, len(neighbours), count, reading)
             with record.Cost() as cost:
                 scores = contender.score(given, group)
-            result.add(which, scores, cost)
+            result.add(which, scores, cost, {part: s - before[part] for part, s in contender.seconds.items()})
             done[which] = group.stop
             result.save(path)
             spent = result.facts["cpu_seconds"][which]
@@ -127,8 +129,8 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     }
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
     record.draw([made], setting.folder)
-    Console(width=200).print(record.table(rows, title))
-    show(f"compare.json, compare.md and compare.png lie in {setting.folder}")
+    Console().print(record.table(rows, title))
+    show(f"compare.json, compare.md (all columns) and compare.png lie in {setting.folder}")
     return made
 
 
@@ -143,20 +145,20 @@ def _commit() -> str | None:
 
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     if options.records:
         record.draw([json.loads(path.read_text()) for path in options.records], options.out)
         return
-    if options.decoder is None:
-        sys.exit("retro-model compare: DECODER: expected the folder of a causal language model; got none")
-    plan = Plan(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Plan)})
+    plan = Plan(**{name: getattr(options, name) for name in SIZES})
     try:
         title, documents = texts.read(options.texts, plan.database_bytes)
         library, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
         print(f"{title}: {len(documents):,} documents", flush=True)
-        prepared = prepare(options.out, options.decoder, library, held, plan, show_line)
+        decoder = decoder_folder(options.decoder, show_line)
+        prepared = prepare(options.out, decoder, library, held, plan, show_line)
         setting = Setting(
-            options.decoder,
+            decoder,
             prepared,
             plan,
             Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed),
@@ -170,10 +172,6 @@ def main(arguments: list[str] | None = None) -> None:
         most = len(prepared.held_out.documents)
         documents = min(most, options.documents or most)
         run(setting, options.contenders, documents, min(documents, options.random_documents or most))
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model compare: {error}")
-    write(setting, title, shlex.join(["retro-model", "compare", *(arguments or sys.argv[1:])]), show_line)
-
-
-if __name__ == "__main__":
-    main()
+    write(setting, title, shlex.join(["retro-model", "compare", *arguments]), show_line)

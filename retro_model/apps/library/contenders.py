@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -66,12 +67,13 @@ Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
 class Contender(NamedTuple):
     """made: how it was made. read: reads neighbours [S,R] into what is kept, so that the score need not, and gives how
     many it read; None: there is nothing to read beforehand. far: neighbours [chunks,K] that it is not given; None: it
-    is given all."""
+    is given all. seconds: spent so far, by part; see `OwnAttention`."""
 
     score: Scorer
     made: dict
     read: Callable[[Tensor], int] | None = None
     far: np.ndarray | None = None
+    seconds: Mapping[str, float] = MappingProxyType({})
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
@@ -100,6 +102,8 @@ def knn(s: Setting) -> Contender:
     """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
+    tokens = sum(library.database.store.documents[number].num_tokens for number in documents)
+    s.show(f"  datastore: {tokens:,} tokens of {len(documents)} documents")
     datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
     control = datastore.shuffled()
 
@@ -131,6 +135,10 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
     model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
     how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
+    if attention == "own" and s.states is not None and not s.states.exists():
+        count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
+        all_of_them = f"at most {count * each:,.0f} MB for those of held-out chunks, more for those of training"
+        s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
     kept = keeping.__enter__()  # for as long as the contender lives
     facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
@@ -144,17 +152,16 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
         model.read(neighbours)
         return kept.read - before
 
-    return Contender(score, facts, read, None if every else s.far) if attention == "own" else Contender(score, facts)
+    if attention == "new":
+        return Contender(score, facts)
+    return Contender(score, facts, read, None if every else s.far, model.seconds)
 
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
     folder = s.folder / f"{name}-{how.seed}"
-    facts = fit(model, functools.partial(_stream, s, how), how, s.plan, folder, s.show)
+    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, windows=how.windows)
+    facts = fit(model, batches, how, s.plan, folder, s.show)
     return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
-
-
-def _stream(s: Setting, how: Fit, start: int):
-    return stream(s.library, s.plan, how.batch_size, how.seed, start, how.windows)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {

@@ -66,6 +66,7 @@ def fit(
     if state:
         checkpoint.load(folder, added, optimizer)
         first = state["step"]
+        show(f"  goes on after step {first} of {steps}")
     batches = stream(first)
     stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first tells that it goes
     for start, stop in itertools.pairwise([first, *sorted(stop for stop in stops if stop > first)]):

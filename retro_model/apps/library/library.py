@@ -123,6 +123,20 @@ def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k
     return json.loads(path.read_text())
 
 
+def decoder_folder(given: Path | None, show=print) -> Path:
+    """Return the folder of the decoder; None: SmolLM2's, which is fetched and converted once.
+
+    Raises: FileNotFoundError for a folder without a decoder. ImportError, RuntimeError: see `smollm.folder`.
+    """
+    if given is None:
+        from retro_model.integrations import smollm
+
+        return smollm.folder(report=show)
+    if not (given / "config.json").exists():
+        raise FileNotFoundError(f"{given}: expected the folder of a decoder, with its config.json; none is there")
+    return given
+
+
 def read_decoder(folder: Path):
     """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
     from transformers import AutoModelForCausalLM

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +27,7 @@ RANK = 8  # of the low-rank maps in `compare`
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a library and of its windows. embedder: `tfidf`, or the folder of a frozen encoder. dim: of tfidf.
-    database_bytes, held_bytes: characters of the library, of each held-out document; at most. held_out: documents.
-    least_similarity: to the chunk, of a passage that own attention reads. passage_chunks: the chunk found and those
-    that follow it."""
+    """Sizes of a library and of its windows; `SIZES` has what each field is."""
 
     chunk_len: int = 32
     neighbours: int = 2
@@ -46,12 +42,31 @@ class Plan:
     passage_chunks: int = 2
 
 
+#: Help texts of the fields of `Plan`.
+SIZES = {
+    "chunk_len": "tokens of a chunk",
+    "neighbours": "neighbours of a chunk",
+    "least_similarity": "own attention reads no passage less similar to its chunk",
+    "window": "tokens read at once",
+    "stride": "tokens of a window that are scored, those before them being context",
+    "database_bytes": "characters of the library, at most",
+    "held_out": "documents held out and scored",
+    "held_bytes": "characters of each held-out document, at most",
+    "embedder": "tfidf, or the folder of a frozen encoder",
+    "dim": "width of tfidf's embeddings",
+    "passage_chunks": "chunks of a passage: the one found and those that follow",
+}
+
+#: Defaults of `compare` that differ: in-context retrieval reads a window anew for every chunk.
+COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
+
+
 @dataclass(frozen=True)
 class Fit:
     """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step.
     windows: distinct ones that own attention is trained on, so that their neighbours are read once."""
 
-    steps: int = 50
+    steps: int = 25
     minutes: float | None = None
     batch_size: int = 2
     windows: int | None = 24
@@ -67,7 +82,6 @@ def compare() -> argparse.ArgumentParser:
         description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
     )
     add = made.add_argument
-    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser")
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
     _of_both(made, "compare-out")
     names = ", ".join(CONTENDERS)
@@ -80,9 +94,9 @@ def compare() -> argparse.ArgumentParser:
         help=f"score these of {names}",
     )
     add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
-    add("--random-documents", type=int, help="documents scored with random neighbours too (default: all)")
-    for field in dataclasses.fields(Plan):
-        add(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+    add("--random-documents", type=int, help="documents scored with others' neighbours too (default: all)")
+    for name in SIZES:
+        _add_size(made, name, default=COMPARED.get(name))
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
     add(
         "--datastore-tokens",
@@ -94,9 +108,18 @@ def compare() -> argparse.ArgumentParser:
     return made
 
 
+def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
+    """Add an option for a field of `Plan`. option, default: in place of the field's."""
+    default = getattr(Plan, name) if default is None else default
+    option = option or f"--{name.replace('_', '-')}"
+    said = f"{SIZES[name]} (default: {default})"
+    made.add_argument(option, dest=name, type=type(default), default=default, help=said)
+
+
 def _of_both(made: argparse.ArgumentParser, out: str) -> None:
     """Options that `retrofit` and `compare` share."""
     add = made.add_argument
+    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
     add("--out", type=Path, default=Path(out), help=f"folder for all that is made (default: {out})")
     add("--steps", type=int, default=Fit.steps, help=f"training steps; 0: no training (default: {Fit.steps})")
@@ -112,7 +135,6 @@ def retrofit() -> argparse.ArgumentParser:
         description="Give a decoder a library: database, training of what is added, scores with their control.",
     )
     add = made.add_argument
-    add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     _of_both(made, "retrofit-out")
     add(
         "--attention",
@@ -125,13 +147,9 @@ def retrofit() -> argparse.ArgumentParser:
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
-    add("--neighbours", type=int, default=Plan.neighbours, help=f"neighbours of a chunk (default: {Plan.neighbours})")
-    least = Plan.least_similarity
-    add("--least-similarity", type=float, default=least, help=f"read no passage less similar (default: {least})")
-    passage = f"chunks of a neighbour: the one found and those that follow (default: {Plan.passage_chunks})"
-    add("--passage-chunks", type=int, default=Plan.passage_chunks, help=passage)
-    add("--chunk", type=int, default=Plan.chunk_len, help=f"tokens of a chunk (default: {Plan.chunk_len})")
-    add("--window", type=int, default=Plan.window, help=f"tokens read at once (default: {Plan.window})")
-    add("--held-out", type=int, default=12, help="documents held out and scored (default: 12)")
+    for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
+        _add_size(made, name)
+    _add_size(made, "chunk_len", option="--chunk")
+    _add_size(made, "held_out", default=12)
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made

@@ -30,7 +30,7 @@ class Result:
     facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
     cpu_seconds: by "true" and "random". peak_mb. neighbours: distinct ones in each group of documents, by "true" and
     "random"; read: how many of them were not kept, and reading_cpu_seconds of reading these, which is no part of
-    cpu_seconds.
+    cpu_seconds. seconds_by_part: by the host's clock, of all that was scored, see `OwnAttention`; empty for others.
     """
 
     true: Scores
@@ -47,12 +47,14 @@ class Result:
         facts |= {"neighbours": dict(zero), "read": 0, "reading_cpu_seconds": 0.0}
         return cls(none, none, facts)
 
-    def add(self, which: str, scores: Scores, cost: Cost) -> None:
-        """Scores of further documents: `which` is "true" or "random"."""
+    def add(self, which: str, scores: Scores, cost: Cost, parts: Mapping[str, float]) -> None:
+        """Scores of further documents: `which` is "true" or "random". parts: seconds that they took by part."""
         before = getattr(self, which)
         sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
         setattr(self, which, Scores(*sums))
         self.facts["cpu_seconds"][which] += cost.cpu_seconds
+        total = self.facts.setdefault("seconds_by_part", {})
+        total |= {part: round(total.get(part, 0.0) + seconds, 3) for part, seconds in parts.items()}
         if cost.peak_mb is not None:
             self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
 
@@ -134,7 +136,7 @@ def rows(
         }
         row["by_similarity"] = _by_similarity(scores, shared["alone"], store, similarity)
         row["settings"] = {key: value for key, value in facts["of"].items() if key != "plan"}
-        found[name] = row | {name: facts.get(name) for name in ("cpu_seconds", "peak_mb", "made")}
+        found[name] = row | {key: facts.get(key) for key in ("cpu_seconds", "seconds_by_part", "peak_mb", "made")}
     return found
 
 
@@ -188,13 +190,17 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
 }
 
 
+#: Columns that a terminal has room for.
+SHOWN = ("", "bits a byte", "minus alone (95%)", "true minus others' neighbours", "CPU ms a token")
+
+
 def table(found: Mapping[str, dict], title: str):
-    """A rich table of the record's rows."""
+    """A rich table of the record's rows, in the columns `SHOWN`."""
     from rich.table import Table
 
-    out = Table(*COLUMNS, title=title)
+    out = Table(*SHOWN, title=title)
     for row in found.values():
-        out.add_row(*(cell(row) for cell in COLUMNS.values()))
+        out.add_row(*(COLUMNS[name](row) for name in SHOWN))
     return out
 
 

@@ -29,15 +29,16 @@ from retro_model.retro import OwnAttention
 from . import texts
 from .compare import show_line
 from .fitting import changes, fit
-from .library import Library, prepare, read_decoder, stream
+from .library import Library, decoder_folder, prepare, read_decoder, stream
 from .options import ATTENTION, RATES, Fit, Plan
 from .options import retrofit as parser
 
 HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
+CONTROL = "others' neighbours"
 
 
 def run(
-    decoder: Path,
+    decoder: Path | None,
     folder: Path,
     plan: Plan,
     how: Fit,
@@ -50,14 +51,13 @@ def run(
 ) -> str:
     """Run all stages into `folder` and return the verdict.
 
-    attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's layers and encoder. layers,
-    rank: see `fitting.changes`.
-    Raises: FileNotFoundError, ValueError naming what is wrong.
+    decoder: see `decoder_folder`. attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's
+    layers and encoder. layers, rank: see `fitting.changes`.
+    Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming what is wrong.
     """
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-    if not (decoder / "config.json").exists():
-        raise FileNotFoundError(f"{decoder}: expected the folder of a decoder, with its config.json; none is there")
+    decoder = decoder_folder(decoder, show)
     if attention not in ATTENTION:
         raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
     began, seconds = time.perf_counter(), {}
@@ -85,10 +85,10 @@ def run(
         training = fit(whole.model, batches, how, plan, folder / "training", show)
     whole.save_pretrained(folder / "model")
     done("trained")
-    show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with random neighbours")
+    show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
     scoring = time.process_time()
     off, on, random = score(whole.model, library, plan, how)
-    said = evaluation.gain_of_retrieval(on, random, library.held_out)
+    said = evaluation.gain_of_retrieval(on, random, library.held_out, CONTROL)
     describe(folder, decoder, title, library, plan, said)
     record = {
         "bits_per_byte": {
@@ -99,13 +99,14 @@ def run(
         "verdict": said,
         "training": training,
         "scoring_cpu_seconds": time.process_time() - scoring,
+        "seconds_by_part": getattr(whole.model, "seconds", {}),
         "plan": dataclasses.asdict(plan),
         "fit": dataclasses.asdict(how),
         "library": library.facts,
     }
     done("scored")
     (folder / "retrofit.json").write_text(json.dumps(record | {"seconds": seconds}, indent=1) + "\n")
-    for name, bits in record["bits_per_byte"].items():
+    for name, bits in zip(("off", "on", f"on with {CONTROL}"), record["bits_per_byte"].values()):
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
     with counting("held-out passages, as the page shows them") as report:
@@ -122,12 +123,12 @@ def _keeping(model):
 
 
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
-    """Score the held-out documents: off, on, and on with random neighbours."""
+    """Score the held-out documents: off, on, and on with the control's neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
     if isinstance(model, OwnAttention):
         near = np.where(library.far(plan), -1, near)
     random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
-    given = {"off": (), "on": (near, library.database), "random neighbours": (random, library.database)}
+    given = {"off": (), "on": (near, library.database), CONTROL: (random, library.database)}
     scores = []
     with _keeping(model):
         for name, args in given.items():
@@ -163,7 +164,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     given = parser().parse_args(arguments)
     plan = Plan(
-        given.chunk,
+        given.chunk_len,
         given.neighbours,
         given.least_similarity if given.attention == "own" else -1.0,
         given.window,
@@ -176,10 +177,6 @@ def main(arguments: list[str] | None = None) -> None:
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
     try:
-        if given.decoder is None:
-            from retro_model.integrations import smollm
-
-            given.decoder = smollm.folder(report=show_line)
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model retrofit: {error}")

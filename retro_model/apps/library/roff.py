@@ -8,7 +8,9 @@ import shlex
 #: Macros of fonts: the arguments are the text; those of two letters alternate between two fonts without a space.
 FONTS = ("B", "I", "SM", "SB", "BI", "BR", "IB", "IR", "RB", "RI")
 BREAKS = ("PP", "P", "LP", "TP", "IP", "HP", "sp", "RS", "RE")
-AS_IT_STANDS, FILLED = ("nf", "EX"), ("fi", "EE")
+AS_IT_STANDS, FILLED = ("nf", "EX", "TS", "T&"), ("fi", "EE", "TE")
+HEADS = ("TS", "T&")  # of a table: its options and formats follow, up to a full stop
+CELLS = re.compile(r"(?:^|(?<=\t))T[{}](?=\t|$)|^[_=]$")  # marks of cells that span lines; rules
 CHARACTERS = {"aq": "'", "dq": '"', "em": "-", "en": "-", "bu": "*", "co": "(c)", "lq": '"', "rq": '"', "ti": "~"}
 CHARACTERS |= {"ha": "^", "rs": "\\", "oq": "'", "cq": "'", "mi": "-", "->": "->", "<=": "<=", ">=": ">=", "..": "..."}
 ESCAPE = re.compile(
@@ -20,11 +22,15 @@ KEPT = {"-": "-", " ": " ", "~": " ", "e": "\\", "\\": "\\", "0": " ", ".": ".",
 def text_of(roff: str) -> str:
     """The text of a page in the man macros; "" for one that only names another (`.so`)."""
     lines: list[str] = []
-    filled = True
-    for line in roff.splitlines():
+    filled, head, table = True, False, False
+    for line in re.sub(r"(?<!\\)\\\n", "", roff).splitlines():
         macro, _, rest = line[1:].strip().partition(" ") if line[:1] in (".", "'") else ("", "", line)
-        if line[:1] not in (".", "'"):
-            _add(lines, _plain(rest), filled)
+        if head:
+            head = not line.rstrip().endswith(".")
+        elif line[:1] not in (".", "'"):
+            cells = CELLS.sub("", rest).strip("\t").replace("\t", "  ") if table else rest
+            if cells or not table:
+                _add(lines, _plain(cells), filled)
         elif macro == "so":
             return ""
         elif macro in ("SH", "SS", "TH"):
@@ -35,6 +41,8 @@ def text_of(roff: str) -> str:
         elif macro in AS_IT_STANDS or macro in FILLED:
             filled = macro in FILLED
             lines.append("")
+            if macro in HEADS or macro == "TE":
+                head = table = macro in HEADS
         elif macro in BREAKS:
             lines += ["", *([_arguments(rest)[0], ""] if macro == "IP" and rest.strip() else [])]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"

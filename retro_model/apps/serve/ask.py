@@ -23,6 +23,9 @@ from .reading import Reading
 HELPS = ((3.0, "black on #6fb1ff"), (1.0, "black on #a9d0ff"), (0.3, "black on #d6e8ff"))
 HURTS = ((3.0, "black on #ff9f50"), (1.0, "black on #ffc999"))
 CARD_LINES = 8
+NOTHING = (
+    "No passage was read: the library is off or empty, no chunk is complete, or no passage is similar enough to one."
+)
 
 
 def style(gain: float) -> str:
@@ -92,6 +95,8 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
         for entry in documents[:8]:
             table.add_row(Text(printable(entry["name"])), str(entry["chunks"]), f"{entry['saved']:+.1f}")
         console.print(table)
+    elif reader.library is not None:
+        console.print(NOTHING)
     if written_from:
         console.print("It wrote the bold words itself: their cost says nothing of retrieval.")
     else:

@@ -49,7 +49,7 @@ class RetroReader(Reader):
         m = self.model.config.chunk_len
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
         hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))
-        if len(chunks):
+        if len(chunks) and options.retrieval:
             hits, near = self.library.search(chunks, options.k)
         neighbours, mask = self.library.values(hits)
         cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731

@@ -182,7 +182,7 @@ def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers,
 
     with browser.serving(readers["retro"]) as address:
         screenshots.of_retro(chromium, address, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png", "serve-narrow.png"}
+    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png"}
     assert all((screenshots.IMAGES / p.name).exists() for p in tmp_path.iterdir())
 
 

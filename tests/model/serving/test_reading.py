@@ -211,6 +211,9 @@ def test_in_the_terminal(paths, capsys, tmp_path):
     file.write_text(folders.texts()[0][2])
     ask.main([str(paths["retro"]), "--forget", "harbour.txt", "--add", str(file)])
     assert "file.txt" in capsys.readouterr().out
+    ask.main([str(paths["retro"]), "--off"])
+    said = capsys.readouterr().out
+    assert "No passage was read" in said and "What was looked up" not in said and "It had read" not in said
     ask.main([str(paths["rpt"])])
     assert "chunks earlier" in capsys.readouterr().out
     ask.main([str(paths["mosaics"]), "The harbour", "--tokens", "8"])

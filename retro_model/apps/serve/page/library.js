@@ -14,7 +14,7 @@ export function drawDocuments(state, forget) {
       make("span", { className: "dim" }, `${bits(entry.saved)}, ${chunks}`),
       make("button", { type: "button", onclick: () => forget(entry), attributes: { "aria-label": `Forget ${entry.name}` } }, "forget"));
   });
-  $("documents").replaceChildren(...(rows.length ? rows : [make("li", { className: "dim" }, "Nothing: the library is off or empty.")]));
+  $("documents").replaceChildren(...(rows.length ? rows : [make("li", { className: "dim" }, "Nothing: the library is off or empty, or no passage is similar enough.")]));
 }
 
 /** What was forgotten and added, each with its way back. */

@@ -12,7 +12,7 @@ export function words(about) {
       ["It reads what came next there,", "and so guesses what comes next here."],
     ],
     question: (before) => ["It had just read ", before, " and looked for passages like it. Dim: the passage found. Bright: what came next there."],
-    none: "The first chunk of a text: nothing was looked up yet.",
+    none: "No passage was read here: the library is off, this is the first chunk of the text, or no passage is similar enough to the chunk before.",
   };
   return {
     retro, retrofit: retro,
