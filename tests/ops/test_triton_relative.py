@@ -133,6 +133,12 @@ def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch
     assert len(made[0]) == count
 
 
+def test_queries_whose_window_begins_past_the_keys_store_nothing():
+    """Of an empty range of keys no tile is walked: its columns would lie past what is stored of a block."""
+    kw = inputs.self_attention(256, B=1, N=3, S=10, H=2, causal=True, window=2, query_offset=154, key_mask=True)
+    compare.check(OP, kw, "triton")
+
+
 @pytest.mark.parametrize("most", [1, 1000, 5000, 10**4, 10**5, 10**9])
 def test_slabs_hold_every_block_once(most, monkeypatch):
     monkeypatch.setattr(stored, "STORED_BYTES", most)
