@@ -1,13 +1,16 @@
-"""Triton's interpreter without work of its own that changes no result.
+"""Triton's interpreter with bounds, and without work of its own that changes no result.
 
-It prepared the language again at every call of a device function, made the type and the shape of every value anew,
-looked for overflows of integers, which it then ignores, and scanned element by element.
+A load or store outside the storage of every argument of the launch raises. It would corrupt the heap, if anything.
+
+The interpreter prepared the language again at every call of a device function, made the type and the shape of every
+value anew, looked for overflows of integers, which it then ignores, and scanned element by element.
 """
 
 import functools
 import inspect
 
 import numpy as np
+import torch
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
@@ -19,6 +22,10 @@ def mend() -> None:
         interpreter._patch_lang = once_a_launch(interpreter._patch_lang)
     TritonSemantic.binary_op_sanitize_overflow_impl = where_asserted(TritonSemantic.binary_op_sanitize_overflow_impl)
     interpreter.ScanOps.generic_scan = scan
+    interpreter.GridExecutor._init_args_hst = noted(interpreter.GridExecutor._init_args_hst)
+    builder = interpreter.InterpreterBuilder
+    builder.create_masked_load = in_bounds(builder.create_masked_load, 0)
+    builder.create_masked_store = in_bounds(builder.create_masked_store, 1)
     tl.block_type.__new__, tl.block_type.__init__ = block_types(tl.block_type.__init__)
     tl.tensor.__init__ = by_type(tl.tensor.__init__)
     TritonSemantic.broadcast_impl_value = where_shapes_differ(TritonSemantic.broadcast_impl_value)
@@ -26,6 +33,38 @@ def mend() -> None:
     interpreter._get_np_dtype = once_a_type(interpreter._get_np_dtype)
     for kind in (tl.dtype, tl.pointer_type, tl.block_type):
         kind.__eq__ = same_or(kind.__eq__)
+
+
+#: (first byte, past the last) of what the running launch was given
+_STORAGES: list[tuple[int, int]] = []
+
+
+def noted(copy_arguments):
+    def copied(self, args_dev, kwargs):
+        args, kwargs = copy_arguments(self, args_dev, kwargs)
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+        storages = [tensor.untyped_storage() for tensor in tensors]
+        _STORAGES[:] = {(storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages}
+        return args, kwargs
+
+    return copied
+
+
+def in_bounds(access, mask_at: int):
+    """A block of pointers reaches one tensor: its first and its last byte lie in one storage.
+
+    mask_at: which operand is the mask.
+    """
+
+    def checked(self, ptrs, *operands):
+        at = ptrs.data[np.broadcast_to(operands[mask_at].data.astype(bool), ptrs.data.shape)]
+        if at.size:
+            first, end = int(at.min()), int(at.max()) + max(ptrs.get_element_ty().primitive_bitwidth // 8, 1)
+            if not any(lo <= first and end <= hi for lo, hi in _STORAGES):
+                raise IndexError(f"{access.__name__}: bytes {first} to {end} lie in no argument of the launch")
+        return access(self, ptrs, *operands)
+
+    return checked
 
 
 def once_a_launch(patch_lang):

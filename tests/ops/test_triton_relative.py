@@ -57,6 +57,7 @@ ATTENTION = {
     "head of 24": dict(D=24),
     "head of 72": dict(D=72, B=1, H=1),
     "narrow": dict(D=32, E=16),
+    "relative query of its own": dict(N=100, D=64, E=64, B=1, H=2, G=1, causal=True),
 }
 
 
@@ -118,19 +119,26 @@ def test_decoding_in_blocks_equals_the_whole():
         (dict(N=70, S=70, heads="shared"), 128, 4, 2),
         (dict(N=140, S=260, window=20, segments=True), 256, 2, 8),
         (dict(N=70, S=260, window=20, segments=True), 256, 2, 4),
+        (dict(N=70, S=70, H=4, G=1), 128, 8, 2),
     ],
-    ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn"],
+    ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn", "half a group"],
 )
 def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch):
-    """Each adds to what those before it left of a gradient: 2 batch entries of 2 heads, in blocks of 64."""
+    """Each adds to what those before it left of a gradient: 2 batch entries of 2 or 4 heads, in blocks of 64."""
     common = dict(B=2, H=2, D=16, causal=True, rel="bounded", rel_start=0, T=40, dtype=torch.float16)
-    kw = inputs.self_attention(3, **common, **sizes)
+    kw = inputs.self_attention(3, **common | sizes)
     made, slabs = [], stored.slabs
     monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2 * 2)  # of P and dS
     monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
     with configs.watched():  # plans made before are not taken
         compare.check(OP, kw, "triton")
     assert len(made[0]) == count
+
+
+def test_queries_whose_window_begins_past_the_keys_store_nothing():
+    """Of an empty range of keys no tile is walked: its columns would lie past what is stored of a block."""
+    kw = inputs.self_attention(256, B=1, N=3, S=10, H=2, causal=True, window=2, query_offset=154, key_mask=True)
+    compare.check(OP, kw, "triton")
 
 
 @pytest.mark.parametrize("most", [1, 1000, 5000, 10**4, 10**5, 10**9])

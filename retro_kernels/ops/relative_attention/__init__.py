@@ -139,8 +139,9 @@ def relative_attention(
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
     Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch; where a query
-    may see nothing its backward copies the gradient of out. Where rel_key has a gradient it keeps gradients of logits
-    too, of as many heads at a time as 512 MiB hold.
+    may see nothing its backward copies the gradient of out. With rel_key its backward stores probabilities and
+    gradients of logits, at most 512 MiB at a time. `retro_kernels.ops.relative_attention.triton.stored.STORED_BYTES`
+    is that bound; set another before the first gradient.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type

@@ -33,6 +33,7 @@ CALLS = {
     "plain d128": dict(D=128, rel=None, biases=False),
     "extent 1024, e16": dict(D=128, E=16, T=1024, heads="shared", biases=False),
     "extent 1024, e16, d64": dict(D=64, E=16, T=1024, heads="shared", biases=False),
+    "own relative query": dict(D=64, E=64),
     "table": dict(D=64, E=1),
     "window": dict(D=128, window=512, T=512),
     "window, both directions": dict(D=128, causal=False, window=512, T=512),

@@ -34,6 +34,7 @@ from .tile import (
     table_span,
     visible_pairs,
     walk_step,
+    whole_tiles,
 )
 
 
@@ -219,7 +220,7 @@ def _relative_query_kernel(
     end = tl.max(last_key, 0) + 1
     if mask_ptr is not None or key_segment_ptr is not None:
         begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest)
-    begin = begin // BLOCK_N * BLOCK_N
+    begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
     table_begin, table_end = table_span(
         begin, end, start + shift - T - BLOCK_N + 2, start + BLOCK_M + shift, BLOCK_N, BOUNDED

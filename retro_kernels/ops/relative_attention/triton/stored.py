@@ -16,7 +16,8 @@ import triton.language as tl
 from ..call import RelativeAttention
 from .tile import row_limits
 
-#: Bound of what a slab stores in bytes, but for a single block of queries of one head that takes more.
+#: Bound in bytes of what a slab stores. A single block of queries of one head may take more. A smaller bound makes more
+#: launches. A plan that was made keeps its slabs.
 STORED_BYTES = 512 << 20
 #: parameters of the kernels that say which slab a launch serves
 SLAB = ("first_batch", "first_block", "first_head", "heads", "ring")

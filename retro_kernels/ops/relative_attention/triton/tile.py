@@ -74,8 +74,9 @@ def narrow(
 
 @triton.jit
 def whole_tiles(begin, end, BLOCK: tl.constexpr):
-    """[begin, end) widened to begin with a tile. An empty range stays
-    empty: the tile it lies in may belong to another split.
+    """[begin, end) widened to begin with a tile.
+
+    An empty range stays empty. The tile it lies in may belong to another split, or stand past the last key.
     """
     start = begin // BLOCK * BLOCK
     return start, tl.where(begin < end, end, start)
