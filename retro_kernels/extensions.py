@@ -41,7 +41,8 @@ def _damage(path: Path) -> str | None:
     """
     if not sys.platform.startswith("linux"):
         return None
-    data, size = path.open("rb").read(64), path.stat().st_size
+    with path.open("rb") as file:
+        data, size = file.read(64), path.stat().st_size
     if len(data) < 64 or data[:4] != b"\x7fELF":
         return "no ELF file"
     if data[4:6] != b"\x02\x01":  # 64 bits, little endian
