@@ -29,6 +29,7 @@ _FRESH = (
     _ATEN.new_empty.default,
     _ATEN.new_empty_strided.default,
 )
+_SAME = (_ATEN.detach.default, _ATEN.alias.default)  # results that share the argument's slot
 _ACTIVE = threading.local()
 #: arguments of a compiled function that each call reads anew: number of threads, current stream of the GPU
 THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
@@ -153,7 +154,7 @@ class Listing(private.DispatchMode):
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         out = operation(*args, **kwargs)
-        if operation is _ATEN.detach.default:  # the same memory, and nobody here differentiates
+        if operation in _SAME:  # the same memory, and nobody here differentiates
             self.slots[id(out)] = self._slot(args[0])
             self.alive.append(out)
         elif operation in _FRESH:

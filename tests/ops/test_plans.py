@@ -336,6 +336,14 @@ def test_plans_are_bounded(monkeypatch):
     assert len({id(one) for one in used}) == 1
 
 
+def test_a_tensor_in_another_guise_is_no_step():
+    """Its memory and layout are the argument's, so it has the argument's slot."""
+    listed = steps.Pass(lambda given: [torch.ops.aten.alias(given[0].detach()).mul_(2)], True)
+    x = torch.ones(3)
+    (out,) = listed.run([x])
+    assert len(listed.ways[0].steps) == 1 and out.data_ptr() == x.data_ptr() and x.tolist() == [2.0] * 3
+
+
 def test_plans_of_the_operator_are_bounded_too(monkeypatch):
     """Calls through the registered operator: the least recently used plan is evicted."""
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
