@@ -18,6 +18,7 @@ PROCESSORS = {  # column -> its records
     "Zen 5 held to AVX2": "cpu-zen5-avx2-*.jsonl",
     "Zen 4, AVX-512": "cpu-zen4-2core-*.jsonl",
     "Zen 3, AVX2": "cpu-zen3-2core-*.jsonl",
+    "Xeon, AMX": "cpu-xeon-2core-*.jsonl",
 }
 CASES = {  # first cells of a row -> a record's id
     "chunked_cross_attention, RETRO 172m | forward": "chunked_cross_attention/cpu/retro-172m/float32/fwd",
