@@ -213,7 +213,7 @@ NAMES = list(contenders.MAKERS)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """What `compare` left, with what it said in said.txt, and its arguments."""
+    """Run `compare` and return its folder, with its output in said.txt, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
     folders.decoder(decoder)
     folders.text_files(library)

@@ -136,7 +136,7 @@ def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch
 
 
 def test_queries_whose_window_begins_past_the_keys_store_nothing():
-    """Of an empty range of keys no tile is walked: its columns would lie past what is stored of a block."""
+    """An empty range of keys has no tile to walk: its columns would lie past the slab."""
     kw = inputs.self_attention(256, B=1, N=3, S=10, H=2, causal=True, window=2, query_offset=154, key_mask=True)
     compare.check(OP, kw, "triton")
 
