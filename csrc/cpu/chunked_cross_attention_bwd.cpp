@@ -122,8 +122,9 @@ struct Backward {
               Epilogue epilogue) const {
     const int vectors = unit.lanes() / LANES;
     const Ahead<T> soon = asked.beside(count, vectors);
-    for (int k = 0; k < count; k += SLICE)
-      gemm(std::min(SLICE, count - k), vectors, kc_of<Elem>(n.D), rows.from(k), PackedB<Elem>{columns, QUERY_BLOCK},
+    const int step = slice<Elem>(SLICE, count);
+    for (int k = 0; k < count; k += step)
+      gemm(std::min(step, count - k), vectors, kc_of<Elem>(n.D), rows.from(k), PackedB<Elem>{columns, QUERY_BLOCK},
            AskingTiles<Ahead<T>, Epilogue>{soon, k, epilogue});
   }
 
@@ -227,8 +228,9 @@ struct Backward {
     transpose(st.dz, QUERY_BLOCK, n.R, unit.rows, w.strip + last, ld - 1);
     to_row_major(w.strip, ld, unit.rows, ld, w.band_a, lda);
     to_column_major(w.strip, ld, unit.rows, ld, w.band_t, ld);
-    for (int i = 0; want_rel_query && i < unit.rows; i += BAND_SLICE) {
-      const int rows = std::min(BAND_SLICE, unit.rows - i), begin = (last - i - rows + 1) / STEP,
+    const int slice_rows = slice<Elem>(BAND_SLICE, 16);
+    for (int i = 0; want_rel_query && i < unit.rows; i += slice_rows) {
+      const int rows = std::min(slice_rows, unit.rows - i), begin = (last - i - rows + 1) / STEP,
                 end = kc_of<Elem>(last - i + n.R);
       gemm<true>(rows, E_pad / LANES, end - begin, w.band_a + i * lda + begin, lda, rel.rows_b + begin * E_pad, E_pad,
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
@@ -237,8 +239,8 @@ struct Backward {
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
-    for (int t = 0; t < n.band; t += BAND_SLICE) {
-      const int columns = std::min(BAND_SLICE, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
+    for (int t = 0; t < n.band; t += slice_rows) {
+      const int columns = std::min(slice_rows, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
       const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
       gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
@@ -353,6 +355,7 @@ struct Backward {
   void run(int threads) {
     const int64_t items = n.B * n.L;
     parallel_for(n.G * slots, threads, [&](int64_t task) {
+      const TileScope tiles;
       const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
       const auto sized = [&](void* base) {

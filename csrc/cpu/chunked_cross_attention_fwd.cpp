@@ -143,8 +143,9 @@ struct Forward {
                                         const State<Elem>& st, Vec* block_max) const {
     const auto keys = w.key_a.operand(n, w.keys);
     const Ahead<T> soon = asked.beside(count, unit.lanes() / LANES);
-    for (int k = 0; k < count; k += SLICE)
-      gemm(std::min(SLICE, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), keys.from(k),
+    const int step = slice<Elem>(SLICE, count);
+    for (int k = 0; k < count; k += step)
+      gemm(std::min(step, count - k), unit.lanes() / LANES, kc_of<Elem>(n.D), keys.from(k),
            PackedB<Elem>{st.query, QUERY_BLOCK},
            ScoreTiles<T>{soon, k, w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
   }
@@ -220,10 +221,11 @@ struct Forward {
       outputs = Ahead<T, WRITE>(out, w.tokens.b, unit, unit.head).beside(rows, vectors);
     }
     const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
-    for (int row = 0; row < rows; row += SLICE)
+    const int step = slice<Elem>(SLICE, rows);
+    for (int row = 0; row < rows; row += step)
       w.value_b.multiply(n, w.values, count, packed || row > 0, nullptr, [&](const auto& values) {
-        gemm(std::min(SLICE, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK},
-             values, ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
+        gemm(std::min(step, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values,
+             ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
       });
   }
 
@@ -253,6 +255,7 @@ struct Forward {
 
   // `next`: this thread's probable next unit.
   void task(const Heads& here, const Heads& next) const {
+    const TileScope tiles;
     const int share = n.H / n.G, g = here.first / share;
     thread_local std::vector<Unit> units;
     list_units(c, n, here.u, here.first, here.last, units);

@@ -164,8 +164,9 @@ void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>&
   const int skip = n.max_displacement - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);
-  for (int row = 0; row < unit.rows; row += SLICE) {  // of its columns only R + rows - 1 matter
-    const int rows = std::min(SLICE, unit.rows - row), begin = unit.rows - row - rows;
+  const int step = slice<Elem>(SLICE, 16);
+  for (int row = 0; row < unit.rows; row += step) {  // of its columns only R + rows - 1 matter
+    const int rows = std::min(step, unit.rows - row), begin = unit.rows - row - rows;
     gemm<true>(rows, pad(rows + n.R - 1) / LANES, kc_of<Elem>(n.E), rel_query + row * row_width<Elem>(n.E),
                row_width<Elem>(n.E), rel.columns + skip + begin, ld,
                [=](int r, int c, Vec x) { store(strip + (row + r) * ld + begin + c, x * f); });

@@ -15,6 +15,7 @@
 #include <type_traits>
 
 #include "simd.h"
+#include "tiles.h"
 
 namespace retro::RETRO_ISA {
 
@@ -133,6 +134,17 @@ constexpr bool TAKES_TILES = false;
 template <class Epilogue>
 constexpr bool TAKES_TILES<Epilogue, std::void_t<decltype(&Epilogue::template tile<1, 1>)>> = true;
 
+template <int MR, int NR, class Epilogue>
+RETRO_INLINE void finish_tile(int row, int column, const Vec (&c)[MR][NR], Epilogue& epilogue) {
+  if constexpr (TAKES_TILES<Epilogue>)
+    epilogue.tile(row, column, c);
+  else
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
+}
+
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
@@ -152,13 +164,7 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
       for (int v = 0; v < NR; ++v) c[r][v] = fma(x, b_row[v], c[r][v]);
     }
   }
-  if constexpr (TAKES_TILES<Epilogue>)
-    epilogue.tile(row, column, c);
-  else
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
+  finish_tile(row, column, c, epilogue);
 }
 
 // Rows from r on in tiles of MR, then of fewer.
@@ -185,8 +191,23 @@ __attribute__((noinline)) void column_panel(int m, int kc, const A& a, const B& 
   row_tiles<MR, NR>(0, m, kc, a, b, column, epilogue);
 }
 
+#if RETRO_TILES
+template <class A, class B, class Epilogue>
+void tile_gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue& epilogue);  // tile_gemm.h
+#endif
+
+// Rows of a product that share its other operand in L1: `few`, or all where AMX multiplies.
+template <class Elem>
+RETRO_INLINE int slice(int few, int all) {
+  return PAIRS<Elem> && tiles_ready ? all : few;
+}
+
 template <class A, class B, class Epilogue>
 inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& epilogue) {
+#if RETRO_TILES
+  if constexpr (std::is_same_v<decltype(b.packed()), PackedB<uint32_t>>)
+    if (tiles_ready) return tile_gemm(m, vectors, kc, a, b, epilogue);
+#endif
   int v = 0;
   for (; v + MAX_NR <= vectors; v += MAX_NR) column_panel<MAX_NR>(m, kc, a, b, v * LANES, epilogue);
   if constexpr (MAX_NR == 4) {
@@ -204,3 +225,7 @@ inline void gemm(int m, int vectors, int kc, const Elem* a, int64_t lda, const E
 }
 
 }  // namespace retro::RETRO_ISA
+
+#if RETRO_TILES
+#include "tile_gemm.h"
+#endif

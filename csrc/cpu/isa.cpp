@@ -12,6 +12,10 @@
 #endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#ifdef __linux__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #define RETRO_X86 1
 #else
 #define RETRO_X86 0
@@ -20,7 +24,7 @@
 namespace retro {
 namespace {
 
-constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "sve"};
+constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "sve", "amx"};
 
 #if RETRO_X86
 // XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
@@ -32,19 +36,34 @@ uint64_t saved_state() {
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
+// Linux saves tile registers for a process that has asked; asking is for good, and costs nothing but room on stacks.
+bool may_use_tiles() {
+#ifdef __linux__
+  constexpr long GET = 0x1022, REQUEST = 0x1023, TILE_DATA = 18;  // arch_prctl(2): ARCH_GET_XCOMP_PERM and so on
+  uint64_t given = 0;
+  syscall(SYS_arch_prctl, REQUEST, TILE_DATA);
+  return syscall(SYS_arch_prctl, GET, &given) == 0 && given & (uint64_t{1} << TILE_DATA);
+#else
+  return false;
+#endif
+}
+
 Isa best_of_processor() {
   constexpr uint64_t YMM = 0x6, ZMM = 0xe6;
   const uint64_t saved = saved_state();
-  unsigned a, b, c, d, b7, a71 = 0;
+  unsigned a, b, c, d, b7, d7, a71 = 0;
   if (!__get_cpuid(1, &a, &b, &c, &d)) return PORTABLE;
   const bool fma = c & (1u << 12), f16c = c & (1u << 29), avx = c & (1u << 28);
-  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d)) return PORTABLE;
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7)) return PORTABLE;
   const unsigned leaves = a;
   if ((saved & YMM) != YMM || !avx || !fma || !f16c || !(b7 & (1u << 5))) return PORTABLE;
   constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31;
   if ((saved & ZMM) != ZMM || (b7 & (F | DQ | BW | VL)) != (F | DQ | BW | VL)) return AVX2;
   if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
-  return a71 & (1u << 5) ? AVX512BF16 : AVX512;
+  if (!(a71 & (1u << 5))) return AVX512;
+  constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
+  static const bool tiles = (d7 & (AMX_BF16 | AMX_TILE)) == (AMX_BF16 | AMX_TILE) && may_use_tiles();
+  return tiles ? AMX : AVX512BF16;
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
@@ -76,8 +95,8 @@ Isa best_of_processor() { return PORTABLE; }
 
 bool compiled(int isa) {
   constexpr bool have[ISA_COUNT] = {
-      true,          RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16,
-      RETRO_HAVE_SVE};
+      true,           RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16,
+      RETRO_HAVE_SVE, RETRO_HAVE_AMX};
   return have[isa];
 }
 

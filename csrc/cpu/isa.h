@@ -7,7 +7,17 @@
 
 namespace retro {
 
-enum Isa : int { PORTABLE = 0, AVX2 = 1, AVX512 = 2, AVX512BF16 = 3, NEON = 4, NEONBF16 = 5, SVE = 6, ISA_COUNT = 7 };
+enum Isa : int {
+  PORTABLE = 0,
+  AVX2 = 1,
+  AVX512 = 2,
+  AVX512BF16 = 3,
+  NEON = 4,
+  NEONBF16 = 5,
+  SVE = 6,
+  AMX = 7,
+  ISA_COUNT = 8
+};
 
 Isa active_isa();                       // the set that runs now
 std::string isa_name();                 // its name
@@ -34,6 +44,13 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #endif
 #ifndef RETRO_HAVE_SVE
 #define RETRO_HAVE_SVE 0
+#endif
+
+// AMX runs what is compiled for AVX512BF16, which multiplies pairs in tile registers where they are ready (parallel.h).
+#if RETRO_HAVE_AVX512BF16 && __has_include(<amxbf16intrin.h>)
+#define RETRO_HAVE_AMX 1
+#else
+#define RETRO_HAVE_AMX 0
 #endif
 
 #define RETRO_EVERY_ISA(...)    \
@@ -104,6 +121,6 @@ struct IsaTable {
   ::retro::IsaTable<decltype(&retro::portable::name)> {                                                       \
     {                                                                                                         \
       &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name), RETRO_NEON(name), \
-          RETRO_NEONBF16(name), RETRO_SVE(name)                                                               \
+          RETRO_NEONBF16(name), RETRO_SVE(name), RETRO_AVX512BF16(name)                                       \
     }                                                                                                         \
   }

@@ -290,6 +290,7 @@ struct Backward {
   }
 
   void task(int64_t t) const {
+    const TileScope tiles;
     const Partition::Share mine = partition.share(t);
     const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
     const int g = mine.head;

@@ -169,6 +169,7 @@ struct Forward {
   }
 
   void task(int64_t b, int64_t first_row, int64_t last_row, int first_head, int last_head) const {
+    const TileScope tiles;
     const Workspace<Elem> sized(c, n, first_row, last_row, last_head - first_head, Arena(nullptr));
     Workspace<Elem> w(c, n, first_row, last_row, last_head - first_head, Arena(scratch(sized.bytes)));
     w.visible.load(b);

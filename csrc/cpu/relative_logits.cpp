@@ -83,6 +83,7 @@ struct Logits {
   }
 
   void forward(int64_t b, int h, int64_t first_row, int64_t last_row) const {
+    const TileScope tiles;
     const int64_t first = first_chunk((last_row - 1) / BLOCK), last = last_chunk(first_row / BLOCK);
     const Workspace<Elem> sized(n, first, last, false, Arena(nullptr));
     Workspace<Elem> w(n, first, last, false, Arena(scratch(sized.bytes)));
@@ -143,6 +144,7 @@ struct LogitsBackward : Logits<T, Elem> {
   }
 
   void task(int64_t t) const {
+    const TileScope tiles;
     const Partition::Share mine = partition.share(t);
     const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK),
                   last = this->last_chunk(mine.first_row / BLOCK);

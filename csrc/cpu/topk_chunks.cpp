@@ -74,7 +74,7 @@ struct Plan {
     const int64_t lists = p.batch * p.queries * p.k * static_cast<int64_t>(sizeof(float) + sizeof(int64_t));
     ranges = std::min({ceil_div(wanted, p.batch * groups), ceil_div(p.keys, LEAST_KEYS), PARTIAL_BYTES / lists});
     ranges = std::max<int64_t>(ranges, 1);
-    range = ceil_div(ceil_div(p.keys, ranges), KEY_TILE) * KEY_TILE;
+    range = ceil_div(ceil_div(p.keys, ranges), MOST_KEYS) * MOST_KEYS;
     ranges = ceil_div(p.keys, range);
   }
   int64_t tasks(const Call& p) const { return p.batch * groups * ranges; }
@@ -85,6 +85,8 @@ class Scan {
   using Key = typename Multiplied<T>::Key;
   static constexpr int64_t WIDTH = Operand<Key>::WIDTH;
   static constexpr bool SAME = std::is_same_v<T, Key>;
+  const bool in_tiles_ = WIDTH == 2 && tiles_ready;
+  const int part_ = in_tiles_ ? TILE_PART : PART, keys_ = in_tiles_ ? TILE_KEYS : KEY_TILE;  // multiplied, gathered
 
  public:
   // Rows [first, last) of batch entry b; `lists` starts at row `first`.
@@ -97,7 +99,7 @@ class Scan {
     const int64_t lanes = tiles_ * LANES;
     const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
     auto* memory = static_cast<char*>(
-        scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + KEY_TILE * (words_ + LINE / 4))));
+        scratch(4 * (lanes * words_ + 2 * lanes + tiles_ * lists_size + keys_ * (words_ + LINE / 4))));
     packed_ = reinterpret_cast<uint32_t*>(memory);
     threshold_ = reinterpret_cast<float*>(packed_ + lanes * words_);
     discount_ = threshold_ + lanes;
@@ -188,13 +190,13 @@ class Scan {
   int64_t gather(int64_t begin, int64_t end) {
     count_ = 0;
     int64_t j = begin;
-    for (; j < end && count_ < KEY_TILE; ++j)
+    for (; j < end && count_ < keys_; ++j)
       if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j)) index_[count_++] = j;
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
     if constexpr (SAME) {
-      if (adjacent && count_ == KEY_TILE) {
+      if (adjacent && count_ == keys_) {
         tile_.rows = p_.key.at<const Key>(kb_, index_[0]);
         tile_.stride = p_.key.stride[1];
         return measure(), j;
@@ -207,16 +209,15 @@ class Scan {
 
   // Where the keys lie that come some tiles later, if `left` keys follow this tile one after another.
   void look_ahead(int64_t left) {
-    const int64_t bytes = KEY_TILE * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
+    const int64_t bytes = keys_ * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
-    ahead_ = left >= tiles * KEY_TILE
-                 ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
-                 : nullptr;
+    ahead_ = left >= tiles * keys_ ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
+                                   : nullptr;
   }
 
   void measure() {
     tile_.force = p_.l2 && force_;
-    for (int i = 0; i < KEY_TILE; ++i) {
+    for (int i = 0; i < keys_; ++i) {
       if (i >= count_) {
         norm_[i] = INFINITY;  // a row of the tile without a key
       } else if (!p_.l2) {
@@ -239,7 +240,7 @@ class Scan {
   void sweep(int64_t t, int count) {
     if constexpr (MQ > 1)
       if (count < MQ) return sweep<MQ - 1>(t, count);
-    for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += PART) {
+    for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += part_) {
       int blind = 0;  // leading tiles that see none of these keys
       while (index_[from] >= limit(t + blind)) ++blind;
       part<MQ>(t, blind, from);
@@ -251,7 +252,7 @@ class Scan {
   void part(int64_t t, int blind, int from) {
     if constexpr (MQ > 1)
       if (blind) return part<MQ - 1>(t + 1, blind - 1, from);
-    alignas(LINE) float out[MQ * PART * LANES];
+    alignas(LINE) float out[MQ * MOST_PART * LANES];
     const int64_t q_tile = LANES * words_;
     Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
     if (t == 0 && ahead_) {
@@ -262,7 +263,7 @@ class Scan {
     }
     const uint32_t hits = score<Key, MQ>(packed_ + t * q_tile, q_tile, keys, p_.dim, threshold_ + t * LANES, out);
     for (int m = 0; m < MQ; ++m)
-      if (hits >> m & 1) consider(t + m, from, std::min(PART, count_ - from), out + m * PART * LANES);
+      if (hits >> m & 1) consider(t + m, from, std::min(part_, count_ - from), out + m * part_ * LANES);
   }
 
   __attribute__((noinline)) void consider(int64_t t, int from, int keys, const float* scores) {
@@ -329,14 +330,14 @@ class Scan {
   float* threshold_;  // [tiles][LANES] lower bound of q.k less the key's discount
   float* discount_;   // [tiles][LANES] l2: a half of q.q, less the bound
   float* best_;       // [tiles] lane lists; null where k is too large for them
-  Key* copy_;         // [KEY_TILE][stride]
+  Key* copy_;         // [keys_][stride]
   float kept_;        // l2: a half less the relative error bound
   Tile<Key> tile_{};
   const char* ahead_ = nullptr;                       // keys soon needed; null where they are masked or the range ends
   const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task
   int count_ = 0;
-  int64_t index_[KEY_TILE];
-  float norm_[KEY_TILE];
+  int64_t index_[MOST_KEYS];
+  float norm_[MOST_KEYS];
 };
 
 // Row r of `out` from the same row of every range, which follow one another in the order of the keys.
@@ -367,6 +368,7 @@ void forward(const Call& p, const Lists& out, int threads) {
                  std::min(p.queries, first + plan.tiles * LANES)};
   };
   parallel_for(plan.tasks(p), threads, [&](int64_t task) {
+    const TileScope tiles;
     const Place at = place(task);
     const int64_t row = at.b * p.queries + at.first, begin = at.part * plan.range;
     Scan<T> scan(p, at.b, at.first, at.last, plan.ranges > 1 ? partial.row(at.part * rows + row) : out.row(row));

@@ -5,6 +5,7 @@
 // its bits don't depend on how the work is cut.
 #pragma once
 #include "simd.h"
+#include "tiles.h"
 
 namespace retro::RETRO_ISA {
 
@@ -12,7 +13,10 @@ namespace retro::RETRO_ISA {
 constexpr int PART = 6;
 // query tiles at a time: the accumulators that registers hold beside the operands
 constexpr int TILES = LANES == 16 ? 4 : 2;
-constexpr int KEY_TILE = 24;              // keys gathered at a time
+constexpr int KEY_TILE = 24;  // keys gathered at a time
+// In tile registers: keys are the rows of A, in place; queries, as they are packed, are B.
+constexpr int TILE_PART = 16, TILE_KEYS = 48;
+constexpr int MOST_PART = RETRO_TILES ? TILE_PART : PART, MOST_KEYS = RETRO_TILES ? TILE_KEYS : KEY_TILE;
 constexpr int64_t FOLD = 512;             // steps after which the running sums move to a second one (rounding)
 constexpr int64_t Q_AHEAD = 16;           // steps: packed queries beyond L1 come from L2 in time
 constexpr int64_t KEYS_AHEAD = 48 << 10;  // bytes: enough to hide memory's latency, little enough to stay in cache
@@ -105,13 +109,84 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
     }
 }
 
-// MQ query tiles against PART keys. Bit m of the result: tile m holds a score that beats its row's threshold; then its
-// scores are in out[m][j][lane].
+#if RETRO_TILES
+// 16 keys from word s on, of `words` words: in place, or in `copy` where the rows end.
+RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim, uint32_t* copy) {
+  const int64_t left = dim - 2 * s;
+  if (left >= 2 * TILE) return {tile.rows + 2 * s, tile.stride * int64_t{sizeof(bf16)}};
+  for (int r = 0; r < TILE; ++r)
+    _mm512_store_si512(copy + r * TILE, _mm512_maskz_loadu_epi16(~__mmask32{0} >> (2 * TILE - left),
+                                                                 tile.rows + r * tile.stride + 2 * s));
+  return {copy, ROW_BYTES};
+}
+
+template <int MQ>
+RETRO_INLINE void multiply_queries(const uint32_t* q, int64_t q_tile, int64_t words, uint32_t* copy) {
+  const auto query_tile = [=](const uint32_t* from) -> TileOperand {
+    if (words >= TILE) return {from, ROW_BYTES};
+    for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
+    return {copy, ROW_BYTES};
+  };
+  load_tile<TILE_B>(query_tile(q)), multiply_tiles<0>();
+  if constexpr (MQ > 1) load_tile<TILE_B>(query_tile(q + q_tile)), multiply_tiles<1>();
+  if constexpr (MQ > 2) load_tile<TILE_B>(query_tile(q + 2 * q_tile)), multiply_tiles<2>();
+  if constexpr (MQ > 3) load_tile<TILE_B>(query_tile(q + 3 * q_tile)), multiply_tiles<3>();
+}
+
+// out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys
+template <int MQ>
+RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Tile<bf16>& tile, int64_t dim,
+                                    float* out) {
+  alignas(64) uint32_t key_copy[TILE * TILE], query_copy[TILE * TILE];
+  alignas(64) float sums[MQ * TILE_PART * LANES];
+  const char* ahead = tile.ahead;
+  for (int64_t begin = 0; begin < dim; begin += 2 * FOLD) {
+    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    for (int64_t s = begin / 2; 2 * s < std::min(dim, begin + 2 * FOLD); s += TILE) {
+      load_tile<TILE_A>(key_tile(tile, s, dim, key_copy));
+      multiply_queries<MQ>(q + s * LANES, q_tile, (dim + 1) / 2 - s, query_copy);
+      for (int i = 0; ahead && i < TILE; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 3);
+    }
+    float* to = begin ? sums : out;
+    store_tile<0>(to, LANES);
+    if constexpr (MQ > 1) store_tile<1>(to + TILE_PART * LANES, LANES);
+    if constexpr (MQ > 2) store_tile<2>(to + 2 * TILE_PART * LANES, LANES);
+    if constexpr (MQ > 3) store_tile<3>(to + 3 * TILE_PART * LANES, LANES);
+    for (int i = 0; begin && i < MQ * TILE_PART * LANES; i += LANES) store(out + i, load(out + i) + load(sums + i));
+  }
+}
+#endif
+
+// MQ query tiles against NK keys, whose products are in acc[m][j]. Bit m of the result: tile m holds a score that beats
+// its row's threshold.
+template <int MQ, int NK, class Key, class Score>
+RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, const Score& score) {
+  uint32_t hits = 0;
+#pragma GCC unroll 4
+  for (int m = 0; m < MQ; ++m) {
+    Vec best = broadcast(-INFINITY);
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j) best = max(score(m, j) - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
+    if (tile.force || any(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
+  }
+  return hits;
+}
+
+// MQ query tiles against PART keys, or TILE_PART. Bit m of the result: tile m holds a score that beats its row's
+// threshold; then its scores are in out[m][j][lane].
 template <class Key, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
   using O = Operand<Key>;
   constexpr int NK = PART;
+#if RETRO_TILES
+  if constexpr (O::WIDTH == 2)
+    if (tiles_ready) {
+      multiply_in_tiles<MQ>(q, q_tile, tile, dim, out);
+      return hits_of<MQ, TILE_PART>(tile, threshold,
+                                    [&](int m, int j) { return load(out + (m * TILE_PART + j) * LANES); });
+    }
+#endif
   const int64_t steps = dim / O::WIDTH;
   const char* ahead = tile.ahead;
   Vec acc[MQ][NK];
@@ -144,14 +219,10 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
     for (int m = 0; m < MQ; ++m)
 #pragma GCC unroll 24
       for (int j = 0; j < NK; ++j) acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES);
-  uint32_t hits = 0;
+  const uint32_t hits = hits_of<MQ, NK>(tile, threshold, [&](int m, int j) { return acc[m][j]; });
 #pragma GCC unroll 4
   for (int m = 0; m < MQ; ++m) {
-    Vec best = broadcast(-INFINITY);
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) best = max(acc[m][j] - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
-    if (!tile.force && !any(gt(best, load(threshold + m * LANES)))) continue;
-    hits |= 1u << m;
+    if (!(hits >> m & 1)) continue;
 #pragma GCC unroll 24
     for (int j = 0; j < NK; ++j) store(out + (m * NK + j) * LANES, acc[m][j]);
   }

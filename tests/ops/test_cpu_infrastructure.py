@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -183,3 +184,50 @@ def test_large_outputs_ask_for_huge_pages(kernels):
     assert large.shape == (8 << 20,) and large.dtype == torch.float32 and advised(large.data_ptr() + large.nbytes // 2)
     small = cpu.empty((1024, 3), torch.bfloat16)
     assert small.shape == (1024, 3) and small.dtype == torch.bfloat16
+
+
+@pytest.mark.skipif("amx" not in isas(), reason="no AMX here")
+def test_tile_registers_are_shared_with_torch(kernels):
+    """torch configures the tile registers of a thread for its own products of bfloat16, and so do these kernels."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 200, 4, 72).bfloat16().unbind()
+    a = torch.randn(120, 96).bfloat16()
+    kernels.set_isa("amx")
+    alone, product = rk.relative_attention(q, k, v, causal=True, backend="cpu"), a @ a.T
+    with ThreadPoolExecutor(3) as threads:
+        jobs = [threads.submit(rk.relative_attention, q, k, v, causal=True, backend="cpu") for _ in range(30)]
+        products = [threads.submit(torch.mm, a, a.T) for _ in range(30)]
+        for _ in range(30):
+            assert torch.equal(rk.relative_attention(q, k, v, causal=True, backend="cpu"), alone)
+            assert torch.equal(a @ a.T, product)
+    assert all(torch.equal(job.result(), alone) for job in jobs)
+    assert all(torch.equal(job.result(), product) for job in products)
+
+
+@pytest.mark.skipif("amx" not in isas(), reason="no AMX here")
+@pytest.mark.parametrize("width", [16, 24, 64, 72])
+def test_a_row_has_the_same_bits_in_a_whole_tile_and_in_a_part_of_one(kernels, width):
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 150, 2, width).bfloat16().unbind()
+    table = torch.randn(2, 150, width).bfloat16()
+    kernels.set_isa("amx")
+
+    def attend(rows):
+        first = (x[:, :rows] for x in (q, k, v))
+        return rk.relative_attention(*first, rel_key=table, rel_start=0, causal=True, backend="cpu")
+
+    # 40 rows fill two tiles and a part; the rows behind them fill that part too
+    assert torch.equal(attend(150)[:, :40], attend(40))
+
+
+@pytest.mark.skipif("amx" not in isas(), reason="no AMX here")
+@pytest.mark.parametrize("width", [1, 8, 31, 64, 100, 1100])
+def test_tiles_score_as_vectors_do(kernels, width):
+    """Whole numbers, whose sums are exact: words of the last tile that no row holds must count nothing."""
+    torch.manual_seed(0)
+    q, k = (torch.randint(-3, 4, (1, n, width)).bfloat16() for n in (37, 131))
+    found = {}
+    for name in ("avx512bf16", "amx"):
+        kernels.set_isa(name)
+        found[name] = rk.topk_chunks(q, k, k=5, backend="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(*found.values(), strict=True))

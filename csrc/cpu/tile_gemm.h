@@ -1,0 +1,104 @@
+// Products of pairs in tile registers, from the operands of gemm.h, which includes this file. 16 rows of RowMajor are a
+// tile of A, 16 rows and one vector of PackedB a tile of B. Other operands, and what is no whole tile, are copied
+// beside zeros first. So a row has the same bits wherever it lies.
+#pragma once
+#include "gemm.h"
+
+namespace retro::RETRO_ISA {
+
+// Rows [row, row + rows) and pairs [k, k + pairs) of A, in place or in `copy`.
+RETRO_INLINE TileOperand tile_of(const RowMajor<uint32_t>& a, int row, int rows, int k, int pairs, uint32_t* copy) {
+  const uint32_t* from = a.data + row * a.lda + k;
+  if (rows == TILE && pairs == TILE) return {from, a.lda * int64_t{sizeof(*from)}};
+  for (int r = 0; r < TILE; ++r) copy_row(from + (r < rows ? r : 0) * a.lda, r < rows ? pairs : 0, copy + r * TILE);
+  return {copy, ROW_BYTES};
+}
+template <class T>
+RETRO_INLINE TileOperand tile_of(const RowPointers<T, uint32_t>& a, int row, int rows, int k, int pairs,
+                                 uint32_t* copy) {
+  for (int r = 0; r < TILE; ++r)
+    copy_row(reinterpret_cast<const uint32_t*>(a.rows[row + (r < rows ? r : 0)]) + k, r < rows ? pairs : 0,
+             copy + r * TILE);
+  return {copy, ROW_BYTES};
+}
+RETRO_INLINE TileOperand tile_of(const ColumnMajor<uint32_t>& a, int row, int rows, int k, int pairs, uint32_t* copy) {
+  Vec x[LANES];
+#pragma GCC unroll 16
+  for (int i = 0; i < TILE; ++i)
+    x[i] = _mm512_maskz_loadu_ps(i < pairs ? first(rows) : Mask(0), a.data + (k + (i < pairs ? i : 0)) * a.lda + row);
+  transpose(x);
+#pragma GCC unroll 16
+  for (int r = 0; r < TILE; ++r) store(reinterpret_cast<float*>(copy + r * TILE), x[r]);
+  return {copy, ROW_BYTES};
+}
+
+RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, int column, uint32_t* copy) {
+  const uint32_t* from = b.data + k * b.ldb + column;
+  if (pairs == TILE) return {from, b.ldb * int64_t{sizeof(*from)}};
+  for (int i = 0; i < TILE; ++i) copy_row(from + (i < pairs ? i : 0) * b.ldb, i < pairs ? TILE : 0, copy + i * TILE);
+  return {copy, ROW_BYTES};
+}
+
+template <int NR>
+RETRO_INLINE void multiply_columns(const PackedB<uint32_t>& b, int k, int pairs, int column, uint32_t* copy) {
+  load_tile<TILE_B>(tile_of(b, k, pairs, column, copy));
+  multiply_tiles<0>();
+  if constexpr (NR > 1) load_tile<TILE_B>(tile_of(b, k, pairs, column + LANES, copy)), multiply_tiles<1>();
+  if constexpr (NR > 2) load_tile<TILE_B>(tile_of(b, k, pairs, column + 2 * LANES, copy)), multiply_tiles<2>();
+  if constexpr (NR > 3) load_tile<TILE_B>(tile_of(b, k, pairs, column + 3 * LANES, copy)), multiply_tiles<3>();
+}
+
+// Hands rows [r, r + MR) of the sums to the epilogue.
+template <int MR, int NR, class Epilogue>
+RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilogue& epilogue) {
+  Vec c[MR][NR];
+#pragma GCC unroll 4
+  for (int i = 0; i < MR; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < NR; ++v) c[i][v] = load(sums + (r + i) * NR * LANES + v * LANES);
+  finish_tile(row + r, column, c, epilogue);
+}
+
+// Columns [column, column + NR vectors) of all rows.
+template <int NR, class A, class Epilogue>
+__attribute__((noinline)) void tile_panel(int m, int kc, const A& a, const PackedB<uint32_t>& b, int column,
+                                          Epilogue& epilogue) {
+  alignas(64) uint32_t copy_a[TILE * TILE], copy_b[TILE * TILE];
+  alignas(64) float sums[TILE * NR * LANES];
+  for (int row = 0; row < m; row += TILE) {
+    const int rows = std::min(TILE, m - row);
+    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    for (int k = 0; k < kc; k += TILE) {
+      const int pairs = std::min(TILE, kc - k);
+      load_tile<TILE_A>(tile_of(a, row, rows, k, pairs, copy_a));
+      multiply_columns<NR>(b, k, pairs, column, copy_b);
+    }
+    store_tile<0>(sums, NR * LANES);
+    if constexpr (NR > 1) store_tile<1>(sums + LANES, NR * LANES);
+    if constexpr (NR > 2) store_tile<2>(sums + 2 * LANES, NR * LANES);
+    if constexpr (NR > 3) store_tile<3>(sums + 3 * LANES, NR * LANES);
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) hand_over<4, NR>(sums, r, row, column, epilogue);
+    for (; r < rows; ++r) hand_over<1, NR>(sums, r, row, column, epilogue);
+  }
+}
+
+template <class T>
+RETRO_INLINE PackedB<uint32_t> packed(const UnpackedB<T, uint32_t>& b, int vectors, int kc) {
+  for (int k = 0; k < kc; ++k)
+    for (int v = 0; v < vectors; ++v) b.row(k, v * LANES);
+  return b.packed();
+}
+RETRO_INLINE PackedB<uint32_t> packed(const PackedB<uint32_t>& b, int, int) { return b; }
+
+template <class A, class B, class Epilogue>
+void tile_gemm(int m, int vectors, int kc, const A& a, const B& whole, Epilogue& epilogue) {
+  const PackedB<uint32_t> b = packed(whole, vectors, kc);
+  int v = 0;
+  for (; v + 4 <= vectors; v += 4) tile_panel<4>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 3) return tile_panel<3>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 2) return tile_panel<2>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 1) tile_panel<1>(m, kc, a, b, v * LANES, epilogue);
+}
+
+}  // namespace retro::RETRO_ISA

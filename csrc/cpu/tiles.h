@@ -1,0 +1,82 @@
+// AMX: products of pairs in tile registers, of 16 rows by 16 pairs (operands) or 16 floats (sums).
+//
+//   TileScope                             in a task: makes this thread's tile registers ready where AMX is to run
+//   tiles_ready                           whether they are; false at compile time where there are none
+//   load_tile clear_tile store_tile       registers 0 to 3 hold sums, TILE_A and TILE_B the operands
+//   multiply_tiles<sum>()                 sum[i][j] += the products of the pairs A[i][k] and B[k][j], k = 0..15
+#pragma once
+#include <algorithm>
+
+#include "isa.h"
+#include "simd.h"
+
+#define RETRO_TILES (RETRO_ISA_LEVEL == 3 && RETRO_HAVE_AMX)
+
+namespace retro::RETRO_ISA {
+
+#if !RETRO_TILES
+constexpr bool tiles_ready = false;
+struct TileScope {
+  TileScope() {}  // so that no compiler calls it unused
+};
+#else
+
+constexpr int TILE = 16;                                 // rows, pairs and sums of a tile
+constexpr int TILE_A = 6, TILE_B = 7;                    // registers of the operands; sums are in 0 to 3
+constexpr int ROW_BYTES = TILE * int{sizeof(uint32_t)};  // of a tile
+
+inline thread_local bool tiles_ready = false;  // in a TileScope
+
+// In a task: this thread's tile registers are ready for products, where AMX is the instruction set that runs.
+class TileScope {
+ public:
+  TileScope() {
+    if (tiles_ready || active_isa() != AMX) return;
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t bytes[16] = {};  // of a row, register by register
+      uint8_t rows[16] = {};
+    } layout;
+    std::fill(layout.bytes, layout.bytes + 8, ROW_BYTES), std::fill(layout.rows, layout.rows + 8, TILE);
+    asm volatile("ldtilecfg %0" ::"m"(layout));
+    mine_ = tiles_ready = true;
+  }
+  ~TileScope() {
+    if (!mine_) return;
+    asm volatile("tilerelease");
+    tiles_ready = false;
+  }
+  TileScope(const TileScope&) = delete;
+
+ private:
+  bool mine_ = false;
+};
+
+struct TileOperand {
+  const void* data;
+  int64_t stride;  // bytes
+};
+
+template <int REGISTER>
+RETRO_INLINE void load_tile(TileOperand x) {
+  asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(x.data), "r"(x.stride), "i"(REGISTER) : "memory");
+}
+template <int REGISTER>
+RETRO_INLINE void store_tile(float* to, int64_t ld) {
+  asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(ld * int64_t{4}), "i"(REGISTER) : "memory");
+}
+template <int REGISTER>
+RETRO_INLINE void clear_tile() {
+  asm volatile("tilezero %%tmm%c0" ::"i"(REGISTER));
+}
+template <int REGISTER>
+RETRO_INLINE void multiply_tiles() {
+  asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(TILE_B), "i"(TILE_A), "i"(REGISTER));
+}
+
+RETRO_INLINE void copy_row(const void* from, int pairs, uint32_t* to) {
+  _mm512_store_si512(to, _mm512_maskz_loadu_epi32(first(pairs), from));
+}
+#endif
+
+}  // namespace retro::RETRO_ISA
