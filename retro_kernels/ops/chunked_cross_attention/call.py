@@ -106,9 +106,7 @@ class ChunkedCrossAttention(NamedTuple):
         return arguments.attention_outputs(self.query)
 
     def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
+        """Range of positions for which a checked call stays valid: those whose chunks the keys have."""
         return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
 
     def flops(self) -> tuple[int, int]:

@@ -120,9 +120,4 @@ def _keep(call, rows: range) -> Tensor | None:
     return attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, call.key.shape[2] * call.key.shape[3])
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

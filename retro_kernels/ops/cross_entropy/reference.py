@@ -22,8 +22,3 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     lse = x.logsumexp(-1, keepdim=True)
     dx = (x - lse).exp_().scatter_add_(-1, call.target.unsqueeze(-1), torch.full_like(lse, -1.0))
     return [dx.mul_(grads[0].unsqueeze(-1)).to(call.input.dtype) if needs[0] else None]
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None

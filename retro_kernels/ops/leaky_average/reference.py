@@ -28,9 +28,4 @@ def forward(call) -> tuple[Tensor]:
     return (y.to(call.x.dtype),)
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

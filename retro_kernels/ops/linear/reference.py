@@ -14,9 +14,4 @@ def forward(call) -> tuple[Tensor]:
     return (F.linear(*(None if x is None else x.to(dtype) for x in call)).to(call.input.dtype),)
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

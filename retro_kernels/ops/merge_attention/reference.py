@@ -29,9 +29,4 @@ def _rows(x: Tensor) -> Tensor:
     return x.transpose(-1, -2).unsqueeze(-1)
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

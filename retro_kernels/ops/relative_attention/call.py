@@ -94,12 +94,7 @@ class RelativeAttention(NamedTuple):
         """Outputs of the right shapes and types, not filled."""
         return arguments.attention_outputs(self.query)
 
-    def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
-        follows = self.rel_key is not None and self.rel_start is None
-        return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+    movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:
         """Floating-point operations, (forward, backward)."""

@@ -64,9 +64,4 @@ def visibility(call) -> tuple[Tensor, Tensor]:
     return displacement, visible
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

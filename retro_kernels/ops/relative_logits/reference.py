@@ -20,9 +20,4 @@ def forward(call) -> tuple[Tensor]:
     return (logits.to(call.query.dtype),)
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

@@ -14,9 +14,4 @@ def forward(call) -> tuple[Tensor, Tensor]:
     return (x * rstd.unsqueeze(-1) * call.weight.to(x.dtype)).to(call.input.dtype), rstd
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)

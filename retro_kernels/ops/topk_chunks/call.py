@@ -70,9 +70,7 @@ class TopkChunks(NamedTuple):
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
+        """Range of positions for which a checked call stays valid. Without causal_gap the position must be 0."""
         return range(0) if self.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
 
     def flops(self) -> tuple[int, int]:

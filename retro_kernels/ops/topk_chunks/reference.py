@@ -54,9 +54,4 @@ def candidates(call) -> Tensor:
     return allowed
 
 
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
-
-
 backward = autograd.backward_of(forward)
