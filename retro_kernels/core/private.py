@@ -46,7 +46,7 @@ autocast = _of_torch("_is_any_autocast_enabled", lambda: any(map(torch.is_autoca
 
 
 class DispatchMode(TorchDispatchMode):
-    """Dispatch mode that the compiler never sees. For any other mode torch imports its compiler: a second of CPU time."""
+    """Dispatch mode that is never compiled. For any other mode torch imports its compiler: a second of CPU time."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -23,15 +23,9 @@ def forward(call) -> tuple[Tensor]:
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """d decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
-    dy = grads[0]
-    if dy is None:
-        return [
-            None if not need else torch.zeros_like(t)
-            for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)
-        ]
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
-    tensors = (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)
+    tensors = (outputs[0], grads[0], call.decay, call.initial, call.segment, dx, ddecay, dinitial)
     steps.call("_cpu", "leaky_average_backward", *tensors, steps.THREADS)
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

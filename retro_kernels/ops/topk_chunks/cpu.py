@@ -35,8 +35,6 @@ def forward(call) -> tuple[Tensor, Tensor]:
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     """Gradients of the chosen slots alone; O(B*Q*k + S) integers beside them, no [B,Q,S] tensor."""
     inputs = (call.query, call.key)
-    if grads[0] is None:
-        return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
     results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
     tensors = (*inputs, outputs[1], grads[0], *results)
     steps.call("_cpu", "topk_chunks_backward", *tensors, call.metric == "l2", steps.THREADS)
