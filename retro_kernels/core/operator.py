@@ -25,8 +25,11 @@ _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "
 def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
     """Register `op`.
 
-    problem   class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema. KEPT:
-              outputs that the backward pass reads, by default all. TWICE: gradients can be differentiated again
+    problem   class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema.
+              DIFFERENTIABLE, RETURNS: names of the differentiable inputs and of the outputs. KEPT: outputs that the
+              backward pass reads, by default all. TWICE: gradients can be differentiated again. MOVES: position that
+              changes from call to call, and `movable()` its range. `checked()` returns the call checked, with defaults
+              filled in; `empty_outputs()` the outputs, not filled; `flops()` the operations (forward, backward)
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem

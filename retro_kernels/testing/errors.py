@@ -48,8 +48,8 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dtype: torch.dtype) -> None:
-    """Raise an AssertionError if `got` differs from `want` (float64) by more than the table allows, with the place of the
-    largest difference.
+    """Raise an AssertionError if `got` differs from `want` (float64) by more than the table allows. It names the place
+    of the largest difference.
     """
     assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
     bad = got.isnan() & ~want.isnan()

@@ -11,6 +11,13 @@ from torch import Tensor
 from ..compile.target import OLDEST_ARCH, current_target
 from ..core import arguments
 
+MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
+
+
+def unsupported_grid(**sizes: int) -> str | None:
+    """Why the sizes can't be dimensions of a grid; None if they can."""
+    return next((f"{name}={size} exceeds {MAX_GRID}" for name, size in sizes.items() if size > MAX_GRID), None)
+
 
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on CPU tensors."""

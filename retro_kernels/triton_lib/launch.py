@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from triton import JITFunction
 
+from ..compile.configs import Tile
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
@@ -37,6 +39,12 @@ class Launch:
     def run(self):
         """Launch, and return the compiled kernel; None under Triton's interpreter."""
         return self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:
+    """Return the launch of a kernel with a tile's options. `arguments` may have more than the kernel takes."""
+    taken = {name: arguments[name] for name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
 
 
 def power_of_two(n: int, least: int = 16) -> int:

@@ -157,7 +157,7 @@ def test_the_plan_fills_the_device_and_bounds_its_scratch():
         tile = launch.choose_tile(call, target)
         blocks = -(-queries // tile.block_q)
         places = target.multiprocessors * tile.resident
-        parts = launch.split(keys, tile.block_s, blocks, places)
+        parts = launch.split(keys, tile.block_s, blocks, places, launch.TILES_PER_SPLIT)
         assert (
             parts.length % tile.block_s == 0 and (parts.count - 1) * parts.length < keys <= parts.count * parts.length
         )

@@ -38,7 +38,6 @@ class ChunkedCrossAttention(NamedTuple):
     seed: Tensor | None
     batch_start: Tensor | None = None  # int64 [B]; the host never reads it
 
-    #: inputs that take a gradient, in the order in which `backward` returns them
     DIFFERENTIABLE = (
         "query",
         "key",
@@ -49,9 +48,7 @@ class ChunkedCrossAttention(NamedTuple):
         "position_bias",
         "neighbour_gate",
     )
-    #: the int that moves from call to call where tokens are decoded one by one; a tensor or None does not
     MOVES = "query_start"
-    #: names of the outputs
     RETURNS = ("out", "lse")
 
     def checked(self) -> ChunkedCrossAttention:
@@ -102,7 +99,6 @@ class ChunkedCrossAttention(NamedTuple):
             )
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return arguments.attention_outputs(self.query)
 
     def movable(self) -> range:
@@ -110,6 +106,5 @@ class ChunkedCrossAttention(NamedTuple):
         return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         _, _, k, r, _, _ = self.key.shape  # one row of rel_key serves all K neighbours
         return flops.attention(self, keys=k * r, displacements=r)

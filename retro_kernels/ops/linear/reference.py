@@ -9,7 +9,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor]:
-    """y [...,J] in the type of input."""
     dtype = attention.accumulator(call.input)
     return (F.linear(*(None if x is None else x.to(dtype) for x in call)).to(call.input.dtype),)
 

@@ -1,4 +1,4 @@
-"""The merge of partial attentions by its definition."""
+"""Merge of partial attentions by its definition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """out [B,N,H,D] in the type of outs, lse [B,H,N]."""
     lses = call.lses
     top = lses.detach().amax(0)
     top = top.masked_fill(top == -torch.inf, 0)

@@ -44,7 +44,6 @@ class RelativeAttention(NamedTuple):
 
     DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
     MOVES = "query_offset"
-    #: names of the outputs
     RETURNS = ("out", "lse")
 
     def checked(self) -> RelativeAttention:
@@ -91,11 +90,9 @@ class RelativeAttention(NamedTuple):
         )
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return arguments.attention_outputs(self.query)
 
     movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])

@@ -9,7 +9,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor]:
-    """logits [B,H,N,key_len] in the query's type."""
     dtype = attention.accumulator(call.query)
     query = call.query.to(dtype)
     if call.position_bias is not None:
