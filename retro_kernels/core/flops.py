@@ -47,7 +47,8 @@ def announce() -> None:
 def attention(call, keys: int, displacements: int) -> tuple[int, int]:
     """Return the operations (forward, backward) of an attention.
 
-    keys: keys that a query attends. displacements: displacements of a query, at most the table's rows of them counted.
+    keys: number of keys that a query attends. displacements: number of displacements of a query; those beyond the
+    table's rows are not counted.
     """
     b, n, h, d = call.query.shape
     content = b * n * h * keys * d

@@ -16,9 +16,8 @@ from ...core import arguments, flops
 
 
 class ChunkedCrossAttention(NamedTuple):
-    """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0.
-
-    Query 0 of batch entry b is at position query_start + batch_start[b].
+    """rel_query None: the query itself. seed: int64 [1] if dropout_p > 0. Query 0 of batch entry b is at position
+    query_start + batch_start[b].
     """
 
     query: Tensor  # [B,N,H,D]
@@ -52,7 +51,6 @@ class ChunkedCrossAttention(NamedTuple):
     RETURNS = ("out", "lse")
 
     def checked(self) -> ChunkedCrossAttention:
-        """The call checked, with rel_start and scale filled in."""
         sizes: dict[str, int] = {}
         chunk_len = checks.integer("chunk_len", self.chunk_len, 1, checks.POSITION_MAX)
         if not isinstance(self.query_start, Tensor):
@@ -88,7 +86,7 @@ class ChunkedCrossAttention(NamedTuple):
         )
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
-        """Blame chunk_len where rel_key and the number of chunks agree on another one."""
+        """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one."""
         if not isinstance(self.rel_key, Tensor) or self.rel_key.dim() != 3 or self.rel_start is not None:
             return
         rows, fits = self.rel_key.shape[1], self.rel_key.shape[1] - sizes["R"] + 1

@@ -16,9 +16,8 @@ from ...core import arguments, flops
 
 
 class RelativeAttention(NamedTuple):
-    """`rel_query` None means the query itself; `window` and `window_block` None mean unbounded.
-
-    Query 0 of batch entry b is at position query_offset + batch_offset[b].
+    """rel_query None: the query itself. window, window_block None: unbounded. Query 0 of batch entry b is at position
+    query_offset + batch_offset[b].
     """
 
     query: Tensor  # [B,N,H,D]
@@ -47,20 +46,15 @@ class RelativeAttention(NamedTuple):
     RETURNS = ("out", "lse")
 
     def checked(self) -> RelativeAttention:
-        """The call checked, with query_offset, rel_start and scale filled in."""
         sizes: dict[str, int] = {}
         causal = checks.flag("causal", self.causal)
-        # a limit past every displacement hides nothing, or everything, and so does the least of those
-        gap = min(checks.integer("causal_gap", self.causal_gap, low=0), 2 * checks.POSITION_MAX)
+        farthest = 2 * checks.POSITION_MAX  # displacements are smaller, so a larger limit has the same effect
+        gap = min(checks.integer("causal_gap", self.causal_gap, low=0), farthest)
         if gap and not causal:
             raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
-        window = (
-            None if self.window is None else min(checks.integer("window", self.window, low=1), 2 * checks.POSITION_MAX)
-        )
-        block = (
-            None
-            if self.window_block is None
-            else min(checks.integer("window_block", self.window_block, low=1), 2 * checks.POSITION_MAX)
+        window, block = (
+            None if (value := getattr(self, name)) is None else min(checks.integer(name, value, low=1), farthest)
+            for name in ("window", "window_block")
         )
         if window is not None and block is not None:
             raise ValueError(f"window_block: expected None where window is given; got {block}")
