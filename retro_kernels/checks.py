@@ -28,14 +28,14 @@ def tensor(name: str, value) -> Tensor:
     """Check a tensor. Raises TypeError for anything else."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor; got {type(value).__name__}")
-    if value.is_nested:  # it has no shape to speak of
+    if value.is_nested:  # it has no single shape
         raise TypeError(f"{name}: expected a tensor of one shape; got a nested tensor")
     return value
 
 
 def readable(value: Tensor) -> bool:
     """Whether eager code may read a tensor's values: a plain tensor, while nothing compiles, traces, transforms or
-    intercepts calls. A value read otherwise would become a constant of code that runs again with other values.
+    intercepts calls. In a trace, the value would become a constant.
     """
     return type(value) is Tensor and not torch.compiler.is_compiling() and private.untraced()
 
@@ -62,7 +62,7 @@ def number(name: str, value) -> float:
     """Check a finite number and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name}: expected a number; got {type(value).__name__}")
-    if not -sys.float_info.max <= value <= sys.float_info.max:  # NaN, and integers that are no float
+    if not -sys.float_info.max <= value <= sys.float_info.max:  # also NaN, and integers beyond a float's range
         raise ValueError(f"{name}: expected a finite number; got {value}")
     return float(value)
 
@@ -82,7 +82,7 @@ def position(name: str, value, most: int = POSITION_MAX) -> int:
 def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
     """Match `dims` ("B,N,H,D") against the tensor. A letter seen before must agree; a new one is bound in `sizes`.
 
-    A dimension "B or 1" is one for each batch entry, or one for all.
+    The dimension "B or 1" has one entry for each batch entry, or one for all of them.
     """
     tensor(name, value)
     letters = dims.split(",")
@@ -118,7 +118,7 @@ def like(
 
 
 def has_rows(value: Tensor) -> bool:
-    """Whether the last dimension has no gaps. One element has none, whatever its stride."""
+    """Whether the last dimension has no gaps. A single element has none, whatever its stride."""
     return value.shape[-1] <= 1 or value.stride(-1) == 1
 
 

@@ -15,10 +15,10 @@ from .core.arguments import CALLS
 
 @cache
 def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None]:
-    """Return the extension of that full name, or why it can't be used: absent, damaged, or built from sources with
+    """Return (the extension, None), or (None, why it can't be used): it is absent, damaged, or built from sources with
     another `abi`.
 
-    needs: tools that build it, for the reason.
+    name: full name of the module. needs: tools that build it, named in the reason.
     """
     try:
         spec = importlib.util.find_spec(name)
@@ -36,19 +36,17 @@ def load(name: str, abi: int, needs: str) -> tuple[ModuleType | None, str | None
 
 
 def _damage(path: Path) -> str | None:
-    """Why a file is not a whole ELF library. Mapping one that was cut short, as by a full disk, would kill the
-    process.
-    """
+    """Why a file is not a whole ELF library. To map a truncated one would kill the process."""
     if not sys.platform.startswith("linux"):
         return None
     with path.open("rb") as file:
         data, size = file.read(64), path.stat().st_size
     if len(data) < 64 or data[:4] != b"\x7fELF":
-        return "no ELF file"
+        return "not an ELF file"
     if data[4:6] != b"\x02\x01":  # 64 bits, little endian
         return None
     sections, entry_bytes, count = *struct.unpack_from("<Q", data, 40), *struct.unpack_from("<HH", data, 58)
-    expected = sections + entry_bytes * count  # the table of sections comes last
+    expected = sections + entry_bytes * count  # the section table is at the end
     return f"{size} of {expected} bytes" if size < expected else None
 
 
@@ -70,4 +68,4 @@ def _remedy(needs: str) -> str:
     if (Path(__file__).resolve().parents[1] / "setup.py").exists():
         return f"python setup.py build_ext --inplace; needs {needs}"
     again = "install retro-kernels again from its source distribution, with pip's --no-build-isolation"
-    return f"{again}, where there is {needs}"
+    return f"{again}; needs {needs}"

@@ -1,4 +1,4 @@
-"""`python -m retro_kernels.info`: the backends that this machine can run, and why not the rest."""
+"""`python -m retro_kernels.info`: the backends that this machine can run, and why it can't run the others."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Compile every shipped Triton kernel without a GPU: registers, stack (spills), shared memory, per architecture.
+"""Compile every shipped Triton kernel without a GPU; list registers, stack (spills) and shared memory.
 
     python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
 
-Each `ops/<op>/triton` names its launches in `aot_cases(target)` (and those with every set of options, where
-tiles depend on them, in `aot_combinations(target)`), made by the code that launches on a GPU, on meta tensors;
+Each `ops/<op>/triton` yields its launches from `aot_cases(target)`. Where tiles depend on options, `aot_combinations`
+yields the launches of every set of options. Both make them on meta tensors by the code that launches on a GPU;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
 """
 
@@ -30,7 +30,7 @@ from .target import KNOWN, Target
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """Resources of a compiled kernel. stack: bytes a thread, above 0 where registers spill; shared_*: bytes a block."""
+    """Resources of a compiled kernel. stack: bytes a thread, 0 unless registers spill. shared_*: bytes a block."""
 
     op: str
     kernel: str
@@ -49,9 +49,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One launch to compile: `case` says for which call, `launch` is a
-    `triton_lib.launch.Launch` on meta tensors.
-    """
+    """One launch to compile. case: name of its call. launch: a `triton_lib.launch.Launch` on meta tensors."""
 
     case: str
     dtype: str
@@ -64,10 +62,9 @@ def ops() -> list[str]:
 
 
 def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:
-    """Yield (op, case) of every shipped launch, each distinct compile once. `only` selects kernels by a part of their
-    name.
+    """Yield (op, case) of every shipped launch; launches that compile alike are yielded once.
 
-    listing: the function of an op's module that lists them.
+    only: part of the kernels' op/name. listing: name of the function of an op's module that yields them.
     """
     seen = set()
     for op in ops():
@@ -83,7 +80,7 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
 
 
 def source(launch, target: Target):
-    """Return (ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
+    """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
     return private.source(launch, target.arch)
 
 
@@ -117,7 +114,7 @@ def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) 
 
 
 def resources(cubin: bytes) -> dict[str, int]:
-    """Return REG, STACK, SHARED, LOCAL of the one kernel in a cubin, by the cuobjdump that Triton bundles."""
+    """Return REG, STACK, SHARED and LOCAL of the kernel in a cubin, by the cuobjdump that Triton bundles."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -142,8 +139,9 @@ def compile_each(
     select: Callable[[str, Case], bool] | None = None,
     listing: str = "aot_cases",
 ) -> Iterator[Row]:
-    """Yield the rows of every shipped launch on every architecture in order, each as soon as it is compiled.
-    `select(op, case)` keeps some of them.
+    """Yield the rows of every shipped launch on every architecture, in order, each as soon as it is compiled.
+
+    select: `select(op, case)` says which launches are compiled; None: all.
     """
     listed = [(op, case, KNOWN[arch], keep) for arch in arches for op, case in cases(KNOWN[arch], only, listing)]
     work = [item for item in listed if select is None or select(item[0], item[1])]
@@ -151,7 +149,7 @@ def compile_each(
     if jobs <= 1:
         yield from (compile_case(*item) for item in work)
         return
-    # fork: the children have the work in memory already, so only indices and rows are sent
+    # forked children inherit the work, so only indices and rows are sent
     global _WORK
     _WORK = work
     with multiprocessing.get_context("fork").Pool(jobs) as pool:
@@ -195,15 +193,15 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m retro_kernels.compile.aot", description="Compile every Triton kernel without a GPU."
     )
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
-    parser.add_argument("--kernel", help="select kernels whose op/name contains this")
+    parser.add_argument("--kernel", help="part of the op/name of the kernels to compile")
     parser.add_argument(
         "--combinations",
         action="store_true",
-        help="every set of options of both attentions instead of what users launch",
+        help="compile every set of options of both attentions instead of the shipped launches",
     )
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--keep", type=Path, help="leave the cubins in this folder")
-    parser.add_argument("--jobs", type=int, help="processes; default one a core")
+    parser.add_argument("--json", type=Path, help="file for the rows")
+    parser.add_argument("--keep", type=Path, help="folder for the cubins")
+    parser.add_argument("--jobs", type=int, help="number of processes; default: one for each core")
     options = parser.parse_args(argv)
     arches = [int(arch) for arch in options.arch.split(",")]
     if unknown := [arch for arch in arches if arch not in KNOWN]:

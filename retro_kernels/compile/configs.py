@@ -1,7 +1,7 @@
-"""Tile configurations as data: `ops/<op>/tiles.json`, one row a (kernel, architecture, element size, width, rows).
+"""Tables of tiles as data: `ops/<op>/tiles.json`, one row for each (kernel, architecture, element size, width, rows).
 
 There is no autotuning. Tables are tuned offline (`python -m bench tune`) and committed, so a first call does not wait
-and the order of sums never changes. `replaced` tries other rows; `watched` tells which rows served.
+and the order of sums never changes. `replaced` tries other rows; `watched` lists the rows that were chosen.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class Problem:
     width: int
     rows: int
     keys: int
-    options: tuple[str, ...] = ()  # of the call, those that cost registers: a row's "with" may name them
+    options: tuple[str, ...] = ()  # of the call, if they cost registers; a row's "with" names some of them
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """block_m queries by block_n keys. precision: of float32 products ("tf32x3": three tensor-core products).
-    max_registers: of a thread, None for no limit; with fewer a multiprocessor holds more blocks.
+    max_registers: limit for a thread, or None; with a lower limit a multiprocessor holds more blocks.
     """
 
     block_m: int
@@ -62,11 +62,12 @@ class Tile:
 
 
 def choose(op: str, problem: Problem, target: Target) -> Tile:
-    """Return the committed tile: the newest architecture not past the target's, then the narrowest row that fits.
+    """Return the committed tile: of the newest architecture up to the target's, the narrowest row that fits.
 
-    A row that names options, "with": "dropout+masked", serves only calls that have all of them. The row that names most
-    goes first, then the first in the table. The result depends on the arguments and the table alone. Blocks are never
-    larger than the problem, but at least 16, the smallest product of a tensor core.
+    A row that names options, "with": "dropout+masked", fits only calls that have all of them. Among rows of one width,
+    the one that names most options is chosen, then the one with the fewest rows. The result depends only on the
+    arguments and the table. A block is at most as large as the problem, and at least 16, the smallest product of a
+    tensor core.
 
     >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
@@ -79,12 +80,12 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
 
 @functools.lru_cache(maxsize=4096)
 def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, Tile]:
-    """Cache of the choice: reading the table takes longer than launching a kernel."""
+    """Cache the choice, because reading the table takes longer than launching a kernel."""
     return _choice(problem, target, _committed(op))
 
 
 def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
-    """Return the row that serves a problem, and its tile, no larger than the problem."""
+    """Return the row that is chosen for a problem, and its tile, no larger than the problem."""
     ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
     known = [row["arch"] for row in ours]
     arch = max((a for a in known if a <= target.arch), default=min(known))
@@ -104,7 +105,7 @@ def named(row: dict) -> list[str]:
 
 
 def served(op: str, row: dict) -> dict:
-    """Return the row, and note it for `watched`."""
+    """Return the row, and add it to the lists of `watched`."""
     for seen in _watching:
         if (op, row) not in seen:
             seen.append((op, row))
@@ -113,7 +114,7 @@ def served(op: str, row: dict) -> dict:
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[tuple[str, dict]]]:
-    """Yield a list that fills with the (op, row) pairs of the calls made inside, each once. Not for threads."""
+    """Yield a list that collects the distinct (op, row) pairs of the calls made inside. Not thread-safe."""
     seen: list[tuple[str, dict]] = []
     _watching.append(seen)
     _begin_epoch()
@@ -125,7 +126,7 @@ def watched() -> Iterator[list[tuple[str, dict]]]:
 
 @contextlib.contextmanager
 def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
-    """Inside, `rows` are the op's table. Not for threads."""
+    """Inside, `rows` are the op's table. Not thread-safe."""
     before = _replaced.get(op)
     _replaced[op] = rows
     _begin_epoch()
@@ -139,14 +140,14 @@ def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
 
 
 def table(op: str) -> tuple[dict, ...]:
-    """Return the rows of an op, as in its file or as `replaced`."""
+    """Return the rows of an op: those of `replaced`, or of its file."""
     return _replaced.get(op) or _committed(op)
 
 
 def keep(op: str, old: dict, new: dict) -> None:
-    """Replace a row of the op's file; every other line stays as it is.
+    """Replace a row of the op's file and leave all other lines unchanged.
 
-    Raises ValueError where the file has no such line.
+    Raises ValueError unless the file has exactly one such row.
     """
     path = _OPS / op / "tiles.json"
     lines = path.read_text().splitlines(keepends=True)

@@ -1,11 +1,10 @@
-"""Compiled kernels as a folder: made on any machine, taken over on machines with the same Triton.
+"""Compiled kernels as a folder: exported on one machine, and copied into the Triton cache of others.
 
-Triton finds a compiled kernel by a key of its own sources, the kernel's, the types and the options. So a folder serves
-only the version of Triton, and of Python, that made it. The entries name each other by absolute paths, which
-`take_over` rewrites: a plain copy of a cache is useless elsewhere.
+Triton's cache key depends on the sources of Triton and of the kernel, on types and on options. So a folder serves only
+the versions of Triton and Python that made it. Files of the cache contain absolute paths, which `take_over` rewrites.
 
-The GPU's code and its launch numbers are trusted. Triton's cache also holds shared libraries, which the host loads.
-These are never taken over, and neither are links nor files of other names.
+The GPU's code and its launch parameters are trusted. Triton's cache also holds shared libraries that the host loads:
+`take_over` never copies them, nor links, nor files of other names.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from pathlib import Path
 from ..core import private
 
 MANIFEST = "retro-kernels.json"
-_GROUP = "__grp__"  # of Triton's files, those that name the others of their entry
+_GROUP = "__grp__"  # prefix of the file that lists the other files of its entry
 _ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
-_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.ASCII)  # one that the host does not run
+_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.ASCII)  # files the host doesn't execute
 
 
 def identity() -> dict[str, str]:
@@ -51,8 +50,9 @@ def export(
     jobs: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
 ) -> int:
-    """Compile the launches of the published models for GPUs of `arches` into `folder`, and return their number. It
-    continues where it was interrupted. `only` selects kernels by a part of their name.
+    """Compile the launches of the published models for GPUs of `arches` into `folder`, and return their number.
+
+    After an interruption it continues. only: part of the kernels' names.
     """
     from . import aot
 
@@ -73,9 +73,7 @@ def export(
 
 
 def take_over(folder: str | os.PathLike) -> int:
-    """Copy the kernels that `export` left in `folder` into this machine's Triton cache. Return how many are there
-    then.
-    """
+    """Copy the kernels of a folder made by `export` into this machine's Triton cache, and return their number."""
     import triton
 
     entries = _checked(Path(folder))
@@ -85,7 +83,7 @@ def take_over(folder: str | os.PathLike) -> int:
 
 
 def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
-    """Return the entries of a folder that fits this machine, with their files."""
+    """Return the entries of a folder, with their files. Raises ValueError if it does not fit this machine."""
     try:
         made = json.loads(_content(folder / MANIFEST))
         said = f"triton {made['triton']} on Python {made['python']}"
@@ -107,7 +105,7 @@ def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def _files(entry: Path) -> dict[str, bytes]:
-    """Return the regular files of an entry that have a name of a compiled kernel's file."""
+    """Return the regular files of an entry whose name is that of a compiled kernel's file."""
     found = {}
     for file in sorted(entry.iterdir()):
         if _FILE.fullmatch(file.name):
@@ -133,7 +131,7 @@ def _content(file: Path) -> bytes:
 
 
 def _copied(files: dict[str, bytes], target: Path) -> None:
-    """Copy an entry of Triton's cache. Triton sees all of it or nothing: the file that names the others comes last."""
+    """Copy an entry into Triton's cache, the file that lists the others last: Triton sees a whole entry or none."""
     target.mkdir(parents=True, exist_ok=True)
     for name in sorted(files, key=lambda name: name.startswith(_GROUP)):
         content = files[name]

@@ -1,4 +1,4 @@
-"""Machine that a kernel is chosen or compiled for, as a plain value: never a probe at import."""
+"""GPU that a tile is chosen or a kernel compiled for, as a plain value. Importing probes no device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """arch: compute capability times ten. shared_memory: most bytes of one block."""
+    """arch: compute capability times ten. shared_memory: bytes that a block can have at most."""
 
     arch: int
     shared_memory: int
     multiprocessors: int = 132
 
 
-#: The oldest architecture that the GPU backends serve: bfloat16 products and asynchronous copies begin there.
+#: oldest architecture that the GPU backends serve: it introduced bfloat16 products and asynchronous copies
 OLDEST_ARCH = 80
 
 #: A100, RTX 3090 and A10, RTX 4090 and L40S, H100 SXM and H200, B200, RTX 5090. CUDA C++ Programming Guide, technical
@@ -31,7 +31,7 @@ KNOWN = {
     120: Target(120, 101376, 170),
 }
 
-#: target of the interpreter: so few multiprocessors that small tests fill them, and tiny ones don't
+#: target of the interpreter: with so few multiprocessors that small tests fill them, and tiny ones don't
 INTERPRETED = Target(90, 232448, 12)
 
 

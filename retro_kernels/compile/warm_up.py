@@ -1,4 +1,4 @@
-"""Compile kernels before a first step, in parallel. Triton alone compiles one after another, when it meets them."""
+"""Compile kernels in parallel before a first step. Triton itself compiles each kernel at its first launch."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ _WORK = f"from {__name__} import compile_share; compile_share()"
 def warm_up(
     *calls: Callable[[], object] | tuple, jobs: int | None = None, cache: str | os.PathLike | None = None
 ) -> int:
-    """Compile the Triton kernels that `calls` will launch, in parallel processes, into Triton's cache on disk.
+    """Compile the Triton kernels that `calls` launch, in parallel processes, into Triton's cache on disk.
 
-    Each call is made once with its launches left out: outputs and gradients of our ops are then zeros, all else runs as
-    it is. So give what leaves nothing behind, a forward and backward pass without the optimizer, on tensors of the
-    shapes and types to come:
+    Each call is made once without its launches: outputs and gradients of this package's ops are zeros, everything else
+    runs. So give calls without lasting effects, such as a forward and backward pass without the optimizer, on tensors
+    of the shapes and types to come:
 
         rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
         rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
 
-        rk.warm_up(cache="kernels")  # compiled elsewhere: retro-bench compile --presets --arch 90 --output kernels
+        # compiled on another machine: retro-bench compile --presets --arch 90 --output kernels
+        rk.warm_up(cache="kernels")
 
     Args:
-        calls: functions of no arguments, or tuples of a module and what it is called with: its floating outputs are
-            then differentiated by its parameters, unless it is in evaluation mode.
-        jobs: processes; default one a core.
-        cache: a folder of compiled kernels, of the same versions of triton, Python and this package, that becomes part
-            of this machine's cache first. The GPU will run its code: take only folders that you trust. Libraries that
-            the host would load, links and files of other names are left out.
+        calls: functions of no arguments, or tuples of a module and its arguments. The module's floating outputs are
+            differentiated by its parameters, unless it is in evaluation mode.
+        jobs: number of processes; default: one for each core.
+        cache: folder of compiled kernels, made with the same versions of triton, Python and this package, that is
+            copied into this machine's cache first. The GPU will run its code: take only folders that you trust. Shared
+            libraries, links and files of other names are not copied.
 
     Returns:
-        How many distinct kernels of the calls were compiled or found in the cache, 0 where no call is served by Triton;
-        without calls, how many `cache` holds.
+        Number of distinct kernels of the calls that were compiled or found in the cache, 0 where Triton serves no call;
+        without calls, number of kernels in `cache`.
 
     Raises:
-        TypeError: a call can't be called. ValueError: `cache` is no such folder, or of other versions. RuntimeError: a
-            kernel doesn't compile, with the compiler's last words.
+        TypeError: a call is not callable. ValueError: `cache` is not such a folder, or was made with other versions.
+            RuntimeError: a kernel does not compile; the message ends with the compiler's last line.
     """
     calls = [_pass(*call) if isinstance(call, tuple) and call else call for call in calls]
     for call in calls:
@@ -73,7 +74,7 @@ def warm_up(
 
 
 def _pass(module, *arguments) -> Callable[[], object]:
-    """Return a forward pass of the module, in training with a backward pass to its parameters."""
+    """Return a function that runs a forward pass of the module and, in training mode, a backward pass."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"calls: expected a torch.nn.Module first in a tuple; got {type(module).__name__}")
 
@@ -111,7 +112,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
 
 def _type_of(value):
-    """Replace a tensor by its type and whether its address is a multiple of 16: enough to compile for it elsewhere."""
+    """Replace a tensor by (type, whether its address is a multiple of 16), which is enough to compile for it."""
     return (
         (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
         if isinstance(value, torch.Tensor)
@@ -120,7 +121,7 @@ def _type_of(value):
 
 
 class _Stand:
-    """Stand-in for a tensor with the attributes that Triton reads."""
+    """Stand-in for a tensor, with the attributes that Triton reads."""
 
     def __init__(self, dtype, aligned: bool):
         self.dtype, self.address = dtype, 0 if aligned else 1
@@ -130,7 +131,7 @@ class _Stand:
 
 
 def compile_share() -> None:
-    """Compile one process's share, which comes over stdin."""
+    """Compile the kernels that are listed on stdin."""
     import importlib
 
     from ..triton_lib.launch import Launch
@@ -141,14 +142,14 @@ def compile_share() -> None:
         launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
         try:
             private.compiled(launch, arch)
-        except Exception as error:  # the rest of the share is compiled all the same
+        except Exception as error:  # the others are compiled nevertheless
             failed = f"{name}: {error}"
     if failed:
         sys.exit(failed)
 
 
 def _environment() -> dict[str, str]:
-    """Return an environment in which the worker imports this very package."""
+    """Return an environment in which a worker imports this copy of the package."""
     root = str(Path(__file__).resolve().parents[2])
     return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
 

@@ -1,14 +1,23 @@
-"""Checks that several ops share, calls that compiled backends refuse, and types under autocast.
-
-Every message names the argument, the expectation in the letters of the docstrings, and the value.
-"""
+"""Checks that several ops share, reasons of compiled backends to refuse a call, and types under autocast."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ..checks import INTEGERS, dense_rows, floating, has_rows, head_dim, like, number, position, shape, tensor
+from ..checks import (
+    INTEGERS,
+    POSITION_MAX,
+    dense_rows,
+    floating,
+    has_rows,
+    head_dim,
+    like,
+    number,
+    position,
+    shape,
+    tensor,
+)
 from ..reference_lib.attention import accumulator
 
 REL_WIDTH_MAX = 256  # E, width of the relative keys
@@ -18,14 +27,12 @@ KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 ANY_STRIDE = ("neighbour_gate", "decay")
 #: the class of each op's calls
 CALLS: dict[str, type] = {}
-#: devices with autocast; asked at import, because torch 2.11 can't trace the question
+#: device types with autocast; computed at import, because torch 2.11 can't trace the call
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
 def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
-    """Return a position as (int, tensor or None), which add up. It is one for all, or a tensor with one a batch
-    entry.
-    """
+    """Return a position as (int, None), or (0, int64 tensor [B]) where each batch entry has its own."""
     if not isinstance(value, Tensor):
         return position(name, value), None
     shape(name, value, "B", sizes)
@@ -49,6 +56,17 @@ def _attention_sizes(call, sizes: dict[str, int]) -> None:
         )
 
 
+def kept(problem) -> tuple[str, ...]:
+    """Return the names of the outputs that a backward pass reads: KEPT of a call or its class, by default all."""
+    return getattr(problem, "KEPT", problem.RETURNS)
+
+
+def movable(call) -> range:
+    """Range of positions for which a checked call stays valid. Empty if the position also determines rel_start."""
+    follows = call.rel_key is not None and call.rel_start is None
+    return range(0) if follows else range(-POSITION_MAX, POSITION_MAX + 1)
+
+
 def attention_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate out [B,N,H,D] and lse [B,H,N] of an attention."""
     b, n, h, _ = query.shape
@@ -67,9 +85,7 @@ def weighted_rows(call, dims: str) -> dict[str, int]:
 
 
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
-    """Raise where the heads of `other` are the tokens of `value` [B,N,H,...]: then `value` is laid out as
-    [B,H,N,...].
-    """
+    """Raise if `value` is [B,H,N,...] instead of [B,N,H,...]: its dimension N then equals the `heads` of `other`."""
     _, tokens, found, _ = value.shape
     if found != heads == tokens:
         raise ValueError(
@@ -79,7 +95,7 @@ def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
 
 
 def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
-    """Check rel_key, rel_query, rel_start and position_bias. Return rel_start resolved; 0 without relative keys."""
+    """Check rel_key, rel_query, rel_start and position_bias. Return rel_start, or its default; 0 without rel_key."""
     if call.rel_key is None:
         for name in ("rel_query", "rel_start", "position_bias"):
             if getattr(call, name) is not None:
@@ -100,7 +116,7 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
 
 def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
     tensor("rel_key", rel_key)
-    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # a table for all heads shows no layout
+    if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # a shared table does not tell the number of heads
         check_heads("query", query, "rel_key", rel_key.shape[0])
     if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
         raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
@@ -151,7 +167,7 @@ def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
 
 
 def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
-    """Check two integer tensors that need each other."""
+    """Check two integer tensors that are given together or not at all."""
     if (a is None) != (b is None):
         present, absent = (name_b, name_a) if a is None else (name_a, name_b)
         raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
@@ -164,9 +180,7 @@ def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
-    """Why no compiled backend on `device` takes these float tensors: another device, an unknown or mixed type, strided
-    rows.
-    """
+    """Why no compiled backend on `device` takes these float tensors: device, type, mixed types or strided rows."""
     expected = None
     for name, value in tensors.items():
         if value is None:
@@ -184,14 +198,14 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
 
 
 def cast(call):
-    """Return the call in autocast's types. A call may define its own choice."""
+    """Return the call in autocast's types. A class of calls may define its own `cast`."""
     return call.cast() if hasattr(call, "cast") else autocast(call)
 
 
 def autocast(call):
     """Return the call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
 
-    torch does the same for its own attention. float64 stays, as under torch's autocast.
+    float64 tensors keep their type, as under torch's autocast.
     """
     if not autocast_on(call[0]):
         return call
@@ -203,8 +217,8 @@ def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
     """Return the call with its floating tensors in the type of the first, where autocast is on. The named ones may stay
     float32.
 
-    This is for a running sum, which keeps its input's type, as torch's cumsum does. Its other tensors may be outputs of
-    layers that autocast narrowed, or parameters, which it did not.
+    A running sum keeps its input's type, as torch's cumsum does. Its other tensors may be outputs of layers under
+    autocast, in a half type, or parameters in float32.
     """
     if not autocast_on(call[0]):
         return call

@@ -2,8 +2,9 @@
 
 A backend of an op is a module or package `ops/<op>/<backend>` with `unsupported(call)`, `forward(call)` and
 `backward(call, outputs, grads, needs)`. Its presence is its registration. `unsupported(call)` says why it can't serve a
-call; `unavailable(backend)` says why this machine can't run the backend at all. A module may also have `slower(call)`:
-why another backend serves the call faster. That keeps it out of the automatic choice only.
+call; the reference serves every call and has none. `unavailable(backend)` says why this machine can't run the backend
+at all. A module may also have `slower(call)`, why another backend serves the call faster: the automatic choice then
+skips the module.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ OPS = tuple(sorted(folder.name for folder in _FOLDER.iterdir() if (folder / "cal
 ORDER = ("cuda", "triton", "cpu", "reference")  # fastest first; `cuda` refuses calls that `triton` serves faster
 _KERNELS = {"cpu": "cpu", "cuda": "triton"}  # device type -> the backend that has a kernel of every op
 
-#: open contexts of `use_backend`, each a list of its one name; the one opened last decides
+#: open contexts of `use_backend`, each a list of one name; the last one opened applies
 _open: list[list[str | None]] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class BackendStatus:
-    """Whether this machine can run one backend of one op. `reason`: why not, else None."""
+    """Whether this machine can run one backend of one op. `reason`: why it can't, or None."""
 
     available: bool
     reason: str | None = None
@@ -45,7 +46,7 @@ class BackendStatus:
 
 
 def backends() -> dict[str, dict[str, BackendStatus]]:
-    """For each op and backend: can this machine run it, and if not, why.
+    """Return the status of each backend of each op on this machine.
 
     Examples:
         >>> backends()["topk_chunks"]["reference"].available
@@ -55,9 +56,10 @@ def backends() -> dict[str, dict[str, BackendStatus]]:
 
 
 def use_backend(name: str | None) -> contextlib.AbstractContextManager[None]:
-    """Context manager: calls without `backend=` use `name` inside it (None: choose the fastest again).
+    """Context manager: calls without `backend=` use `name` inside it (None: the fastest).
 
-    Process-wide, like every default of torch that `torch.compile` can see. Raises ValueError for an unknown name.
+    It applies to the whole process, like every default of torch that `torch.compile` can see. Raises ValueError for an
+    unknown name.
     """
     return _using(None if name is None else named(name))
 
@@ -68,7 +70,7 @@ def _using(name: str | None) -> Iterator[None]:
     _open.append(mine)
     try:
         yield
-    finally:  # contexts of other threads may have opened and not closed since
+    finally:  # other threads may have opened contexts since, so this one need not be the last
         _open[:] = [other for other in _open if other is not mine]
 
 
@@ -87,7 +89,7 @@ def choose(op: str, call, backend: str | None) -> ModuleType:
     """Return the module that serves `call`. Raises ValueError, with the reason, if the named backend cannot."""
     for value in call:
         if isinstance(value, Tensor) and value.numel() == 0:
-            return module(op, "reference")  # nothing to compute, and kernels need a grid that is not empty
+            return module(op, "reference")  # kernels need a grid that is not empty
     for name in _available(op) if backend is None else (backend,):
         why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
@@ -104,23 +106,20 @@ def serves(op: str, name: str, call) -> bool:
 
 def kernel_is_faster(op: str, call) -> bool:
     """Whether an available compiled kernel serves the call, and does not say that another backend is faster."""
-    names = [name for name in _available(op) if name != "reference"]
-    for name in names:
-        slower = getattr(module(op, name), "slower", None)
-        if not (slower and slower(call)) and _unsupported(op, name, call) is None:
+    for name in _available(op):
+        if name != "reference" and not _slower(op, name, call) and _unsupported(op, name, call) is None:
             return True
     return False
 
 
 def _warn_of_fallback(op: str, call) -> None:
-    """Warn, once an op, that the reference serves a call although the device has a kernel for it."""
+    """Warn, once for each op, that the reference serves a call although the device has a kernel for it."""
     tensor = next(t for t in call if isinstance(t, Tensor))
     kernels = _KERNELS.get(tensor.device.type)
     status = _status(op, kernels) if kernels and exists(op, kernels) else None
     if status is not None and not status and tensor.dtype != torch.float64:
         _warn_once(
-            f"retro_kernels: the reference, plain PyTorch and slow, serves {op} on {tensor.device.type}: "
-            f"{status.reason}"
+            f"retro_kernels: the slow reference in plain PyTorch serves {op} on {tensor.device.type}: {status.reason}"
         )
 
 
@@ -131,7 +130,9 @@ def _warn_once(message: str) -> None:
 
 def _unsupported(op: str, name: str, call) -> str | None:
     status = _status(op, name)
-    return module(op, name).unsupported(call) if status else status.reason
+    if not status:
+        return status.reason
+    return None if name == "reference" else module(op, name).unsupported(call)
 
 
 def _slower(op: str, name: str, call) -> str | None:

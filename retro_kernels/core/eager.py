@@ -1,8 +1,8 @@
 """Eager calls, by an autograd function of our own.
 
-An eager call goes straight to its plan unless a tracer, a transform, a dispatch mode or the profiler is active; these
-get the operator. torch's way through a registered operator costs more than the rest of the host's work in such a call
-(docs/lab/host_time.md).
+An eager call goes straight to its plan unless a tracer, a transform, a dispatch mode or the profiler is active: then it
+goes through the registered operator. torch's dispatch of a registered operator takes longer than the rest of the host's
+work in such a call (docs/lab/host_time.md).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from . import plan as plans
 from .plan import Plan, forget, keep
 
 _OPTIONS = frozenset((int, float, bool, str))
-#: classes of values of an ordinary call
+#: classes that the values of an ordinary call have
 ORDINARY = _OPTIONS | {Tensor, torch.nn.Parameter, type(None)}
 __all__ = ["forget", "serve", "serve_or_torch"]
 
 
 def serve(op: str, call, backend: str | None):
-    """Check, choose and run a call of the public op."""
+    """Serve a call of the public op: check it, choose its backend and run it."""
     if torch.compiler.is_compiling():
         return operator.registered(op)(*operator.resolve(call), backends.named(backend))
     if private.autocast() and private.unheard() and arguments.autocast_on(call[0]):
@@ -43,7 +43,7 @@ def serve(op: str, call, backend: str | None):
         return _by_operator(op, operator.resolve(call), backend)
     plan = plans._PLANS.get(key)
     if position is not None and plan is not None and position not in plan.positions:
-        key = (*key, position)  # this value alone
+        key = (*key, position)  # a plan of this position alone
         plan = plans._PLANS.get(key)
     if plan is None:
         resolved = operator.resolve(call)
@@ -52,7 +52,7 @@ def serve(op: str, call, backend: str | None):
     else:
         try:  # noqa: SIM105, a context manager takes longer
             plans._PLANS.move_to_end(key)
-        except KeyError:  # another thread has evicted the plan since
+        except KeyError:  # another thread has evicted the plan
             pass
         values = [None if at is None else call[at] for at in plan.moves]
         if plan.seeded:
@@ -68,10 +68,9 @@ def serve(op: str, call, backend: str | None):
 
 
 def serve_or_torch(op: str, call, function):
-    """Serve a call of the public op. torch's own `function` serves it where no backend is named and no kernel is
-    faster.
+    """Serve a call of the public op without a named backend: by torch's own `function`, unless a kernel is faster.
 
-    A default of `use_backend` counts where it can serve the call.
+    The default of `use_backend` serves the call if it can.
     """
     narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
     if not narrowed and not private.watched(call, ORDINARY):
@@ -81,14 +80,14 @@ def serve_or_torch(op: str, call, function):
     try:
         if not torch.compiler.is_compiling() and call.strict():
             return function(*call)
-    except (AttributeError, RuntimeError, TypeError):  # their messages name no argument
+    except (AttributeError, RuntimeError, TypeError):  # torch's message names no argument; that of a check does
         operator.resolve(call)
         raise
     return function(*operator.resolve(call))
 
 
 def _by_operator(op: str, call, backend: str | None):
-    """Serve a resolved call by the registered operator, which modes and transforms see."""
+    """Serve a resolved call by the registered operator, for modes and transforms."""
     if not private.transformed():
         flops.announce()
         return operator.registered(op)(*call, backend)
@@ -116,7 +115,7 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
 
 
 def _by_definition(op: str, call, grads, named: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    """Return gradients that can be differentiated again: autograd's, of the reference."""
+    """Return gradients that can be differentiated again: those that autograd makes of the reference."""
     inputs = [getattr(call, name) for name, needed in zip(call.DIFFERENTIABLE, named) if needed]
     outs = backends.module(op, "reference").forward(call)
     outs, grads = zip(*[(out, grad) for out, grad in zip(outs, grads) if grad is not None])
@@ -124,7 +123,7 @@ def _by_definition(op: str, call, grads, named: tuple[bool, ...]) -> tuple[Tenso
 
 
 class _Differentiable(torch.autograd.Function):
-    """Autograd function of a call's tensors alone. It costs a quarter of what `register_autograd` does."""
+    """Autograd function of a call's tensors. It takes a quarter of the time of `register_autograd`."""
 
     @staticmethod
     def forward(ctx, plan: Plan, *tensors):
@@ -139,7 +138,7 @@ class _Differentiable(torch.autograd.Function):
             plan.layouts = operator.layouts((*tensors, *kept))
         ctx.save_for_backward(*tensors, *kept)
         ctx.set_materialize_grads(False)
-        if not outs[-1].is_floating_point():  # of topk_chunks; the last of its outputs
+        if not outs[-1].is_floating_point():  # the indices of topk_chunks
             ctx.mark_non_differentiable(outs[-1])
         return outs
 
@@ -164,15 +163,15 @@ class _Differentiable(torch.autograd.Function):
 
 @functools.cache
 def _moving(problem: type) -> int | None:
-    """Return the place of the field that holds the moving position, or None."""
+    """Return the index of the field that holds the moving position, or None."""
     return problem._fields.index(problem.MOVES) if hasattr(problem, "MOVES") else None
 
 
 def _key(op: str, call, backend: str | None) -> tuple[tuple | None, bool, int | None]:
-    """Return (key of the plan, whether a gradient is wanted, the position that moves and is not in the key).
+    """Return (key of the plan, whether a gradient is wanted, the moving position if the key lacks it).
 
-    The key is None where a mode, transform, tracer or profiler is active. It is flat and unambiguous: each value gives
-    None, a tensor's five parts or an option's two.
+    The key is None where a mode, transform, tracer or profiler is active. It is flat and unambiguous: each value adds
+    None, five parts of a tensor or two of an option.
     """
     parts: list = [op, backend, configs._epoch]
     add, wanted, plain = parts.append, False, _PLAIN
@@ -215,12 +214,12 @@ def _plain(tensor: Tensor) -> bool:
 
 @functools.cache
 def _plain_keys(device: str) -> frozenset[int]:
-    """Return the dispatch keys of ordinary tensors, also in inference mode. A GPU is asked once a tensor is there."""
+    """Return the dispatch keys of ordinary tensors of a device, inside inference mode and outside."""
     found = [private.dispatch_keys(torch.empty(0, device=device)).raw_repr()]
     with torch.inference_mode():
         found.append(private.dispatch_keys(torch.empty(0, device=device)).raw_repr())
     return frozenset(found)
 
 
-#: dispatch keys of ordinary tensors on the CPU, and on GPUs once one was seen there
+#: dispatch keys of ordinary tensors on the CPU and, once a call had a tensor there, on GPUs
 _PLAIN = set(_plain_keys("cpu"))

@@ -18,7 +18,7 @@ _FORMULAS: dict[object, Callable[..., int]] = {}
 
 
 def register(op: str, problem: type) -> None:
-    """Give the counter the formulas of an op, from `flops` of its call."""
+    """Register the formulas of an op with torch's counter: `flops` of its call."""
     operators = torch.ops.retro_kernels
     fields = len(problem._fields)
     _FORMULAS[getattr(operators, op)] = lambda *args, **_: problem(*args[:fields]).flops()[0]
@@ -27,9 +27,9 @@ def register(op: str, problem: type) -> None:
 
 
 def announce() -> None:
-    """Register the formulas with torch's counter, and with open counters.
+    """Register the formulas with torch's counter and with open counters, once the counter's module is imported.
 
-    Importing the counter's module imports Triton, so this waits until something else imports it.
+    It is not imported here, because it imports Triton.
     """
     counting = sys.modules.get("torch.utils.flop_counter")
     if counting is None:
@@ -45,10 +45,14 @@ def announce() -> None:
 
 
 def attention(call, keys: int, displacements: int) -> tuple[int, int]:
-    """keys: attended by a query. displacements: of each query, those with a relative key."""
+    """Return the operations (forward, backward) of an attention.
+
+    keys: number of keys that a query attends. displacements: number of displacements of a query; those beyond the
+    table's rows are not counted.
+    """
     b, n, h, d = call.query.shape
     content = b * n * h * keys * d
     rows = 0 if call.rel_key is None else min(displacements, call.rel_key.shape[1])
     position = b * n * h * rows * (0 if call.rel_key is None else call.rel_key.shape[2])
-    # logits and output, position logits; backward their 4 and 2 gradients, and the logits again
+    # forward: logits, output and position logits; backward: their 4 and 2 gradients, and the logits again
     return 4 * content + 2 * position, 10 * content + 6 * position

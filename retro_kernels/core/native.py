@@ -29,7 +29,7 @@ View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
 #: version of the bindings' arguments, which `abi` of each extension states; the numbers change together
 ABI = {"_cpu": 4, "_cuda": 2}
 
-#: process that imported the package; a process with another id is a fork of it
+#: id of the process that imported the package; a process with another id is a fork of it
 _PROCESS = os.getpid()
 
 
@@ -39,7 +39,7 @@ def _load(name: str) -> tuple[ModuleType | None, str | None]:
     module, why = extensions.load(f"retro_kernels.{name}", ABI[name], needs)
     try:
         if module and name == "_cpu":
-            module.isa_name()  # reads the environment
+            module.isa_name()  # raises where RETRO_KERNELS_ISA is invalid
             module.watch_forks(_PROCESS)
     except ValueError as error:
         return None, f"RETRO_KERNELS_ISA: {error}"
@@ -52,7 +52,7 @@ def unavailable(name: str) -> str | None:
 
 
 def extension(name: str) -> ModuleType:
-    """Extension `_cpu` or `_cuda`. Raises RuntimeError with the reason where it is absent."""
+    """Return extension `_cpu` or `_cuda`. Raises RuntimeError with the reason where it is absent."""
     module, why = _load(name)
     if module is None:
         raise RuntimeError(why)
@@ -62,8 +62,8 @@ def extension(name: str) -> ModuleType:
 def view(tensor: Tensor | None) -> View | None:
     """Return address, type code, sizes and strides of a tensor, for C++. The caller keeps the tensor alive.
 
-    A dimension of size 1 gets the stride of dense memory. torch allows it any stride, and kernels step by strides to
-    the start of their range.
+    A dimension of size 1 gets the stride of dense memory, because torch allows it any stride and kernels compute
+    addresses from strides.
     """
     if tensor is None:
         return None

@@ -1,8 +1,7 @@
-"""torch.library registration, one function for every op: schema, implementation, fake, autograd.
+"""Registration of an op with torch.library: schema, implementation, fake and autograd, from the class of its calls.
 
-For an op `f` it registers `retro_kernels::f(<arguments>, str? backend)` and `retro_kernels::f_backward`, whose fake and
-implementation follow from the NamedTuple of the call. These are the raw operators: the public functions validate
-first, the raw ones trust what they are given.
+For an op `f`, `register` makes the raw operators `retro_kernels::f(<arguments>, str? backend)` and
+`retro_kernels::f_backward`. Raw operators do not check their arguments; the public functions do.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from ..compile import configs
 from . import flops, plan, transforms
-from .arguments import CALLS, cast
+from .arguments import CALLS, cast, kept
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -26,8 +25,11 @@ _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "
 def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
     """Register `op`.
 
-    problem   NamedTuple of the call; its fields are the arguments, in the order of the schema. KEPT: the outputs that
-              the backward pass reads, all where it isn't stated. TWICE: gradients can be differentiated again
+    problem   class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema.
+              DIFFERENTIABLE, RETURNS: names of the differentiable inputs and of the outputs. KEPT: outputs that the
+              backward pass reads, by default all. TWICE: gradients can be differentiated again. MOVES: position that
+              changes from call to call, and `movable()` its range. `checked()` returns the call checked, with defaults
+              filled in; `empty_outputs()` the outputs, not filled; `flops()` the operations (forward, backward)
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem
@@ -89,18 +91,13 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
 
 
 def schema(problem: type) -> str:
-    """Return the arguments of an op as `torch.library` writes them: "Tensor x, SymInt? window, ...".
+    """Return the arguments of an op as a schema of `torch.library`: "Tensor x, SymInt? window, ...".
 
     >>> schema(CALLS["relative_logits"])
     'Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset'
     """
     annotations = {name: problem.__annotations__[name].__forward_arg__.split(" | ") for name in problem._fields}
     return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
-
-
-def kept(problem: type) -> tuple[str, ...]:
-    """Names of the outputs that a backward pass reads."""
-    return getattr(problem, "KEPT", problem.RETURNS)
 
 
 def _register_autograd(op: str, forward_name: str, backward_name: str, problem: type, where: list[int]) -> None:
@@ -139,13 +136,13 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, problem: 
 
 
 def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return type, shape and place of each tensor: a backward pass relies on these of its saved tensors."""
+    """Return type, shape, device and layout of each tensor. Those of saved tensors must not change."""
     return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
 
 
 def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
-    """Raise where a saved-tensor hook gave another kind of tensor back."""
-    found = [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in saved]
+    """Raise where a saved-tensor hook returned a tensor of another layout."""
+    found = layouts(saved)
     if found == expected:
         return
     name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
@@ -154,7 +151,7 @@ def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], e
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:
-    """Switch autocast off: it would narrow the float32 products of a backend, which chose its types."""
+    """Switch autocast off: it would narrow the float32 products of a backend."""
     device = call[0].device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
@@ -167,7 +164,7 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
-    """Draw a seed [1] from torch's generator of that device, so that `torch.manual_seed` governs it. None at p = 0."""
+    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0."""
     return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device) if dropout_p > 0 else None
 
 
@@ -177,9 +174,7 @@ def registered(op: str, part: str = ""):
 
 
 def resolve(call):
-    """Return the call checked, in autocast's types, with its defaults filled in and a fresh seed where it has
-    dropout.
-    """
+    """Return the call checked, in autocast's types, with defaults filled in and, with dropout, a new seed."""
     call = cast(call).checked()
     if "seed" in call._fields:
         call = call._replace(seed=dropout_seed(call[0].device, call.dropout_p))

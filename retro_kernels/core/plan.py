@@ -1,6 +1,6 @@
-"""Plans of calls: each layout is checked and given a backend once, and its passes are listed once.
+"""Plans of calls: the first call of a layout is checked, gets its backend, and has its passes listed.
 
-A plan depends on a call's shapes, strides, types, options and alignment. Each call brings its own tensors.
+A layout is a call's shapes, strides, types, options and alignment. Later calls of the same layout bring other tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checks import has_rows
 from . import backends
-from .arguments import ANY_STRIDE
+from .arguments import ANY_STRIDE, kept
 from .steps import Pass
 
 # both caches evict the least recently used entry
@@ -30,13 +30,14 @@ class Plan:
         self.op, self.backend, self.make = op, backend, type(resolved)
         self.module = backends.choose(op, resolved, backend)
         self.listable = not self.module.__name__.endswith(".reference")
-        # a field is an option, or a tensor of the call, at `moves`
+        #: value of each field that is an option, None in place of a tensor
         self.options = [None if isinstance(value, Tensor) else value for value in resolved]
+        #: indices of the fields that are tensors
         self.tensors = [i for i, value in enumerate(resolved) if isinstance(value, Tensor)]
         differentiable = [resolved._fields.index(name) for name in resolved.DIFFERENTIABLE]
-        #: place of each entry of DIFFERENTIABLE among `tensors`; None where the call has no such tensor
+        #: index of each entry of DIFFERENTIABLE in `tensors`; None where the call has no such tensor
         self.places = [self.tensors.index(at) if at in self.tensors else None for at in differentiable]
-        #: fields taken from each call: its tensors, and last a position that moves within `positions`
+        #: indices of the fields taken from each call: tensors, then the position if it moves within `positions`
         self.given, self.positions = self.tensors, range(0)
         if position is not None:
             movable = call.movable()
@@ -45,17 +46,17 @@ class Plan:
             self.given = [*self.tensors, resolved._fields.index(self.make.MOVES)] if free else self.tensors
         self.moves = [_place(at, call, resolved) for at in self.given]
         self.seeded = None in self.moves
-        #: places of the outputs that a backward pass reads
-        self.kept = [self.make.RETURNS.index(name) for name in getattr(self.make, "KEPT", self.make.RETURNS)]
+        #: indices of the outputs that a backward pass reads
+        self.kept = [self.make.RETURNS.index(name) for name in kept(self.make)]
         self.forward = Pass(self._forward, self.listable)
         self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
-        #: layouts of the tensors of `given` and of the outputs, for the backward pass; set by the first call
+        #: layouts of the tensors of `given` and of the kept outputs, set by the first call
         self.layouts: list[tuple] | None = None
-        #: check that saved tensors are like those of the first backward pass, which were checked in full
+        #: quick check that saved tensors have the layouts of the first backward pass, which was checked in full
         self.like: Callable[..., bool] | None = None
 
     def call(self, given):
-        """Return the call of these values, resolved."""
+        """Return the resolved call whose fields of `given` have these values."""
         values = self.options.copy()
         for at, value in zip(self.given, given):
             values[at] = value
@@ -65,9 +66,9 @@ class Plan:
         return tuple([out.contiguous() for out in self.module.forward(self.call(values))])
 
     def gradients(self, values: tuple[Tensor | None, ...], needs: tuple[bool, ...]) -> list[Tensor | None]:
-        """Return the gradients of those tensors of the call that `needs` names.
+        """Return the gradients of the call's tensors that `needs` selects, None for the others.
 
-        values: the call's tensors, its kept outputs, and the gradients of all outputs. Their layouts are read again,
+        values: the call's tensors, its kept outputs, and the gradients of all outputs. Their layouts are in the key,
         because a hook may have replaced saved tensors.
         """
         key = (needs, *[None if x is None else (x.stride(), x.data_ptr() & 15) for x in values])
@@ -89,7 +90,7 @@ class Plan:
         return results
 
     def needed(self, needs: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Return `needs`, which has one flag a tensor, as one flag an entry of DIFFERENTIABLE."""
+        """Turn `needs`, one flag for each tensor, into one flag for each entry of DIFFERENTIABLE."""
         return tuple([at is not None and needs[at] for at in self.places])
 
 
@@ -97,7 +98,7 @@ def used(cache: OrderedDict, key: tuple):
     """Return the entry of a key, which becomes the most recently used one, or None."""
     found = cache.get(key)
     if found is not None:
-        with contextlib.suppress(KeyError):  # another thread has evicted it since
+        with contextlib.suppress(KeyError):  # another thread has evicted it
             cache.move_to_end(key)
     return found
 
@@ -111,12 +112,12 @@ def keep(key: tuple, plan: Plan) -> Plan:
 
 
 def forget() -> None:
-    """Drop every plan. Call it when something changes that plans depend on."""
+    """Drop every plan. Call it after a change that plans do not notice."""
     _PLANS.clear()
 
 
 def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
-    """Return the plan of a call whose defaults are filled in."""
+    """Return the plan of a resolved call."""
     layout = [
         (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
         for x in call
@@ -126,9 +127,9 @@ def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
 
 
 def _place(i: int, call, resolved) -> int | None:
-    """Return the field of the call that holds the resolved call's tensor i; None for a seed, which each call draws.
+    """Return the index of the field of `call` that holds field i of `resolved`; None for a seed, which each call draws.
 
-    One tensor may be given for several arguments.
+    Field i itself comes first, because one tensor may be given for several arguments.
     """
     if call[i] is resolved[i]:
         return i
@@ -136,10 +137,10 @@ def _place(i: int, call, resolved) -> int | None:
 
 
 def readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
-    """Return the same values as a backward pass can read them: tensors without dense rows are copied.
+    """Return the values with tensors without dense rows copied, so that a backward pass can read them.
 
-    An expanded gradient (out.sum().backward()) has no dense rows; an input or output from a saved-tensor hook may have
-    none.
+    An expanded gradient (out.sum().backward()) has no dense rows. A saved-tensor hook may return an input or output
+    without them.
     """
     strided = {
         name: x.contiguous()

@@ -1,8 +1,8 @@
-"""Every private name of torch and Triton that the package uses, with a public fallback for versions that lack one.
+"""All private names of torch and Triton that the package uses, with public fallbacks for versions that lack them.
 
-Tried with torch 2.11 to 2.13 and triton 3.6 to 3.9. Where torch lacks a name, eager calls go through the registered
-operator. Where Triton's launcher is unknown, launches go through Triton's own binder. Compiling ahead of time has no
-fallback.
+Tested with torch 2.11 to 2.13 and triton 3.6 to 3.9. Where torch lacks a name, eager calls go through the registered
+operator. Where Triton's launcher is unknown, launches go through Triton's public interface. Compilation ahead of time
+has no fallback.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _of_torch(name: str, otherwise):
         return otherwise
 
 
-#: device type -> allocator of torch's compiler, (shape, strides, dtype) -> tensor. It takes half torch.empty's time.
+#: device type -> allocator of torch's compiler, (shape, strides, dtype) -> tensor; it takes half of torch.empty's time
 EMPTY = {
     device: _of_torch(
         f"_dynamo.guards._empty_strided_{device}",
@@ -37,7 +37,7 @@ EMPTY = {
     )
     for device in ("cpu", "cuda")
 }
-#: how many tensors use a storage, by its address; None: unknown
+#: address of a storage -> number of tensors that use it; None: torch has no such function
 _storage_users = _of_torch("_storage_Use_Count", None)
 storages_tell = _storage_users is not None
 
@@ -46,7 +46,7 @@ autocast = _of_torch("_is_any_autocast_enabled", lambda: any(map(torch.is_autoca
 
 
 class DispatchMode(TorchDispatchMode):
-    """Dispatch mode of eager calls alone. For any other, torch imports its compiler: a second of CPU time."""
+    """Dispatch mode that is never compiled. For any other mode torch imports its compiler: a second of CPU time."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -57,7 +57,7 @@ class _NoKeys:
     raw_repr = staticmethod(lambda: 0)
 
 
-#: tensor -> its dispatch keys; their `raw_repr()` is one number
+#: tensor -> its dispatch keys, whose `raw_repr()` is a number
 dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
 _guards = _of_torch("_dynamo.guards.TensorGuards", None)
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
@@ -66,7 +66,7 @@ _is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: Fal
 _tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
 _LISTENERS = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state", "_dispatch_keys")
 _dispatched, _overridden, _traced, _ = (_of_torch(name, None) for name in _LISTENERS)
-#: whether this torch tells of everything that may listen to a call
+#: whether this torch has every name that tells whether something listens to a call
 _tells = (
     all(hasattr(torch._C, name) for name in _LISTENERS)
     and hasattr(torch.autograd, "_profiler_enabled")
@@ -75,14 +75,14 @@ _tells = (
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
-    """Return how many tensors use a storage."""
+    """Return the number of tensors that use a storage."""
     return _storage_users(storage._cdata)
 
 
 def like(tensors) -> Callable[..., bool]:
-    """Return a check that tensors have the types, shapes and devices of these. It may be false where they do.
+    """Return a compiled check that tensors have the types, shapes and devices of these.
 
-    It is compiled, and takes a quarter of the time of the same check in Python.
+    It may return False for tensors that have them. It takes a quarter of the time of the same check in Python.
     """
     if _guards is None:
         return lambda *_: False
@@ -90,7 +90,7 @@ def like(tensors) -> Callable[..., bool]:
 
 
 def unheard() -> bool:
-    """Whether no mode, transform, tracer or profiler is on, and this torch tells of all of them."""
+    """Whether no mode, transform, tracer or profiler is on. False if this torch can't tell."""
     return (
         _tells
         and _dispatched() == 0
@@ -103,7 +103,7 @@ def unheard() -> bool:
 
 
 def untraced() -> bool:
-    """Whether no tracer, dispatch mode or transform is on, and this torch tells of all of them."""
+    """Whether no tracer, dispatch mode or transform is on. False if this torch can't tell."""
     return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
 
 
@@ -116,17 +116,17 @@ def transformed() -> bool:
 
 
 def watched(values, ordinary: frozenset[type]) -> bool:
-    """Whether a compiler, a transform or a class of tensors beyond `ordinary` must see operations on the values."""
-    if torch.compiler.is_compiling():  # first, for a compiler can't trace the others
+    """Whether a compiler or transform is on, or a value's class is not in `ordinary`."""
+    if torch.compiler.is_compiling():  # first, because the compiler can't trace the other conditions
         return True
-    interpreter = _interpreter()
+    interpreter = _interpreter()  # as `transformed`: a warm call enters few functions
     if getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize:
         return True
     return any([value.__class__ not in ordinary for value in values])
 
 
 def may_have_tangents() -> bool:
-    """Whether a level of forward mode is open."""
+    """Whether forward mode is on."""
     return getattr(forward_ad, "_current_level", 0) >= 0 and _tangents_on()
 
 
@@ -136,25 +136,24 @@ def is_batched(tensor: Tensor) -> bool:
 
 
 def dispatch_modes() -> list[TorchDispatchMode]:
-    """The modes that are on for this thread."""
+    """Return the dispatch modes of this thread."""
     return _get_current_dispatch_mode_stack()
 
 
 def autograd_on() -> contextlib.AbstractContextManager:
-    """Switch autograd on inside an operator's implementation, where torch switches it off for the thread."""
+    """Switch autograd on inside an operator's implementation, where torch has switched it off."""
     keys = torch._C._dispatch_tls_local_exclude_set()
     for name in ("AutogradCPU", "AutogradCUDA", "AutogradOther", "ADInplaceOrView"):
         keys = keys.remove(getattr(torch._C.DispatchKey, name))
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)
 
 
-#: first and last version whose compiled kernels are called as `Launched.run` is (read in their sources, and compared by
-#: a test)
+#: first and last version of Triton whose launcher takes the arguments of `Launched.run`; a test compares them
 KNOWN_TRITON = ((3, 6), (3, 9))
 
 
 def triton_driver():
-    """Return the module that knows the GPU of this process."""
+    """Return Triton's module of the active GPU driver."""
     from triton.runtime import driver
 
     return driver
@@ -171,8 +170,8 @@ def _triton():
 
 
 def stream():
-    """Return the current stream of the current GPU. NotImplemented where launches must go through Triton: a profiler
-    listens, or the launcher is unknown.
+    """Return the current stream of the current GPU. NotImplemented where launches must go through Triton's public
+    interface: a hook of a profiler is set, or the launcher is unknown.
     """
     found = _triton()
     if found is None:
@@ -185,8 +184,10 @@ def stream():
 
 
 class Launched:
-    """A launch whose arguments come in the kernel's order. `run` is None until Triton has compiled it, and always under
-    Triton's interpreter. Afterwards `run` is called as Triton's own binder would call it, at a tenth of the time.
+    """A launch whose arguments come in the kernel's order.
+
+    `run` is the compiled kernel's launcher: None until Triton has compiled it, and always under the interpreter. A call
+    of `run` takes a tenth of the time of Triton's public interface.
     """
 
     def __init__(self, launch):
@@ -197,25 +198,25 @@ class Launched:
         """Launch through Triton's public interface, which compiles and calls hooks."""
         compiled = self.launch.with_arguments(arguments).run()
         if hasattr(compiled, "packed_metadata") and not self.launch.kernel.pre_run_hooks:
-            # the kernel lives as long as the object that Triton returned
+            # the object that Triton returned keeps the kernel loaded
             self.compiled, self.run = compiled, compiled.run
             self.between = (compiled.function, compiled.packed_metadata, None, None, None)
 
 
 def specialised(kernel) -> frozenset[str]:
-    """Parameters of a Triton kernel whose value is compiled in where it is 1 or a multiple of 16."""
+    """Return the parameters to which a Triton kernel is specialised if their value is 1 or a multiple of 16."""
     return frozenset(p.name for p in getattr(kernel, "params", ()) if not p.do_not_specialize)
 
 
 def gpu(arch: int):
-    """A GPU as Triton's compiler names it."""
+    """Return the target of Triton's compiler for an architecture."""
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget("cuda", arch, 32)
 
 
 def source(launch, arch: int):
-    """(ASTSource, options) exactly as a launch of these arguments on such a GPU would build them."""
+    """Return (ASTSource, options) exactly as a launch of these arguments on a GPU of `arch` builds them."""
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import create_function_from_signature
 
@@ -227,7 +228,7 @@ def source(launch, arch: int):
 
 
 def compiled(launch, arch: int):
-    """The kernel of a launch, compiled for a GPU that need not be there."""
+    """Return the kernel of a launch, compiled for a GPU of `arch`. The machine need not have one."""
     import triton
 
     src, options = source(launch, arch)
@@ -235,7 +236,7 @@ def compiled(launch, arch: int):
 
 
 def compiler_key() -> str:
-    """Hash of the files that make up Triton's compiler."""
+    """Return the hash of the files of Triton's compiler."""
     from triton.runtime.cache import triton_key
 
     return triton_key()

@@ -1,7 +1,7 @@
-"""Large blocks of memory that outputs and gradients gave back, kept for later ones of the same size.
+"""Large blocks of memory of freed outputs and gradients, kept for later outputs of the same size.
 
-malloc returns such blocks to the system sooner or later (M_MMAP_THRESHOLD is 32 MiB at most). Each call would then pay
-a page fault for each page that it writes: a tenth to a third of chunked cross-attention's backward pass, a twentieth of
+malloc returns such blocks to the system (M_MMAP_THRESHOLD is 32 MiB at most). Each call would then take a page fault
+for each page that it writes: a tenth to a third of the time of chunked cross-attention's backward pass, a twentieth of
 its forward pass.
 """
 
@@ -16,9 +16,9 @@ from torch import Tensor
 
 from . import native, private
 
-FROM, KEPT = 4 << 20, 256 << 20  # bytes: least of a block, most of all blocks
+FROM, KEPT = 4 << 20, 256 << 20  # bytes: of the smallest block, and of all blocks together
 
-_blocks: list[torch.UntypedStorage] = []  # in use or free, the one that was taken longest ago first
+_blocks: list[torch.UntypedStorage] = []  # in use or free; the least recently taken one comes first
 _lock = threading.Lock()
 
 
@@ -28,15 +28,16 @@ def _new_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_new_lock)  # a thread that is gone may have held it
+    os.register_at_fork(after_in_child=_new_lock)  # another thread of the parent may have held the lock
 
 
 def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """Return a tensor in a block that nothing uses any more, or None."""
+    """Return a tensor in a free block, or None."""
     like = torch.empty(shape, dtype=dtype, device="meta")
     with _lock:
         for at in range(len(_blocks)):
-            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():  # with a process
+            # a block shared with another process may be in use there
+            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():
                 block = _blocks.pop(at)
                 _blocks.append(block)
                 return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
@@ -44,8 +45,8 @@ def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
 
 
 def keep(tensor: Tensor) -> None:
-    """Keep the tensor's memory for reuse once nothing uses it. KEPT bounds all blocks: free ones are dropped, the one
-    taken longest ago first.
+    """Keep the tensor's memory for reuse once it is free. Where blocks exceed KEPT, free ones are dropped, the least
+    recently taken one first.
     """
     if not private.storages_tell or tensor.nbytes > KEPT:
         return
@@ -58,14 +59,12 @@ def keep(tensor: Tensor) -> None:
 
 
 def _free(at: int) -> bool:
-    """Whether only the list holds a block: no tensor uses the storage, and only the list and this call refer to it."""
+    """Whether a block is free: no tensor uses the storage, and only the list and this call refer to it."""
     return private.storage_users(_blocks[at]) == 1 and sys.getrefcount(_blocks[at]) <= 2
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate a large output that a kernel will fill. Take memory that an earlier output gave back, or huge pages
-    where the system has them.
-    """
+    """Allocate a large output that a kernel will fill: in a free block, or in huge pages where the system has them."""
     tensor = take(shape, dtype)
     if tensor is None:
         tensor = torch.empty(shape, dtype=dtype)

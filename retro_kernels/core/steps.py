@@ -1,7 +1,7 @@
 """One pass of a call as data: a list of steps over slots, made once for a layout and run by one loop.
 
 A backend's pass (`forward` or `backward`) runs on meta tensors, which have shapes and strides and no memory. It
-allocates outputs and scratch memory, calls compiled functions (`native.call`), launches kernels, and may use torch's
+allocates outputs and scratch memory, calls compiled functions (`call`), launches kernels, and may use torch's
 operations. Each of these becomes a step, and each tensor a slot. To run the list, real tensors are put into the slots.
 A position that moves from call to call is a slot too: `derived` computes numbers from it, and `decided` branches on it.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import native, private, recycled
 
-_MOST_WAYS = 4  # lists kept for one layout, the newest; one for each decision about the position
+_MOST_WAYS = 4  # lists kept for one layout, the newest ones; each belongs to other decisions about the position
 _EMPTY, _TORCH, _NATIVE, _LAUNCH = range(4)  # kinds of steps
 _VALUE, _VIEW, _NUMBER, _CALL, _ASKED = range(5)  # kinds of a compiled function's arguments
 _ATEN = torch.ops.aten
@@ -29,40 +29,40 @@ _FRESH = (
     _ATEN.new_empty.default,
     _ATEN.new_empty_strided.default,
 )
-_SAME = (_ATEN.detach.default, _ATEN.alias.default)  # results that share the argument's slot
+_SAME = (_ATEN.detach.default, _ATEN.alias.default)  # operations whose result shares the argument's slot
 _ACTIVE = threading.local()
-#: arguments of a compiled function that each call reads anew: number of threads, current stream of the GPU
+#: arguments of a compiled function that are read at each call: number of threads, current stream of the GPU
 THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
-#: launches that an open context of `collecting` left out
+#: launches that an open context of `collecting` has collected
 _collected: list | None = None
 
 
 class Seen(NamedTuple):
-    """A tensor's memory with the sizes and strides that a compiled function sees."""
+    """A tensor's memory under other sizes and strides, for a compiled function."""
 
     tensor: Tensor
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def layout(self) -> tuple:
-        """Return the view that C++ gets, without the address."""
+        """Return the C++ view without the address."""
         return native.layout(self.tensor.dtype, self.shape, self.strides)
 
 
 def rows(x: Tensor) -> Seen:
-    """A contiguous x [...,K] as a matrix."""
+    """View a contiguous x [...,K] as a matrix."""
     width = x.shape[-1]
     return Seen(x, (x.numel() // width, width), (width, 1))
 
 
 def flat(x: Tensor) -> Seen:
-    """A contiguous x as a vector."""
+    """View a contiguous x as a vector."""
     return Seen(x, (x.numel(),), (1,))
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[list]:
-    """Inside, nothing runs: launches are collected, and outputs and gradients are zeros. Not for threads."""
+    """Inside, nothing runs: launches are collected, and outputs and gradients are zeros. Not thread-safe."""
     global _collected
     _collected = launches = []
     try:
@@ -72,21 +72,21 @@ def collecting() -> Iterator[list]:
 
 
 class Position:
-    """Symbolic int that moves from call to call: its slot, and its value in the call that is listed."""
+    """Symbolic position: its slot, and its value in the call that is being listed."""
 
     def __init__(self, listing: Listing, slot: int, value: int):
         self.listing, self.slot, self.value = listing, slot, value
 
 
 def derived(position: int | Position, function: Callable[[int], int]) -> int | Position:
-    """Return `function(position)`; each call computes it anew."""
+    """Return `function(position)`; each run of the list computes it again."""
     if not isinstance(position, Position):
         return function(position)
     return position.listing.number(position, function)
 
 
 def decided(position: int | Position, function: Callable[[int], object]):
-    """Return `function(position)` and note it as a guard: a call with another result gets a list of its own."""
+    """Return `function(position)` and record it as a guard: a call with another result gets another list."""
     if not isinstance(position, Position):
         return function(position)
     value = function(position.value)
@@ -95,12 +95,12 @@ def decided(position: int | Position, function: Callable[[int], object]):
 
 
 def active() -> Listing | None:
-    """Return the listing of this thread, or None."""
+    """Return the listing that is open in this thread, or None."""
     return getattr(_ACTIVE, "listing", None)
 
 
 class Listing(private.DispatchMode):
-    """Inside, operations on meta tensors, compiled functions and launches become steps. Nothing is computed."""
+    """Context in which operations on meta tensors, compiled functions and launches become steps; nothing runs."""
 
     def __init__(self, values):
         super().__init__()
@@ -109,7 +109,7 @@ class Listing(private.DispatchMode):
         self.guards: list[tuple[int, Callable, object]] = []
         self.numbers: list[tuple[int, int, Callable]] = []
         self.slots: dict[int, int] = {}
-        self.alive: list = []  # an id is one tensor's as long as it lives
+        self.alive: list = []  # keeps the keys of `slots` valid: an id is unique while its object lives
         self.device = values[0].device
         self.given = [self._twin(value) for value in values]
 
@@ -122,7 +122,7 @@ class Listing(private.DispatchMode):
         return super().__exit__(*exception)
 
     def _twin(self, value):
-        """Return a stand-in for an input: a meta tensor of its layout and alignment, or a position."""
+        """Return the stand-in of an input: a meta tensor of the same layout and alignment, or a `Position`."""
         if isinstance(value, Tensor):
             extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride())) + 1
             offset = (value.data_ptr() & 15) // value.element_size()
@@ -134,7 +134,7 @@ class Listing(private.DispatchMode):
         return value
 
     def _put(self, value) -> int:
-        """Return the slot of a result. After an operation in place, that is the tensor's slot."""
+        """Return the slot of a result: a new one, or the tensor's own after an operation in place."""
         if id(value) not in self.slots or value is None:
             self.slots[id(value)] = len(self.alive)
             self.alive.append(value)
@@ -148,13 +148,13 @@ class Listing(private.DispatchMode):
 
     def _slot(self, value) -> int:
         if id(value) not in self.slots:
-            raise RuntimeError("a pass of a backend may use the call's tensors and what it makes of them, no others")
+            raise RuntimeError("a backend's pass may use only the call's tensors and tensors made from them")
         return self.slots[id(value)]
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         out = operation(*args, **kwargs)
-        if operation in _SAME:  # the same memory, and nobody here differentiates
+        if operation in _SAME:
             self.slots[id(out)] = self._slot(args[0])
             self.alive.append(out)
         elif operation in _FRESH:
@@ -168,7 +168,7 @@ class Listing(private.DispatchMode):
         return out
 
     def native(self, library: str, name: str, arguments: tuple) -> None:
-        """Note a call of a compiled function."""
+        """Add a call of a compiled function."""
         self.steps.append((_NATIVE, getattr(native.extension(library), name), name, self._template(arguments)))
 
     def _template(self, arguments: tuple) -> list[tuple]:
@@ -187,7 +187,7 @@ class Listing(private.DispatchMode):
         return made
 
     def launch(self, launch, target) -> None:
-        """Note a launch of a Triton kernel."""
+        """Add a launch of a Triton kernel."""
         fixed = private.specialised(launch.kernel)
         arguments = [
             decided(x, int) if isinstance(x, Position) and name in fixed else x
@@ -204,7 +204,7 @@ class Listing(private.DispatchMode):
 
 
 class _Way:
-    """The list of steps for one set of decisions."""
+    """List of steps for one set of decisions."""
 
     def __init__(self, listing: Listing, results):
         self.steps, self.launches, self.guards, self.numbers = (
@@ -222,8 +222,8 @@ class _Way:
 class Pass:
     """A pass of calls of one layout.
 
-    function: takes tensors, None and at most one position, which is last; returns tensors and None. listable: False
-    runs it as it is, for instance autograd in the reference.
+    function: takes tensors, None and at most one position, which is last; returns tensors and None. listable: if False,
+    `function` runs on the values themselves, as the reference needs for autograd.
     """
 
     def __init__(self, function: Callable, listable: bool):
@@ -237,7 +237,7 @@ class Pass:
         return way
 
     def run(self, values):
-        """Return the results of these values."""
+        """Return the pass's results for these values."""
         if not self.listable:
             return self.function(values)
         for way in self.ways:
@@ -287,12 +287,12 @@ class Pass:
 
 
 def _filled(template: list[tuple], at: list) -> list:
-    """The arguments of a compiled function."""
+    """Return the arguments of a compiled function, with the tensors and numbers of `at`."""
     arguments = []
     for kind, slot, value in template:
         if kind == _VIEW:
             value = (at[slot].data_ptr(), *value)
-        elif kind == _CALL:  # of the last arguments, `slot` many
+        elif kind == _CALL:  # the last `slot` arguments
             value = tuple(arguments[-slot:])
             del arguments[-slot:]
         elif kind == _NUMBER:
@@ -304,8 +304,9 @@ def _filled(template: list[tuple], at: list) -> list:
 
 
 def call(library: str, name: str, *arguments) -> None:
-    """Call a compiled function, or note its call while a pass is listed. Tensors are passed as views, a call as a
-    tuple.
+    """Call a compiled function or, while a pass is listed, add the call to the list.
+
+    Tensors are passed as views, an op's call as a tuple.
     """
     listing = active()
     if listing is not None:
@@ -330,6 +331,6 @@ def _now(arguments: tuple) -> list:
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """Return the device of a pass. While the pass is listed, its tensors are on the meta device."""
+    """Return the device on which a pass will run. While it is listed, its tensors are on the meta device."""
     listing = active()
     return tensor.device if listing is None else listing.device

@@ -1,8 +1,9 @@
 """Ops under torch's transforms: func.grad, vjp, vmap, jvp and autograd.forward_ad.
 
-The operator serves none of them: an autograd function that `torch.library` registers has no `setup_context`, and it
-drops tangents. So a call under a transform goes through two functions, one for the op and one for its gradient. vmap
-makes one call for each entry. Forward mode is a formula of the op (`register`), or an error that names it.
+The operator serves none of them: the autograd function that `torch.library` registers has no `setup_context`, and it
+drops tangents. So a call under a transform goes through two autograd functions, one for the op and one for its
+gradient. vmap makes one call for each entry. An op registers its formula for forward mode; an op without one raises an
+error.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import private
+from .arguments import kept
 
 _FORWARD_MODE: dict[str, Callable] = {}
 
 
 def register(op: str, tangents: Callable) -> None:
-    """tangents: (call, outputs, call of the tangents, backend) -> one tangent an output, None of what has none."""
+    """Register the forward mode of an op.
+
+    tangents: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output.
+    """
     _FORWARD_MODE[op] = tangents
 
 
@@ -29,7 +34,7 @@ def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
 
 
 def backward(op: str, call, backend: str | None, outs, grads, needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
-    """Return the gradients that `needs` names, as the operator `<op>_backward` lists them."""
+    """Return the gradients that `needs` selects, as the operator `<op>_backward` lists them."""
     return _Backward.apply(op, backend, len(call), len(outs), needs, *call, *outs, *grads)
 
 
@@ -57,8 +62,8 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
         results = [None] * (3 + len(call))
         if any(needs) and not all(grad is None for grad in grads):
-            kept = [outs[call.RETURNS.index(name)] for name in getattr(call, "KEPT", call.RETURNS)]
-            found = iter(backward(ctx.op, call, ctx.backend, kept, grads, needs))
+            saved = [outs[call.RETURNS.index(name)] for name in kept(call)]
+            found = iter(backward(ctx.op, call, ctx.backend, saved, grads, needs))
             for place, needed in zip(places, needs):
                 results[3 + place] = next(found) if needed else None
         return tuple(results)
@@ -106,7 +111,7 @@ def _saved(ctx):
 
 
 def _one_by_one(function, info, in_dims, values):
-    """Make a call for each entry. The result of a batch entry does not depend on the number of entries."""
+    """Make one call for each entry: an entry's result then does not depend on the number of entries."""
     entries = [
         function.apply(
             *[x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
@@ -136,7 +141,7 @@ def refuse_tangents(op: str, values) -> None:
 
 
 def refuse_batched(op: str, grads) -> None:
-    """Raise for gradients of `is_grads_batched`, which no custom operator can take apart."""
+    """Raise for gradients of `is_grads_batched`: no custom operator can unbatch them."""
     if any([grad is not None and private.is_batched(grad) for grad in grads]):
         raise NotImplementedError(
             f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"

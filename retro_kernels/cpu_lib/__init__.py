@@ -11,17 +11,17 @@ from ..core import arguments, recycled, steps
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
-    """Why no kernel of this backend reads such tensors, or None."""
+    """Why no kernel of this backend can read the tensors; None if it can."""
     return arguments.unsupported_tensors(tensors, "cpu")
 
 
 def unsupported(call) -> str | None:
-    """Why the differentiable tensors of a call can't be served, or None."""
+    """Why the differentiable tensors of a call can't be served; None if they can."""
     return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE})
 
 
 def unsupported_but_float32(call) -> str | None:
-    """Why kernels for float32 alone can't serve a call, or None."""
+    """Why kernels for float32 alone can't serve a call; None if they can."""
     for name in call.DIFFERENTIABLE:
         x = getattr(call, name)
         if x is not None and x.dtype != torch.float32:
@@ -32,7 +32,7 @@ def unsupported_but_float32(call) -> str | None:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Allocate an output whose elements a kernel will all write."""
+    """Allocate an output; a kernel will write every element."""
     if steps.active() is not None:
         return torch.empty(shape, dtype=dtype, device="meta")
     large = math.prod(shape) * dtype.itemsize >= recycled.FROM

@@ -8,14 +8,14 @@ from torch import Tensor
 from ..core import steps
 from . import empty
 
-#: gradients that are sums over many rows: C++ returns them in float32
+#: gradients that C++ returns in float32: sums over many rows
 _SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
-#: sums over batch entries too; where entries have positions of their own, C++ returns a sum for each entry
+#: gradients that are also sums over batch entries; where entries have their own positions, C++ returns one for each
 _SHARED = _SUMMED - {"neighbour_gate"}
 
 
 def forward(op: str, call) -> tuple[Tensor, Tensor]:
-    """out in the query's type, lse [B,H,N] float32."""
+    """Return out in the query's type, and lse [B,H,N] float32."""
     b, n, h, _ = call.query.shape
     out = empty(call.query.shape, call.query.dtype)
     lse = empty((b, h, n), torch.float32)
@@ -24,7 +24,7 @@ def forward(op: str, call) -> tuple[Tensor, Tensor]:
 
 
 def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> list[Tensor | None]:
-    """Recomputes the probabilities from lse. `positions` of batch entries: the call's, or None."""
+    """Return one gradient for each entry of DIFFERENTIABLE. positions: the call's tensor of positions, or None."""
     out, lse = outputs
     dout, dlse = grads
     if dout is None:

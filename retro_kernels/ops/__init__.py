@@ -1,12 +1,12 @@
 """One folder an op. Start reading here.
 
     __init__      the public function: signature and docstring
-    call          its arguments as a value: shapes, checks, outputs, what differentiates
+    call          class of the calls: arguments with shapes, checks, differentiable inputs, outputs
     reference     the definition, in plain PyTorch
-    cpu, cuda, triton   backends; each is there or not
+    cpu, cuda, triton   backends that the op has
     tiles.json    tile sizes of the Triton kernels
-    cases         calls that stand for what users launch, for compilation ahead of time
+    cases         typical calls, for compilation ahead of time
 
-A call goes  __init__ -> core.eager -> core.plan -> a backend of the op,  or through torch's operator where a
-tracer, a transform or the profiler is active (core.operator).
+A call goes  __init__ -> core.eager -> core.plan -> a backend of the op.  Where a tracer, a transform or the profiler is
+active, it goes through torch's operator (core.operator).
 """

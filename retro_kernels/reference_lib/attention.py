@@ -10,7 +10,7 @@ PHILOX_ROUNDS = 10
 _MULTIPLIER_A, _MULTIPLIER_B = (0xD2511F53, 0xCD9E8D57)
 _WEYL_A, _WEYL_B = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
-FARTHEST = 2**29  # positions given as a tensor count as within this
+FARTHEST = 2**29  # bound to which positions from a tensor are clamped
 
 
 def accumulator(tensor: Tensor) -> torch.dtype:
@@ -19,8 +19,8 @@ def accumulator(tensor: Tensor) -> torch.dtype:
 
 
 def widened(call):
-    """Return the call with every float tensor in the accumulation type. Each is cast once, so that gradients of a
-    shared input add up there.
+    """Return the call with every float tensor in the accumulation type. Each is cast once, so that the gradients of an
+    input with several uses are summed in that type.
     """
     dtype = accumulator(call.query)
     return type(call)(*(x.to(dtype) if isinstance(x, Tensor) and x.is_floating_point() else x for x in call))
@@ -42,7 +42,7 @@ def philox_word(seed: Tensor, key: Tensor, query: Tensor, head: Tensor, batch: T
 
 
 def dropout_keep(seed: Tensor, p: float, batch: int, heads: int, queries: Tensor, keys: int) -> Tensor:
-    """bool [B,H,len(queries),keys]: True where the probability is kept. `queries` are row indices of the call."""
+    """Return bool [B,H,len(queries),keys]: True where the probability is kept. queries: row indices of the call."""
     device = queries.device
     word = philox_word(
         seed.to(device),
@@ -55,14 +55,15 @@ def dropout_keep(seed: Tensor, p: float, batch: int, heads: int, queries: Tensor
 
 
 def positions(count: int, start: int, batch_start: Tensor | None, device: torch.device) -> Tensor:
-    """int [count], or [B,count] where each batch entry has its own start."""
+    """Return the positions, int [count], or [B,count] where each batch entry has its own start."""
     position = torch.arange(count, device=device) + start
     return position if batch_start is None else position + batch_start.clamp(-FARTHEST, FARTHEST).unsqueeze(1)
 
 
 def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, rel_start: int) -> Tensor:
-    """rel_query [B,n,H,E] . rel_key[row] -> [B,H,n,s]; displacement int [n,s] or [B,1,n,s]; a row outside the table
-    adds 0.
+    """Return rel_query [B,n,H,E] . rel_key[displacement - rel_start] -> [B,H,n,s]; 0 for a row outside the table.
+
+    displacement: int [n,s] or [B,1,n,s].
     """
     band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
     row = displacement - rel_start
@@ -74,9 +75,9 @@ def position_logits(rel_query: Tensor, rel_key: Tensor, displacement: Tensor, re
 def softmax_attend(
     logits: Tensor, visible: Tensor, value: Tensor, keep: Tensor | None, p: float
 ) -> tuple[Tensor, Tensor]:
-    """Softmax of `logits` [B,H,n,s] over the visible keys, times value [B,s,H,d] -> out [B,n,H,d], lse [B,H,n].
+    """Return out [B,n,H,d], the softmax of `logits` [B,H,n,s] over the visible keys times value [B,s,H,d]; lse [B,H,n].
 
-    A row with no visible key: out 0, lse -inf, zero gradient, whatever `value` and the gradients of that row hold.
+    A row without a visible key has out 0, lse -inf and zero gradients, even if `value` or its gradients are NaN.
     """
     logits = logits.masked_fill(~visible, float("-inf"))
     top = (

@@ -1,4 +1,4 @@
-"""Gradients of the reference: autograd's, of the definition."""
+"""Gradients of the reference, by autograd of its forward pass."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ def backward_of(forward: Callable) -> Callable:
 
     def backward(call, outputs, grads, needs) -> list[Tensor | None]:
         names = [name for name, needed in zip(call.DIFFERENTIABLE, needs, strict=True) if needed]
-        # inside an operator's implementation autograd is switched off for this thread; the definition wants it on
         with torch.enable_grad(), private.autograd_on():
             inputs = [getattr(call, name).detach().requires_grad_() for name in names]
             recomputed = forward(call._replace(**dict(zip(names, inputs, strict=True))))

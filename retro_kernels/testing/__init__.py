@@ -1,8 +1,8 @@
-"""Tools that judge a kernel: one table of tolerances, random inputs, guard bands, poison and errors. No test framework
-is needed.
+"""Tools to test a kernel: one table of tolerances, random inputs, guard bands, poisoned memory and errors. They need no
+test framework.
 
 >>> from retro_kernels.testing import compare, inputs
->>> # outputs and gradients; an AssertionError says where and by how much
+>>> # returns outputs and gradients; the AssertionError of a failed check says where and by how much
 >>> got = compare.check("leaky_average", inputs.leaky(N=64), backend="cpu")
 """
 

@@ -1,8 +1,7 @@
-"""Judge a backend: its outputs and gradients against the float64 reference, by the one tolerance table."""
+"""Comparison of a backend's outputs and gradients with the float64 reference, by the table of tolerances."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from contextlib import contextmanager
 from unittest import mock
@@ -21,8 +20,8 @@ from .memory import poisoned
 
 @contextmanager
 def eager_types():
-    """Compute the reference wholly in the inputs' type: this eager formulation is the yardstick of a kernel."""
-    eager.forget()  # plans know the types of the outputs
+    """Inside, the reference computes in the inputs' type: the eager formulation that tolerances are relative to."""
+    eager.forget()  # plans hold the types of the outputs
     try:
         with mock.patch.object(attention, "accumulator", lambda tensor: tensor.dtype):
             yield
@@ -33,7 +32,7 @@ def eager_types():
 def run(op: str, kw: dict, backend: str, grad_seed: int = 1) -> dict[str, Tensor]:
     """Return every floating output (`out0`, ...) and the gradient of every floating input, for random output gradients.
 
-    The gradients' randomness depends only on shapes, so runs in different types and backends can be compared. Infinite
+    The random gradients depend only on shapes, so runs in different types and backends can be compared. Infinite
     outputs (the lse of an empty row) get a zero gradient.
     """
     return _run(op, inputs.differentiable(kw), backend, grad_seed, lambda grad: grad)
@@ -54,9 +53,7 @@ def _run(op: str, leaves: dict, backend: str, grad_seed: int, view: Callable[[Te
 
 
 def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
-    """Check outputs and every gradient of `backend` on `kw` against the float64 reference. Return the backend's
-    results.
-    """
+    """Check the outputs and gradients of `backend` on `kw` against the float64 reference, and return them."""
     dtype = next(v.dtype for v in kw.values() if isinstance(v, Tensor) and v.is_floating_point())
     torch.manual_seed(seed)
     want = run(op, inputs.cast(kw, torch.float64), "reference")
@@ -81,8 +78,9 @@ def assert_equal(name: str, got: Tensor, want: Tensor) -> None:
 
 
 def check_layout(op: str, kw: dict, backend: str, view: Callable[[Tensor], Tensor], same=assert_equal) -> None:
-    """Check that tensors, and the outputs' gradients, give the same bits when `view` lays them out in memory.
-    `same(name, got, want)` may assert something else.
+    """Check that results have the same bits when `view` lays out the tensors and the outputs' gradients in memory.
+
+    same: `same(name, got, want)` may assert something else.
     """
     want = run(op, kw, backend)
     leaves = {name: view(v) if isinstance(v, Tensor) else v for name, v in kw.items()}
@@ -92,7 +90,3 @@ def check_layout(op: str, kw: dict, backend: str, view: Callable[[Tensor], Tenso
     got = _run(op, leaves, backend, 1, view)
     for name, value in want.items():
         same(name, got[name], value)
-
-
-def module(op: str, backend: str):
-    return importlib.import_module(f"retro_kernels.ops.{op}.{backend}")

@@ -1,4 +1,4 @@
-"""Errors against the float64 reference: relative Frobenius norm and greatest difference."""
+"""Errors relative to the float64 reference: relative Frobenius norm and greatest difference."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from . import tolerances
 
 @dataclass(frozen=True)
 class Error:
-    """Relative Frobenius norm and greatest absolute difference. None: the tensors can't be compared (NaN, infinities,
-    other shape).
+    """Relative Frobenius norm and greatest absolute difference; both None where the tensors can't be compared: NaN,
+    infinities that differ, or other shapes.
     """
 
     frobenius: float | None
@@ -21,9 +21,8 @@ class Error:
 
 
 def error(got: Tensor, want: Tensor) -> Error:
-    """||got - want|| / ||want|| against a float64 tensor; infinities must coincide and then count nothing.
-
-    Where `want` is zero it is ||got - want||.
+    """Return ||got - want|| / ||want||, or ||got - want|| where `want` is zero. Infinities must be equal, and are left
+    out.
 
     >>> error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 1.0]))
     Error(frobenius=0.7071067811865475, maximum=1.0)
@@ -40,7 +39,7 @@ def error(got: Tensor, want: Tensor) -> Error:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Return the norm of `error`. Raises AssertionError for tensors that can't be compared."""
+    """Return the Frobenius norm of `error`. Raises AssertionError for tensors that can't be compared."""
     relative = error(got, want).frobenius
     assert relative is not None, (
         f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
@@ -49,13 +48,13 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 
 def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dtype: torch.dtype) -> None:
-    """Raise an AssertionError that says where and by how much `got` exceeds the table's bound around `want`
-    (float64).
+    """Raise an AssertionError if `got` differs from `want` (float64) by more than the table allows. It names the place
+    of the largest difference.
     """
     assert got.shape == want.shape, f"{name}: shape {list(got.shape)}, expected {list(want.shape)}"
     bad = got.isnan() & ~want.isnan()
     assert not bad.any(), f"{name}: {int(bad.sum())} NaN of {bad.numel()}, first at {bad.nonzero()[0].tolist()}"
-    # what exceeds a type is infinite in it
+    # a number beyond the range of got's type is infinite there
     want = torch.where(want.to(got.dtype).isinf(), torch.inf * want.sign(), want)
     relative = relative_error(got, want)
     eager_error = None if eager is None else error(eager, want).frobenius

@@ -1,4 +1,4 @@
-"""Random inputs of every op, a builder each. The tests and the harness draw from these alone.
+"""Builders of random inputs, one for each op. The tests and the harness use no others.
 
 >>> kw = leaky(seed=1, N=8)
 >>> retro_kernels.leaky_average(**kw).shape
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-#: device of the builders' tensors without a `Draw`; the tests set it to "cuda" for a GPU's backend
+#: device of a builder's tensors without a `Draw`; tests of a GPU's backend set it to "cuda"
 DEVICE = "cpu"
 BIASES = ("content_bias", "position_bias")
 #: options of `_positions`
@@ -21,14 +21,14 @@ POSITIONS = ("E", "rel", "heads", "rel_start", "T", "biases", "bias_scale")
 
 
 class Draw:
-    """A stream of random tensors. Numbers are drawn in `drawn_in` and rounded to `dtype`: one seed gives all types the
-    same.
+    """Stream of random tensors. Numbers are drawn in `drawn_in` and rounded to `dtype`, so a seed gives every type the
+    same numbers.
 
     Args:
         seed: of the stream.
         dtype: of the tensors.
-        device: where the stream lives and draws; "meta" for shapes and types without memory.
-        drawn_in: the type that numbers are drawn in; float32 spares memory where tensors are large.
+        device: of the stream and the tensors; "meta" for shapes and types without memory.
+        drawn_in: type in which numbers are drawn; float32 takes less memory for large tensors.
     """
 
     def __init__(self, seed: int, dtype: torch.dtype, device: str = "cpu", drawn_in: torch.dtype = torch.float64):
@@ -61,12 +61,12 @@ def randn(g: torch.Generator, *shape: int, dtype: torch.dtype) -> Tensor:
 
 
 def randint(seed: int, low: int, high: int, *shape: int) -> Tensor:
-    """Integers of a stream of their own, on DEVICE."""
+    """Return random integers of their own stream, on DEVICE."""
     return torch.randint(low, high, shape, generator=generator(seed)).to(DEVICE)
 
 
 def _seeded(build: Callable[..., dict]) -> Callable[..., dict]:
-    """Let the caller of a builder give a seed and a type, or a `Draw` in their place."""
+    """Let a builder be called with a seed and a type, or with a `Draw`."""
 
     @functools.wraps(build)
     def seeded(seed: int = 0, *, dtype: torch.dtype = torch.float32, draw: Draw | None = None, **options) -> dict:
@@ -121,7 +121,7 @@ def cross_attention(
 
 @_seeded
 def self_attention(g, *, B=2, N=13, S=None, H=4, G=None, D=16, key_mask=False, share=0.7, segments=False, **options):
-    """Keyword arguments of `relative_attention`; options: those of `_positions`, and the op's own, which go through."""
+    """Keyword arguments of `relative_attention`; options: those of `_positions`, and the op's own."""
     G, S = H if G is None else G, N if S is None else S
     positions = {name: options.pop(name) for name in POSITIONS if name in options}
     kw = {"query": g.normal(B, N, H, D), "key": g.normal(B, S, G, D), "value": g.normal(B, S, G, D), **options}
@@ -168,9 +168,8 @@ def relative_logits(g, *, B=2, N=7, H=3, E=16, key_len=9, heads="each", biases=T
 
 @_seeded
 def topk(g, *, B=2, Q=7, S=23, D=16, k=4, shared=False, docs=0, mask=False, integers=False, **options):
-    """Keyword arguments of `topk_chunks`; docs: how many documents there are (True: 4), 0 for a call without them.
-
-    `integers` makes scores exact, so that ties are exact in every type.
+    """Keyword arguments of `topk_chunks`. docs: number of documents (True: 4; 0: none). integers: draw integers, whose
+    scores are exact, so that ties are ties in every type.
     """
     keys = 1 if shared else B
     if integers:
@@ -188,10 +187,8 @@ def topk(g, *, B=2, Q=7, S=23, D=16, k=4, shared=False, docs=0, mask=False, inte
 
 @_seeded
 def leaky(g, *, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0):
-    """Keyword arguments of `leaky_average`; decay: a list of H values, the (low, high) of random ones, or None for 0 to
-    1.
-
-    segments: about how many, 0: none given.
+    """Keyword arguments of `leaky_average`. decay: a list of H values, the (low, high) of random ones, or None for 0 to
+    1. segments: about how many; 0: none.
     """
     low, high = decay if isinstance(decay, tuple) else (0.0, 1.0)
     drawn = g.uniform(H, low=low, high=high) if decay is None or isinstance(decay, tuple) else None
@@ -206,9 +203,8 @@ def leaky(g, *, B=2, N=37, H=3, D=5, decay=None, initial=True, segments=0):
 
 @_seeded
 def merged(g, *, P=3, B=2, N=5, H=2, D=16, dead=False):
-    """Keyword arguments of `merge_attention`, the parts side by side.
-
-    dead: some parts have lse -inf and NaN in place of their out, and one row has no part that counts.
+    """Keyword arguments of `merge_attention`, stacked. dead: some parts have lse -inf and out NaN, and in one row all
+    parts have.
     """
     kw = {"outs": g.normal(P, B, N, H, D)}
     kw["lses"] = g.normal(P, B, H, N).to(torch.promote_types(g.dtype, torch.float32))
@@ -233,7 +229,7 @@ def rms(g, *, B=2, N=19, D=16, eps=1e-5):
 
 @_seeded
 def entropy(g, *, N=19, V=33):
-    """Keyword arguments of `cross_entropy`, whose losses are not summed."""
+    """Keyword arguments of `cross_entropy` without a reduction."""
     return {"input": g.normal(N, V, scale=4.0), "target": g.integers(0, V, N), "reduction": "none"}
 
 
@@ -249,7 +245,7 @@ def cast(kw: dict, dtype: torch.dtype) -> dict:
 
 
 def differentiable(kw: dict) -> dict:
-    """Fresh leaves that require grad, for every floating tensor."""
+    """Return the inputs with every floating tensor as a new leaf that requires grad."""
     return {
         name: v.detach().clone().requires_grad_() if isinstance(v, Tensor) and v.is_floating_point() else v
         for name, v in kw.items()

@@ -1,4 +1,4 @@
-"""Memory that shows a wrong access: guard bands round a tensor, strided views, and poison in unwritten memory."""
+"""Memory that reveals a wrong access: guard bands around a tensor, strided views, and poison in unwritten memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ GUARD = 64  # NaN elements before and after a guarded tensor
 
 
 def guarded(tensor: Tensor) -> Tensor:
-    """Return the same values inside a larger buffer whose other elements are NaN (True for bool): reading past an end
-    shows.
+    """Return the same values inside a larger buffer whose other elements are NaN (1 for integers, True for bool), so
+    that a read past an end changes the result.
     """
     fill = torch.nan if tensor.is_floating_point() else 1
     buffer = torch.full((tensor.numel() + 2 * GUARD,), fill, dtype=tensor.dtype, device=tensor.device)
@@ -24,9 +24,7 @@ def guarded(tensor: Tensor) -> Tensor:
 
 
 def sliced(tensor: Tensor) -> Tensor:
-    """Return the same values as a strided view: rows twice as far apart, NaN between them, last dimension
-    contiguous.
-    """
+    """Return the same values as a strided view: rows twice as far apart with NaN between, last dimension contiguous."""
     if tensor.dim() < 2:
         return tensor
     fill = torch.nan if tensor.is_floating_point() else 0
@@ -39,7 +37,7 @@ def sliced(tensor: Tensor) -> Tensor:
 
 
 def spread(tensor: Tensor) -> Tensor:
-    """Return the same values as a view whose last dimension is strided too. Elements between must not be read."""
+    """Return the same values as a view whose last dimension is strided too, with NaN (or 1) between."""
     fill = torch.nan if tensor.is_floating_point() else 1
     padded = torch.full((*tensor.shape[:-1], 3 * tensor.shape[-1]), fill, dtype=tensor.dtype, device=tensor.device)
     padded[..., ::3] = tensor
@@ -47,7 +45,7 @@ def spread(tensor: Tensor) -> Tensor:
 
 
 def stepped(tensor: Tensor, step: int) -> Tensor:
-    """Return the same values between NaN, every dimension of size 1 with stride `step`, where no element lies."""
+    """Return the same values between guard bands, with stride `step` in every dimension of size 1."""
     buffer = guarded(tensor)
     strides = [step if size == 1 else stride for size, stride in zip(buffer.shape, buffer.stride(), strict=True)]
     return buffer.as_strided(buffer.shape, strides)
@@ -55,15 +53,15 @@ def stepped(tensor: Tensor, step: int) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Inside, memory from torch.empty and its kin, C++ callers included, holds NaN (or the greatest integer, or True)
-    until it is written.
+    """Inside, unwritten memory of torch.empty and similar functions, also called from C++, holds NaN (or the greatest
+    integer, or True).
 
-    It uses torch's deterministic mode, which alone fills memory, and restores that mode afterwards.
+    Only torch's deterministic mode fills memory, so it is on inside and restored afterwards.
     """
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # ops without a deterministic form warn; only the filling is wanted here
+        warnings.simplefilter("ignore")  # ops without a deterministic form warn
         try:
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.utils.deterministic.fill_uninitialized_memory = True

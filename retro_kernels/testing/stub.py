@@ -1,6 +1,4 @@
-"""Stub of a GPU: Triton compiles for it as for any other, and its launches go nowhere. For host time, and tests of
-it.
-"""
+"""Stub of a GPU, to measure host time: Triton compiles for it, and its launches do nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +13,10 @@ _NUMBERS = itertools.count(1000)
 
 @contextlib.contextmanager
 def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
-    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`. Outputs hold arbitrary
-    memory.
+    """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`. Outputs are not filled.
 
-    heard: gets every launch, as the arguments of Triton's launcher: grid, stream, function, metadata, hooks, the
-    kernel's own.
+    heard: called with the arguments of Triton's launcher for every launch: grid, stream, function, metadata, hooks, and
+    the kernel's own.
     """
     from retro_kernels import triton_lib as backend
     from retro_kernels.compile import target
@@ -29,9 +26,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
 
     class Utilities:
         def load_binary(self, name, kernel, shared, device):
-            function = (
-                f"{name} {hashlib.sha256(kernel).hexdigest()[:8]}"  # what was compiled for other values is another
-            )
+            function = f"{name} {hashlib.sha256(kernel).hexdigest()[:8]}"  # specialisations of a kernel differ
             return name, function, 0, 0, 1024  # module, function, registers, spills, threads a block may have
 
         def get_device_properties(self, device):
@@ -57,7 +52,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
         def get_current_target(self):
             return private.gpu(arch)
 
-    number = next(_NUMBERS)  # Triton caches compiled kernels, launcher included, by the device's number
+    number = next(_NUMBERS)  # Triton caches compiled kernels and their launchers by the device's number
     status = backends._status
 
     def serves(op: str, name: str) -> backends.BackendStatus:

@@ -1,8 +1,8 @@
-"""The one tolerance table. A result passes iff
+"""The table of tolerances. A result passes iff
 
     error <= EAGER_FACTOR * (error of eager PyTorch in the same type) + FLOOR[type]
 
-both errors being relative Frobenius norms against the float64 reference. No test has a tolerance of its own.
+Both errors are Frobenius norms relative to the float64 reference. No test has a tolerance of its own.
 """
 
 import torch
@@ -20,5 +20,5 @@ FLOOR = {
 
 
 def allowed(eager_error: float, dtype: torch.dtype) -> float:
-    """Largest error a result of type `dtype` may have. An eager formulation that overflowed (NaN) excuses nothing."""
+    """Return the largest error that a result of type `dtype` may have. An eager error of NaN (overflow) counts as 0."""
     return FLOOR[dtype] + (EAGER_FACTOR * eager_error if eager_error == eager_error else 0.0)

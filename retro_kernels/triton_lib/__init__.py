@@ -1,4 +1,4 @@
-"""Functions of Triton kernels, and of their host side, that ops share."""
+"""Functions that the Triton kernels of several ops share, and their host side."""
 
 from __future__ import annotations
 
@@ -11,9 +11,16 @@ from torch import Tensor
 from ..compile.target import OLDEST_ARCH, current_target
 from ..core import arguments
 
+MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
+
+
+def unsupported_grid(**sizes: int) -> str | None:
+    """Why the sizes can't be dimensions of a grid; None if they can."""
+    return next((f"{name}={size} exceeds {MAX_GRID}" for name, size in sizes.items() if size > MAX_GRID), None)
+
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on CPU tensors: for tests."""
+    """Whether kernels run in Triton's interpreter, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -39,7 +46,7 @@ def too_old(arch: int) -> str:
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
-    """Reason why no kernel of this backend reads such tensors, or None."""
+    """Why no kernel of this backend can read the tensors; None if it can."""
     if why := arguments.unsupported_tensors(tensors, device_type()):
         return why
     arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)
@@ -47,8 +54,9 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:
-    """Rows that kernels reach from one address by 32-bit offsets:
-    name -> (tensor, dimension, rows), all within 2**31 elements.
+    """Why 32-bit offsets from the first row do not reach the others; None if they do.
+
+    spans: name -> (tensor, dimension, rows).
     """
     for name, (tensor, dimension, rows) in spans.items():
         if tensor is not None and beyond(tensor, dimension, rows):
@@ -57,5 +65,5 @@ def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | 
 
 
 def beyond(tensor: Tensor, dimension: int, rows: int) -> bool:
-    """Whether so many rows, or all there are, are further apart than 32-bit offsets from the first of them reach."""
+    """Whether 32-bit offsets from the first of `rows` rows, or of all if they are fewer, do not reach the last."""
     return (min(rows, tensor.shape[dimension]) - 1) * tensor.stride(dimension) >= 2**31

@@ -1,4 +1,4 @@
-"""Host side that the two attentions share: what their launches take of a call."""
+"""Arguments of launches that the two attentions make from a call alike."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .launch import power_of_two, strides
 
 
 def inputs(call, key_letters: str, rel_query: Tensor | None, mask: Tensor | None) -> dict:
-    """Arguments of every kernel of an attention: tensors, their strides, sizes and options.
+    """Return the arguments of every kernel of an attention: tensors, their strides, sizes and options.
 
-    key_letters: of the dimensions of key and value.
+    key_letters: letters of the leading dimensions of key and value.
     """
     h, rel = call.query.shape[2], call.rel_key
     position_bias = None if rel is None else call.position_bias
@@ -48,7 +48,7 @@ def inputs(call, key_letters: str, rel_query: Tensor | None, mask: Tensor | None
 
 
 def constants(call, tile: Tile) -> dict:
-    """Constants of every kernel of an attention: widths and the tile."""
+    """Return the constants of every kernel of an attention: widths and the tile."""
     d = call.query.shape[-1]
     e = d if call.rel_key is None else call.rel_key.shape[-1]
     return {

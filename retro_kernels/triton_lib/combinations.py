@@ -1,15 +1,15 @@
-"""Every set of an attention's options, for whoever chooses tiles: one that spills only with two of them is seen."""
+"""Every set of an attention's options: a tile may spill registers only where two options meet."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
 
-WIDTHS = (64, 128)  # of a head: the presets'
+WIDTHS = (64, 128)  # of a head, as in the presets
 
 
 def combinations(positions: dict[str, dict], options: dict[str, dict]) -> Iterator[tuple[str, dict]]:
-    """(name, keywords of a call) for each width, form of the positions and set of options."""
+    """Yield (name, keywords of a call) for each width, form of the positions and set of options."""
     sets = [names for number in range(len(options) + 1) for names in itertools.combinations(options, number)]
     for d, form, names in itertools.product(WIDTHS, positions, sets):
         keywords = {name: value for each in names for name, value in options[each].items()}

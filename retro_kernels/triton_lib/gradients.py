@@ -1,4 +1,4 @@
-"""Shared by the backward kernels of both attentions: a block of queries with its statistics, and dropout undone."""
+"""Functions of both attentions' backward kernels: a block of queries with its statistics, and dropout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .softmax import LOG2E
 
 @triton.jit
 def load_statistics(lse_at, delta_at, i, row_mask):
-    """(lse in base 2, +inf where nothing is seen so that probabilities vanish; delta) of a block of queries."""
+    """(lse in base 2, delta) of a block of queries. A query that sees nothing has lse +inf, so probabilities are 0."""
     lse = tl.load(lse_at + i, mask=row_mask, other=float("-inf")) * LOG2E
     return tl.where(lse == float("-inf"), float("inf"), lse), tl.load(delta_at + i, mask=row_mask, other=0.0)
 
@@ -32,7 +32,7 @@ def load_queries(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """(q + bias, dO, lse in base 2, delta) of the queries i, counted from all four pointers."""
+    """(q + bias, dO, lse in base 2, delta) of the queries i, rows from each of the four pointers."""
     _, q = load_query(q_base, bias_ptr, i, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lse2, delta = load_statistics(lse_at, delta_at, i, row_mask)
@@ -41,7 +41,7 @@ def load_queries(
 
 @triton.jit
 def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
-    """(probabilities that met the values, gradient of p): both as dropout left them."""
+    """(probabilities that the values were multiplied by, gradient of p), after dropout."""
     kept = p
     if seed_ptr is not None:
         keep = dropout_keep(tl.load(seed_ptr), dropout_limit, key_index, query_index, head, batch)
@@ -54,9 +54,9 @@ def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_inde
 def row_products(
     x, x_from, y, y_from, zero, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """rowsum(x * y) [BLOCK_M]: delta, of dO and O.
+    """rowsum(x * y) [BLOCK_M]; delta where x and y are dO and O.
 
-    In float32 it is dP's own product, rounded alike: where one key is seen O is its value, and the two must cancel.
+    In float32 it is rounded like the product dP: where a query sees one key, O is that key's value, and the two cancel.
     """
     if x.dtype == tl.float32:
         pairs = tile_product(x, x_from, None, y, y_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_M]

@@ -1,4 +1,4 @@
-"""A kernel launch as a value: what `run` executes on a GPU is what `aot` compiles without one."""
+"""A kernel launch as a value: `run` executes it on a GPU, and `aot` compiles it without one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from triton import JITFunction
 
+from ..compile.configs import Tile
+
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel over one grid. `arguments` names every parameter,
-    constants included; tensors may be on the meta device.
-    """
+    """One kernel over one grid. `arguments` has every parameter, constants too; tensors may be on the meta device."""
 
     kernel: JITFunction
     grid: tuple[int, ...]
@@ -41,18 +41,27 @@ class Launch:
         return self.kernel[self.grid](**self.arguments, **self.options)
 
 
+def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:
+    """Return the launch of a kernel with a tile's options. `arguments` may have more than the kernel takes."""
+    taken = {name: arguments[name] for name in kernel.arg_names}
+    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
+
+
 def power_of_two(n: int, least: int = 16) -> int:
-    """Smallest power of two >= n and >= least: a tile's side; 16 is the smallest that a tensor-core product takes."""
+    """Return the smallest power of two >= n and >= least. A tensor-core product takes sides of at least 16."""
     return max(least, 1 << (n - 1).bit_length())
 
 
 def settled(grad: Tensor, lse: Tensor) -> Tensor:
-    """A copy of the gradient [B,N,H,D] of `out`, 0 in rows that attend nothing: a caller who merges partial attentions
-    may hand back NaN there (exp(lse - lse) is NaN), and the kernels multiply it by probabilities of 0."""
+    """Return a copy of the gradient [B,N,H,D] of `out` with zeros in rows that attend nothing.
+
+    A merge of partial attentions may return NaN there (exp(lse - lse) is NaN), and the kernels would multiply NaN by
+    probabilities of 0.
+    """
     return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 
 def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
-    """{"stride_<prefix><letter>": stride} for the leading dimensions; zeros where there is no tensor."""
+    """Return {"stride_<prefix><letter>": stride} of the leading dimensions; zeros where the tensor is None."""
     tensor_strides = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
     return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, tensor_strides, strict=True)}

@@ -1,4 +1,4 @@
-"""Loads that kernels of several ops share: rows, keys, biases. Elements that are outside or not visible are zero."""
+"""Loads of rows, keys and biases. Elements outside a tensor, and invisible ones, are zero."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ import triton.language as tl
 
 @triton.jit
 def wide(index):
-    """A loop index as int64; it is a plain int in the interpreter."""
+    """A loop index as int64. In the interpreter a loop index is a plain int, without `to`."""
     return tl.full([], 0, tl.int64) + index
 
 
 @triton.jit
 def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """[len(rows), BLOCK] from base + row * stride; rows not inside
-    and columns past WIDTH are zero. rows may be int64.
-    """
+    """[len(rows), BLOCK] from base + row * stride. Rows not inside and columns past WIDTH are zero."""
     column = tl.arange(0, BLOCK)
     pointers = base + rows[:, None] * stride + column[None, :]
     if BLOCK == WIDTH:
@@ -30,9 +28,7 @@ def load_rows(base, rows, inside, stride, WIDTH: tl.constexpr, BLOCK: tl.constex
 def load_keys(
     base, j, visible, stride, D: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr, ONCE: tl.constexpr = False
 ):
-    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero, whatever memory holds there. ONCE: nothing reads them
-    again, so they leave L2 first.
-    """
+    """[BLOCK_N, BLOCK_D] keys or values; invisible ones are zero. ONCE: they are read once, so L2 evicts them first."""
     EVICT: tl.constexpr = "evict_first" if ONCE else ""
     column = tl.arange(0, BLOCK_D)
     pointers = base + (j[:, None] * stride + column[None, :])
@@ -49,7 +45,7 @@ def load_keys(
 
 @triton.jit
 def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """x + bias, rounded to x's type as an eager sum would be."""
+    """x + bias in x's type, rounded like an eager sum."""
     if bias_ptr is not None:
         column = tl.arange(0, BLOCK)
         bias = tl.load(bias_ptr + column, mask=column < WIDTH, other=0.0)
@@ -59,6 +55,6 @@ def add_bias(x, bias_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_query(q_ptr, bias_ptr, i, row_mask, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    """(rows, rows + bias) [BLOCK_M, BLOCK]; a row outside row_mask is zero (then its bias)."""
+    """(rows, rows + bias) [BLOCK_M, BLOCK]. A row outside row_mask is zero, and its sum the bias."""
     q = load_rows(q_ptr, i.to(tl.int64), row_mask, stride, WIDTH, BLOCK)
     return q, add_bias(q, bias_ptr, WIDTH, BLOCK)

@@ -1,4 +1,4 @@
-"""The merge of partial attentions over disjoint sets of keys, for calls whose keys are split."""
+"""Merge of partial attentions over disjoint sets of keys, for calls whose keys are split."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor
 from .launch import Launch, power_of_two
 from .softmax import LOG2E
 
-_STEP = 8  # parts that one step of the merge loads
+_STEP = 8  # parts that the merge loads at a time
 
 
 def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], list[Launch]]:
-    """Return the memory that `count` splits of the keys write, and the launch that merges it into out and lse.
+    """Return the outputs of `count` splits of the keys, as arguments, and the launch that merges them into out and lse.
 
-    One split writes out and lse themselves: nothing is merged.
+    A single split writes out and lse itself, without a merge.
     """
     if count == 1:
         return {"out_ptr": out, "lse_ptr": lse}, []
@@ -52,7 +52,7 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """out and lse of one (token, head) and batch from those of `splits` disjoint sets of keys, weighed by their lse."""
+    """out and lse of one (token, head) and batch: those of `splits` disjoint sets of keys, weighted by their lse."""
     n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
     row_max, row_sum, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)

@@ -1,4 +1,4 @@
-"""Plan of one pass of a call, and its runs: the same for every op of this backend."""
+"""Plan of one pass of a call, for every op of this backend, and how it is run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .launch import Launch
 
 @dataclasses.dataclass
 class Plan:
-    """One pass of a call, not run yet: nothing has been launched, and nothing waits for the device.
+    """One pass of a call as a value. Making it launches nothing and does not wait for the device.
 
-    launches   fill the outputs, or what the gradients are made of
+    launches   fill the outputs, or the tensors that `gradients` returns or sums
     outputs    of a forward pass, in the op's order
-    gradients  of a backward pass, once the launches have run: one an entry of DIFFERENTIABLE, None where not needed.
-               What is left to sum is summed there, by torch's own reductions, in a fixed order.
+    gradients  of a backward pass: called after the launches, returns a gradient for each entry of DIFFERENTIABLE, None
+               where it is not needed. It may sum partial gradients by torch's reductions, in a fixed order.
     """
 
     launches: list[Launch]
@@ -36,25 +36,21 @@ class Plan:
 
 
 def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
-    """The outputs of `plan(call, target)`."""
+    """Run `plan(call, target)` and return its outputs."""
     target = current_target(steps.device_of(call[0]))
     return plan(call, target).run(target).outputs
 
 
 def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
-    """The gradients of `plan(call, outputs, grads, needs, target)`; zeros where no gradient comes in."""
-    if not any(needs) or all(grad is None for grad in grads):
-        return [
-            torch.zeros_like(getattr(call, name)) if need else None
-            for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
-        ]
+    """Run `plan(call, outputs, grads, needs, target)` and return its gradients."""
     target = current_target(steps.device_of(call[0]))
     return plan(call, outputs, grads, needs, target).run(target).gradients()
 
 
 def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:
-    """One gradient an entry of `need`; zeros for an input that the call makes no use of (a relative query without
-    relative keys).
+    """Return one gradient for each entry of `need`, None where it is False.
+
+    An input without a gradient gets zeros: the call does not use it, like a relative query without relative keys.
     """
     return [
         None if not wanted else torch.zeros_like(getattr(call, name)) if grad is None else grad
@@ -65,7 +61,7 @@ def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -
 def cases_of(
     name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None
 ) -> Iterator[Case]:
-    """The launches of a call on the meta device, as training makes them: only the first output has a gradient."""
+    """Yield the launches of a call on the meta device, as in training: only the first output has a gradient."""
     plan = forward(call, target)
     launches = list(plan.launches)
     if backward is not None:

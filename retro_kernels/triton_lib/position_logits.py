@@ -1,22 +1,21 @@
-"""Relative position logits of one tile: products with a band of the table, skewed into place without leaving the
-registers.
+"""Relative position logits of one tile: products with a band of the table, skewed into place in registers.
 
-Query i and key j of a tile (i < BLOCK_M, j < BLOCK_N) meet table row base + c, where c = i - j + BLOCK_N - 1. The band
-of products P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide, but row i only uses c = i .. i + BLOCK_N - 1:
-one c of every residue modulo BLOCK_N. So the band folds, by selection, into [BLOCK_M, BLOCK_N], and what is left is a
-permutation of each row. With BLOCK_M = BLOCK_N = 4, the c that row i keeps of residue 0 1 2 3, and the j that it
-serves:
+Query i and key j of a tile (i < BLOCK_M, j < BLOCK_N) use table row base + c, where c = i - j + BLOCK_N - 1. The band
+of products P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide. Row i uses only c = i .. i + BLOCK_N - 1: one
+c of each residue modulo BLOCK_N. Two steps turn the band into logits. First, each row selects its c of each residue
+(folding), which gives [BLOCK_M, BLOCK_N]. Second, each row is permuted (`reverse_skew`). With BLOCK_M = BLOCK_N = 4,
+row i selects these c for residues 0 1 2 3, and they belong to these keys j:
 
     row 0:  c = 0 1 2 3   j = 3 2 1 0
     row 1:  c = 4 1 2 3   j = 0 3 2 1
     row 2:  c = 4 5 2 3   j = 1 0 3 2
     row 3:  c = 4 5 6 3   j = 2 1 0 3
 
-`zero` is a scalar that is 0 but that the compiler can't know to be: made from a loop variable, it keeps the index
-tensors from being hoisted out of the loop, where they would occupy a hundred registers.
+The permutation is its own inverse, so forward and backward share it. A gather from the whole band would take twice the
+shuffles, and tiles wider than BLOCK_N.
 
-The permutation is its own inverse, so forward and backward share `reverse_skew`. Folding first halves the shuffles of a
-gather from the whole band, and no tile is ever wider than BLOCK_N.
+The argument `zero` is 0, but the compiler can't prove it, because it is computed from a loop variable. Index tensors
+that depend on it are not hoisted out of the loop, where they would occupy a hundred registers.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from .products import block_from, deep_product, product
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse.
 
-    A row of 64 is shuffled as two halves of 32, one shuffle an element instead of two, once the halves stand as they
-    must.
+    A row of 64 is gathered as two halves of 32, with one shuffle for each element instead of two. Before the gather,
+    elements that move to the other half are swapped.
     """
     if BLOCK_N != 64:
         i = tl.arange(0, BLOCK_M)[:, None] + zero
@@ -42,8 +41,8 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         i = tl.arange(0, BLOCK_M)[:, None, None] + zero
         lane = tl.arange(0, 32)[None, None, :]
         halves = tl.reshape(x, [BLOCK_M, 2, 32])
-        # target (half, l) reads column c = (i - 32 * half - l - 1) mod 64, which stands at lane (i - l - 1) mod 32:
-        # seen from the source lane s, half h of c serves target half h or 1 - h by the parity of (i - s - 1) // 32
+        # y[half, l] reads c = (i - 32 * half - l - 1) mod 64, which is in lane s = (i - l - 1) mod 32. Its half differs
+        # from that of y if (i - s - 1) // 32 is odd: lane s then swaps its halves before the gather.
         swap = ((i - lane + 63) >> 5) & 1
         halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
         source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
@@ -52,9 +51,7 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def band_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int [BLOCK_M, BLOCK_N]: from which BLOCK_N-wide block of the
-    band row i takes residue c, ceil((i - c) / BLOCK_N).
-    """
+    """int [BLOCK_M, BLOCK_N]: the BLOCK_N-wide block of the band from which row i selects residue c."""
     i = tl.arange(0, BLOCK_M)[:, None] + zero
     c = tl.arange(0, BLOCK_N)[None, :]
     return (i - c + BLOCK_N - 1) // BLOCK_N
@@ -66,7 +63,7 @@ def rel_rows(rel_ptr, first, rows, stride_t, E: tl.constexpr, BLOCK_N: tl.conste
     t = first + tl.arange(0, BLOCK_N)
     e = tl.arange(0, BLOCK_E)
     inside = (t >= 0) & (t < rows)
-    # a row outside the table may lie outside the allocation: clamp the address as well as masking the load
+    # a row outside the table may be outside the allocation: its address is clamped too
     pointers = rel_ptr + (tl.where(inside, t, 0)[:, None] * stride_t + e[None, :])
     if BLOCK_E == E:
         rel = tl.load(pointers, mask=inside[:, None], other=0.0)
@@ -91,8 +88,9 @@ def table_product(
     PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
 ):
-    """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a),
-    BLOCK_B]; a_from None: from registers whatever the precision.
+    """a times the rows first .. first + BLOCK_B - 1 of a table, [len(a), BLOCK_B].
+
+    a_from None: a is read from registers, whatever the precision.
     """
     DEEP: tl.constexpr = a_from is not None and PRECISION == "tf32x3"
     if DEEP:
@@ -106,7 +104,7 @@ def table_product(
 @triton.jit
 def position_logits(
     rq,  # [BLOCK_M, BLOCK_E]
-    # base: the table row of the tile's smallest displacement, that of i = 0, j = BLOCK_N - 1
+    # base: table row of the tile's smallest displacement, at i = 0 and j = BLOCK_N - 1
     rel_ptr,
     base,
     rows,
@@ -135,7 +133,7 @@ def position_logits(
 
 @triton.jit
 def position_query_gradient(
-    acc,  # float32 [BLOCK_M, BLOCK_E]: what the sum is added to
+    acc,  # float32 [BLOCK_M, BLOCK_E]: initial value of the sum
     folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
     rel_ptr,
     base,
@@ -148,8 +146,8 @@ def position_query_gradient(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """float32 [BLOCK_M, BLOCK_E]: acc plus the sum over j of gradient[i, j] *
-    rel[base + i - j + BLOCK_N - 1], the gradient of rq.
+    """float32 [BLOCK_M, BLOCK_E]: acc plus the gradient of rq, the sum over j of
+    gradient[i, j] * rel[base + i - j + BLOCK_N - 1].
     """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):

@@ -1,18 +1,16 @@
-"""Position of a call's query 0: one for all batch entries, or one an entry that only the device knows."""
+"""Position of a call's query 0: one for all batch entries, or a tensor with one each that the host never reads."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-FARTHEST = tl.constexpr(1 << 29)  # positions given as a tensor count as within this
+FARTHEST = tl.constexpr(1 << 29)  # bound to which positions from a tensor are clamped
 
 
 @triton.jit
 def position_of(first, batch_ptr, stride_batch, batch):
-    """The position of a batch entry's query 0: the call's, and the
-    entry's own where it has one (read on the device alone).
-    """
+    """The position of a batch entry's query 0: the call's, plus the entry's own if it has one."""
     if batch_ptr is not None:
         own = tl.load(batch_ptr + batch * stride_batch)
         first += tl.minimum(tl.maximum(own, -FARTHEST), FARTHEST).to(tl.int32)

@@ -1,6 +1,4 @@
-"""Products of two blocks of rows, from registers or, for float32 as
-three tf32 products, from memory a few columns at a time.
-"""
+"""Products of two blocks of rows: from registers or, for float32 as three tf32 products, from memory in steps."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ import triton.language as tl
 
 @triton.jit
 def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
-    """float32 a b^T [len(a), len(b)]. TRANSPOSED: made as (b a^T)^T,
-    whose rows spread over the warps by b: for tall b and flat a.
+    """float32 a b^T [len(a), len(b)]. TRANSPOSED: computed as (b a^T)^T, which divides the rows of b among the warps:
+    for few rows in a and many in b.
     """
     if TRANSPOSED:
         return tl.trans(tl.dot(b, tl.trans(a), input_precision=PRECISION))
@@ -24,7 +22,7 @@ def block_from(pointer, first, rows, stride, BLOCK: tl.constexpr):
     """Rows first .. first + BLOCK - 1, zero outside [0, rows), for `deep_product`."""
     t = first + tl.arange(0, BLOCK)
     inside = (t >= 0) & (t < rows)
-    return pointer, tl.where(inside, t, 0), inside, stride  # a row outside may lie outside the allocation
+    return pointer, tl.where(inside, t, 0), inside, stride  # a row outside may be outside the allocation
 
 
 @triton.jit
@@ -38,12 +36,11 @@ def deep_product(
     PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
 ):
-    """`product` of the rows a_from, plus a bias or None, and b_from, (pointer, rows, row_mask, stride) each, read a few
-    columns at a time.
+    """`product` of the rows a_from, plus a bias, and the rows b_from, read from memory a few columns at a time.
 
-    Rows outside row_mask are zero. For "tf32x3", which splits both operands into halves: whole rows would fill every
-    register. (The bias is
-    no part of the tuple: triton 3.6 can't have None in one.)
+    a_from, b_from: (pointer, rows, row_mask, stride); rows outside row_mask are zero. bias_ptr: None or the bias; it is
+    not in the tuple, because triton 3.6 allows no None there. For "tf32x3", which splits both operands in two: whole
+    rows would fill every register.
     """
     a_ptr, i, row_mask, stride_a = a_from
     b_ptr, j, inside, stride_b = b_from
@@ -55,7 +52,7 @@ def deep_product(
         acc = tl.zeros([j.shape[0], i.shape[0]], tl.float32)
     else:
         acc = tl.zeros([i.shape[0], j.shape[0]], tl.float32)
-    for start in range(0, WIDTH + zero, STEP):  # `zero`: not to be unrolled
+    for start in range(0, WIDTH + zero, STEP):  # `zero` prevents unrolling
         column = start + tl.arange(0, STEP)
         in_a, in_b = row_mask[:, None], inside[:, None]
         if not WHOLE:
@@ -75,9 +72,7 @@ def deep_product(
 
 @triton.jit
 def tile_product(x, x_from, bias_ptr, y, y_from, zero, D: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr):
-    """float32 x y^T; where float32 operands are split into halves,
-    read from memory a few columns at a time instead (`deep_product`).
-    """
+    """float32 x y^T; for "tf32x3" by `deep_product` of x_from and y_from."""
     if PRECISION == "tf32x3":
         return deep_product(x_from, bias_ptr, y_from, zero, D, BLOCK_D, PRECISION)
     else:
@@ -101,7 +96,7 @@ def rows_product(
     PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
 ):
-    """`product` of x and y, the rows first .. first + BLOCK - 1 at y_ptr; of float32 operands as `tile_product`."""
+    """`product` of x and y, the rows first .. first + BLOCK - 1 at y_ptr; for "tf32x3" by `deep_product`."""
     if PRECISION == "tf32x3":
         y_from = block_from(y_ptr, first, rows, stride, BLOCK)
         return deep_product(x_from, bias_ptr, y_from, zero, D, BLOCK_D, PRECISION, TRANSPOSED)

@@ -1,4 +1,4 @@
-"""The online softmax in base 2, as both attentions' forward kernels go through their keys."""
+"""Online softmax in base 2, for both attentions' forward kernels."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def softmax_step(logits, row_max, row_sum, acc, MASKED: tl.constexpr):
-    """(p, row_max, row_sum, acc) after a tile of logits in base 2: what was summed before is scaled to the new maximum.
+    """(p, row_max, row_sum, acc) after a tile of logits in base 2; earlier sums are scaled to the new maximum.
 
-    MASKED: a row may be -inf throughout.
+    MASKED: all logits of a row may be -inf.
     """
     new_max = tl.maximum(row_max, tl.max(logits, 1))
     shift = new_max
@@ -28,7 +28,7 @@ def softmax_step(logits, row_max, row_sum, acc, MASKED: tl.constexpr):
 
 @triton.jit
 def softmax_end(row_max, row_sum, acc, HIDDEN: tl.constexpr):
-    """(weighted mean of the values, logarithm of the sum). HIDDEN: values of a row that sees none may be NaN."""
+    """(weighted mean of the values, log-sum-exp). HIDDEN: acc may be NaN in a row that sees no key; it becomes 0."""
     some = row_sum != 0  # NaN must stay NaN
     divisor = tl.where(some, row_sum, 1.0)
     acc = acc / divisor[:, None]

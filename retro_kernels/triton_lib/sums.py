@@ -1,4 +1,4 @@
-"""Sums of partial gradients that programs have stored apart, in a fixed order, rounded once to the gradient's type."""
+"""Sums of the partial gradients of several programs: in a fixed order, rounded once to the gradient's type."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .launch import Launch
 
-_PARTS, _COLUMNS = 64, 32  # of a tile: few columns, for there are few of them and often many parts
+_PARTS, _COLUMNS = 64, 32  # of a tile; few columns, because a gradient is often small and has many parts
 
 
 @triton.jit(do_not_specialize=("count", "size", "part_size", "shift"))
@@ -25,7 +25,7 @@ def _sum_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_X: tl.constexpr,
 ):
-    """out[group, x] = sum over p < count of part[p, group, x + shift]; what lies outside a part is 0."""
+    """out[group, x] = sum over p < count of part[p, group, x + shift]; elements outside a part are 0."""
     x = tl.program_id(0).to(tl.int64) * BLOCK_X + tl.arange(0, BLOCK_X)
     group = tl.program_id(1).to(tl.int64)
     at = x + shift
@@ -41,11 +41,11 @@ def _sum_kernel(
 def summed(
     part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None = None, shift: int = 0
 ) -> tuple[Tensor, Launch]:
-    """The gradient of `like` [groups, rows, width] and the launch that fills it from the contiguous part [count,
-    groups, part_rows, width].
+    """Return the gradient of `like` [groups, rows, width], and the launch that sums it from the contiguous
+    part [count, groups, part_rows, width].
 
-    Without part_rows a part is as large as `like`. Row r of `like` is row r + shift of a part, or 0 where the part has
-    no such row.
+    part_rows: by default the rows of `like`. Row r of `like` is row r + shift of a part, or 0 if the part has no such
+    row.
     """
     width = like.shape[-1]
     size = like.numel() // groups

@@ -101,7 +101,7 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_an_output_that_nobody_used_brings_no_gradient(op, used, with_gradient, monkeypatch):
     """None, not zeros: a backward pass leaves out what belongs to it."""
-    module, seen = compare.module(op, "reference"), []
+    module, seen = backends.module(op, "reference"), []
     real = module.backward
     monkeypatch.setattr(
         module, "backward", lambda call, outs, grads, needs: seen.append(grads) or real(call, outs, grads, needs)

@@ -74,10 +74,10 @@ def chunked_cross_attention(
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention of every token to the neighbours retrieved for the last complete chunk before it, in one softmax.
+    """Attention of every token to the neighbours of the last complete chunk before it, in one softmax.
 
-    The token at position p = query_start + n attends the K*R tokens of chunk u = (p+1)//M - 1, and is number
-    i = (p+1) % M in that attending chunk. With M = chunk_len = 4 and query_start = 0:
+    The token at position p = query_start + n attends the K*R neighbour tokens of chunk u = (p+1)//M - 1. Its index
+    among the tokens that attend chunk u is i = (p+1) % M. With M = chunk_len = 4 and query_start = 0:
 
         position p   0  1  2 | 3  4  5  6 | 7  8  9 10 | 11
         chunk u      -  -  - | 0  0  0  0 | 1  1  1  1 | 2
@@ -86,30 +86,31 @@ def chunked_cross_attention(
         logit[i,(a,j)] = scale * ((q_i + u)·(g_a k_aj) + (rq_i + v)·rel_key[i-j - rel_start])
         out_i = sum over (a,j) of softmax(logit)[i,(a,j)] * g_a v_aj
 
-    where j counts from the start of each neighbour a, u is `content_bias`, v `position_bias`, g the gate.
+    j counts from the start of each neighbour a; u is `content_bias`, v `position_bias`, g `neighbour_gate`.
 
     Args:
         query: [B,N,H,D]; D a multiple of 8 from 16 to 256. N need not be a multiple of chunk_len.
         key, value: [B,L,K,R,G,D], H % G == 0, L >= (query_start+N)//chunk_len (where query_start is an int).
-        chunk_len: M, tokens a chunk.
-        rel_key: [H or 1,T,E], row t is the projected encoding of displacement i-j = rel_start + t.
-        rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
-        rel_start: displacement of row 0; rows outside the table add 0. None: -(R-1), and T must be M+R-1.
+        chunk_len: M, tokens of a chunk.
+        rel_key: [H or 1,T,E]; row t is the projected encoding of displacement i-j = rel_start + t.
+        rel_query: [B,N,H,E], a separate relative query; None: the query (E = D).
+        rel_start: displacement of row 0; a displacement outside the table adds 0. None: -(R-1); T must then be M+R-1.
         content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
-        neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. A masked token may hold anything.
+        neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend. A masked token may be NaN.
         neighbour_gate: [B,L,K], scales a neighbour's keys and values.
         scale: default D**-0.5.
         query_start: position of query 0, for decoding against cached neighbours. Or int64 [B] on the query's device,
-            one a batch entry, never read by the host, so that a decode step can be captured once as a CUDA graph and
-            replayed: no error then names a chunk beyond L, its tokens attend nothing. Values count as within +-2**29.
+            one for each batch entry. The host never reads it, so a decode step can be captured once as a CUDA graph
+            and replayed. Tokens of a chunk beyond L then attend nothing instead of raising an error. Values are clamped
+            to +-2**29.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, whatever gradient it is
-        given.
+        natural logarithm. A token that attends nothing has out 0, lse -inf and zero gradients, even if the gradient of
+        its out or lse is NaN.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out
     and lse), once. Gradients are bitwise repeatable on one device.
@@ -117,8 +118,8 @@ def chunked_cross_attention(
     Copies: with a neighbour_mask the triton backend's backward copies the gradient of out.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
-            (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
+        ValueError, TypeError: naming the argument, before any kernel runs. All float tensors must have the query's type
+            (under autocast they are cast), and every last dimension must be contiguous; nothing is broadcast.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1 and appendix B.1; gate: Rubin and Berant,
     arXiv 2306.13421, section 3.1; position logits: Dai et al., arXiv 1901.02860, section 3.3.

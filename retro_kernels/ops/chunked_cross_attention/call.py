@@ -16,9 +16,8 @@ from ...core import arguments, flops
 
 
 class ChunkedCrossAttention(NamedTuple):
-    """`rel_query` None means the query itself; `seed` is an int64 tensor [1] when dropout_p > 0.
-
-    Query 0 of batch entry b is at position query_start + batch_start[b].
+    """rel_query None: the query itself. seed: int64 [1] if dropout_p > 0. Query 0 of batch entry b is at position
+    query_start + batch_start[b].
     """
 
     query: Tensor  # [B,N,H,D]
@@ -38,7 +37,6 @@ class ChunkedCrossAttention(NamedTuple):
     seed: Tensor | None
     batch_start: Tensor | None = None  # int64 [B]; the host never reads it
 
-    #: inputs that take a gradient, in the order in which `backward` returns them
     DIFFERENTIABLE = (
         "query",
         "key",
@@ -49,13 +47,10 @@ class ChunkedCrossAttention(NamedTuple):
         "position_bias",
         "neighbour_gate",
     )
-    #: the int that moves from call to call where tokens are decoded one by one; a tensor or None does not
     MOVES = "query_start"
-    #: names of the outputs
     RETURNS = ("out", "lse")
 
     def checked(self) -> ChunkedCrossAttention:
-        """The call checked, with rel_start and scale filled in."""
         sizes: dict[str, int] = {}
         chunk_len = checks.integer("chunk_len", self.chunk_len, 1, checks.POSITION_MAX)
         if not isinstance(self.query_start, Tensor):
@@ -91,7 +86,7 @@ class ChunkedCrossAttention(NamedTuple):
         )
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
-        """Blame chunk_len where rel_key and the number of chunks agree on another one."""
+        """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one."""
         if not isinstance(self.rel_key, Tensor) or self.rel_key.dim() != 3 or self.rel_start is not None:
             return
         rows, fits = self.rel_key.shape[1], self.rel_key.shape[1] - sizes["R"] + 1
@@ -102,16 +97,12 @@ class ChunkedCrossAttention(NamedTuple):
             )
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return arguments.attention_outputs(self.query)
 
     def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
+        """Range of positions for which a checked call stays valid: those whose chunks the keys have."""
         return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         _, _, k, r, _, _ = self.key.shape  # one row of rel_key serves all K neighbours
         return flops.attention(self, keys=k * r, displacements=r)

@@ -1,6 +1,4 @@
-"""Calls on the meta device that stand for what users launch: RETRO's presets and every option, for ahead-of-time
-compilation.
-"""
+"""Typical calls on the meta device, for compilation ahead of time: RETRO's presets and every option."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ PRESET = {"B": 8, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 128}
 
 
 def call(dtype: torch.dtype, *, batch_start=False, **options) -> ChunkedCrossAttention:
-    """A checked call without memory behind it; options: those of `inputs.cross_attention`, the preset's by default."""
+    """Return a checked call on the meta device. options: those of `inputs.cross_attention`, by default the preset's."""
     made = inputs.shapes_of(ChunkedCrossAttention, inputs.cross_attention, dtype, **PRESET | options)
     return made._replace(
         seed=torch.empty(1, dtype=torch.int64, device="meta") if made.dropout_p else None,
@@ -23,11 +21,11 @@ def call(dtype: torch.dtype, *, batch_start=False, **options) -> ChunkedCrossAtt
 
 BF16, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)
 
-#: RETRO's presets by head width; kernels do not depend on the number of heads, so 12, 16 and 32 heads compile once
+#: RETRO's presets by head width; kernels do not depend on the number of heads
 PRESETS: dict[str, dict] = {"retro d64": {"D": 64}, "retro d128": {"D": 128}}
 
-#: name -> (options of `call`, types). float16's code differs from bfloat16's only in types of instructions, so the
-#: presets stand for it
+#: name -> (options of `call`, types); float16's code differs from bfloat16's only in the types of instructions, so
+#: few calls are compiled in float16
 CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
     **{name: (options, ALL) for name, options in PRESETS.items()},
     **{f"{name} gate mask": ({**options, "gate": True, "mask": "token"}, ALL) for name, options in PRESETS.items()},

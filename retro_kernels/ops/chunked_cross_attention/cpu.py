@@ -1,6 +1,6 @@
 """Chunked cross-attention on the CPU (csrc/cpu/chunked_cross_attention_*.cpp).
 
-Beside the outputs it uses scratch per thread (about 1 MiB at RETRO's sizes), no copy of a whole input.
+Each thread uses scratch memory (about 1 MiB at RETRO's sizes). No input is copied as a whole.
 """
 
 from __future__ import annotations
@@ -18,5 +18,4 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """Sums over chunks (rel_key, biases) are float32, in an order fixed by the sizes."""
     return attention.backward(OP, call, outputs, grads, needs, call.batch_start)

@@ -13,7 +13,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """out [B,N,H,D] in the query's type, lse [B,H,N] float32 (float64 for float64 inputs)."""
     narrow, call = call.query.dtype, attention.widened(call)
     out, lse = (_by_chunk if call.batch_start is None or call.key.shape[1] == 0 else _by_row)(call)
     return out.to(narrow), lse
@@ -42,15 +41,13 @@ def _by_chunk(call) -> tuple[Tensor, Tensor]:
         lses.append(chunk_lse)
         covered = rows.stop
     if outs:
-        assert covered == n  # holds for every call that passed validation: the keys cover all attended chunks
+        assert covered == n  # a checked call has keys for all attended chunks
         out, lse = torch.cat(outs, 1), torch.cat(lses, 2)
     return out, lse
 
 
 def _by_row(call) -> tuple[Tensor, Tensor]:
-    """Every batch entry at a position of its own: each token becomes
-    a batch entry of one, with its chunk's neighbours gathered.
-    """
+    """Serve batch entries with their own positions: each token becomes a batch entry with its chunk's neighbours."""
     b, n, h, d = call.query.shape
     chunks = call.key.shape[1]
     position = attention.positions(n, call.query_start, call.batch_start, call.query.device)  # [B,N]
@@ -77,8 +74,8 @@ _OF_CHUNK = ("key", "value", "neighbour_mask", "neighbour_gate")
 
 
 def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The queries of `call` against one chunk's neighbours
-    [B,K,R,G,D]; index [n,1] or [B,1,n,1]: i in the attending chunk.
+    """Return out and lse of the queries of `call` against one chunk's neighbours [B,K,R,G,D]. index: i of each query,
+    [n,1] or [B,1,n,1].
     """
     b, _, h, _ = call.query.shape
     neighbours, length, groups = call.key.shape[1:4]
@@ -88,7 +85,7 @@ def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         visible = visible & (
             call.neighbour_mask if call.neighbour_mask.dim() == 3 else call.neighbour_mask.unsqueeze(-1)
         )
-        # what a masked token holds must not matter, NaN included
+        # a masked token may be NaN
         hidden = ~visible[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     if call.neighbour_gate is not None:
@@ -112,17 +109,12 @@ def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _keep(call, rows: range) -> Tensor | None:
-    """Which probabilities of these rows of the query dropout keeps, bool [B,H,len(rows),K*R]; None: all."""
+    """Return bool [B,H,len(rows),K*R]: the probabilities of these query rows that dropout keeps; None: all."""
     if call.dropout_p == 0:
         return None
     b, _, h, _ = call.query.shape
     queries = torch.arange(rows.start, rows.stop, device=call.query.device)
     return attention.dropout_keep(call.seed, call.dropout_p, b, h, queries, call.key.shape[2] * call.key.shape[3])
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

@@ -10,24 +10,24 @@ from .call import CrossEntropy
 
 
 def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", backend: str | None = None) -> Tensor:
-    """loss_t = -log softmax(input_t)[target_t] in nats, as `torch.nn.functional.cross_entropy` of class numbers.
+    """loss_t = -log softmax(input_t)[target_t] in nats, like `torch.nn.functional.cross_entropy` of class indices.
 
         >>> loss = cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         >>> round(loss.item(), 4)
         0.6931
 
-    A target that does not count has no number here (torch's ignore_index): multiply the losses of "none" by weights.
+    There is no ignore_index: to leave targets out, multiply the losses of reduction="none" by weights.
 
     Args:
         input: [T,V], logits.
-        target: int64 [T], from 0 to V-1. Values are checked on a CPU; on a GPU the host does not read them.
+        target: int64 [T], from 0 to V-1. Values are checked on the CPU alone; on a GPU the host does not read them.
         reduction: "none", "sum" or "mean".
         backend: "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
-        Losses [T] where reduction is "none", else a number; float32 (float64 for such logits).
+        Losses [T] with reduction="none", else a number; float32 (float64 for float64 logits).
 
-    Differentiable in input, as often as wanted. The gradient is as large as the logits and computed from them anew.
+    Differentiable in input, any number of times. The gradient is as large as the logits and computed from them again.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.
@@ -40,7 +40,7 @@ def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", bac
         if readable and target.numel() and isinstance(input, Tensor) and input.dim() == 2:
             low, high = (x.item() for x in target.aminmax())
             if low < 0 or high >= input.shape[1]:
-                call.checked()  # a wrong shape or type is the first fault to name
+                call.checked()  # an error of shape or type comes first
                 wrong = low if low < 0 else high
                 raise ValueError(f"target: expected 0 to V-1={input.shape[1] - 1}; got {wrong}")
     losses = eager.serve("cross_entropy", call, backend)

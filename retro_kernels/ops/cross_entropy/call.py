@@ -24,7 +24,7 @@ class CrossEntropy(NamedTuple):
     TWICE = True
 
     def checked(self) -> CrossEntropy:
-        """The call checked, but for the values of target."""
+        """Return the call checked, except the values of target."""
         sizes: dict[str, int] = {}
         checks.shape("input", self.input, "T,V", sizes)
         checks.floating("input", self.input)
@@ -37,13 +37,11 @@ class CrossEntropy(NamedTuple):
         return self
 
     def cast(self) -> CrossEntropy:
-        """Autocast changes nothing: losses are float32 of logits of any type."""
+        """Autocast changes nothing: losses are float32 even for logits of a half type."""
         return self
 
     def empty_outputs(self) -> tuple[Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return (self.input.new_empty(self.input.shape[:1], dtype=arguments.accumulator(self.input)),)
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return 3 * self.input.numel(), 4 * self.input.numel()

@@ -1,4 +1,4 @@
-"""Cross-entropy of float32 logits on the CPU, a row a task (csrc/cpu/cross_entropy.cpp)."""
+"""Cross-entropy of float32 logits on the CPU, one task for each row (csrc/cpu/cross_entropy.cpp)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def forward(call) -> tuple[Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """Turn a copy of the logits into their gradient."""
     dx = empty(call.input.shape, torch.float32)
     dx.copy_(call.input)
     _run(dx, call, grads[0].contiguous(), empty(call.target.shape, torch.float32), gradient=True)

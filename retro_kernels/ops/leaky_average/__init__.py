@@ -22,8 +22,8 @@ def leaky_average(
         >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5])).flatten().tolist()
         [1.0, 1.5, 1.75]
 
-    With `segment`, y_t = x_t wherever segment_t differs from segment_{t-1}, t > 0: the sum starts afresh, and nothing
-    of one packed document, NaN included, reaches another.
+    With `segment`, y_t = x_t wherever segment_t differs from segment_{t-1}, t > 0: the sum starts again, and nothing
+    of one packed document reaches another, not even NaN.
 
         >>> segment = torch.tensor([[0, 0, 1]])
         >>> leaky_average(torch.ones(1, 3, 1, 1), torch.tensor([0.5]), segment=segment).flatten().tolist()
@@ -31,8 +31,8 @@ def leaky_average(
 
     Args:
         x: [B,N,H,D].
-        decay: [H] in [0,1), one a head; the type of x or float32. Its values are not checked.
-        initial: [B,H,D], the state before the first token; it belongs to the first token's segment.
+        decay: [H] in [0,1), one for each head; the type of x or float32. Its values are not checked.
+        initial: [B,H,D], the state before the first token, in the first token's segment.
         segment: integers [B,N], packed documents.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
@@ -42,8 +42,8 @@ def leaky_average(
     Differentiable in x, decay and initial, once.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs. All tensors share the type of x, but for a
-            float32 decay (under autocast they are cast to it).
+        ValueError, TypeError: naming the argument, before any kernel runs. All tensors must have the type of x (under
+            autocast they are cast to it), except a float32 decay.
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
@@ -51,7 +51,7 @@ def leaky_average(
 
 
 def _tangents(call: LeakyAverage, outs: tuple[Tensor], moved: LeakyAverage, backend) -> tuple[Tensor]:
-    """The same recurrence, of dx_t + ddecay * y_{t-1}: y is linear in x and initial."""
+    """Return the tangent: the same recurrence over dx_t + ddecay * y_{t-1}, because y is linear in x and initial."""
     x = torch.zeros_like(call.x) if moved.x is None else moved.x
     if moved.decay is not None:
         first = torch.zeros_like(call.x[:, :1]) if call.initial is None else call.initial.unsqueeze(1)

@@ -21,18 +21,17 @@ class LeakyAverage(NamedTuple):
     segment: Tensor | None = None  # int [B,N]
 
     DIFFERENTIABLE = ("x", "decay", "initial")
-    #: names of the outputs
     RETURNS = ("y",)
 
     def checked(self) -> LeakyAverage:
-        """Check the call, but not the values of decay: outside [0, 1) the recurrence is computed all the same."""
+        """Return the call checked, except the values of decay: the recurrence holds outside [0, 1) too."""
         sizes: dict[str, int] = {}
         checks.shape("x", self.x, "B,N,H,D", sizes)
         checks.floating("x", self.x)
         if checks.tensor("decay", self.decay).dim() == 1:
             arguments.check_heads("x", self.x, "decay", len(self.decay))
         checks.shape("decay", self.decay, "H", sizes)
-        # bfloat16 rounds 0.999 to 1.0, so a decay may stay float32 beside a narrower x
+        # bfloat16 rounds 0.999 to 1.0, so a decay may be float32 beside an x of a half type
         checks.like("decay", self.decay, self.x, tuple({self.x.dtype: None, torch.float32: None}), first="x")
         if self.initial is not None:
             checks.shape("initial", self.initial, "B,H,D", sizes)
@@ -46,12 +45,10 @@ class LeakyAverage(NamedTuple):
         return self
 
     def empty_outputs(self) -> tuple[Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return (self.x.new_empty(self.x.shape),)
 
     def cast(self) -> LeakyAverage:
         return arguments.autocast_to_first(self, may_stay_float32=("decay",))
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return 2 * self.x.numel(), 4 * self.x.numel()

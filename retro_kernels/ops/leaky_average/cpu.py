@@ -1,6 +1,4 @@
-"""Leaky average on the CPU: one pass over memory, float32 state, lanes h,d side by side
-(csrc/cpu/leaky_average.cpp).
-"""
+"""Leaky average on the CPU (csrc/cpu/leaky_average.cpp): one pass over memory with a float32 state."""
 
 from __future__ import annotations
 
@@ -22,16 +20,10 @@ def forward(call) -> tuple[Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """d decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
-    dy = grads[0]
-    if dy is None:
-        return [
-            None if not need else torch.zeros_like(t)
-            for need, t in zip(needs, (call.x, call.decay, call.initial), strict=True)
-        ]
+    """Return the gradients. That of decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
-    dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] and call.initial is not None else None
-    tensors = (outputs[0], dy, call.decay, call.initial, call.segment, dx, ddecay, dinitial)
+    dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] else None
+    tensors = (outputs[0], grads[0], call.decay, call.initial, call.segment, dx, ddecay, dinitial)
     steps.call("_cpu", "leaky_average_backward", *tensors, steps.THREADS)
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

@@ -1,5 +1,4 @@
-"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial; without its last term where a segment
-begins.
+"""Leaky average by its recurrence: y_t = x_t + decay * y_{t-1}, y_{-1} = initial; y_t = x_t where a segment begins.
 
 Zhang et al., "Memory Mosaics" (arXiv 2405.06394), equation 7.
 """
@@ -13,9 +12,8 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor]:
-    """y [B,N,H,D] in the type of x."""
     dtype = attention.accumulator(call.x)
-    # a view of decay for each position: autograd then adds their gradients in one (pairwise) sum, not one after another
+    # a view of decay for each position, so that autograd adds their gradients in one pairwise sum
     decays = call.decay.to(dtype).unsqueeze(-1).expand(call.x.shape[1], -1, 1).unbind(0)  # N of [H,1]
     state = None if call.initial is None else call.initial.to(dtype)
     steps = []
@@ -26,11 +24,6 @@ def forward(call) -> tuple[Tensor]:
         steps.append(state)
     y = torch.stack(steps, 1) if steps else torch.zeros_like(call.x)
     return (y.to(call.x.dtype),)
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

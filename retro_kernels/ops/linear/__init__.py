@@ -1,4 +1,4 @@
-"""Linear map of rows."""
+"""Linear map of rows, as torch has it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .call import Linear
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str | None = None) -> Tensor:
-    """y = input weight^T + bias, as `torch.nn.functional.linear`.
+    """y = input weight^T + bias, like `torch.nn.functional.linear`.
 
         >>> linear(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0]]), torch.tensor([0.5])).tolist()
         [[11.5]]
@@ -24,13 +24,13 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend
     Returns:
         y [...,J] in the type of input.
 
-    Differentiable in input, weight and bias, as often as wanted.
+    Differentiable in input, weight and bias, any number of times.
 
-    With backend=None torch's own function serves the call, unless the `cpu` kernel is the faster one: for large float32
-    products on x86 processors with AVX-512 that are not Intel's, where torch's library takes AVX2. Compilers,
-    transforms, autocast and subclasses of tensors see torch's function too.
+    With backend=None torch's own function serves the call unless the `cpu` kernel is faster: for large float32 products
+    on x86 processors with AVX-512 that are not Intel's, where torch's library uses AVX2. Compilers, transforms,
+    autocast and subclasses of tensors also get torch's function.
 
-    Copies: the `cpu` kernel copies an input or weight neither of whose last two dimensions is contiguous.
+    Copies: the `cpu` kernel copies an input or weight whose last two dimensions are both not contiguous.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.

@@ -24,7 +24,6 @@ class Linear(NamedTuple):
     TWICE = True
 
     def checked(self) -> Linear:
-        """The call checked."""
         sizes = arguments.weighted_rows(self, "J,I")
         if self.bias is not None:
             checks.shape("bias", self.bias, "J", sizes)
@@ -34,16 +33,14 @@ class Linear(NamedTuple):
         return self
 
     def strict(self) -> bool:
-        """Whether torch's function neither broadcasts, casts nor drops anything for this call."""
+        """Whether torch's function serves the call without broadcasting, casting or dropping anything."""
         x, weight, bias = self
         like = weight.is_meta == x.is_meta and x.is_floating_point()
         return like and weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
 
     def empty_outputs(self) -> tuple[Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return (self.input.new_empty((*self.input.shape[:-1], self.weight.shape[0])),)
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         products = 2 * self.input.numel() * self.weight.shape[0]
         return products, 2 * products

@@ -1,4 +1,4 @@
-"""Linear maps on the CPU: products of float32 matrices, whichever way they lie (csrc/cpu/linear.cpp)."""
+"""Linear maps on the CPU: products of float32 matrices in row-major or column-major order (csrc/cpu/linear.cpp)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from torch import Tensor
 from ...core import native, steps
 from ...cpu_lib import empty, unsupported_but_float32
 
-#: multiply-adds below which the call costs more than the better product saves
-LEAST_MULTIPLY_ADDS = 2**21
-#: rows below which the packed copy of the other matrix costs more than it saves
-LEAST_ROWS = 32
+LEAST_MULTIPLY_ADDS = 2**21  # with fewer the call costs more than the faster product saves
+LEAST_ROWS = 32  # with fewer the packed copy of the other matrix costs more than it saves
 
 unsupported = unsupported_but_float32
 
 
 def slower(call) -> str | None:
-    """Why torch's own product is as fast."""
     if why := _processor():
         return why
     columns = call.weight.shape[0]
@@ -33,14 +30,14 @@ def slower(call) -> str | None:
 
 @functools.cache
 def _processor() -> str | None:
-    """Why the products of torch's library are as fast here: it takes AVX2 on every x86 processor that isn't Intel's."""
+    """Why torch's products are as fast on this processor. torch's library uses AVX2 where it is not Intel's."""
     if platform.machine() not in ("x86_64", "AMD64") or not native.cpu_isa().startswith("avx512"):
         return "only the kernel for AVX-512 is known to be faster"
     try:
         intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
     except OSError:
         intel = "Intel" in platform.processor()
-    return "torch's library takes AVX-512 on Intel's processors" if intel else None
+    return "torch's library uses AVX-512 on Intel's processors" if intel else None
 
 
 def forward(call) -> tuple[Tensor]:
@@ -65,9 +62,10 @@ def _multiply(a: steps.Seen, b: steps.Seen, bias: Tensor | None, out: Tensor) ->
 
 
 def _matrix(x: Tensor) -> steps.Seen:
-    """x [...,K] as a matrix: where it lies if its rows or columns are contiguous, else a copy."""
+    """View x [...,K] as a matrix: in place if its rows or columns are contiguous, else as a copy."""
     return steps.Seen(x, x.shape, x.stride()) if x.dim() == 2 and 1 in x.stride() else steps.rows(x.contiguous())
 
 
 def _turned(x: steps.Seen) -> steps.Seen:
+    """Return the transpose."""
     return steps.Seen(x.tensor, x.shape[::-1], x.strides[::-1])

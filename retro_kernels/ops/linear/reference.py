@@ -9,14 +9,8 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor]:
-    """y [...,J] in the type of input."""
     dtype = attention.accumulator(call.input)
     return (F.linear(*(None if x is None else x.to(dtype) for x in call)).to(call.input.dtype),)
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

@@ -15,7 +15,7 @@ from .call import MergeAttention
 def merge_attention(
     outs: Sequence[Tensor] | Tensor, lses: Sequence[Tensor] | Tensor, *, backend: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention over the union of disjoint parts of the keys, from attention over each of them.
+    """Merge attentions over disjoint parts of the keys into the attention over all of them.
 
     lse = log sum_p exp(lse_p) and out = sum_p exp(lse_p - lse) out_p.
 
@@ -24,20 +24,20 @@ def merge_attention(
         >>> merge_attention(outs, lses)[0].item()
         3.0
 
-    A bias towards a part is an addition to its lse; a scale of its values is a factor of its out.
+    Add to a part's lse to bias attention towards it; multiply its out to scale its values.
 
     Args:
-        outs: 2 or more tensors [B,N,H,D], one a part; or one tensor [P,B,N,H,D].
+        outs: 2 or more tensors [B,N,H,D], one for each part; or one tensor [P,B,N,H,D].
         lses: as many tensors [B,H,N], natural logarithm, float32 (float64 with float64); or one tensor [P,B,H,N].
         backend: "triton" or "reference"; None: the fastest that serves the call.
 
     Returns:
-        out [B,N,H,D] in the type of outs, and lse [B,H,N]. A part with lse -inf counts nothing, whatever its out holds.
-        Where all are -inf: out 0, lse -inf and zero gradients, whatever gradient comes in.
+        out [B,N,H,D] in the type of outs, and lse [B,H,N]. A part with lse -inf is ignored, even if its out is NaN.
+        Where all parts have lse -inf, out is 0, lse -inf, and gradients are zero even if those of out or lse are NaN.
 
     Differentiable in all outs and lses, once.
 
-    Copies: a sequence is stacked; one tensor is read where it lies.
+    Copies: a sequence is stacked; one tensor is read in place.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.
@@ -49,7 +49,7 @@ def merge_attention(
 
 
 def _stacked(name: str, parts, dims: str) -> Tensor:
-    """The parts side by side, their shapes and types checked: torch.stack's messages name no argument."""
+    """Return the parts stacked, after checks of shapes and types, because torch.stack's messages name no argument."""
     if isinstance(parts, Tensor):
         return parts
     if not isinstance(parts, Sequence):
@@ -64,7 +64,9 @@ def _stacked(name: str, parts, dims: str) -> Tensor:
 
 
 def _tangents(call: MergeAttention, outs: tuple[Tensor, Tensor], moved: MergeAttention, backend):
-    """A part's weight w is exp(lse_p - lse): dlse = sum w dlse_p, dout = sum w (dout_p + (out_p - out) dlse_p)."""
+    """Return the tangents: with the weights w = exp(lse_p - lse), dlse = sum w dlse_p and
+    dout = sum w (dout_p + (out_p - out) dlse_p).
+    """
     out, lse = outs
     counts = call.lses > -torch.inf
     weights = torch.where(counts, torch.exp(call.lses - lse), 0)

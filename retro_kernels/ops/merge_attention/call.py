@@ -21,7 +21,6 @@ class MergeAttention(NamedTuple):
     RETURNS = ("out", "lse")
 
     def checked(self) -> MergeAttention:
-        """The call checked."""
         sizes: dict[str, int] = {}
         checks.shape("outs", self.outs, "P,B,N,H,D", sizes)
         checks.floating("outs", self.outs)
@@ -34,13 +33,11 @@ class MergeAttention(NamedTuple):
         return self
 
     def cast(self) -> MergeAttention:
-        """Autocast changes nothing: the parts come out of attentions, and lses stay float32."""
+        """Autocast changes nothing: parts are outputs of attentions, and lses stay float32."""
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return self.outs.new_empty(self.outs.shape[1:]), self.lses.new_empty(self.lses.shape[1:])
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return 2 * self.outs.numel(), 4 * self.outs.numel()

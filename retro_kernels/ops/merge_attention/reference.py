@@ -1,4 +1,4 @@
-"""The merge of partial attentions by its definition."""
+"""Merge of partial attentions by its definition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """out [B,N,H,D] in the type of outs, lse [B,H,N]."""
     lses = call.lses
     top = lses.detach().amax(0)
     top = top.masked_fill(top == -torch.inf, 0)
@@ -27,11 +26,6 @@ def forward(call) -> tuple[Tensor, Tensor]:
 def _rows(x: Tensor) -> Tensor:
     """[...,H,N] as [...,N,H,1]."""
     return x.transpose(-1, -2).unsqueeze(-1)
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

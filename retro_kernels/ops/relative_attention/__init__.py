@@ -94,9 +94,9 @@ def relative_attention(
 
         logit[i,j] = scale * ((q_i + u)·k_j + (rq_i + v)·rel_key[i + query_offset - j - rel_start])
 
-    Key j is visible to query i, at position p = i + query_offset, where all of these hold that are given: j <= p -
-    causal_gap (causal), j > p - window, j >= window_block * (p // window_block - 1), key_mask[j], query_segment[i] ==
-    key_segment[j]. With N = S = 6, causal, x = visible:
+    Key j is visible to query i at position p = i + query_offset if it meets every condition whose argument is given:
+    j <= p - causal_gap (causal), j > p - window, j >= window_block * (p // window_block - 1), key_mask[j],
+    query_segment[i] == key_segment[j]. With N = S = 6, causal, x = visible:
 
         causal_gap=0      causal_gap=1      window=2          window_block=2
         x . . . . .       . . . . . .       x . . . . .       x . . . . .
@@ -109,23 +109,22 @@ def relative_attention(
     Args:
         query: [B,N,H,D]; D a multiple of 8 from 16 to 256.
         key, value: [B,S,G,D], H % G == 0.
-        rel_key: [H or 1,T,E], row t is the projected encoding of displacement rel_start + t.
-        rel_query: [B,N,H,E], a relative query of its own width; None: the query (E = D).
-        rel_start: displacement of row 0; a displacement outside the table adds 0. None: the smallest that occurs,
-            query_offset - (S-1), and T must be N+S-1; an int where query_offset is a tensor.
+        rel_key: [H or 1,T,E]; row t is the projected encoding of displacement rel_start + t.
+        rel_query: [B,N,H,E], a separate relative query; None: the query (E = D).
+        rel_start: displacement of row 0; a displacement outside the table adds 0. None: the smallest displacement,
+            query_offset - (S-1); T must then be N+S-1. Required where query_offset is a tensor.
         content_bias, position_bias: [H,D] and [H,E], Transformer-XL's u and v.
         causal, causal_gap, window: see above; causal_gap=1 is Memory Mosaics' strict mask.
-        window_block: RPT's windows, a block of positions and the one before it; not together with window.
+        window_block: RPT's windows: a block of positions and the one before it; not together with window.
         query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0. Or int64 [B] on the query's
-            device, one a batch entry, never read by the host, so that a decode step over a cache of fixed capacity can
-            be captured once as a CUDA graph and replayed (causal=True hides what lies beyond a position). Values count
-            as within +-2**29.
-        key_mask: bool [B,S], True = visible. A masked key may hold anything.
-        query_segment, key_segment: integers [B,N] and [B,S], packed documents. If they ascend, a tile reads the keys
-            of its documents only.
-        cu_seqlens: int32 [documents+1], the same as segments for documents one after the other in a row, B = 1 and
-            N = S: document d is tokens cu_seqlens[d] to cu_seqlens[d+1]. Values are checked on the CPU alone; on a GPU
-            tokens outside all documents attend nothing.
+            device, one for each batch entry. The host never reads it, so a decode step over a cache of fixed capacity
+            can be captured once as a CUDA graph and replayed (causal=True hides keys beyond a position). Values are
+            clamped to +-2**29.
+        key_mask: bool [B,S], True = visible. A masked key may be NaN.
+        query_segment, key_segment: integers [B,N] and [B,S], packed documents. If they ascend, a tile reads only the
+            keys of its documents.
+        cu_seqlens: int32 [documents+1], in place of segments for B = 1 and N = S: document d is tokens cu_seqlens[d] to
+            cu_seqlens[d+1]. Values are checked on the CPU alone; on a GPU tokens outside all documents attend nothing.
         scale: default D**-0.5.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.
@@ -133,19 +132,19 @@ def relative_attention(
 
     Returns:
         out [B,N,H,D] in the query's type, and with return_lse also lse [B,H,N] float32 (float64 for float64 inputs),
-        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, whatever gradient it is
-        given.
+        natural logarithm. A query that sees nothing has out 0, lse -inf and zero gradients, even if the gradient of its
+        out or lse is NaN.
 
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
-    Copies: with biases and N > 1 the triton backend adds them to copies of the query before its launch; where a query
-    may see nothing its backward copies the gradient of out. With rel_key its backward stores probabilities and
-    gradients of logits, at most 512 MiB at a time. `retro_kernels.ops.relative_attention.triton.stored.STORED_BYTES`
-    is that bound; set another before the first gradient.
+    Copies: with biases and N > 1 the triton backend adds them to copies of the query. Its backward pass copies the
+    gradient of out where a query may see nothing. With rel_key it stores probabilities and gradients of logits, at most
+    512 MiB at a time. To change that bound, set `retro_kernels.ops.relative_attention.triton.stored.STORED_BYTES`
+    before the first gradient.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs. All float tensors share the query's type
-            (under autocast they are cast to autocast's), every last dimension is contiguous, nothing is broadcast.
+        ValueError, TypeError: naming the argument, before any kernel runs. All float tensors must have the query's type
+            (under autocast they are cast), and every last dimension must be contiguous; nothing is broadcast.
 
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3; window_block: Rubin and Berant, arXiv
     2306.13421, section 3.

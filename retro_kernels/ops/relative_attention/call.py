@@ -16,9 +16,8 @@ from ...core import arguments, flops
 
 
 class RelativeAttention(NamedTuple):
-    """`rel_query` None means the query itself; `window` and `window_block` None mean unbounded.
-
-    Query 0 of batch entry b is at position query_offset + batch_offset[b].
+    """rel_query None: the query itself. window, window_block None: unbounded. Query 0 of batch entry b is at position
+    query_offset + batch_offset[b].
     """
 
     query: Tensor  # [B,N,H,D]
@@ -44,24 +43,18 @@ class RelativeAttention(NamedTuple):
 
     DIFFERENTIABLE = ("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias")
     MOVES = "query_offset"
-    #: names of the outputs
     RETURNS = ("out", "lse")
 
     def checked(self) -> RelativeAttention:
-        """The call checked, with query_offset, rel_start and scale filled in."""
         sizes: dict[str, int] = {}
         causal = checks.flag("causal", self.causal)
-        # a limit past every displacement hides nothing, or everything, and so does the least of those
-        gap = min(checks.integer("causal_gap", self.causal_gap, low=0), 2 * checks.POSITION_MAX)
+        farthest = 2 * checks.POSITION_MAX  # displacements are smaller, so a larger limit has the same effect
+        gap = min(checks.integer("causal_gap", self.causal_gap, low=0), farthest)
         if gap and not causal:
             raise ValueError(f"causal_gap: expected 0 where causal is False; got {gap}")
-        window = (
-            None if self.window is None else min(checks.integer("window", self.window, low=1), 2 * checks.POSITION_MAX)
-        )
-        block = (
-            None
-            if self.window_block is None
-            else min(checks.integer("window_block", self.window_block, low=1), 2 * checks.POSITION_MAX)
+        window, block = (
+            None if (value := getattr(self, name)) is None else min(checks.integer(name, value, low=1), farthest)
+            for name in ("window", "window_block")
         )
         if window is not None and block is not None:
             raise ValueError(f"window_block: expected None where window is given; got {block}")
@@ -91,16 +84,9 @@ class RelativeAttention(NamedTuple):
         )
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         return arguments.attention_outputs(self.query)
 
-    def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
-        follows = self.rel_key is not None and self.rel_start is None
-        return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+    movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])

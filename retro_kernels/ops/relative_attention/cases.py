@@ -1,4 +1,4 @@
-"""Calls on the meta device that stand for what users launch, for ahead-of-time compilation."""
+"""Typical calls on the meta device, for compilation ahead of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PRESET = {"B": 8, "N": 2048, "H": 16, "D": 128, "causal": True, "causal_gap": 0,
 
 
 def call(dtype: torch.dtype, *, batch_offset=False, **options) -> RelativeAttention:
-    """A checked call without memory behind it; options: those of `inputs.self_attention`, the preset's by default. T:
+    """Return a checked call on the meta device. options: those of `inputs.self_attention`, by default the preset's. T:
     rows of a table from displacement 0 (None: every displacement).
     """
     if "T" in options:

@@ -1,7 +1,7 @@
 """Relative attention on the CPU (csrc/cpu/relative_attention_*.cpp).
 
-Beside the outputs a thread packs the keys, values and relative keys that its task sees, of one key head at a time, into
-scratch: O((N+S)*(D+E)) a thread, never N*S. One or two queries read their keys as they lie.
+A thread packs the keys, values and relative keys that its task sees, of one key head at a time, into scratch memory of
+O((N+S)*(D+E)), never N*S. One or two queries read their keys in place.
 """
 
 from __future__ import annotations
@@ -19,7 +19,4 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """float32 partial sums: dK and dV of one key head a task, d
-    rel_key of the heads of a task; see `Partition` in csrc.
-    """
     return attention.backward(OP, call, outputs, grads, needs, call.batch_offset)

@@ -1,4 +1,4 @@
-"""Packed documents by their boundaries: `cu_seqlens` as flash-attention has it, turned into segments."""
+"""Conversion of `cu_seqlens`, flash-attention's boundaries of packed documents, into segments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ... import checks
 
 
 def segments(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """(query_segment, key_segment), int32 [1,N] and ascending, made on the device; the host reads nothing on a GPU.
+    """Return (query_segment, key_segment), int32 [1,N] and ascending. On a GPU the host reads nothing.
 
-    A token before cu_seqlens[0] or from cu_seqlens[-1] on gets numbers that no token of the other side has.
+    A token before cu_seqlens[0] or from cu_seqlens[-1] on gets a query segment and a key segment without partners.
 
     >>> queries = keys = torch.empty(1, 5, 2, 16)
     >>> [s.tolist() for s in segments(torch.tensor([0, 3, 5], dtype=torch.int32), queries, keys)]
@@ -37,7 +37,7 @@ def _check(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
             expected = f"[1,{'N,H' if name == 'query' else 'N,G'},D]"
             raise ValueError(f"{name}: expected {expected} where cu_seqlens is given; got {list(tensor.shape)}")
     if query.device.type != "cpu" or torch.compiler.is_compiling() or type(cu_seqlens) is not Tensor:
-        return  # to look would be to wait for the device, or to trace what it holds
+        return  # reading values would wait for the device, or put them into a trace
     ends, n = cu_seqlens.tolist(), query.shape[1]
     if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(f"cu_seqlens: expected to begin with 0, never to fall and to end with N={n}; got {ends}")

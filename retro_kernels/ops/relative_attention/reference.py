@@ -12,19 +12,19 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """out [B,N,H,D] in the query's type, lse [B,H,N] float32 (float64 for float64 inputs)."""
     dtype = attention.accumulator(call.query)
     b, n, h, _ = call.query.shape
     groups = call.key.shape[2]
     query, key, value = call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
     displacement, visible = visibility(call)
     if call.key_mask is not None:
-        # what a masked key holds must not matter, NaN included
+        # a masked key may be NaN
         hidden = ~call.key_mask[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
     key, value = (t.repeat_interleave(h // groups, dim=2) for t in (key, value))
 
-    hidden = ~visible.any(-1).squeeze(1)[..., None, None]  # [B or 1,N,1,1]: 0 * NaN would be NaN, in either direction
+    # [B or 1,N,1,1]; 0 * NaN would be NaN, forward and backward
+    hidden = ~visible.any(-1).squeeze(1)[..., None, None]
     content_query = query if call.content_bias is None else query + call.content_bias.to(dtype)
     content_query = content_query.masked_fill(hidden, 0)
     logits = torch.einsum("bnhd,bshd->bhns", content_query, key)
@@ -43,7 +43,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def visibility(call) -> tuple[Tensor, Tensor]:
-    """displacement int [N,S] or [B,1,N,S] of every pair, and visible bool [B or 1,1,N,S]."""
+    """Return the displacement of every pair, int [N,S] or [B,1,N,S], and visible, bool [B or 1,1,N,S]."""
     n, s, device = call.query.shape[1], call.key.shape[1], call.query.device
     position = attention.positions(n, call.query_offset, call.batch_offset, device).unsqueeze(-1)
     if position.dim() == 3:
@@ -62,11 +62,6 @@ def visibility(call) -> tuple[Tensor, Tensor]:
     if call.query_segment is not None:
         visible = visible & (call.query_segment[:, None, :, None] == call.key_segment[:, None, None, :])
     return displacement, visible
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

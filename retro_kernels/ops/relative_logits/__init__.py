@@ -1,4 +1,4 @@
-"""Position logits alone, for an attention of the caller's own."""
+"""Position logits alone, for a custom attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def relative_logits(
 ) -> Tensor:
     """Unscaled position logits: out[b,h,i,j] = (query_i + position_bias)·rel_key[i + query_offset - j - rel_start].
 
-    The un-skewed band [N, N+key_len-1] is never written to memory. With N = key_len = 3, the row of rel_key by (i,j):
+    The band [N, N+key_len-1] before the skew is never in memory. With N = key_len = 3, the row of rel_key by (i,j):
 
         2 1 0
         3 2 1
@@ -29,10 +29,10 @@ def relative_logits(
 
     Args:
         query: [B,N,H,E], E from 1 to 256.
-        rel_key: [H or 1,T,E], row t is the encoding of displacement rel_start + t.
-        key_len: S, keys.
-        rel_start: displacement of row 0; a displacement outside the table gives 0. None: the smallest that occurs,
-            query_offset - (key_len-1), and T must be N+key_len-1.
+        rel_key: [H or 1,T,E]; row t is the encoding of displacement rel_start + t.
+        key_len: S, number of keys.
+        rel_start: displacement of row 0; a displacement outside the table gives 0. None: the smallest displacement,
+            query_offset - (key_len-1); T must then be N+key_len-1.
         position_bias: [H,E], Transformer-XL's v.
         query_offset: position of query 0 counted from key 0.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
@@ -52,7 +52,7 @@ def relative_logits(
 
 
 def _tangents(call: RelativeLogits, outs: tuple[Tensor], moved: RelativeLogits, backend) -> tuple[Tensor]:
-    """The logits are linear in query and position_bias together, and in rel_key."""
+    """Return the tangent: the logits are linear in query and position_bias together, and in rel_key."""
 
     def logits(query: Tensor, rel_key: Tensor, position_bias: Tensor | None) -> Tensor:
         rest = call._replace(query=query.contiguous(), rel_key=rel_key.contiguous(), position_bias=position_bias)

@@ -23,7 +23,6 @@ class RelativeLogits(NamedTuple):
 
     DIFFERENTIABLE = ("query", "rel_key", "position_bias")
     MOVES = "query_offset"
-    #: names of the outputs
     RETURNS = ("logits",)
 
     def checked(self) -> RelativeLogits:
@@ -48,18 +47,11 @@ class RelativeLogits(NamedTuple):
         return self._replace(rel_start=start)
 
     def empty_outputs(self) -> tuple[Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         b, n, h, _ = self.query.shape
         return (self.query.new_empty((b, h, n, self.key_len)),)
 
-    def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
-        follows = self.rel_key is not None and self.rel_start is None
-        return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+    movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         pairs = self.query.numel() * min(self.key_len, self.rel_key.shape[1])
         return 2 * pairs, 4 * pairs

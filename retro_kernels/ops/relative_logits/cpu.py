@@ -1,4 +1,4 @@
-"""Position logits on the CPU (csrc/cpu/relative_logits.cpp): the band lives in scratch, a chunk at a time."""
+"""Position logits on the CPU (csrc/cpu/relative_logits.cpp). Scratch memory holds one chunk of the band at a time."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def forward(call) -> tuple[Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    wanted = [
-        empty(tensor.shape, tensor.dtype) if need and (tensor := getattr(call, name)) is not None else None
-        for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)
-    ]
+    inputs = (call.query, call.rel_key, call.position_bias)
+    wanted = [empty(x.shape, x.dtype) if need else None for x, need in zip(inputs, needs, strict=True)]
     steps.call("_cpu", "relative_logits_backward", call, grads[0], *wanted, steps.THREADS)
     return wanted

@@ -9,7 +9,6 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor]:
-    """logits [B,H,N,key_len] in the query's type."""
     dtype = attention.accumulator(call.query)
     query = call.query.to(dtype)
     if call.position_bias is not None:
@@ -18,11 +17,6 @@ def forward(call) -> tuple[Tensor]:
     displacement = rows - torch.arange(call.key_len, device=query.device)
     logits = attention.position_logits(query, call.rel_key.to(dtype), displacement, call.rel_start)
     return (logits.to(call.query.dtype),)
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

@@ -11,7 +11,7 @@ from .call import RMSNorm
 
 
 def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend: str | None = None) -> Tensor:
-    """y = input / sqrt(mean(input^2) + eps) * weight over the last dimension, as `torch.nn.functional.rms_norm`.
+    """y = input / sqrt(mean(input^2) + eps) * weight over the last dimension, like `torch.nn.functional.rms_norm`.
 
         >>> rms_norm(torch.tensor([3.0, -3.0]), torch.tensor([1.0, 2.0]), 0.0).tolist()
         [1.0, -2.0]
@@ -19,19 +19,19 @@ def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend
     Args:
         input: [...,D].
         weight: [D], in the type of input or float32.
-        eps: at least 0; None: the spacing of numbers at 1 in the type of input.
+        eps: at least 0; None: machine epsilon of the type of input.
         backend: "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
         y [...,D] in the type of input.
 
-    Differentiable in input and weight, as often as wanted.
+    Differentiable in input and weight, any number of times.
 
-    With backend=None torch's own function serves the call, unless the `cpu` kernel is the faster one: for float32 on a
-    CPU, from 16,384 numbers, in one pass over memory forward and one backward. Compilers, transforms and subclasses of
-    tensors see torch's function too.
+    With backend=None torch's own function serves the call unless the `cpu` kernel is faster: for at least 16,384
+    float32 numbers on a CPU, with one pass over memory forward and one backward. Compilers, transforms and subclasses
+    of tensors also get torch's function.
 
-    Copies: the `cpu` kernel copies an input that has gaps.
+    Copies: the `cpu` kernel copies an input that is not contiguous.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.

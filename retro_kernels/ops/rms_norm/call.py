@@ -25,7 +25,6 @@ class RMSNorm(NamedTuple):
     TWICE = True
 
     def checked(self) -> RMSNorm:
-        """The call checked."""
         arguments.weighted_rows(self, "D")
         checks.like("input", self.input, self.input, first="input")
         types = tuple({self.input.dtype: None, torch.float32: None})
@@ -35,20 +34,18 @@ class RMSNorm(NamedTuple):
         return self._replace(eps=float(self.eps))
 
     def strict(self) -> bool:
-        """Whether torch's function neither broadcasts, casts nor drops anything for this call."""
+        """Whether torch's function serves the call without broadcasting, casting or dropping anything."""
         x, weight, eps = self
         like = weight.is_meta == x.is_meta and x.is_floating_point() and weight.dtype in (x.dtype, torch.float32)
         return like and weight.dim() == 1 and eps.__class__ is float and eps >= 0
 
     def cast(self) -> RMSNorm:
-        """Autocast changes nothing: a norm keeps its input's type, as torch's does."""
+        """Autocast changes nothing: a norm keeps its input's type, like torch's."""
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         x, dtype = self.input, arguments.accumulator(self.input)
         return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=dtype)
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         return 4 * self.input.numel(), 8 * self.input.numel()

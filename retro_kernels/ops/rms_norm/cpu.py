@@ -8,16 +8,13 @@ from torch import Tensor
 from ...core import steps
 from ...cpu_lib import empty, unsupported_but_float32
 
-#: rows whose part of the weight's gradient is summed in one go
-GROUP = 64
-#: elements below which a call costs more than it gains
-LEAST_ELEMENTS = 2**14
+GROUP = 64  # rows whose parts of the weight's gradient one task sums
+LEAST_ELEMENTS = 2**14  # with fewer a call costs more than it saves
 
 unsupported = unsupported_but_float32
 
 
 def slower(call) -> str | None:
-    """Why torch's own norm is as fast."""
     return "the input is small" if call.input.numel() < LEAST_ELEMENTS else None
 
 
@@ -38,6 +35,6 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     grad = steps.rows(torch.zeros_like(call.input) if dy is None else dy.contiguous())
     tensors = (x, weight, steps.flat(rstd), grad, None if dx is None else steps.rows(dx), dweight, partial)
     steps.call("_cpu", "rms_norm_backward", *tensors, steps.THREADS)
-    if dx is not None and drstd is not None:  # of the raw operator alone
+    if dx is not None and drstd is not None:  # only the raw operator returns rstd
         dx = dx - (drstd * rstd**3 / len(weight)).unsqueeze(-1) * call.input
     return [dx, dweight]

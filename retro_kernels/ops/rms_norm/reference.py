@@ -8,15 +8,9 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """y [...,D] in the type of input, and 1 / rms [...] in the type that it is computed in."""
     x = call.input.to(attention.accumulator(call.input))
     rstd = (x.square().mean(-1) + call.eps).rsqrt()
     return (x * rstd.unsqueeze(-1) * call.weight.to(x.dtype)).to(call.input.dtype), rstd
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

@@ -22,10 +22,11 @@ def topk_chunks(
     key_mask: Tensor | None = None,
     backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k best keys of every query, exactly, with the masks inside the scan.
+    """Return the exact k best keys of every query, with the masks inside the scan.
 
-    Key j is a candidate of query i where all of these hold that are given: j <= i + query_offset - causal_gap,
-    query_doc[i] != key_doc[j], key_mask[j]. Equal scores go to the lower index. A score of NaN or -inf is no candidate.
+    Key j is a candidate of query i if it meets every condition whose argument is given: j <= i + query_offset -
+    causal_gap, query_doc[i] != key_doc[j], key_mask[j]. Of equal scores the lower index comes first. A key with a score
+    of NaN or -inf is not a candidate.
 
         >>> scores, indices = topk_chunks(torch.tensor([[[1.0]]]), torch.tensor([[[3.0], [5.0], [5.0]]]), k=2)
         >>> indices.tolist()
@@ -36,17 +37,17 @@ def topk_chunks(
         key: [B or 1,S,D].
         k: 1 to 128.
         metric: "dot": q·k, or "l2": -||q-k||^2.
-        causal_gap: least distance in chunks from a query to its candidates; None: no causal limit.
+        causal_gap: least distance in chunks from a query back to its candidates; None: no causal limit.
         query_offset: position of query 0 counted from key 0; only with causal_gap.
-        query_doc, key_doc: integers [B,Q] and [B or 1,S]: leave out the query's own document.
+        query_doc, key_doc: integers [B,Q] and [B or 1,S]; keys of the query's own document are left out.
         key_mask: bool [B or 1,S], True = candidate.
         backend: "triton", "cuda", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
-        scores [B,Q,k] float32 (float64 for float64 inputs), descending, and indices [B,Q,k] int64. Where candidates run
-        out: score -inf, index -1.
+        scores [B,Q,k] float32 (float64 for float64 inputs), descending, and indices [B,Q,k] int64. Slots beyond the
+        number of candidates have score -inf and index -1.
 
-    Differentiable in query and key through the scores of the chosen slots, once; a slot of -1 gives zero.
+    Differentiable in query and key through the scores of the chosen slots, once; a slot of -1 has zero gradient.
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs.
@@ -59,7 +60,7 @@ def topk_chunks(
 
 
 def _tangents(call: TopkChunks, outs: tuple[Tensor, Tensor], moved: TopkChunks, backend) -> tuple[Tensor, None]:
-    """Tangents of the chosen slots' scores; their keys are gathered: [B,Q,k,D]."""
+    """Return the tangents of the chosen slots' scores, from their gathered keys [B,Q,k,D]."""
     scores, indices = outs
     b, q, d = call.query.shape
     if call.key.shape[1] == 0:

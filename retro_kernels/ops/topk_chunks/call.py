@@ -13,9 +13,9 @@ from torch import Tensor
 from ... import checks
 from ...core import arguments
 
-EMBEDDING_MAX = 4096  # D of topk_chunks
+EMBEDDING_MAX = 4096
 TOPK_MAX = 128
-INDEX_MAX = 2**61  # keys may be numbered through a database of many blocks: sums fit 64 bits
+INDEX_MAX = 2**61  # positions may count through a database of many blocks; their sums fit 64 bits
 
 
 class TopkChunks(NamedTuple):
@@ -31,11 +31,9 @@ class TopkChunks(NamedTuple):
 
     DIFFERENTIABLE = ("query", "key")
     MOVES = "query_offset"
-    #: names of the outputs
     RETURNS = ("scores", "indices")
 
     def checked(self) -> TopkChunks:
-        """The call checked."""
         sizes: dict[str, int] = {}
         checks.integer("k", self.k, low=1, high=TOPK_MAX)
         if not isinstance(self.metric, str):
@@ -64,18 +62,14 @@ class TopkChunks(NamedTuple):
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs of the right shapes and types, not filled."""
         shape = (*self.query.shape[:2], self.k)
         scores = self.query.new_empty(shape, dtype=arguments.accumulator(self.query))
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Empty if the position also determines another
-        argument's shape.
-        """
+        """Range of positions for which a checked call stays valid. Without causal_gap the position must be 0."""
         return range(0) if self.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
 
     def flops(self) -> tuple[int, int]:
-        """Floating-point operations, (forward, backward)."""
         queries = self.query.numel()
         return 2 * queries * self.key.shape[1], 4 * queries * self.k

@@ -1,6 +1,4 @@
-"""The calls whose kernels are compiled ahead of time: between them
-every row of the tile table, every mask and both metrics.
-"""
+"""Calls for compilation ahead of time: together they use every row of the tile table, every mask and both metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +14,10 @@ _HALF, _SINGLE = torch.bfloat16, torch.float32
 
 #: name -> (types, gradients too, sizes and options)
 _CALLS = {
-    # RPT: 256 chunks of one document, each looks for 4 before it
+    # RPT: 256 chunks of one document; each looks for 4 of the chunks before it
     "RPT, B=8": ((_HALF, _SINGLE), True, dict(B=8, Q=256, S=256, k=4, causal=True)),
     "RPT, B=32": ((_HALF, _SINGLE), False, dict(B=32, Q=256, S=256, k=4, causal=True)),
-    # RETRO: a few chunks against a database, L2, never the own document
+    # RETRO: a few chunks against a database, L2, never of the same document
     "64 of a million": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=16)),
     "64 of a million, RETRO": ((_HALF, _SINGLE), True, dict(Q=64, S=_MILLION, k=16, metric="l2", docs=True)),
     "64 of a million, k=40": ((_HALF, _SINGLE), False, dict(Q=64, S=_MILLION, k=40, docs=True)),
@@ -51,13 +49,13 @@ _CALLS = {
 
 
 def call(dtype: torch.dtype, *, B=1, D=1024, causal=False, **options) -> TopkChunks:
-    """A call on the meta device; options: those of `inputs.topk`."""
+    """Return a call on the meta device. options: those of `inputs.topk`."""
     limit = {"causal_gap": 1 if causal else None, "query_offset": 7 if causal else 0}
     return inputs.shapes_of(TopkChunks, inputs.topk, dtype, **{"B": B, "D": D, "metric": "dot", **limit, **options})
 
 
-def calls() -> Iterator[tuple[str, str, TopkChunks, bool]]:
-    """(name, type, call, gradients too) of every case."""
+def calls() -> Iterator[tuple[str, TopkChunks, bool]]:
+    """Yield (name, call, whether gradients are taken) for every case and type."""
     for name, (types, gradients, options) in _CALLS.items():
         for dtype in types:
-            yield name, str(dtype).removeprefix("torch."), call(dtype, **options), gradients
+            yield name, call(dtype, **options), gradients

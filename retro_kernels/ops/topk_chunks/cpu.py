@@ -1,5 +1,5 @@
-"""Exact top-k on the CPU: 16 queries a register, keys broadcast,
-survivors into sorted lists (csrc/cpu/topk_chunks.cpp).
+"""Exact top-k on the CPU (csrc/cpu/topk_chunks.cpp): queries are the lanes of a register, keys are broadcast, and
+scores above a row's k-th go into its sorted list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
     indices = empty((b, q, call.k), torch.int64)
     causal = call.causal_gap is not None
     gap, s = call.causal_gap or 0, call.key.shape[1]
-    # beyond these every key or none is visible, and 64 bits might not do
+    # clamped, because the difference might not fit 64 bits; at the bounds every key or none is visible
     shift = steps.derived(call.query_offset, lambda offset: max(-q, min(s, offset - gap if causal else 0)))
     tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices)
     steps.call("_cpu", "topk_chunks_forward", *tensors, call.metric == "l2", causal, shift, steps.THREADS)
@@ -33,10 +33,8 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """Gradients of the chosen slots alone; O(B*Q*k + S) integers beside them, no [B,Q,S] tensor."""
+    """Return the gradients, which come from the chosen slots alone. It takes O(B*Q*k + S) integers of memory."""
     inputs = (call.query, call.key)
-    if grads[0] is None:
-        return [torch.zeros_like(t) if need else None for need, t in zip(needs, inputs, strict=True)]
     results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
     tensors = (*inputs, outputs[1], grads[0], *results)
     steps.call("_cpu", "topk_chunks_backward", *tensors, call.metric == "l2", steps.THREADS)

@@ -1,4 +1,4 @@
-"""Exact top-k by its definition: the whole score matrix, masked, stably sorted."""
+"""Exact top-k by its definition: the whole score matrix, masked and stably sorted."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ from torch import Tensor
 
 from ...reference_lib import attention, autograd
 
-L2_BLOCK = 1024  # keys whose differences [B,Q,L2_BLOCK,D] are held at once
+L2_BLOCK = 1024  # keys whose differences [B,Q,L2_BLOCK,D] are in memory at once
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    """scores [B,Q,k] float32 (float64 for float64 inputs) descending, indices [B,Q,k] int64; -inf and -1 where none is
-    left.
-
-    A score of NaN or -inf is no candidate.
-    """
     dtype = attention.accumulator(call.query)
     query, key = call.query.to(dtype), call.key.to(dtype)
     b, q, _ = query.shape
-    if call.key_mask is not None:  # what a masked key holds must not matter, NaN included
+    if call.key_mask is not None:  # a masked key may be NaN
         key = key.masked_fill(~call.key_mask.unsqueeze(-1), 0)
-    if call.metric == "l2":  # the difference itself, not q.q - 2 q.k + k.k: that cancels
+    if call.metric == "l2":  # differences, because q.q - 2 q.k + k.k cancels
         blocks = [-(query.unsqueeze(2) - part.unsqueeze(1)).square().sum(-1) for part in key.split(L2_BLOCK, 1)]
         score = torch.cat(blocks, -1)
     else:
@@ -40,7 +35,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
 
 
 def candidates(call) -> Tensor:
-    """bool [B,Q,S]: which keys each query may take."""
+    """Return bool [B,Q,S]: the candidates of each query."""
     b, q, _ = call.query.shape
     s, device = call.key.shape[1], call.query.device
     allowed = torch.ones(b, q, s, dtype=torch.bool, device=device)
@@ -52,11 +47,6 @@ def candidates(call) -> Tensor:
     if call.key_mask is not None:
         allowed = allowed & call.key_mask.unsqueeze(1)
     return allowed
-
-
-def unsupported(call) -> None:
-    """Why the reference cannot serve a call: it always can."""
-    return None
 
 
 backward = autograd.backward_of(forward)

@@ -1,4 +1,4 @@
-"""Top-k over a database larger than memory: key blocks one at a time, a running result, the same total order."""
+"""Top-k over a database larger than memory: blocks of keys one after another, and a running result."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from . import topk_chunks
 
-#: gathered key elements that `topk_rescore` holds at once
+#: key elements that `topk_rescore` gathers at once
 RESCORE_ELEMENTS = 2**24
 
 
 def topk_merge(
     a_scores: Tensor, a_indices: Tensor, b_scores: Tensor, b_indices: Tensor, k: int
 ) -> tuple[Tensor, Tensor]:
-    """The k best of two lists of candidates, by (higher score, lower index).
+    """Return the k best of two lists of candidates, by (higher score, lower index).
 
         >>> first = torch.tensor([[2.0, 1.0]]), torch.tensor([[7, 3]])
         >>> topk_merge(*first, torch.tensor([[2.0]]), torch.tensor([[5]]), k=2)
@@ -23,7 +23,7 @@ def topk_merge(
     Args:
         a_scores, a_indices: [...,ka], in any order; an empty slot is -inf and -1.
         b_scores, b_indices: [...,kb], of other keys than a's.
-        k: slots wanted.
+        k: number of slots.
 
     Returns:
         scores [...,k] descending and indices [...,k]; -inf and -1 where candidates run out.
@@ -34,20 +34,22 @@ def topk_merge(
 
 
 def topk_rescore(query: Tensor, key: Tensor, indices: Tensor, k: int, *, metric: str = "dot") -> tuple[Tensor, Tensor]:
-    """The k best of the candidates `indices`, scored again in float32 by the definition.
+    """Return the k best of the candidates `indices`, scored again in float32 by the definition.
 
-    For a database that is searched in bfloat16: take 2k candidates with `topk_chunks`, then rescore them against the
-    float32 rows. "l2" is the sum of squared differences, exact near 0 where the norms' difference is not. A candidate
-    whose score is NaN or -inf falls out.
+    For a database that is searched in bfloat16, take 2k candidates with `topk_chunks`, then rescore them against the
+    float32 rows. "l2" is the sum of squared differences, which is exact near 0. A candidate whose score is NaN or -inf
+    is dropped.
 
     Args:
         query: [B,Q,D].
         key: [B or 1,S,D], of any type.
         indices: [B,Q,c] int64, -1 for none.
-        k: slots wanted.
+        k: number of slots.
 
     Returns:
-        scores [B,Q,k] float32 and indices [B,Q,k], as from `topk_chunks`. Extra memory O(B*Q*c) and one bounded block.
+        scores [B,Q,k] float32 and indices [B,Q,k], as from `topk_chunks`.
+
+    Memory: O(B*Q*c) and a bounded block of gathered keys.
 
     Differentiable in query and key.
     """
@@ -66,15 +68,15 @@ def topk_rescore(query: Tensor, key: Tensor, indices: Tensor, k: int, *, metric:
 
 
 class TopkStream:
-    """`topk_chunks` over keys that come in blocks: the result after all blocks is that of one call over all keys.
+    """`topk_chunks` over keys in blocks. The result after all blocks equals that of one call over all keys.
 
         stream = TopkStream(query, k=16, metric="l2")
         for block in blocks:  # [B or 1,s,D], in the order of the index
             stream.update(block)
         scores, indices = stream.result()
 
-    Indices count from the first key of the first block. `keep=None` keeps k candidates; a larger `keep` leaves a
-    surplus in `candidates()` for `topk_rescore`. The options are those of `topk_chunks`.
+    Indices count from the first key of the first block. keep: number of candidates that are kept, by default k; take
+    more for `topk_rescore`. The other options are those of `topk_chunks`.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class TopkStream:
         self._indices: Tensor | None = None
 
     def update(self, key: Tensor, *, key_doc: Tensor | None = None, key_mask: Tensor | None = None) -> None:
-        """Take the next block of keys: key [B or 1,s,D], key_doc [B or 1,s], key_mask [B or 1,s]."""
+        """Add the next block of keys: key [B or 1,s,D], key_doc [B or 1,s], key_mask [B or 1,s]."""
         # key j of this block is key j + seen of the stream
         offset = 0 if self.causal_gap is None else self.query_offset - self.seen
         scores, indices = topk_chunks(
@@ -122,7 +124,7 @@ class TopkStream:
     def candidates(self) -> tuple[Tensor, Tensor]:
         """scores and indices [B,Q,keep] so far. Raises ValueError before the first block."""
         if self._scores is None:
-            raise ValueError("TopkStream: expected a call of update() before the result is asked for")
+            raise ValueError("TopkStream: expected a call of update() before candidates() and result()")
         return self._scores, self._indices
 
     def result(self) -> tuple[Tensor, Tensor]:

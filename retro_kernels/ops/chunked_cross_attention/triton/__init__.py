@@ -1,28 +1,26 @@
-"""Chunked cross-attention, fused: the triton backend of `retro_kernels.chunked_cross_attention`."""
+"""The triton backend of `chunked_cross_attention`."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ....compile.aot import Case
 from ....compile.target import Target
-from ....triton_lib import unsupported_rows, unsupported_tensors
+from ....triton_lib import unsupported_grid, unsupported_rows, unsupported_tensors
 from ....triton_lib.combinations import combinations
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from .. import cases
 from ..call import ChunkedCrossAttention
 from . import launch
 
-_MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
+forward = functools.partial(run_forward, launch.forward)
+backward = functools.partial(run_backward, launch.backward)
 
 
 def unsupported(call: ChunkedCrossAttention) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if call.query.shape[0] > _MAX_BATCH:
-        return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
     keys, mask, table = call.key.shape[3], call.neighbour_mask, call.rel_key
     spans = {
         "query": (call.query, 1, call.chunk_len),
@@ -32,21 +30,11 @@ def unsupported(call: ChunkedCrossAttention) -> str | None:
         "rel_key": (table, 1, 0 if table is None else table.shape[1]),
         "neighbour_mask": (mask if mask is not None and mask.dim() == 4 else None, 3, keys),
     }
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
-
-
-def forward(call: ChunkedCrossAttention) -> tuple[Tensor, ...]:
-    """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    return run_forward(launch.forward, call)
-
-
-def backward(call: ChunkedCrossAttention, outputs, grads, needs) -> list[Tensor | None]:
-    """One gradient per entry of DIFFERENTIABLE, None where not needed."""
-    return run_backward(launch.backward, call, outputs, grads, needs)
+    tensors = {name: getattr(call, name) for name in call.DIFFERENTIABLE}
+    return unsupported_grid(B=call.query.shape[0]) or unsupported_tensors(tensors) or unsupported_rows(spans)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, as the calls of `cases` launch it."""
     for name, (options, dtypes) in cases.CALLS.items():
         for dtype in dtypes:
             yield from cases_of(name, cases.call(dtype, **options), target, launch.forward, launch.backward)

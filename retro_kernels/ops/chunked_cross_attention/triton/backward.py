@@ -1,12 +1,12 @@
 """Backward kernels of chunked cross-attention over keys and values. No atomics: one program writes each output element.
 
-Only one chunk of queries attends a neighbour. With as many key heads as query heads and a chunk in one tile, the
-program that owns (batch, chunk, head) reads everything once and writes dQ, dK and dV. Otherwise (grouped heads, long
-chunks) it writes dQ alone and `_cca_backward_key_kernel` writes dK and dV.
+Only one chunk of queries attends a neighbour. If there are as many key heads as query heads and a chunk fits one tile,
+the program of a (batch, chunk, head) reads everything once and writes dQ, dK and dV. Otherwise it writes only dQ, and
+`_cca_backward_key_kernel` writes dK and dV.
 
 Position logits are read from a bounded workspace, slab by slab: a "band" of [M, R] for each (batch, chunk, head). The
-sum of dS over the neighbours is written in their place. `band` makes the logits and consumes the sums.
-(With the band's own products in this kernel every variant spilled: see docs/lab/chunked_cross_attention.md.)
+sum of dS over the neighbours replaces them. `band` has the kernels that write the logits and read the sums: with their
+products in this kernel, every variant spilled (docs/lab/chunked_cross_attention.md).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ....triton_lib.products import tile_product
 from ....triton_lib.softmax import LOG2E
 from .tile import first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
 
-#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 SIZES = (
     "N",
     "M",
@@ -41,9 +41,7 @@ SIZES = (
 
 @triton.jit
 def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
-    """lse in base 2 (+inf for a row that attends nothing, so that its
-    probabilities vanish) and delta, rowsum(dO * O), less dlse.
-    """
+    """(lse in base 2, delta less dlse). A row that attends nothing has lse +inf, which makes its probabilities 0."""
     lse = tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf"))
     some = lse != float("-inf")
     if dlse_ptr is not None:
@@ -65,8 +63,8 @@ def _cca_backward_query_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr, WRITE_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk, time block, head) of one batch element: dq but for
-    the position part, partial du and dgate; dk, dv if WRITE_KEYS.
+    """One (chunk, time block, head) of a batch entry: dq without its position part, partial sums of du and dgate, and,
+    if WRITE_KEYS, dk and dv.
     """
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0),
@@ -84,7 +82,7 @@ def _cca_backward_query_kernel(
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
-    # keys, values and their gradients pass through L2 once; the band that other kernels left there is to stay
+    # keys, values and their gradients are used once, so L2 evicts them first and keeps the band
     ONCE: tl.constexpr = WRITE_KEYS and band_ptr is not None
     EVICT: tl.constexpr = "evict_first" if ONCE else ""
 
@@ -121,7 +119,7 @@ def _cca_backward_query_kernel(
             band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
             ds_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for a in range(K):
-            again = a >> 30  # 0, as `zero`: pointers made anew for each neighbour don't occupy registers
+            again = a >> 30  # 0, like `zero`: pointers are recomputed for each neighbour and take no registers
             j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:
@@ -178,7 +176,7 @@ def _cca_backward_query_kernel(
             dq = tl.dot(ds16, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
             if WRITE_KEYS:
                 token = ((batch * L + chunk) * K + a) * R + j0
-                head_anew = (tl.program_id(0) + again) % H  # as above: no register holds it throughout the loops
+                head_anew = (tl.program_id(0) + again) % H  # recomputed too: no register holds it throughout the loops
                 into = (token * H + head_anew) * D + (
                     (tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :]
                 )
@@ -193,12 +191,11 @@ def _cca_backward_query_kernel(
             if ds_ptr is not None:
                 band_at = ds_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
             else:
-                tl.debug_barrier()  # all have read the logits that this replaces
+                tl.debug_barrier()  # all threads have read the logits that the store replaces
             at = band_at + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
             tl.store(at, ds_sum.to(band_ptr.dtype.element_ty))
 
-    # places anew, past an addition of 0 that the compiler can't see
-    # through: else they occupy registers throughout the loops
+    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0) + tl.minimum(blocks, 0),
         H,
@@ -238,9 +235,7 @@ def _cca_backward_key_kernel(
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of one key block of one neighbour and key head: a sum
-    over the group's heads and the chunk's time blocks.
-    """
+    """dk and dv of one key block of a neighbour and key head: sums over the group's heads and a chunk's time blocks."""
     groups = H // HEADS_PER_GROUP
     pid = tl.program_id(0)
     group = pid % groups

@@ -1,10 +1,12 @@
-"""Backward kernels of chunked cross-attention over positions: they fill the band workspace with logits and consume its
-gradient.
+"""Backward kernels of chunked cross-attention over positions: they write position logits to the band workspace and read
+their gradient from it.
 
-The workspace holds one [BLOCK_M, band_keys] tile per (item of the slab, head). `_cca_backward_logits_kernel` writes
-position logits into it, once for all neighbours; the kernels of `backward` replace them by dS summed over the
-neighbours; `_cca_backward_band_kernel` turns that into the gradient of the relative query and leaves it folded (see
-`position_logits`), as `_cca_backward_rel_kernel` needs it for dR, the sum over all chunks in a fixed order.
+The workspace has one [BLOCK_M, band_keys] tile for each (item of the slab, head). Three steps use it:
+
+1. `_cca_backward_logits_kernel` writes the position logits, which all neighbours share.
+2. The kernels of `backward` replace them by dS, summed over the neighbours.
+3. `_cca_backward_band_kernel` computes the gradient of the relative query from dS, and folds dS in place (see
+   `position_logits`). From the folded dS `_cca_backward_rel_kernel` computes dR, a sum over all chunks in fixed order.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ....triton_lib.loads import add_bias, load_rows, wide
 from ....triton_lib.position_logits import band_block, position_logits, position_query_gradient, reverse_skew
 from .tile import first_position, has_keys, locate
 
-#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 SIZES = (
     "N",
     "M",
@@ -40,7 +42,7 @@ SIZES = (
 def _relative_query(
     q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
 ):
-    """Address of the first row of the relative query, or of the query where it has none, and the rows' stride."""
+    """(address of the first row of the relative query, or of the query if there is none; stride of the rows)."""
     if rq_ptr is not None:
         base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + wide(head) * stride_rqh, stride_rqn
     else:
@@ -85,7 +87,7 @@ def _cca_backward_logits_kernel(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Position logits of one (chunk, time block, head) of one batch element, all keys of a neighbour."""
+    """Position logits of one (chunk, time block, head) of a batch entry, for all keys of a neighbour."""
     head, slot, _, block, chunk, batch, first_row, start = locate(
         tl.program_id(0),
         H,
@@ -119,7 +121,7 @@ def _cca_backward_logits_kernel(
             rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
         )
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        # past the end it is 0 times the table, NaN where that is infinite
+        # rows past the end are 0 times the table, which is NaN if the table is infinite
         position = tl.where(row_mask[:, None], position, 0.0)
         tl.store(at, position.to(band_ptr.dtype.element_ty))
 
@@ -156,9 +158,7 @@ def _cca_backward_band_kernel(
     EVEN_KEYS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Gradient of the relative query, into drq, or added to dq where
-    the query is the relative query; folds the band in place.
-    """
+    """Gradient of the relative query, in drq, or added to dq if the query is the relative query; folds the band."""
     head, slot, item, block, chunk, batch, first_row, start = locate(
         tl.program_id(0),
         H,
@@ -181,12 +181,12 @@ def _cca_backward_band_kernel(
         zero = j0 >> 30  # R is far below 2**30
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-        if EVEN_KEYS:  # a mask of columns would make it a load of single numbers
+        if EVEN_KEYS:  # with a mask of columns elements would be loaded one by one
             ds = tl.load(at).to(tl.float32)  # [BLOCK_M, BLOCK_N]
         else:
             ds = tl.load(at, mask=(j < R)[None, :], other=0.0).to(tl.float32)  # [BLOCK_M, BLOCK_N]
         folded = reverse_skew(ds, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
-        tl.debug_barrier()  # all have read what the store replaces
+        tl.debug_barrier()  # all threads have read the elements that the store replaces
         tl.store(at, folded.to(band_ptr.dtype.element_ty))
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
         drq = position_query_gradient(  # [BLOCK_M, BLOCK_E]
@@ -243,9 +243,9 @@ def _cca_backward_rel_kernel(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """BLOCK_N rows of one head's dR, summed over one split's chunks and added to what earlier slabs left in part_ptr.
+    """BLOCK_N rows of one head's dR, summed over one split's chunks and added to the sums of earlier slabs in part_ptr.
 
-    Row x of the [splits, H, rows, E] partial belongs to displacement x + 1 - key_blocks * BLOCK_N.
+    Row x of the partial sums [splits, H, rows, E] belongs to displacement x + 1 - key_blocks * BLOCK_N.
     """
     diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     head64 = head.to(tl.int64)
@@ -273,8 +273,7 @@ def _cca_backward_rel_kernel(
             q_base = q_ptr + batch * stride_qb + wide(start) * stride_qn + head64 * stride_qh
             rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
-        # the blocks of a band that fall on this diagonal come from
-        # different key blocks; their places in the tile are disjoint
+        # the blocks of the band on this diagonal come from different key blocks, and select disjoint elements
         block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
         ds = tl.zeros([BLOCK_M, BLOCK_N], band_ptr.dtype.element_ty)
         slot = (wide(item - first_item) * H + head) * (BLOCK_M * band_keys)

@@ -1,4 +1,4 @@
-"""Forward kernel of chunked cross-attention: one pass over the keys, or over a part of them."""
+"""Forward kernel of chunked cross-attention: one pass over the keys or a split of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ....triton_lib.products import tile_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
 from .tile import first_position, has_keys, load_gate, visible_keys
 
-#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 SIZES = (
     "N",
     "M",
@@ -49,10 +49,10 @@ def _cca_forward_kernel(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk, time block, head), batch and split: out [split, B,
-    N, H, D] and lse [split, B, H, N], both contiguous.
+    """One (chunk, time block, head), batch and split: out [split, B, N, H, D] and lse [split, B, H, N], both
+    contiguous.
     """
-    # heads vary fastest: the programs that run together read whole tokens, all heads of them
+    # heads vary fastest, so programs that run together read all heads of the same tokens
     pid = tl.program_id(0)
     head = pid % H
     block = (pid // H) % blocks
@@ -63,7 +63,7 @@ def _cca_forward_kernel(
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
 
-    # rows of the query that attend this chunk: [first_row, first_row + M), cut to [0, N)
+    # rows of the query that attend this chunk: [first_row, first_row + M) within [0, N)
     first_row = (chunk + 1) * M - 1 - query_start
     start = tl.maximum(first_row, 0) + block * BLOCK_M
     n = start + tl.arange(0, BLOCK_M)
@@ -120,7 +120,7 @@ def _cca_forward_kernel(
                 position_at,
             )
         for a in range(first_neighbour, last_neighbour):
-            again = a >> 30  # 0, as `zero`: pointers made anew for each neighbour don't occupy registers
+            again = a >> 30  # 0, like `zero`: pointers are recomputed for each neighbour and take no registers
             j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:
@@ -150,8 +150,7 @@ def _cca_forward_kernel(
             v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
 
-    # rows anew, past an addition of 0 that the compiler can't see
-    # through: else they occupy registers throughout the loops
+    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops
     n = start + tl.minimum(blocks, 0) + tl.arange(0, BLOCK_M)
     row_mask = n < tl.minimum(first_row + M, N)
     row = n.to(tl.int64)

@@ -1,6 +1,4 @@
-"""Host side of chunked cross-attention: which launches serve a call,
-as values. Nothing here runs or waits for the device.
-"""
+"""Host side of chunked cross-attention: the launches of a call as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import attention, beyond
-from ....triton_lib.launch import Launch, settled, strides
+from ....triton_lib.launch import Launch, of_tile, settled, strides
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
@@ -29,11 +27,10 @@ WAVES = 2  # programs per multiprocessor below which the keys are split
 
 @dataclasses.dataclass(frozen=True)
 class Span:
-    """The chunks that a call's rows attend, [first, first + count); first is -1 where rows before chunk 0 attend
-    nothing.
+    """The chunks that a call's rows attend, [first, first + count). first is -1 if the first rows attend nothing.
 
-    Batch entries with different starts have different first chunks; `count` is then the most chunks that one of them
-    attends.
+    If batch entries have their own starts, `count` is the largest number of chunks that one of them may attend, and
+    `first` is unused.
     """
 
     first: int
@@ -49,7 +46,7 @@ def span(call: ChunkedCrossAttention) -> Span:
 
 
 def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
-    """The committed tile of a kernel."""
+    """Return the committed tile of a kernel."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
     problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
@@ -70,7 +67,7 @@ def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
 
 
 def inputs(call: ChunkedCrossAttention) -> dict:
-    """Arguments that every kernel takes: tensors, their strides, and sizes."""
+    """Return the arguments of all kernels: tensors, their strides, and sizes."""
     mask = None if call.neighbour_mask is None else call.neighbour_mask.view(torch.uint8)  # the same memory
     rel_query = None if call.rel_key is None else call.rel_query
     return {
@@ -98,8 +95,8 @@ def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
 
 
 def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int, int, int]:
-    """(keys per split, neighbours per split, splits over neighbours, splits): one split unless the machine would stand
-    idle.
+    """Return (keys per split, neighbours per split, splits over neighbours, splits): one split if the programs fill the
+    device.
 
     Keys are split before neighbours, because the neighbours of a key block share its position logits.
     """
@@ -114,7 +111,7 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
 
 
 def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
-    """out and lse, and the launches that fill them."""
+    """Plan out and lse."""
     b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target) if tile is None else tile
     part = span(call)
@@ -134,19 +131,19 @@ def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | No
         **constants(call, tile),
     }
     grid = (part.count * blocks * h, b, count)
-    main = Launch(_cca_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages, tile.max_registers)
+    main = of_tile(_cca_forward_kernel, grid, arguments, tile)
     return Plan([main, *merge], (out, lse))
 
 
-#: Bound of the band workspace in bytes. It should stay in the second-level cache (50 MB on sm_90, 40 on sm_80) from one
-#: kernel to the next, while keys, values and their gradients stream through.
+#: Bound of the band workspace in bytes. The workspace should stay in L2 (50 MB on sm_90, 40 on sm_80) from one kernel
+#: to the next, beside the stream of keys, values and their gradients.
 SLAB_BYTES = 16 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Tiles of the kernels, all of core.block_m rows, and how the work
-    is cut: items of one (batch, chunk, time block), slabs of items.
+    """Tiles of the kernels, all of core.block_m rows, and the division of the work: an item is one (batch, chunk, time
+    block), a slab some items.
     """
 
     core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
@@ -170,7 +167,7 @@ class Layout:
 def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Layout:
     b, _, heads, _ = call.query.shape
     keys, groups = call.key.shape[3:5]
-    # tiles start at index 0 of the attending chunk, however few of its rows this call brings
+    # tiles start at index 0 of the attending chunk, even if the call has few of its rows
     whole = choose_tile(call, "backward", target, rows=call.chunk_len)
     fused = need_keys and groups == heads and call.chunk_len <= whole.block_m
     core = whole if fused else choose_tile(call, "backward_query", target, rows=call.chunk_len)
@@ -178,7 +175,7 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
     others = (choose_tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
     key, band, rel = (dataclasses.replace(t, block_m=block_m) for t in others)
     blocks = -(-call.chunk_len // block_m)
-    if blocks > 1:  # the bands of a chunk's time blocks must meet the table in whole blocks of rows
+    if blocks > 1:  # the bands of a chunk's time blocks must be whole blocks of table rows apart
         band = dataclasses.replace(band, block_n=min(band.block_n, block_m))
     rel = dataclasses.replace(rel, block_n=band.block_n)
     widest = max(t.block_n for t in (core, key, band))
@@ -209,7 +206,7 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
 
 @dataclasses.dataclass
 class Buffers:
-    """Tensors that kernels write, under the kernels' argument names; None where a gradient is not needed."""
+    """Tensors that kernels write, by the names of the arguments; None where a gradient is not needed."""
 
     dq_ptr: Tensor
     drq_ptr: Tensor | None
@@ -245,11 +242,11 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
         dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),
         delta_ptr=new(need_keys and not cut.fused, b, h, n),
         band_ptr=band,
-        # the key kernel comes after the query kernel and still needs the logits: then dS may not replace them
+        # if the key kernel follows the query kernel, it needs the logits, so dS may not replace them
         ds_ptr=None if cut.fused or not need_keys or band is None else torch.empty_like(band),
         part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.band.block_n, e),
     )
-    # chunks that nothing attends: any may be one where batch entries have starts of their own
+    # chunks that no row attends; with starts for each batch entry, any chunk may be one
     first, last = (chunks, chunks) if call.batch_start is not None else (max(part.first, 0), part.first + part.count)
     for grad in (made.dk_ptr, made.dv_ptr, made.dgate_ptr):
         if grad is not None and first > 0:
@@ -260,7 +257,7 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
 
 
 def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    """Plan the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     part = span(call)
@@ -270,7 +267,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         grad_out = torch.zeros_like(out)
     elif call.neighbour_mask is not None or call.batch_start is not None:
         grad_out = settled(grad_out, lse)
-    elif beyond(grad_out, 1, call.chunk_len):  # nobody can be asked for another gradient
+    elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
     arguments = {
         **inputs(call),
@@ -317,7 +314,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
 def _slab(
     call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int
 ) -> Iterator[Launch]:
-    """The launches of `count` items, from arguments["first_item"] on."""
+    """Yield the launches of `count` items, from arguments["first_item"] on."""
     h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     has_rel = call.rel_key is not None
     ds = made.band_ptr if made.ds_ptr is None else made.ds_ptr
@@ -340,5 +337,4 @@ def _slab(
 
 def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    taken = {name: value for name, value in {**arguments, **blocks}.items() if name in kernel.arg_names}
-    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
+    return of_tile(kernel, grid, {**arguments, **blocks}, tile)

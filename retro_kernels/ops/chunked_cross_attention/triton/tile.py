@@ -1,4 +1,4 @@
-"""Shared by the kernels of chunked cross-attention: visible keys, gates, places and one tile's gradients."""
+"""Functions of the kernels of chunked cross-attention: visible keys, gates, positions and one tile's gradients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....triton_lib.positions import position_of
 
 @triton.jit
 def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):
-    """bool [BLOCK_N]: which tokens of a neighbour can be attended. mask_ptr points at the neighbour's first entry."""
+    """bool [BLOCK_N]: tokens of a neighbour that can be attended. mask_ptr points to the neighbour's first entry."""
     if mask_ptr is None:
         visible = j < R
     elif MASK_TOKENS:
@@ -23,9 +23,7 @@ def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):
 
 @triton.jit
 def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
-    """float32 gate of a neighbour; 0 where none of its tile is
-    visible, for a masked neighbour's gate may be anything.
-    """
+    """float32 gate of a neighbour; 0 if none of its tile is visible, because a masked neighbour's gate may be NaN."""
     gate = tl.load(gate_ptr).to(tl.float32)
     if MASKED:
         gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
@@ -41,23 +39,19 @@ def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.const
 
 @triton.jit
 def first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch):
-    """(position of query 0, chunk that the first row attends): the
-    call's, or the batch entry's own, which only the device knows.
-    """
+    """(position of query 0, chunk that the first row attends): the call's, or from the batch entry's own position."""
     if batch_start_ptr is not None:
         query_start = position_of(query_start, batch_start_ptr, stride_batch_start, batch)
         following = query_start + 1
-        # rounded down; the division rounds to 0
+        # round down; the division rounds to 0
         first_chunk = tl.where(following < 0, following - M + 1, following) // M - 1
     return query_start, first_chunk
 
 
 @triton.jit
 def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
-    """Whether the key tensor has the chunk. Tokens before the first complete chunk attend nothing, and neither do
-    tokens after the last.
-
-    Where the host knows the positions it has counted the chunks, and no token comes after the last.
+    """Whether the key tensor has the chunk. Tokens before the first complete chunk attend nothing, nor do tokens after
+    the last chunk, which occur only with OWN_STARTS: otherwise the host has checked the number of chunks.
     """
     if OWN_STARTS:
         return (chunk >= 0) & (chunk < L)
@@ -86,7 +80,7 @@ def locate(
     batch = (item // (blocks * chunks)).to(tl.int64)
     query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
     chunk = first_chunk + (item // blocks) % chunks
-    # tiles start at index 0 of the attending chunk, so that every chunk's band meets the table at the same rows
+    # tiles start at index 0 of the attending chunk, so that all chunks' bands have the same table rows
     first_row = (chunk + 1) * M - 1 - query_start
     return head, slot, item, block, chunk, batch, first_row, first_row + block * BLOCK_M
 
@@ -112,10 +106,10 @@ def tile_gradients(
     MASKED: tl.constexpr,
     HAS_GATE: tl.constexpr,
 ):
-    """One tile of the backward: probabilities that met the values, and the gradient of the logits.
+    """(probabilities that the values were multiplied by, gradient of the logits) of one tile.
 
-    content = (q + u) k^T and dp_raw = do v^T are the tile's raw products;
-    scale2 = scale * log2(e); lse2 in base 2, +inf for a row that attends nothing (its probabilities are then 0).
+    content: (q + u) k^T. dp_raw: do v^T. scale2: scale * log2(e). lse2: in base 2, +inf for a row that attends nothing,
+    which makes its probabilities 0.
     """
     logits = content
     if HAS_GATE:

@@ -1,46 +1,35 @@
-"""Leaky average over time, as a scan: the triton backend of `retro_kernels.leaky_average`."""
+"""The triton backend of `leaky_average`, a scan over time. dx is the same scan run backwards over dy; d decay sums
+dx_t * y_{t-1} over the saved y, in two stages of fixed order.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
-from ....triton_lib import unsupported_tensors
+from ....triton_lib import unsupported_grid, unsupported_tensors
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from ..call import LeakyAverage
 from . import launch
 
-_MAX_BATCH = 65535  # CUDA's limit on the third grid dimension
+forward = functools.partial(run_forward, launch.forward)
+backward = functools.partial(run_backward, launch.backward)
 
 
 def unsupported(call: LeakyAverage) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if call.x.shape[0] > _MAX_BATCH:
-        return f"B={call.x.shape[0]} exceeds {_MAX_BATCH}"
-    # decay may stay float32 beside a narrower x
-    return unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
-
-
-def forward(call: LeakyAverage) -> tuple[Tensor, ...]:
-    """y [B,N,H,D] in the type of x."""
-    return run_forward(launch.forward, call)
-
-
-def backward(call: LeakyAverage, outputs, grads, needs) -> list[Tensor | None]:
-    """dx is the same scan run backwards over dy; d decay sums dx_t *
-    y_{t-1} over the saved y, in two ordered stages.
-    """
-    return run_backward(launch.backward, call, outputs, grads, needs)
+    # decay may be float32 beside an x of a half type
+    why = unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
+    return unsupported_grid(B=call.x.shape[0]) or why
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op: one sequence that fills the machine by columns, one that needs chunks of time."""
+    """Yield every kernel: for a call whose columns fill the device, and for one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
         for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):
             x, initial = (

@@ -1,14 +1,13 @@
 """Kernels of the leaky average: an associative scan of one tile of time, a running state from tile to tile.
 
-A step is the affine map y -> decay * y + x, and maps compose: that is all a parallel scan needs. One program owns a few
-columns of one head and walks over time, so x is read once and y is written once. Where the columns alone can't fill the
-machine, time is cut into chunks: `_leaky_ends_kernel` finds the state that each chunk would end with if it began at
-zero, and each program of `_leaky_scan_kernel` first folds the ends of the chunks before its own.
+A step is the affine map y -> decay * y + x, and composition of maps is associative. One program has a few columns of
+one head and walks over time, so x is read once and y is written once. Where too few columns fill the device, time is
+cut into chunks: `_leaky_ends_kernel` computes the state at each chunk's end from a zero state at its begin, and each
+program of `_leaky_scan_kernel` first combines the ends of the chunks before its own.
 
 REVERSE runs backwards in time: then x is dy and y is dx, for g_t = dy_t + decay * g_{t+1}.
 
-With segments the decay of a step that a segment boundary lies before is 0. Nothing passes a boundary, whatever it is:
-not even NaN.
+With segments, the first step of a segment has decay 0. Nothing passes a boundary, not even NaN.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: sizes that must not become part of the compiled kernel
+#: sizes to which kernels are not specialised
 SIZES = ("N", "H", "column_blocks", "chunk_len", "chunks")
 
 
@@ -34,8 +33,9 @@ def _then_in_segment(decay_a, x_a, decay_b, x_b):
 
 @triton.jit
 def _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
-    """Like `_then`, with the rounding error of each decay beside it: otherwise the errors of a product's factors add
-    up."""
+    """Like `_then`, with the rounding error of each decay as another component: otherwise the errors of a product's
+    factors add up.
+    """
     decay = decay_a * decay_b
     rest = tl.fma(decay_a, decay_b, -decay) + (decay_a * rest_b + rest_a * decay_b)
     return decay, rest, tl.fma(x_a, decay_b, tl.fma(x_a, rest_b, x_b))
@@ -43,15 +43,15 @@ def _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
 
 @triton.jit
 def _exactly_then_in_segment(decay_a, rest_a, x_a, decay_b, rest_b, x_b):
-    """Like `_then_in_segment`, with rounding errors as in `_exactly_then`."""
+    """Like `_then_in_segment`, with rounding errors like `_exactly_then`."""
     decay, rest, x = _exactly_then(decay_a, rest_a, x_a, decay_b, rest_b, x_b)
     return decay, rest, tl.where(decay_b == 0.0, x_b, x)
 
 
 @triton.jit
 def _goes_on(segment_at, t, N, stride_sn, REVERSE: tl.constexpr):
-    """Whether step t [BLOCK_T] is in the segment of the step before it
-    (REVERSE: after it). The first step of all goes on from `initial`.
+    """Whether step t [BLOCK_T] is in the segment of the step before it (REVERSE: after it). True for the first step of
+    a sequence, which goes on from `initial`.
     """
     other = t + 1 if REVERSE else t - 1
     inside = (t >= 0) & (t < N) & (other >= 0) & (other < N)
@@ -64,7 +64,7 @@ def _goes_on(segment_at, t, N, stride_sn, REVERSE: tl.constexpr):
 def _scan_tile(pointers, inside, decay, state, goes_on, SEGMENTS: tl.constexpr):
     """float32 [BLOCK_T, BLOCK_C]: the states after each step of a tile, from the state [BLOCK_C] before it."""
     x = tl.load(pointers, mask=inside, other=0.0)
-    WIDE: tl.constexpr = x.dtype == tl.float32  # a half type rounds more than the powers of a tile are off
+    WIDE: tl.constexpr = x.dtype == tl.float32  # in a half type, rounding x outweighs the error of a tile's powers
     x = x.to(tl.float32)
     decays = tl.zeros_like(x) + decay
     if SEGMENTS:
@@ -88,9 +88,7 @@ def _scan_tile(pointers, inside, decay, state, goes_on, SEGMENTS: tl.constexpr):
 
 @triton.jit
 def _chunk_decay(decay, chunk_len):
-    """decay ** chunk_len by squaring, in float64: each squaring
-    doubles the relative error. chunk_len is a power of two.
-    """
+    """decay ** chunk_len, a power of two, by squaring in float64: each squaring doubles the relative error."""
     power = decay.to(tl.float64)
     left = chunk_len
     while left > 1:
@@ -125,8 +123,8 @@ def _leaky_ends_kernel(
 ):
     """ends [B, chunks, H, D] float32: the last state of each full chunk that starts from zero.
 
-    unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, past all segment
-    boundaries.
+    unbroken [B, chunks, H * column_blocks] int32: whether the state before a chunk reaches its end, because no segment
+    begins in it.
     """
     head = tl.program_id(0) // column_blocks
     head64 = head.to(tl.int64)
@@ -137,7 +135,7 @@ def _leaky_ends_kernel(
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
     unbroken = 1
-    for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # unasked, only loads for products are pipelined
+    for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # by default only loads of products are pipelined
         step = chunk * chunk_len + first + row
         t = (N - 1 - step if REVERSE else step).to(tl.int64)
         inside = (step < N)[:, None] & (column < D)[None, :]
@@ -186,10 +184,10 @@ def _leaky_scan_kernel(
     REVERSE: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """One chunk of time of one block of columns. y [B,N,H,D] contiguous, None where only the sums are wanted.
+    """One chunk of time of one block of columns. y [B,N,H,D] is contiguous, or None where it is not wanted.
 
-    REVERSE only: past is the forward's y; ddecay [B, chunks, H, column_blocks] gets sum of g_t * y_{t-1}; dinitial
-    [B,H,D].
+    REVERSE only: past is the forward pass's y; ddecay [B, chunks, H, column_blocks] gets the sum of g_t * y_{t-1};
+    dinitial [B,H,D].
     """
     head = tl.program_id(0) // column_blocks
     head64 = head.to(tl.int64)
@@ -219,7 +217,7 @@ def _leaky_scan_kernel(
     x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
     row = tl.arange(0, BLOCK_T)
     stop = tl.minimum((chunk + 1) * chunk_len, N)
-    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # summed once at the end: short sums round less
+    total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # reduced once at the end: many short sums round less
     for first in tl.range(chunk * chunk_len, stop, BLOCK_T, num_stages=STAGES):
         step = first + row
         t = (N - 1 - step if REVERSE else step).to(tl.int64)
@@ -228,7 +226,7 @@ def _leaky_scan_kernel(
         if segment_ptr is not None:
             goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
         y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
-        last = tl.minimum(BLOCK_T, N - first) - 1  # steps past the end would let the state decay further
+        last = tl.minimum(BLOCK_T, N - first) - 1  # the state decays in steps past the end
         state = tl.sum(tl.where((row == last)[:, None], y, 0.0), 0)
         if y_ptr is not None:
             y_at = y_ptr + ((batch * N + t) * H + head)[:, None] * D + column[None, :]

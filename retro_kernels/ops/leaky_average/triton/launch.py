@@ -1,4 +1,4 @@
-"""Host side of leaky_average: which launches serve a call, as values. Nothing here runs or waits for the device."""
+"""Host side of leaky_average: the launches of a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.launch import Launch, of_tile, power_of_two, strides
 from ....triton_lib.plan import Plan
 from ..call import LeakyAverage
 from .kernels import _leaky_ends_kernel, _leaky_scan_kernel
 
 OP = "leaky_average"
 _WAVES = 2  # programs per multiprocessor below which time is cut into chunks
-_LEAST_CHUNK = 128  # steps: a shorter chunk would spend its time on the states of the others
+_LEAST_CHUNK = 128  # steps; a shorter chunk would spend its time on the states of earlier chunks
 
 
 def forward(call: LeakyAverage, target: Target) -> Plan:
-    """y, and the launches that fill it."""
+    """Plan y."""
     y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
     arguments = {
         "initial_ptr": call.initial,
@@ -29,13 +29,12 @@ def forward(call: LeakyAverage, target: Target) -> Plan:
         "dinitial_ptr": None,
         "ddecay_ptr": None,
     }
-    return Plan(_scan(call, call.x, "scan", arguments, target)[1], (y,))
+    return Plan(_scan(call, call.x, "scan", arguments, target), (y,))
 
 
 def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
-    """dx, dinitial, and partial sums of d decay [B, chunks, H, column blocks]."""
+    """Plan dx, dinitial, and partial sums of d decay [B, chunks, H, column blocks]."""
     (y,), (dy,) = outputs, grads
-    needs = [need and getattr(call, name) is not None for name, need in zip(call.DIFFERENTIABLE, needs, strict=True)]
     b, _, h, d = call.x.shape
     device, acc_dtype = call.x.device, torch.float32
     dx = torch.empty(call.x.shape, dtype=call.x.dtype, device=device) if needs[0] else None
@@ -57,7 +56,7 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> Plan:
     def gradients() -> list[Tensor | None]:
         return [dx, None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype), dinitial]
 
-    return Plan(_scan(call, dy, "scan_back", arguments, target)[1], gradients=gradients)
+    return Plan(_scan(call, dy, "scan_back", arguments, target), gradients=gradients)
 
 
 def _tile(call: LeakyAverage, kernel: str, target: Target) -> configs.Tile:
@@ -66,7 +65,9 @@ def _tile(call: LeakyAverage, kernel: str, target: Target) -> configs.Tile:
 
 
 def _chunks(call: LeakyAverage, tile: configs.Tile, target: Target) -> tuple[int, int]:
-    """(chunk length, chunks): one chunk unless the columns leave the machine idle. A length is a power of two."""
+    """Return (length of a chunk, number of chunks): one chunk if its columns fill the device. The length is a power of
+    two.
+    """
     b, n, h, d = call.x.shape
     programs = b * h * -(-d // tile.block_n)
     want = -(-_WAVES * target.multiprocessors // programs)
@@ -76,7 +77,7 @@ def _chunks(call: LeakyAverage, tile: configs.Tile, target: Target) -> tuple[int
     return length, -(-n // length)
 
 
-def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: Target) -> tuple[int, list[Launch]]:
+def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: Target) -> list[Launch]:
     b, n, h, d = x.shape
     tile = _tile(call, kernel, target)
     length, chunks = _chunks(call, tile, target)
@@ -107,7 +108,6 @@ def _scan(call: LeakyAverage, x: Tensor, kernel: str, arguments: dict, target: T
             common["unbroken_ptr"] = torch.empty((b, chunks, h * columns), dtype=torch.int32, device=x.device)
         # nothing reads the end of the last chunk
         grid = (h * columns, chunks - 1, b)
-        launches.append(Launch(_leaky_ends_kernel, grid, {**common, "ends_ptr": ends}, tile.num_warps, tile.num_stages))
+        launches.append(of_tile(_leaky_ends_kernel, grid, {**common, "ends_ptr": ends}, tile))
     scan = {**common, **arguments, "ends_ptr": ends}
-    launches.append(Launch(_leaky_scan_kernel, (h * columns, chunks, b), scan, tile.num_warps, tile.num_stages))
-    return chunks, launches
+    return [*launches, of_tile(_leaky_scan_kernel, (h * columns, chunks, b), scan, tile)]

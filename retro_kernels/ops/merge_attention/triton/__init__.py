@@ -1,42 +1,30 @@
-"""The merge of partial attentions: the triton backend of `retro_kernels.merge_attention`."""
+"""The triton backend of `merge_attention`. Both gradients come from one kernel, which reads each part twice."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
-from ....triton_lib import unsupported_tensors
+from ....triton_lib import unsupported_grid, unsupported_tensors
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from ..call import MergeAttention
 from . import launch
 
-_MAX_BATCH = 65535  # CUDA's limit on the second grid dimension
+forward = functools.partial(run_forward, launch.forward)
+backward = functools.partial(run_backward, launch.backward)
 
 
 def unsupported(call: MergeAttention) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if call.outs.shape[1] > _MAX_BATCH:
-        return f"B={call.outs.shape[1]} exceeds {_MAX_BATCH}"
-    return unsupported_tensors({"outs": call.outs})
-
-
-def forward(call: MergeAttention) -> tuple[Tensor, ...]:
-    """out [B,N,H,D] in the type of outs, lse [B,H,N] float32."""
-    return run_forward(launch.forward, call)
-
-
-def backward(call: MergeAttention, outputs, grads, needs) -> list[Tensor | None]:
-    """Both gradients from one kernel, which reads each part twice."""
-    return run_backward(launch.backward, call, outputs, grads, needs)
+    return unsupported_grid(B=call.outs.shape[1]) or unsupported_tensors({"outs": call.outs})
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op: presets' head widths, two parts and a decode step over many."""
+    """Yield every kernel with the presets' head widths: two parts, and a decode step over many."""
     sizes = {"two parts d64": (2, 8, 2048, 64), "two parts d128": (2, 8, 2048, 128), "decode d128": (16, 8, 1, 128)}
     for name, (p, b, n, d) in sizes.items():
         for dtype in KERNEL_DTYPES:

@@ -1,4 +1,4 @@
-"""The merge of partial attentions and its gradient. A program has one (token, head) and batch; it visits every part."""
+"""Merge of partial attentions, and its gradient. A program has one (token, head) and batch, and visits every part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....triton_lib.softmax import LOG2E
 
 @triton.jit
 def _load(x_ptr, inside, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[BLOCK_D] in float32; zero where it does not count, whatever memory holds there."""
+    """[BLOCK_D] in float32; zeros unless `inside`, even if memory holds NaN."""
     column = tl.arange(0, BLOCK_D)
     x = tl.load(x_ptr + column, mask=column < D, other=0.0).to(tl.float32)
     return tl.where(inside, x, 0.0)

@@ -1,4 +1,4 @@
-"""Host side of merge_attention: its launches as values. Nothing here runs or waits for the device."""
+"""Host side of merge_attention: the launches of a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_
 
 
 def forward(call: MergeAttention, target: Target) -> Plan:
-    """out and lse, and the launch that fills them."""
+    """Plan out and lse."""
     out, lse = call.empty_outputs()
     arguments = {**_inputs(call), "out_ptr": out, "lse_ptr": lse}
     return Plan([_launch(_merge_attention_forward_kernel, call, arguments)], (out, lse))
 
 
 def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Gradients of outs and lses, and the launch that fills them."""
+    """Plan the gradients of outs and lses."""
     (_, lse), (grad_out, grad_lse) = outputs, grads
     douts, dlses = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in call)
     arguments = {

@@ -1,28 +1,26 @@
-"""Relative attention, fused: the triton backend of `retro_kernels.relative_attention`."""
+"""The triton backend of `relative_attention`. Gradients are bitwise repeatable: one program writes each element."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
 from ....compile.aot import Case
 from ....compile.target import Target
-from ....triton_lib import unsupported_rows, unsupported_tensors
+from ....triton_lib import unsupported_grid, unsupported_rows, unsupported_tensors
 from ....triton_lib.combinations import combinations
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from .. import cases
 from ..call import RelativeAttention
 from . import launch
 
-_MAX_BATCH = 65535  # CUDA's limit on the second and third grid dimension
+forward = functools.partial(run_forward, launch.forward)
+backward = functools.partial(run_backward, launch.backward)
 
 
 def unsupported(call: RelativeAttention) -> str | None:
-    """Why this backend can't serve the call; None if it can."""
-    if call.query.shape[0] > _MAX_BATCH:
-        return f"B={call.query.shape[0]} exceeds {_MAX_BATCH}"
     n, s, table = call.query.shape[1], call.key.shape[1], call.rel_key
     spans = {
         "key": (call.key, 1, s),
@@ -32,21 +30,11 @@ def unsupported(call: RelativeAttention) -> str | None:
         "query_segment": (call.query_segment, 1, n),
         "key_segment": (call.key_segment, 1, s),
     }
-    return unsupported_tensors({name: getattr(call, name) for name in call.DIFFERENTIABLE}) or unsupported_rows(spans)
-
-
-def forward(call: RelativeAttention) -> tuple[Tensor, ...]:
-    """out [B,N,H,D] in the query's type, lse [B,H,N] float32."""
-    return run_forward(launch.forward, call)
-
-
-def backward(call: RelativeAttention, outputs, grads, needs) -> list[Tensor | None]:
-    """Gradients in the order of `DIFFERENTIABLE`, bitwise repeatable: every program owns what it writes."""
-    return run_backward(launch.backward, call, outputs, grads, needs)
+    tensors = {name: getattr(call, name) for name in call.DIFFERENTIABLE}
+    return unsupported_grid(B=call.query.shape[0]) or unsupported_tensors(tensors) or unsupported_rows(spans)
 
 
 def aot_cases(target: Target) -> Iterator[Case]:
-    """Every kernel of this op, as the calls of `cases` launch it."""
     for name, options in cases.CALLS.items():
         for dtype in cases.DTYPES:
             yield from _cases(name, cases.call(dtype, **options), target)

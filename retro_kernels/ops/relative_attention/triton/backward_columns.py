@@ -1,11 +1,12 @@
-"""Backward of relative attention with relative keys, along the columns of the stored tiles: one program owns a block of
-keys, or of the table's rows, and walks over the queries that see it.
+"""Backward of relative attention with relative keys, along the columns of the stored tiles. One program owns a block of
+keys, or of table rows, and walks over the queries that see it.
 
     dK = dS^T Q     dV = P^T dO     dR = dS'^T RQ
 
-where dS' is dS by displacements: a block of queries meets a block of table rows in a parallelogram of it, whose skew is
-in the addresses. Its rows are not aligned for vectors, so elements are loaded one by one. They are loaded transposed:
-neighbours in a warp are then neighbours in memory (as in `relative_logits`, whose table has the same product).
+dS'[i, t] is the element of dS of query i and of the key at the displacement of table row t. So a tile of dS' is a
+parallelogram of dS, and the kernel loads it by skewed addresses. Its rows are not aligned for vectors, so elements are
+loaded one by one, and transposed: then neighbours in a warp are neighbours in memory (`relative_logits` has the same
+product).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ....triton_lib.loads import load_rows, wide
 from ....triton_lib.positions import position_of
 from .stored import joined, stored_keys
 
-#: sizes and positions that must not become part of the compiled kernel
+#: sizes and positions to which kernels are not specialised
 SIZES = (
     "N",
     "S",
@@ -52,15 +53,16 @@ def _relative_columns_kernel(
     QUERY_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, SKEWED: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[.., X, WIDTH]: BLOCK_N rows, keys or (SKEWED) rows of a table, of the tiles' product with x, a row a query.
+    """out[.., X, WIDTH]: BLOCK_N rows of the product of the stored tiles with the queries' rows x. A row of out belongs
+    to a key or, if SKEWED, to a table row.
 
-    Summed over the items, batch * heads + head, of the slab that share an output: `items` of them, `per_item` apart.
-    QUERY_BLOCK, KEY_BLOCK: what was stored at a time (KEY_BLOCK 1 if SKEWED). again: 1 if what earlier slabs left there
-    is added to. x, k and the outputs begin with the slab's first entry and head.
+    The product is summed over `items` items (batch * heads + head) of the slab, `per_item` apart, that share an output.
+    QUERY_BLOCK, KEY_BLOCK: the tile that was stored (KEY_BLOCK is 1 if SKEWED). again: 1 if the output of earlier slabs
+    is added. x, k and the outputs begin with the slab's first entry and head.
 
-    dcontent [B, key blocks, H, D] float32 gets the part of these keys in the sum of all queries' content gradients,
-    dposition, of the same shape, minus that: with the sums of the whole gradients, by `_relative_query_kernel`, what is
-    left is the position bias's.
+    dcontent [B, key blocks, H, D] float32 gets these keys' part of the sum of all queries' content gradients, and
+    dposition, of the same shape, its negative. Added to the sums of the whole gradients (`_relative_query_kernel`), it
+    leaves the position bias's gradient.
     """
     SUMS: tl.constexpr = dcontent_ptr is not None or dposition_ptr is not None
     x0 = tl.program_id(0) * BLOCK_N
@@ -107,24 +109,24 @@ def _relative_columns_kernel(
                 held = (j >= low[None, :]) & (j < high[None, :])
             else:
                 j = x[:, None]
-                tile0 = x // KEY_BLOCK * KEY_BLOCK  # neighbours alike: loads are as wide as memory allows
+                tile0 = x // KEY_BLOCK * KEY_BLOCK  # one mask for a whole tile, so that loads are as wide as possible
                 held = (tile0[:, None] >= low[None, :]) & (tile0[:, None] < high[None, :])
             column = j if ring is None else j & ring
             # [BLOCK_N, BLOCK_M]
             tile = tl.load(tile_at + ((row * stride_ds)[None, :] + column), mask=held, other=0.0)
             total = tl.dot(tile, rows, total, input_precision=PRECISION)  # [BLOCK_N, BLOCK]
-            if SUMS:  # the same operand in the same place: another use of the tile would not wait for its copies
+            if SUMS:  # by a product: another use of the tile would not wait for its asynchronous copies
                 ones = tl.full([BLOCK_M, 16], 1.0, tile.dtype)
                 weight = tl.dot(tile, ones, weight, input_precision=PRECISION)  # [BLOCK_N, 16]
         if SUMS:
             sums = ((wide(own_batch) * tl.num_programs(0) + tl.program_id(0)) * H + own_head) * WIDTH
             k_base = k_ptr + wide(own_batch) * stride_kb + wide(second) * stride_kg
             of_keys = tl.sum(weight, 1) * (factor / 16)  # [BLOCK_N]
-            for column0 in range(0, WIDTH + (begin >> 30), 64):  # a few columns at a time: the sums fill the registers
+            for column0 in range(0, WIDTH + (begin >> 30), 64):  # few columns at a time, as the sums fill the registers
                 column = column0 + tl.arange(0, 64)
                 at = k_base + x.to(tl.int64)[:, None] * stride_ks + column[None, :]
                 keys = tl.load(at, mask=(x < X)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)
-                # a key that nobody sees may be NaN
+                # a key that no query sees may be NaN
                 part = tl.sum(tl.where(of_keys[:, None] != 0.0, of_keys[:, None] * keys, 0.0), 0)  # [64]
                 inside, earlier = column < WIDTH, column < WIDTH * tl.minimum(first_block, 1)
                 if dcontent_ptr is not None:

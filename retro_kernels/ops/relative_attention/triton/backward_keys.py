@@ -1,4 +1,4 @@
-"""Backward of relative attention for keys and values, without relative keys: one program owns a block of them and walks
+"""Backward of relative attention for keys and values, without relative keys. One program owns a block of keys and walks
 over the queries that see it.
 """
 
@@ -32,7 +32,7 @@ def _relative_keys_kernel(
     groups = H // HEADS_PER_GROUP
     group = tl.program_id(0) % groups
     group64 = group.to(tl.int64)
-    j0 = tl.program_id(0) // groups * BLOCK_N  # early blocks, which the most queries see if causal, go first
+    j0 = tl.program_id(0) // groups * BLOCK_N  # if causal, the most queries see the first blocks, so they start first
     batch = tl.program_id(1).to(tl.int64)
     j = j0 + tl.arange(0, BLOCK_N)
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
@@ -49,7 +49,7 @@ def _relative_keys_kernel(
         begin = tl.maximum(begin, j0 + causal_gap - offset)
     if WINDOW == "sliding":
         end = tl.minimum(end, j0 + BLOCK_N - 1 + window - offset)
-    if WINDOW == "blocks":  # in 64 bits: two blocks may be longer than any position
+    if WINDOW == "blocks":  # in 64 bits, because two blocks may exceed 32
         last_block = (j0 + BLOCK_N - 1).to(tl.int64) // window + 1
         end = tl.minimum(end, (last_block + 1) * window - offset).to(tl.int32)
     if mask_ptr is not None:
@@ -75,7 +75,7 @@ def _relative_keys_kernel(
             )
             zero = start >> 30  # N is far below 2**30
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
-            logits = rows_product(  # [BLOCK_M, BLOCK_N], made transposed, as do and q meet it below
+            logits = rows_product(  # [BLOCK_M, BLOCK_N], transposed like its products with do and q below
                 q, q_from, None, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
             )
             dp = rows_product(  # [BLOCK_M, BLOCK_N]
@@ -106,8 +106,7 @@ def _relative_keys_kernel(
             dk += tl.dot(tl.trans(ds.to(q.dtype)), q, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
 
     column = tl.arange(0, BLOCK_D)
-    # places anew, past an addition of 0 that the compiler can't see
-    # through: else they occupy registers throughout the loops
+    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops
     pid = tl.program_id(0) + tl.minimum(groups, 0)
     group = pid % groups
     j = pid // groups * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -1,11 +1,10 @@
-"""Backward of relative attention along the queries; the keys and the table have kernels of their own.
+"""Backward of relative attention along the queries; keys and table have their own kernels.
 
-With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. Nothing
-is added
-atomically: each program owns what it writes, and sums over query blocks (the biases) are stored apart and added
-afterwards.
+With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta), dq = scale * dS k, and so on. There
+are no atomics: each program owns the elements it writes, and sums over query blocks (the biases) are stored apart and
+added afterwards.
 
-Tiles are flat, few queries by many keys, so that all accumulators fit the registers; products are made transposed,
+Tiles are flat, few queries by many keys, so that all accumulators fit the registers. Products are computed transposed,
 because a warp group multiplies 64 rows at a time.
 """
 
@@ -52,8 +51,8 @@ def _walk_gradient(
     """dq [BLOCK_D, BLOCK_M] and drq [BLOCK_E, BLOCK_M] after the keys [begin, end), both transposed and without the
     factor `scale`.
 
-    A block of the band is complete after two tiles, the one whose lower block it is and the next, whose upper block it
-    is: `held` is the gradient that waits for its other half.
+    A block of the band gets gradients from two tiles: first it is the lower block of one, then the upper block of the
+    next. `held` keeps the gradient of the first.
     """
     WALK: tl.constexpr = POSITION and E > 1
     upper, held = 0.0, 0.0
@@ -157,17 +156,17 @@ def _relative_query_kernel(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], or added to dq where the relative query is the query.
+    """dq [B,N,H,D] of one query block and head; drq [B,N,H,E], which is added to dq if the relative query is the query.
 
     dcontent [B, blocks, H, D] and dposition [B, blocks, H, E] float32 get the sums over the block's queries, dtotal
-    that of both together.
+    the sum of both.
 
-    One launch serves the slab of `heads` heads, as many batch entries and as many query blocks as its grid has. ds gets
-    the gradient of the slab's logits and p its probabilities (`stored.py`), span how many keys before and behind those
-    that a block of queries went through.
+    One launch serves a slab: `heads` heads, and the batch entries and query blocks of its grid. ds gets the gradient of
+    the slab's logits and p its probabilities (`stored.py`). span gets the number of keys before the first and after the
+    last that a block of queries walks over.
     """
     FLAT: tl.constexpr = BLOCK_M < TALL or PRECISION == "tf32x3" or rel_ptr is None
-    # nobody wants the two parts of the query's gradient, nor their sums
+    # whether the two parts of the query's gradient, or their sums, are needed
     APART: tl.constexpr = drq_ptr is not None or dcontent_ptr is not None or dposition_ptr is not None
     MERGED: tl.constexpr = not FLAT and E > 1 and not APART
     head = first_head + tl.program_id(0) % heads
@@ -181,7 +180,7 @@ def _relative_query_kernel(
     row_mask = i < N
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
-    last_key = tl.where(row_mask, last_key, -1)  # of a row past the end nothing may count, its logits may be NaN
+    last_key = tl.where(row_mask, last_key, -1)  # a row past the end sees no key, because its logits may be NaN
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
     position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
     mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
@@ -263,7 +262,7 @@ def _relative_query_kernel(
     if FLAT:
         dq, drq = tl.trans(dq), tl.trans(drq)
     column, wide = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_E)
-    # places anew, past an addition of 0 that the compiler can't see through: else they take registers in the loops
+    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops
     pid = tl.program_id(0) + tl.minimum(H, 0)
     head = first_head + pid % heads
     block = first_block + tl.num_programs(0) // heads - 1 - pid // heads
@@ -271,7 +270,7 @@ def _relative_query_kernel(
     i = block * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = i < N
     lse2, _ = load_statistics(lse_ptr + (batch * H + head) * N, delta_ptr, i, row_mask)
-    some = lse2 != float("inf")  # else 0 times keys that are not seen, which may be NaN
+    some = lse2 != float("inf")  # where a query sees nothing, dq is 0 times keys that may be NaN
     dq = tl.where(some[:, None], dq, 0.0) * scale
     if not MERGED:
         drq = tl.where(some[:, None], drq, 0.0) * scale

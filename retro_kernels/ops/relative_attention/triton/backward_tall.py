@@ -1,9 +1,9 @@
 """The walk of `backward_query` for blocks of 64 queries and more, of half types: products of whole warp groups.
 
-Queries stand along the rows of every product, so what belongs to a query (its lse, delta, first and last key) takes two
-registers a thread and not a column each. Both blocks of the band are multiplied anew for every tile, forward and
-backward: tensor cores have time to spare, and carrying the upper block and the half-finished gradient from tile to tile
-takes 48 registers that these tiles have not.
+Queries are along the rows of every product, so a query's lse, delta, first and last key take two registers a thread,
+and not a column each. Both blocks of the band are multiplied again for every tile, for logits and for gradients. Tensor
+cores have time for it, while keeping the upper block and its partial gradient would take 48 registers, which these
+tiles lack.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def walk_tall(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dq [BLOCK_M, BLOCK_D] and drq [BLOCK_M, BLOCK_E] after the keys [begin, end), without the factor `scale`; MERGED:
-    dq has the sum of both.
+    """dq [BLOCK_M, BLOCK_D] and drq [BLOCK_M, BLOCK_E] after the keys [begin, end), without the factor `scale`. MERGED:
+    dq is the sum of both.
     """
     BAND: tl.constexpr = POSITION and E > 1
     BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # of the band
@@ -89,7 +89,7 @@ def walk_tall(
             # [BLOCK_M, BLOCK_N]
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[:, None]
-        # last: rows of the table would be loaded again behind them
+        # at the end: after a store, Triton would load the table's rows again
         if p_ptr is not None:
             store_tile(p_ptr, item, kept, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         if ds_ptr is not None:

@@ -1,4 +1,4 @@
-"""The biases added to copies of the query, both in one launch."""
+"""Addition of both biases to copies of the query, in one launch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _add(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of one head's rows, with its bias, into out [B,N,H,WIDTH], contiguous."""
+    """Store a block of one head's rows plus its bias into the contiguous out [B,N,H,WIDTH]."""
     x = load_rows(x_ptr + batch * stride_b + head * stride_h, i.to(tl.int64), row_mask, stride_n, WIDTH, BLOCK)
     x = add_bias(x, bias_ptr + head * stride_bias, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
     column = tl.arange(0, BLOCK)
@@ -63,7 +63,7 @@ def _relative_biases_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
 ):
-    """One (query block, head) and batch: query = q + content bias, rel_query = rq + position bias, where there are."""
+    """One (query block, head) and batch: query = q + content bias, rel_query = rq + position bias, where given."""
     head, batch = (tl.program_id(0) % H).to(tl.int64), tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) // H * BLOCK_M + tl.arange(0, BLOCK_M)
     if content_ptr is not None:
@@ -105,12 +105,12 @@ def _relative_biases_kernel(
 
 
 def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, list[Launch]]:
-    """The call with its biases added to copies of the query, one for the content and one for the position logits, and
-    the launch that fills them.
+    """Return the call with its biases added to copies of the query, one for content and one for position logits, and
+    the launch that fills the copies.
 
-    A query that is computed stays in registers as the operand of the product (32 a thread at D = 128, twice), and the
-    kernels spill; a query that is loaded is read from shared memory. Two copies of the query are little beside the keys
-    that each block reads. Decoding, N <= few, adds the biases in the kernel and saves a launch.
+    A query that a kernel computes is an operand in registers (32 a thread at D = 128, twice), and the kernel spills; a
+    query that it loads is an operand in shared memory. The copies are small compared with the keys that each block
+    reads. For N <= few (decoding) the kernel adds the biases, which saves a launch.
     """
     query, rel_query, content = call.query, call.rel_query, call.content_bias
     position = None if call.rel_key is None else call.position_bias

@@ -1,4 +1,4 @@
-"""Forward kernel of relative attention: flash attention whose logits also take a walk along the relative keys."""
+"""Forward kernel of relative attention: flash attention whose walk over the keys also walks along the relative keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tile import (
     whole_tiles,
 )
 
-#: sizes and positions that must not become part of the compiled kernel, not even whether they divide by 16
+#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 SIZES = (
     "N",
     "S",
@@ -50,9 +50,8 @@ def _walk_keys(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, EDGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Running maximum (base 2), sum and weighted values of a block of queries, after the keys [begin, end).
-
-    Not EDGES: every query sees all of them.
+    """Running maximum (base 2), sum and weighted values of a block of queries after the keys [begin, end). Without
+    EDGES every query sees all of them.
     """
     WALK: tl.constexpr = POSITION and E > 1
     upper, uppermost = 0.0, 0.0
@@ -90,7 +89,7 @@ def _walk_keys(
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
-        if WALK:  # before the content product: their registers need not live together
+        if WALK:  # before the content product, so that the registers of the two are not live together
             base = start + shift - j0 - (BLOCK_N - 1)
             lower = table_product(  # [BLOCK_M, BLOCK_N]
                 rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION
@@ -98,7 +97,7 @@ def _walk_keys(
             # [BLOCK_M, BLOCK_N]; j0 >> 30 is 0: S is far below 2**30
             position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)
             if BLOCK_M > BLOCK_N:
-                # a bare copy would be carried over two rounds, and such loops are not pipelined
+                # a plain copy would be carried over two rounds, and Triton does not pipeline such loops
                 uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
@@ -137,11 +136,11 @@ def _relative_forward_kernel(
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BOUNDED: tl.constexpr, SPLIT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One (query block, head), batch and split of the keys: out
-    [split, B, N, H, D] and lse [split, B, H, N], both contiguous.
+    """One (query block, head), batch and split of the keys: out [split, B, N, H, D] and lse [split, B, H, N], both
+    contiguous.
     """
-    # heads vary fastest, so programs that run together share keys;
-    # late blocks, which see the most keys if causal, go first
+    # heads vary fastest, so programs that run together share keys; if causal, the last blocks see the most keys, so
+    # they start first
     head = tl.program_id(0) % H
     start = (blocks - 1 - tl.program_id(0) // H) * BLOCK_M
     batch, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -185,7 +184,7 @@ def _relative_forward_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    # keys that the table reaches, keys before those, keys after; SPLIT: keys that all queries see, then the edge
+    # parts: keys that the table reaches, keys before, keys after; SPLIT: keys that all queries see, then the others
     whole = tl.maximum(begin, tl.minimum(tl.min(last_key, 0) + 1, end) // BLOCK_N * BLOCK_N)
     for part in tl.static_range(3 if BOUNDED else 2 if SPLIT else 1):
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)

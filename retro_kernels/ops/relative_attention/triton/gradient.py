@@ -1,4 +1,4 @@
-"""Shared by the kernels of the backward pass: delta, and the gradient of one tile's logits.
+"""Functions of the backward kernels: delta, and the gradient of one tile's logits.
 
 With delta = rowsum(dO * O) - dlse:  P = exp(logits - lse), dS = P * (dP - delta).
 """
@@ -35,7 +35,7 @@ def _relative_delta_kernel(
     BLOCK_M: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """delta [B,H,N] of BLOCK_M queries; 0 where a query sees nothing."""
+    """delta [B,H,N] of BLOCK_M queries; 0 for a query that sees nothing."""
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     head64 = head.to(tl.int64)
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -48,7 +48,7 @@ def _relative_delta_kernel(
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
     out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
     zero = tl.program_id(0) >> 30
-    # [BLOCK_M], in the order of dP's
+    # [BLOCK_M], summed in the order of dP
     delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
     if dlse_ptr is not None:
         delta -= tl.load(
@@ -75,10 +75,10 @@ def tile_gradient(
     head,
     batch,
 ):
-    """(probabilities that met the values, gradient of the scaled
-    logits) of one tile. key_index, query_index broadcast together.
+    """(probabilities that the values were multiplied by, gradient of the scaled logits) of one tile. key_index and
+    query_index broadcast together.
     """
     p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
     kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
-    # 0 * NaN would be NaN: what an invisible key holds must not matter
+    # an invisible key may be NaN, and 0 * NaN is NaN
     return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)

@@ -1,6 +1,4 @@
-"""Host side of relative attention: which launches serve a call, as
-values. Nothing here runs or waits for the device.
-"""
+"""Host side of relative attention: the launches of a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided
 from ....triton_lib import attention
-from ....triton_lib.launch import Launch, power_of_two, settled, strides
+from ....triton_lib.launch import Launch, of_tile, power_of_two, settled, strides
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
@@ -27,18 +25,12 @@ from .gradient import _relative_delta_kernel
 from .tile import NO_WINDOW, TALL
 
 OP = "relative_attention"
-_WAVES = 2  # programs per multiprocessor that splitting the keys, or the items of a table, aims at
+_WAVES = 2  # programs per multiprocessor that the keys, or the items of a table, are split into
 _DELTA_ROWS, _DELTA_WARPS = 32, 4
 
 
-def launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
-    """The launch with those of `arguments` that the kernel takes."""
-    taken = {name: arguments[name] for name in kernel.arg_names}
-    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
-
-
 def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: bool = False) -> configs.Tile:
-    """The committed tile of `<kernel>_<rel|plain>`; apart: content and position part of a gradient are kept apart."""
+    """Return the committed tile of `<kernel>_<rel|plain>`. apart: content and position gradients are separate sums."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
     sizes = call.query.element_size(), power_of_two(width), call.query.shape[1], call.key.shape[1]
@@ -48,7 +40,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
     tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
     if call.rel_key is None:
         return tile
-    # a walk keeps at most two upper blocks of the band forward, one backward; tall tiles of the backward keep none
+    # upper blocks of the band that a walk keeps: at most two in the forward pass, one backward, none in tall tiles
     least = tile.block_m // 2 if kernel.startswith("forward") else tile.block_m if tile.block_m < TALL.value else 16
     return dataclasses.replace(tile, block_n=max(tile.block_n, least, 16))
 
@@ -56,7 +48,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
 def options(call: RelativeAttention) -> tuple[str, ...]:
     """Return the features of a call that cost a tile registers, for `configs.choose`."""
     windowed = call.window is not None or call.window_block is not None
-    edges = windowed and not call.causal  # two comparisons an element more, and so as dear as a mask
+    edges = windowed and not call.causal  # two more comparisons for each element, which cost as much as a mask
     flags = {
         "dropout": call.dropout_p > 0,
         "edges": edges,
@@ -68,10 +60,10 @@ def options(call: RelativeAttention) -> tuple[str, ...]:
 
 
 def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> bool:
-    """Whether the query's gradient is one sum, its content and position parts together, of which the biases want the
-    two: then the keys' product sums up the content part, and the rest is the position part.
+    """Whether the query kernel sums the content and position gradients in one accumulator although the biases need them
+    apart. The keys' product then sums the content part, and the difference is the position part.
 
-    Tall tiles that store probabilities have registers for one accumulator.
+    Tall tiles that store probabilities have registers for one accumulator only.
     """
     if not (need["content_bias"] or need["position_bias"]) or not (need["key"] or need["value"]):
         return False
@@ -82,7 +74,7 @@ def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> boo
 
 
 def bounded(call: RelativeAttention) -> bool:
-    """Whether some visible pair may lie outside the table: then tiles that miss it are walked without it."""
+    """Whether a visible pair may be outside the table: then tiles outside it are walked without position logits."""
     if call.rel_key is None:
         return False
     if call.batch_offset is not None:
@@ -107,7 +99,7 @@ def may_see_nothing(call: RelativeAttention) -> bool:
     if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
         return True
     n, s, window, block = call.query.shape[1], call.key.shape[1], call.window, call.window_block
-    # the first query sees keys before the first, the last after the last
+    # early: the first query sees only keys before the first; late: the last query sees only keys after the last
     early = call.causal and call.query_offset < call.causal_gap
     late = window is not None and (call.query_offset + n - s >= window or (call.causal and call.causal_gap >= window))
     if block is not None:
@@ -116,7 +108,7 @@ def may_see_nothing(call: RelativeAttention) -> bool:
 
 
 def inputs(call: RelativeAttention) -> dict:
-    """Arguments that kernels take: tensors, their strides, sizes and options."""
+    """Return the arguments of all kernels: tensors, their strides, sizes and options."""
     rel_query = None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
@@ -145,7 +137,7 @@ def constants(call: RelativeAttention, tile: configs.Tile) -> dict:
 
 
 def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
-    """(keys per split, splits): one split unless the queries alone leave most of the machine idle, as in decoding."""
+    """Return (keys per split, splits): one split unless the queries leave most of the device idle, as in decoding."""
     want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
     key_blocks = -(-call.key.shape[1] // tile.block_n)
     per_split = -(-key_blocks // min(key_blocks, want)) * tile.block_n
@@ -153,9 +145,10 @@ def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: T
 
 
 def split_edges(call: RelativeAttention, target: Target) -> bool:
-    """Whether the forward goes through the keys that all queries of a block see first, without masks.
+    """Whether the forward pass first walks, without masks, over the keys that all queries of a block see.
 
-    Two loops take more registers than one: tiles of half types have them, with positions those of rows of 64 on sm_90.
+    Two loops take more registers than one. Tiles of half types have enough of them; with positions only tiles of rows
+    up to 64 on sm_90.
     """
     if not call.causal or call.dropout_p > 0 or "masked" in options(call) or "window" in options(call) or bounded(call):
         return False
@@ -165,7 +158,7 @@ def split_edges(call: RelativeAttention, target: Target) -> bool:
 
 
 def forward(call: RelativeAttention, target: Target) -> Plan:
-    """out and lse, and the launches that fill them."""
+    """Plan out and lse."""
     b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target)
     blocks = -(-n // tile.block_m)
@@ -176,12 +169,12 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     with_biases, first = biased(call)
     arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
     arguments["SPLIT"] = split_edges(call, target)
-    main = launch(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
+    main = of_tile(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
     return Plan([*first, main, *merge], (out, lse))
 
 
 def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Launches and the final sums of the gradients `needs`, in the order of DIFFERENTIABLE."""
+    """Plan the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     b, n, h, d = call.query.shape
@@ -208,7 +201,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         "BLOCK_M": rows.block_m,
         "PRECISION": choose_tile(call, "query", target).precision,
     }
-    launches.append(launch(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows))
+    launches.append(of_tile(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows))
     input_grads = {}
     if call.rel_key is not None:
         launches += _stored_launches(call, shared, need, input_grads, target)
@@ -227,19 +220,19 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
 
 
 def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
-    """Without relative keys: the gradients of keys and values, of logits made anew."""
+    """Return the launch of the gradients of keys and values without relative keys, which recomputes the logits."""
     b, s, groups, _ = call.key.shape
     tile = choose_tile(call, "keys", target)
     for name in ("key", "value"):
         input_grads[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
     own = {"dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"], **constants(call, tile)}
-    return launch(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), {**shared, **own}, tile)
+    return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), {**shared, **own}, tile)
 
 
 def _query_arguments(
     call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
 ) -> tuple[dict, configs.Tile]:
-    """Arguments of the query kernel for the whole call, and its tile."""
+    """Return the arguments of the query kernel for the whole call, and its tile. whole: as `joint`."""
     b, n, h, d = call.query.shape
     e = 0 if call.rel_key is None else call.rel_key.shape[-1]
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
@@ -273,15 +266,14 @@ def _query_arguments(
 
 def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
     grid = part.blocks * part.heads, part.batches
-    return launch(_relative_query_kernel, grid, {**arguments, **part.arguments()}, tile)
+    return of_tile(_relative_query_kernel, grid, {**arguments, **part.arguments()}, tile)
 
 
 def _stored_launches(
     call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target
 ) -> list[Launch]:
-    """With relative keys, slab by slab: the query kernel, which stores dS and P, and their products.
-
-    A slab adds to the gradients of keys, values and table that earlier slabs left.
+    """Return the launches with relative keys: for each slab the query kernel, which stores dS and P, and the products
+    with them, which add to the gradients of keys, values and table that earlier slabs have written.
     """
     b, _, h, _ = call.query.shape
     whole = joint(call, need, target)
@@ -312,7 +304,7 @@ def _stored_launches(
 def _columns(
     call: RelativeAttention, part: stored.Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
 ) -> Launch:
-    """The product of a slab's stored tiles with x [B,N,H,WIDTH]."""
+    """Return the launch of the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
     own = {
         "x_ptr": x[part.first_batch :, :, part.first_head :],
         **strides(x, "x", "bnh"),
@@ -323,7 +315,7 @@ def _columns(
         "heads": part.heads,
         "count": part.blocks,
     }
-    return launch(_relative_columns_kernel, grid, {**arguments, **constants(call, tile), **own}, tile)
+    return of_tile(_relative_columns_kernel, grid, {**arguments, **constants(call, tile), **own}, tile)
 
 
 def _keys_products(
@@ -335,11 +327,11 @@ def _keys_products(
     target: Target,
     whole: bool = False,
 ) -> list[Launch]:
-    """The gradient of keys or values, one launch a slab; whole: of keys, with the biases' sums."""
+    """Return the launches of the gradient of keys or values, one for each slab. whole: of keys and the biases' sums."""
     (b, s, groups, _), (_, n, h, _) = call.key.shape, call.query.shape
     tile, per_group = choose_tile(call, "keys", target), h // groups
     blocks = -(-s // tile.block_n)
-    # a slab of some of the heads or queries that share a key leaves a part of its gradient
+    # a slab with only some of the heads or queries that share a key writes a part of its gradient
     partial = parts[0].blocks * arguments["QUERY_BLOCK"] < n or parts[0].heads % per_group > 0
     dtype = torch.float32 if partial else call.key.dtype
     out = input_grads[name] = torch.empty(call.key.shape, dtype=dtype, device=call.key.device)
@@ -377,7 +369,7 @@ def _keys_products(
 def _table_products(
     call: RelativeAttention, parts: list[stored.Slab], arguments: dict, input_grads: dict, target: Target
 ) -> list[Launch]:
-    """The table's gradient, one launch a slab."""
+    """Return the launches of the table's gradient, one for each slab."""
     tables, rows, e = call.rel_key.shape
     tile, apart = choose_tile(call, "table", target), tables > 1
     blocks = -(-rows // tile.block_n)
@@ -411,5 +403,5 @@ def _table_products(
 
 
 def _strides(out: torch.Tensor, batch: int, group: int, row: int) -> dict[str, int]:
-    """Strides of a launch's output by the grid's second and third dimension, and between its rows."""
+    """Return the strides of a launch's output along the grid's second and third dimension, and between rows."""
     return {"stride_first": out.stride(batch), "stride_second": out.stride(group), "stride_out": out.stride(row)}

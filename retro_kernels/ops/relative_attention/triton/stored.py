@@ -1,8 +1,8 @@
-"""Probabilities P and the logits' gradient dS, kept by the query kernel for the products with them: how much at a time,
-and where a tile lies.
+"""Storage of the probabilities P and of the logits' gradient dS, which the query kernel writes for the products with
+them.
 
-Slabs of heads, then of batch entries, then of query blocks, each as large as `STORED_BYTES` allow: what one slab has
-left of a gradient the next adds to, so the order of the sum is that of the slabs.
+A slab is a part of the call whose tiles fit in `STORED_BYTES`: some heads, batch entries and query blocks. Each slab
+adds to the gradients of the slabs before, so the order of the sums is that of the slabs.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import triton.language as tl
 from ..call import RelativeAttention
 from .tile import row_limits
 
-#: Bound in bytes of what a slab stores. A single block of queries of one head may take more. A smaller bound makes more
-#: launches. A plan that was made keeps its slabs.
+#: Bound in bytes of a slab's tiles. A single block of queries of one head may take more. A smaller bound makes more
+#: launches. Existing plans keep their slabs.
 STORED_BYTES = 512 << 20
-#: parameters of the kernels that say which slab a launch serves
+#: parameters of the kernels that name a launch's slab
 SLAB = ("first_batch", "first_block", "first_head", "heads", "ring")
 _MOST_ELEMENTS = 2**31  # of one head: offsets within it are 32 bits
 
 
 @dataclasses.dataclass(frozen=True)
 class Slab:
-    """Batch entries, query blocks and heads that two launches serve, `first` ones and how many."""
+    """First and number of the batch entries, query blocks and heads that the launches of a slab serve."""
 
     first_batch: int
     batches: int
@@ -41,14 +41,14 @@ class Slab:
         return {name: getattr(self, name) for name in names}
 
     def again(self, apart: bool) -> bool:
-        """Whether an earlier slab had heads of the same table. apart: each head has a table of its own."""
+        """Whether an earlier slab had heads of the same table. apart: each head has its own table."""
         return bool(self.first_batch or self.first_block or (self.first_head and not apart))
 
 
 def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int | None]:
-    """(columns, ring): key j stands in column j & ring, or j.
+    """Return (columns, ring): key j is stored in column j & ring, or j if ring is None.
 
-    Where a window ends what a block of queries sees, columns are used in turn.
+    With a window, a block of queries sees few keys, and columns are reused in turn.
     """
     keys = -(-call.key.shape[1] // block_n) * block_n
     seen = call.window or 2 * (call.window_block or 0)
@@ -62,7 +62,7 @@ def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int
 def slabs(call: RelativeAttention, columns: int, block_m: int, tensors: int) -> Iterator[Slab]:
     """Yield the slabs of a call in the order in which they are summed; the first is the largest.
 
-    tensors: how many store one. A slab has whole groups of heads, or equal parts of one.
+    tensors: number of stored tensors. A slab has whole groups of heads, or an equal part of one group.
     """
     b, n, h, _ = call.query.shape
     blocks = -(-n // block_m)
@@ -88,8 +88,8 @@ def slabs(call: RelativeAttention, columns: int, block_m: int, tensors: int) -> 
 
 @triton.jit
 def store_tile(slab_ptr, item, tile, j0, stride_tile, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """A tile [BLOCK_M, BLOCK_N] into the rows of its query block, column j modulo the slab's width."""
-    # made here: else it takes registers throughout the loop
+    """Store a tile [BLOCK_M, BLOCK_N] in the rows of its query block, at column j modulo the slab's width."""
+    # the address depends on j0, so that it takes no registers throughout the loop
     at = slab_ptr + (tl.full([], 0, tl.int64) + item + (j0 >> 30)) * BLOCK_M * stride_tile
     row = (j0 >> 30) + tl.arange(0, BLOCK_M)
     column = (j0 if ring is None else tl.multiple_of(j0 & ring, BLOCK_N)) + tl.arange(0, BLOCK_N)
@@ -111,7 +111,7 @@ def stored_keys(
     CAUSAL: tl.constexpr,
     WINDOW: tl.constexpr,
 ):
-    """[low, high) of the keys that were stored for each query, in whole tiles; row: the query within the slab."""
+    """[low, high) of the keys that are stored for each query, in whole tiles. row: index of the query in the slab."""
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
     if span_at is not None:
         block = row // QUERY_BLOCK
@@ -139,11 +139,10 @@ def joined(
     WINDOW: tl.constexpr,
     BLOCK: tl.constexpr = 128,
 ):
-    """[first, last) of the slab's query blocks that see one of BLOCK_N keys from `nearest` on; SKEWED: from nearest + i
-    of each query on.
+    """[first, last) of the slab's query blocks that see one of the BLOCK_N keys from `nearest` on; SKEWED: the keys of
+    query i begin at nearest + i.
 
-    start: the slab's first query. Keys or displacements that no query sees, longer than the window or every document,
-    cost this search alone.
+    start: the slab's first query. For keys or displacements that no query sees the range is empty.
     """
     first, last = count, 0
     for begin in range(0, count, BLOCK):

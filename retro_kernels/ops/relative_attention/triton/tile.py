@@ -1,7 +1,7 @@
-"""Shared by the kernels of relative attention: the keys that a query block sees, and position logits along a row of
+"""Functions of the kernels of relative attention: the keys that a query block sees, and position logits along a row of
 tiles.
 
-Query i and key j are displaced by d = i + offset - j and meet table row t = d - rel_start. Three things bound what is
+Query i and key j have displacement d = i + offset - j and table row t = d - rel_start. Three conditions make a key
 visible:
 
     first_key(i) <= j <= last_key(i)     the window, the causal gap, and the number of keys, as two integers a row
@@ -9,8 +9,8 @@ visible:
     query_segment[i] == key_segment[j]   packed documents
 
 Along a row of tiles (fixed queries, keys ascending by BLOCK_N) the band of table rows moves down by BLOCK_N. The upper
-block of one tile's band is the lower block of the tile before (see `triton_lib.position_logits`), so the walk keeps its
-product. Each tile takes one product with BLOCK_N new table rows, no more than its content logits cost.
+block of a tile's band is the lower block of the tile before (see `triton_lib.position_logits`), so the walk keeps that
+block's product. Each tile takes one product with BLOCK_N new table rows, which costs as much as its content logits.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import triton.language as tl
 
 from ....triton_lib.position_logits import band_block, reverse_skew
 
-#: sizes and positions that must not become part of a compiled kernel
+#: sizes and positions to which kernels are not specialised
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
-NO_WINDOW = tl.constexpr(1 << 30)  # keys: a window that no call reaches
-# Queries that a warp group multiplies at a time. The backward makes products of fewer transposed: keys along the rows.
-# With this many or more, queries stand along the rows, where the values of each (lse, delta, first and last key) take
-# two registers a thread and not a column each.
+NO_WINDOW = tl.constexpr(1 << 30)  # keys: longer than any call
+# Queries that a warp group multiplies at a time. With fewer, the backward pass computes products transposed, with keys
+# along the rows. With this many or more, queries are along the rows: a query's lse, delta, first and last key then take
+# two registers a thread, and not a column each.
 TALL = tl.constexpr(64)
 
 
 @triton.jit
 def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: tl.constexpr):
-    """(first_key, last_key) of each query, int32 [BLOCK_M]; none visible where the first is past the last.
+    """(first_key, last_key) of each query, int32 [BLOCK_M]; no key is visible if the first is past the last.
 
     WINDOW: "none", "sliding" (the last `window` positions) or "blocks" (the block of `window` positions and the one
     before it).
@@ -42,7 +42,7 @@ def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: t
     first = tl.zeros_like(i)
     if WINDOW == "sliding":
         first = tl.maximum(first, i + offset - window + 1)
-    if WINDOW == "blocks":  # a position below 0 sees every key from the first on, however its division rounds
+    if WINDOW == "blocks":  # at a position below 0 the maximum is 0, whether the division rounds down or to 0
         first = tl.maximum(first, ((i + offset) // window - 1) * window)
     return first, last
 
@@ -51,12 +51,11 @@ def row_limits(i, S, offset, causal_gap, window, CAUSAL: tl.constexpr, WINDOW: t
 def narrow(
     low, high, segment_ptr, stride_segment, mask_ptr, stride_mask, smallest, largest, BLOCK: tl.constexpr = 2048
 ):
-    """The part of [low, high) from the first to the last index that
-    is unmasked and whose segment is in [smallest, largest].
+    """The part of [low, high) from the first to the last unmasked index with a segment in [smallest, largest].
 
-    BLOCK: of a packed row the whole length is looked through, and each step waits for its loads.
+    BLOCK: indices that a step loads. It is large, because the whole row is searched and each step waits for its loads.
     """
-    # a split of the keys that the window or the gap hides comes in inverted, and goes out empty
+    # if the window or the gap hides the range, low is past high: the result is then empty
     high = tl.maximum(low, high)
     first, last = high, low
     for start in range(low, high, BLOCK):
@@ -74,9 +73,8 @@ def narrow(
 
 @triton.jit
 def whole_tiles(begin, end, BLOCK: tl.constexpr):
-    """[begin, end) widened to begin with a tile.
-
-    An empty range stays empty. The tile it lies in may belong to another split, or stand past the last key.
+    """[begin, end) extended to the begin of a tile. An empty range stays empty, because its tile may belong to another
+    split or be past the last key.
     """
     start = begin // BLOCK * BLOCK
     return start, tl.where(begin < end, end, start)
@@ -84,7 +82,7 @@ def whole_tiles(begin, end, BLOCK: tl.constexpr):
 
 @triton.jit
 def load_segments(segment_ptr, index, inside, start, stride):
-    """(segments, smallest, largest) of a block; an index not inside gets the first one's, so it widens nothing."""
+    """(segments, smallest, largest) of a block. An index outside gets the first segment, which changes no bound."""
     first = tl.load(segment_ptr + start * stride)
     segments = tl.where(inside, tl.load(segment_ptr + index * stride, mask=inside, other=0), first)
     return segments, tl.min(segments, 0), tl.max(segments, 0)
@@ -103,7 +101,7 @@ def seen_keys(j, S, mask_ptr, stride_mask):
 def visible_pairs(
     j, seen, first_key, last_key, query_segment, segment_ptr, S, stride_segment, MASKED: tl.constexpr = True
 ):
-    """bool [BLOCK_M, BLOCK_N]. Not MASKED: all keys up to last_key are seen."""
+    """bool [BLOCK_M, BLOCK_N]. Without MASKED all keys up to last_key are in `seen`."""
     visible = (j[None, :] <= last_key[:, None]) & (j[None, :] >= first_key[:, None])
     if MASKED:
         visible = visible & seen[None, :]
@@ -115,10 +113,8 @@ def visible_pairs(
 
 @triton.jit
 def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr):
-    """Return the start and the stop of the tiles that reach [low, high), among the tiles begin, begin + BLOCK, ... <
-    end.
-
-    A tile at x reaches the table where low <= x < high. Tiles before and after add no position logits.
+    """The range of the tiles begin, begin + BLOCK, ... < end that the table reaches: those at low <= x < high. Tiles
+    before and after have no position logits.
     """
     start, stop = begin, end
     if BOUNDED:
@@ -129,7 +125,7 @@ def table_span(begin, end, low, high, BLOCK: tl.constexpr, BOUNDED: tl.constexpr
 
 @triton.jit
 def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, stride_t):
-    """float32 [BLOCK_M, BLOCK_N] for E = 1: a table of numbers, looked up at t [BLOCK_M, BLOCK_N] and multiplied."""
+    """float32 [BLOCK_M, BLOCK_N] position logits for E = 1: the table's numbers at t [BLOCK_M, BLOCK_N] times rq."""
     rq = tl.load(rq_ptr + i.to(tl.int64) * stride_rq, mask=row_mask, other=0.0)
     if bias_ptr is not None:
         rq = (rq.to(tl.float32) + tl.load(bias_ptr).to(tl.float32)).to(rq.dtype)
@@ -140,8 +136,8 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, 
 
 @triton.jit
 def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Position logits of a tile from the blocks of its band; BLOCK_M
-    at most 2 * BLOCK_N, and one upper block if at most BLOCK_N.
+    """Position logits of a tile from the blocks of its band. BLOCK_M is at most 2 * BLOCK_N; `uppermost` is used only
+    where it exceeds BLOCK_N.
     """
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.where(block_of == 0, lower, upper)

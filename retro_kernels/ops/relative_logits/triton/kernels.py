@@ -1,14 +1,12 @@
-"""Kernels of the position logits alone. Here the skew costs nothing: it is in the addresses.
+"""Kernels of the position logits alone. The skew is in the addresses and costs nothing.
 
-Query i and table row t meet key j = i + shift - t (shift = query_offset - rel_start). A product of BLOCK_M queries with
-BLOCK_N table rows is
-therefore a parallelogram of the logits: each row of it is contiguous in memory, so a tile is stored to, and its
-gradient loaded from, addresses that move by one column a row. Every product serves exactly one logit, and the band is
-never anywhere.
+Query i and table row t give the logit of key j = i + shift - t (shift = query_offset - rel_start). So the product of
+BLOCK_M queries with BLOCK_N table rows is a parallelogram of the logits. Each of its rows is contiguous in memory: a
+tile is stored to, and its gradient loaded from, addresses that move by one column from row to row. Every product is
+exactly one logit, and no band is ever stored.
 
-No row begins where a vector may, so gradients are loaded one by one. They are loaded transposed: a tile that is as wide
-as the table's rows and lies like them would be given their layout, 8 columns a thread, and each load would take 17
-sectors where 3 hold it.
+Rows are not aligned for vectors, so gradients are loaded one by one. They are loaded transposed: a tile in the order of
+the table's rows would get their layout, 8 columns a thread, and each load would touch 17 sectors instead of 3.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import add_bias, load_rows, wide
 
-#: sizes and positions that must not become part of the compiled kernel
+#: sizes and positions to which kernels are not specialised
 SIZES = ("N", "S", "T", "H", "shift", "blocks", "batches", "items", "items_per_split", "heads_per_table")
 
 
@@ -53,7 +51,7 @@ def _logits_forward_kernel(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One parallelogram of out [B,H,N,S], contiguous; keys ascend along its columns."""
+    """One parallelogram of the contiguous out [B,H,N,S]; keys ascend along its columns."""
     first = (tl.program_id(0) // blocks) * BLOCK_M
     block = tl.program_id(0) % blocks
     head, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -100,7 +98,7 @@ def _logits_query_kernel(
     i = first + tl.arange(0, BLOCK_M)
     row_mask = i < N
     top = first + BLOCK_M - 1 + shift  # table row of the largest displacement
-    begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # blocks of displacements that the table has
+    begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # only blocks of displacements that the table has
     end = tl.minimum(tl.maximum(top + BLOCK_N, 0) // BLOCK_N, blocks)
     base = rel_ptr + head64 * stride_rh
     grad_base = grad_ptr + batch * stride_db + head64 * stride_dh + i.to(tl.int64)[None, :] * stride_dn
@@ -146,12 +144,12 @@ def _logits_table_kernel(
     BLOCK_E: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """drel [splits, tables, T, E] float32: BLOCK_N rows of one table, over a split of its (batch, head) items."""
+    """drel [splits, tables, T, E] float32: BLOCK_N rows of a table, summed over a split of its (batch, head) items."""
     first = tl.program_id(0) * BLOCK_N
     table, split = tl.program_id(1), tl.program_id(2)
     c = tl.arange(0, BLOCK_N)  # from the largest displacement down, so that keys ascend
     t = first + BLOCK_N - 1 - c
-    # queries that some displacement of the block joins to a key
+    # queries that have a key at some displacement of the block
     begin = tl.maximum(first - shift, 0)
     end = tl.minimum(first + BLOCK_N - 1 - shift + S, N)
     total = tl.zeros([BLOCK_N, BLOCK_E], tl.float32)

@@ -1,4 +1,4 @@
-"""Host side of relative_logits: which launches serve a call, as values. Nothing here runs or waits for the device."""
+"""Host side of relative_logits: the launches of a call, as values. Nothing here runs or waits for the device."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import derived
-from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.launch import of_tile, power_of_two, strides
 from ....triton_lib.plan import Plan
 from ....triton_lib.sums import summed
 from ..call import RelativeLogits
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
 OP = "relative_logits"
-_WAVES = 2  # programs per multiprocessor that the splits of the table's gradient aim at
+_WAVES = 2  # programs per multiprocessor that the table's gradient is split into
 
 
 def forward(call: RelativeLogits, target: Target) -> Plan:
-    """out, and the launch that fills it."""
+    """Plan the logits."""
     b, n, h, _ = call.query.shape
     tile = _tile(call, "forward", target)
     out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
@@ -35,11 +35,11 @@ def forward(call: RelativeLogits, target: Target) -> Plan:
         **_constants(call, tile),
     }
     grid = (-(-n // tile.block_m) * blocks, h, b)
-    return Plan([Launch(_logits_forward_kernel, grid, arguments, tile.num_warps, tile.num_stages)], (out,))
+    return Plan([of_tile(_logits_forward_kernel, grid, arguments, tile)], (out,))
 
 
 def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Plan:
-    """dq, and partial sums of the gradients of the table [splits, H or 1, T, E] and of the bias [B, blocks, H, E]."""
+    """Plan dq, and partial sums of the gradients of the table [splits, H or 1, T, E] and the bias [B, blocks, H, E]."""
     (grad,) = grads
     b, n, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
@@ -61,7 +61,7 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
             "blocks": _blocks(call, tile),
         }
         arguments |= _constants(call, tile)
-        launches.append(Launch(_logits_query_kernel, (count, h, b), arguments, tile.num_warps, tile.num_stages))
+        launches.append(of_tile(_logits_query_kernel, (count, h, b), arguments, tile))
         if bias is not None:
             dbias, total = summed(bias, call.position_bias)
             launches.append(total)
@@ -84,9 +84,7 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
             "heads_per_table": h // tables,
             **_constants(call, tile),
         }
-        launches.append(
-            Launch(_logits_table_kernel, (count, tables, splits), arguments, tile.num_warps, tile.num_stages)
-        )
+        launches.append(of_tile(_logits_table_kernel, (count, tables, splits), arguments, tile))
         drel, total = summed(part, call.rel_key)
         launches.append(total)
     return Plan(launches, gradients=lambda: [dq, drel, dbias])
@@ -100,7 +98,7 @@ def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
 
 
 def _blocks(call: RelativeLogits, tile: configs.Tile) -> int:
-    """Blocks of displacements that block_m queries and all keys have between them."""
+    """Return the number of blocks of displacements between block_m queries and all keys."""
     return -(-(call.key_len + tile.block_m - 1) // tile.block_n)
 
 

@@ -41,7 +41,7 @@ def _topk_chunks_dquery_kernel(
             key_base + index[:, None] * stride_ks + d[None, :], mask=valid[:, None] & d_ok[None, :], other=0.0
         ).to(tl.float32)
         if IS_L2:
-            # differences, not sums of each: those cancel where both are large
+            # differences, because separate sums cancel where both are large
             key = tl.where(valid[:, None], 2.0 * (key - query[None, :]), 0.0)
         acc += tl.sum(grad[:, None] * key, 0)
     tl.store(dquery_ptr + row * D + d, acc, mask=d_ok)
@@ -69,7 +69,7 @@ def _topk_chunks_dkey_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # one program for each sorted entry; those that don't start a run of equal targets leave at once
+    # one program for each sorted entry; it returns at once unless it starts a run of equal targets
     first = tl.program_id(0).to(tl.int64)
     target = tl.load(target_ptr + first)
     before = tl.load(target_ptr + first - 1, mask=first > 0, other=-1)

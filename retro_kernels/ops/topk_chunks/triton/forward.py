@@ -13,7 +13,7 @@ SIZES = ("Q", "S", "k", "causal_shift", "splits", "split_len")
 
 @triton.jit
 def _square_norm(rows_ptr, rows_ok, D, BLOCK_Q: tl.constexpr, BLOCK_D: tl.constexpr):
-    """[BLOCK_Q] sum of squares of the rows that `rows_ptr` [BLOCK_Q] points to."""
+    """[BLOCK_Q] sums of squares of the rows at `rows_ptr` [BLOCK_Q]."""
     total = tl.zeros([BLOCK_Q], tl.float32)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
@@ -60,7 +60,7 @@ def _products(
 def _squared_differences(
     query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """||q-k||^2 [BLOCK_Q, BLOCK_S], exact near 0 where the difference of norms and products has no digit left."""
+    """||q-k||^2 [BLOCK_Q, BLOCK_S], exact near 0, where norms and products would cancel."""
     acc = tl.zeros([BLOCK_Q, BLOCK_S], tl.float32)
     for start in range(0, D, BLOCK_D):
         d = start + tl.arange(0, BLOCK_D)
@@ -113,10 +113,10 @@ def _topk_chunks_scan_kernel(
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    # neighbouring programs scan the same keys for different queries, so that L2 serves all but the first
+    # neighbouring programs scan the same keys for different queries, so all but the first read them from L2
     program = tl.program_id(0)
     q_blocks = tl.cdiv(Q, BLOCK_Q)
-    # the last queries have the most keys to scan where causal: they start first
+    # causal: the last queries have the most keys to scan, so they start first
     q_block = q_blocks - 1 - program % q_blocks
     split = (program // q_blocks) % splits
     batch = (program // q_blocks // splits).to(tl.int64)
@@ -149,10 +149,10 @@ def _topk_chunks_scan_kernel(
             score = acc
             if IS_L2:
                 score = 2.0 * acc - (query_norm[:, None] + key_norm[None, :])
-                # rounding may leave a distance just below 0; a comparison, so that NaN stays NaN
+                # rounding may make a distance negative; a comparison keeps NaN
                 score = tl.where(score > 0.0, 0.0, score)
-        # one mask after the other: together they hold a tile of predicates in registers
-        # score == score: NaN is no candidate
+        # one mask after the other: combined, they would need a tile of predicates in registers
+        # score == score is false for NaN, which is not a candidate
         score = tl.where(score == score, score, float("-inf"))
         keep = s_ok
         if HAS_MASK:

@@ -1,7 +1,7 @@
-"""Host side of topk_chunks: which launches serve a call, as values. Nothing here runs or waits for the device.
+"""Host side of topk_chunks: the launches of a call, as values. Nothing here runs or waits for the device.
 
-The tiles are data, retro_kernels/ops/topk_chunks/tiles.json: for each kernel, architecture, element size and list width
-the largest tiles that compile without spills, for 128, 64 and 16 queries.
+`tiles.json` has, for each kernel, architecture, element size and list width, the largest tiles that compile without
+spills, for 128, 64 and 16 queries.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....core.steps import derived
 from ....triton_lib.launch import Launch, power_of_two
 from ....triton_lib.plan import Plan
 from ..call import TopkChunks
+from ..splits import Split, causal_shift, split
 from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
 from .forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
 
 OP = "topk_chunks"
-#: a split scans at least so many tiles, or its own list costs more than it saves
-_TILES_PER_SPLIT = 4
-#: multiprocessors that big tiles must keep busy to be preferred to small ones
-_BUSY = 0.75
-#: splits are searched up to so many rounds of the device
-_ROUNDS = 4
-#: elements: Triton copies 16 bytes at once only where it sees that a
-#: row starts at a multiple of 16 elements, whatever their size
+TILES_PER_SPLIT = 4  # least number of tiles that a split scans: with fewer its own list costs more than it saves
+_BUSY = 0.75  # share of multiprocessors that big tiles must occupy to be preferred to small ones
+#: elements: Triton copies 16 bytes at once only if a row starts at a multiple of 16 elements, whatever their size
 _ALIGNED = 16
-#: candidates and list slots that one program of the merge holds: 128 registers a thread
-_MERGE_TILE = 2304
-#: gathered rows by columns that one step of a gradient loads
-_GATHER_ROWS, _GATHER_COLUMNS = 16, 256
+_MERGE_TILE = 2304  # candidates and list slots that a program of the merge holds, in 128 registers a thread
+_GATHER_ROWS, _GATHER_COLUMNS = 16, 256  # rows by columns that a step of a gradient gathers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,17 +45,10 @@ class Tile:
     slots: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """The keys in `count` parts of `length` each, a multiple of the tile."""
-
-    count: int
-    length: int
-
-
 def kernel(call: TopkChunks) -> str:
-    """The table's name for what limits the registers: squares in the loop, masks, or rows that can't be
-    copied 16 bytes at once."""
+    """Return the table's name of the kernel, by the feature of the call that limits its registers: squared differences,
+    masks, or rows that can't be copied 16 bytes at once.
+    """
     if _direct(call):
         return "scan_differences"
     if not (_aligned(call.query) and _aligned(call.key)):
@@ -72,20 +58,20 @@ def kernel(call: TopkChunks) -> str:
 
 
 def choose_tile(call: TopkChunks, target: Target) -> Tile:
-    """The most queries a tile that still fill the device, with the keys split where queries alone don't."""
+    """Return the tile with the most queries whose programs, with the keys split, still fill the device."""
     b, q, _ = call.query.shape
     choices = rows(call, target)
     for row in choices[:-1]:
         block_q, block_s = row["block_m"], row["block_n"]
-        blocks, parts = b * _cdiv(q, block_q), max(1, _cdiv(call.key.shape[1], block_s) // _TILES_PER_SPLIT)
+        blocks, parts = b * _cdiv(q, block_q), max(1, _cdiv(call.key.shape[1], block_s) // TILES_PER_SPLIT)
         if q > block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
             return tile_of(configs.served(OP, row))
     return tile_of(configs.served(OP, choices[-1]))
 
 
 def rows(call: TopkChunks, target: Target) -> list[dict]:
-    """The table's rows that may serve the call, the most queries
-    first; of each number of queries the narrowest list that fits.
+    """Return the table's rows that fit the call, one for each number of queries: the one with the narrowest list. The
+    most queries come first.
     """
     ours = [
         row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()
@@ -104,29 +90,14 @@ def tile_of(row: dict) -> Tile:
     return Tile(*(row[name] for name in names))
 
 
-def split(keys: int, block_s: int, blocks: int, places: int) -> Split:
-    """The fewest parts that leave the fewest of `places` idle in the last round.
-
-    >>> split(keys=10**6, block_s=128, blocks=1, places=264)
-    Split(count=261, length=3840)
-    """
-    count = _cdiv(keys, block_s)
-
-    def busy(parts: int) -> float:
-        return round(blocks * parts / (_cdiv(blocks * parts, places) * places), 2)
-
-    most = max(1, min(count // _TILES_PER_SPLIT, _ROUNDS * places // blocks))
-    length = _cdiv(count, max(range(1, most + 1), key=lambda parts: (busy(parts), -parts))) * block_s
-    return Split(_cdiv(keys, length), length)
-
-
 def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None) -> Plan:
-    """scores and indices, and the launches that fill them: one, or a scan of split keys and its merge."""
+    """Plan scores and indices: one launch, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     s = call.key.shape[1]
     tile = choose_tile(call, target) if tile is None else tile
     blocks = b * _cdiv(q, tile.block_q)
-    parts = split(s, tile.block_s, blocks, target.multiprocessors * tile.resident) if parts is None else parts
+    places = target.multiprocessors * tile.resident
+    parts = split(s, tile.block_s, blocks, places, TILES_PER_SPLIT) if parts is None else parts
     device = call.query.device
     scores = torch.empty((b, q, call.k), dtype=torch.float32, device=device)
     indices = torch.empty((b, q, call.k), dtype=torch.int64, device=device)
@@ -146,11 +117,7 @@ def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: S
 
 
 def _inputs(call: TopkChunks) -> dict:
-    """Arguments of the scan that follow from the call alone."""
-    q, s, d = call.query.shape[1], call.key.shape[1], call.key.shape[2]
-    gap = call.causal_gap
-    # beyond these nothing changes, and its sum with a row fits int32
-    shift = derived(call.query_offset, lambda offset: min(max(0 if gap is None else offset - gap, -q - 1), s))
+    """Return the arguments of the scan that depend on the call alone."""
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
         "query_ptr": call.query,
@@ -163,11 +130,11 @@ def _inputs(call: TopkChunks) -> dict:
         **_strides(call.query_doc, "qd", "bn"),
         **_strides(call.key_doc, "kd", "bs"),
         **_strides(mask, "m", "bs"),
-        "Q": q,
-        "S": s,
-        "D": d,
+        "Q": call.query.shape[1],
+        "S": call.key.shape[1],
+        "D": call.key.shape[2],
         "k": call.k,
-        "causal_shift": shift,
+        "causal_shift": causal_shift(call),
     }
 
 
@@ -189,9 +156,9 @@ def _constants(call: TopkChunks, tile: Tile, parts: Split) -> dict:
 
 
 def _direct(call: TopkChunks) -> bool:
-    """float32 distances are summed as differences: its callers count on digits that norms and products cancel away.
+    """Whether distances are summed as squared differences: in float32, where norms and products would cancel.
 
-    Between halves a difference is either 0 or at least an ulp of 2**-11, far above what float32 sums lose.
+    A difference of two halves is 0 or at least an ulp of 2**-11, far above the rounding error of float32 sums.
     """
     return call.metric == "l2" and call.query.dtype == torch.float32
 
@@ -206,7 +173,7 @@ def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
 
 
 def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
-    """dquery and dkey, each from launches of its own."""
+    """Plan dquery and dkey, each by its own launches."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
     made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
     return Plan(
@@ -215,7 +182,9 @@ def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
 
 
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
-    """dquery_i = sum over slots of ds * key (l2: ds * 2 (key - query_i)), in the order of the slots."""
+    """Return dquery_i, the sum over slots of ds * key (l2: ds * 2 (key - query_i)) in the order of the slots, and its
+    launch.
+    """
     b, q, d = call.query.shape
     grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
     arguments = {
@@ -237,10 +206,10 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
 
 
 def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
-    """dkey_j = sum over the slots that chose j of ds * query (l2: ds * 2 (query - key_j)), in the order of the slots.
+    """Return dkey_j, the sum over the slots that chose j of ds * query (l2: ds * 2 (query - key_j)), and its launch.
 
-    The slots are sorted by the key they chose, stably, so a key's slots are one run in a fixed order. O(B*Q*k) beside
-    the gradient.
+    The slots are sorted stably by the key that they chose, so a key's slots are adjacent and in a fixed order. This
+    takes O(B*Q*k) memory beside the gradient.
     """
     b, s, d = call.key.shape
     grad_key = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
@@ -269,7 +238,7 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[
 
 
 def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
-    """Strides over batch and rows; one set for all batch entries is a batch stride of 0."""
+    """Return the strides over batch and rows. A tensor that all batch entries share has batch stride 0."""
     pair = (0, 0) if tensor is None else tensor.stride()[:2]
     pair = (0, pair[1]) if tensor is not None and tensor.shape[0] == 1 else pair
     return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, pair, strict=True)}

@@ -1,12 +1,12 @@
-"""Running top-k lists in registers: what the scan, the merge and nothing else know about a packed candidate.
+"""Running top-k lists of packed candidates in registers, for the scan and the merge.
 
 A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key index.
 Larger means a higher score or, at equal scores, a lower index; no two keys pack to the same value.
 
     score 1.5 of key 7  ->  0x3FC00000_7FFFFFF8        score -1.5 of key 7  ->  0xC03FFFFF_7FFFFFF8
 
-An empty slot is (-inf, a slot number): below every candidate, since a score of -inf is none, and different from every
-other empty slot, so that replacing "the weakest" replaces exactly one.
+An empty slot is (-inf, a slot number). It is below every candidate, because a score of -inf is not a candidate, and
+differs from every other empty slot, so that replacing the weakest slot replaces exactly one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-#: indices are stored as index ^ LAST_INDEX = LAST_INDEX - index; the last 2**7 values name the empty slots
+#: indices are stored as index ^ LAST_INDEX = LAST_INDEX - index; the last 2**7 values are for empty slots
 LAST_INDEX = tl.constexpr(0x7FFFFFFF)
-#: keys a scan can number; the rest of 2**31 is the empty slots and the round-up to a tile
+#: most keys of a scan; the rest of 2**31 is for empty slots and the round-up to a tile
 MAX_KEYS = 0x7FFFFFFF - 0x10000
-#: above every candidate, and its score is NaN, which nothing beats: fills the slots that rounding k up to a power of
-#: two adds, so that the weakest slot is the k-th
+#: above every candidate; its score is NaN, which no score exceeds. It fills the slots that rounding k up to a power of
+#: two adds, so that the weakest slot is the k-th.
 FULL = tl.constexpr(0x7FFFFFFF00000000)
 #: below every candidate and every empty slot
 _NOTHING = tl.constexpr(-0x8000000000000000)
@@ -51,7 +51,7 @@ def index_of(packed):
 
 @triton.jit
 def empty_list(k, BLOCK_Q: tl.constexpr, SLOTS: tl.constexpr):
-    """[BLOCK_Q, SLOTS]: SLOTS - k slots that never give way, then k empty ones."""
+    """[BLOCK_Q, SLOTS]: SLOTS - k slots that are never replaced, then k empty ones."""
     slot = tl.arange(0, SLOTS)
     empty = pack(tl.full([SLOTS], float("-inf"), tl.float32), slot ^ LAST_INDEX)
     row = tl.where(slot < SLOTS - k, slot.to(tl.int64) + FULL, empty)
@@ -60,11 +60,11 @@ def empty_list(k, BLOCK_Q: tl.constexpr, SLOTS: tl.constexpr):
 
 @triton.jit
 def absorb_scores(best, score, index):
-    """`best` [BQ,SLOTS] after the tile `score` [BQ,BS] (-inf: no candidate) of the keys `index` [BS], all later than
-    any seen.
+    """`best` [BQ,SLOTS] after the tile `score` [BQ,BS] (-inf: no candidate) of the keys `index` [BS].
 
-    Later keys lose ties, so comparing scores with the k-th one is enough, and a tile in which none is higher costs one
-    maximum. Otherwise one round takes the best of every row, until none beats its row's k-th.
+    The keys must come after all earlier ones. Later keys lose ties, so scores are compared with the k-th score alone,
+    and a tile without a higher score costs one maximum. Otherwise each round inserts the best score of every row, until
+    none is above its row's k-th.
     """
     floor = tl.min(best, 1)
     top = tl.max(score, 1)
@@ -80,8 +80,8 @@ def absorb_scores(best, score, index):
 
 @triton.jit
 def absorb_packed(best, packed):
-    """`best` [BQ,SLOTS] after the candidates `packed` [BQ,BN], in any order; each must be new to `best`."""
-    # empty slots of different lists share their values: they may not enter
+    """`best` [BQ,SLOTS] after the candidates `packed` [BQ,BN], in any order. None may be in `best` already."""
+    # empty slots of different lists have equal values, so they are dropped
     packed = tl.where(score_of(packed) == float("-inf"), _NOTHING, packed)
     floor = tl.min(best, 1)
     top = tl.max(packed, 1)
@@ -96,8 +96,8 @@ def absorb_packed(best, packed):
 
 @triton.jit
 def store_sorted(scores_ptr, indices_ptr, best, row, row_ok, k):
-    """Rows `row` of scores [rows,k] and indices [rows,k] from `best`, descending; -inf and -1 in the empty slots."""
-    # rounds of "take the best", not a sort: k is small, and a sort of packed pairs fills the registers
+    """Store `best`, descending, to rows `row` of scores [rows,k] and indices [rows,k]; -inf and -1 in empty slots."""
+    # k rounds, each of which takes the best: a sort of packed pairs would fill the registers
     best = tl.where(best >= FULL, _NOTHING, best)
     row = row.to(tl.int64) * k
     for slot in range(0, k):

@@ -1,0 +1,41 @@
+"""How a GPU's backend splits the keys, and the causal limit as its kernels take it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...core.steps import derived
+from .call import TopkChunks
+
+_ROUNDS = 4  # rounds of the device that all splits together take at most
+
+
+class Split(NamedTuple):
+    """The keys in `count` parts of `length` each, a multiple of the tile."""
+
+    count: int
+    length: int
+
+
+def split(keys: int, tile: int, blocks: int, places: int, least: int) -> Split:
+    """Return the split with the fewest parts of those that leave the fewest of `places` idle in the last round.
+
+    blocks: programs for one part. places: programs that run at once. least: tiles that a part has at least.
+
+    >>> split(keys=10**6, tile=128, blocks=1, places=264, least=4)
+    Split(count=261, length=3840)
+    """
+    tiles = -(-keys // tile)
+
+    def busy(parts: int) -> float:
+        return round(blocks * parts / (-(-blocks * parts // places) * places), 2)
+
+    most = max(1, min(tiles // least, _ROUNDS * places // blocks))
+    length = -(-tiles // max(range(1, most + 1), key=lambda parts: (busy(parts), -parts))) * tile
+    return Split(-(-keys // length), length)
+
+
+def causal_shift(call: TopkChunks):
+    """Return `shift`: key j is a candidate of query i where j <= i + shift. It is clamped, so that sums fit int32."""
+    gap, q, s = call.causal_gap, call.query.shape[1], call.key.shape[1]
+    return derived(call.query_offset, lambda offset: min(max(0 if gap is None else offset - gap, -q - 1), s))
