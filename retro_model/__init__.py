@@ -1,19 +1,19 @@
 """Retrieval models on `retro_kernels`: layers, models, generation, data, training and evaluation.
 
-Attention, scoring and scans go through `retro_kernels`; tokenisers, indexes, optimisers and checkpoints are the
-libraries people already use. Importing this package loads nothing; its names load torch and `retro_kernels` when they
-are first used.
+`retro_kernels` computes attention, scores and scans. Tokenisers, indexes, optimisers and the format of checkpoints come
+from widely used libraries. Importing this package loads neither torch nor `retro_kernels`; the first use of a name
+does.
 
     base/          argument checks, files and locks, progress
     layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
-    retro/         RETRO: configuration, model, cache, encoder; retrofit adds it to a frozen decoder
+    retro/         RETRO: configuration, model, cache, encoder; retrofit adds retrieval to a frozen decoder
     memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past
     generation/    sampling, with retrieval in the loop
     training/      batches, optimiser, schedule, step, checkpoints
-    evaluation/    bits-per-byte, leakage, bits-per-byte by leakage, coloured samples
-    parallel/      a sequence, a document or heads over several processes
+    evaluation/    bits per byte, leakage, control scores, tasks
+    parallel/      sequences, documents or heads divided among processes
     integrations/  Hugging Face's libraries, the evaluation harness
     apps/          the commands of `retro-model`: demonstration, page, comparisons
 """

@@ -1,6 +1,6 @@
 """`python -m retro_model COMMAND`, or `retro-model COMMAND` where the package is installed.
 
-A command's options stand in a module that loads nothing heavy, so that its help and its errors come at once.
+A command's options are in a module that does not load torch, so that help and option errors appear at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ APPS = "retro_model.apps"
 
 
 class Command(NamedTuple):
-    """about: a line of the help. module: its `main(arguments)` runs the command. options: "module:function", which
-    gives its parser."""
+    """Entry of `COMMANDS`.
+
+    about: its line in the help. module: has `main(arguments)`, which runs the command. options: "module:function" of
+    the function that makes the parser.
+    """
 
     about: str
     module: str
@@ -27,15 +30,15 @@ COMMANDS = {
         "train a RETRO and its baseline on Python's sources, and score both", "demo.command", "demo.options:parser"
     ),
     "retrofit": Command("give a decoder a library", "library.retrofit", "library.options:retrofit"),
-    "compare": Command("measure that beside everything else", "library.compare", "library.options:compare"),
+    "compare": Command("score a retrofitted decoder beside baselines", "library.compare", "library.options:compare"),
     "serve": Command("show in a browser what a trained model looks up", "serve.command", "serve.options:serve"),
-    "ask": Command("the same in the terminal", "serve.ask", "serve.options:ask"),
-    "mosaics": Command("the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
-    "rpt": Command("the demonstration of RPT", "rpt.command", "rpt.options:parser"),
+    "ask": Command("show in the terminal what a trained model looks up", "serve.ask", "serve.options:ask"),
+    "mosaics": Command("run the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
+    "rpt": Command("run the demonstration of RPT", "rpt.command", "rpt.options:parser"),
     "neighbours": Command(
-        "tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
+        "make tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),
-    "lm-eval": Command("EleutherAI's harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
+    "lm-eval": Command("run the evaluation harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
 }
 HELP = "\n".join(
     [
@@ -45,19 +48,19 @@ HELP = "\n".join(
         "",
         *(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()),
         "",
-        "retro-model COMMAND --help lists a command's options, retro-model --version the version.",
+        "retro-model COMMAND --help lists a command's options; retro-model --version prints the version.",
     ]
 )
 
 
 def parser(name: str):
-    """The parser of a command's options."""
+    """Return the parser of a command's options."""
     module, function = COMMANDS[name].options.split(":")
     return getattr(importlib.import_module(f"{APPS}.{module}"), function)()
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the command that the first argument names."""
+    """Run the command that the first argument names."""
     if arguments[:1] in ([], ["-h"], ["--help"]):
         print(HELP)
         sys.exit(0 if arguments else 2)
@@ -84,7 +87,7 @@ def command() -> None:
     try:
         main(sys.argv[1:])
     except KeyboardInterrupt:
-        print("retro-model: stopped; the same command goes on with what was saved", file=sys.stderr)
+        print("retro-model: stopped; the same command continues from what was saved", file=sys.stderr)
         sys.exit(130)
 
 

@@ -67,7 +67,7 @@ def test_ctrl_c_ends_a_command_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(program, "main", stopped)
     with pytest.raises(SystemExit) as end:
         program.command()
-    assert end.value.code == 130 and "goes on with what was saved" in capsys.readouterr().err
+    assert end.value.code == 130 and "continues from what was saved" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", LIGHT)

@@ -1,10 +1,10 @@
 """Commands of `retro-model`.
 
-demo/      RETRO end to end on the sources of Python's standard library
-mosaics/   the demonstrations of the Memory Mosaics paper
-rpt/       the demonstration of RPT
+demo/      `demo`: RETRO end to end on the sources of Python's standard library
+mosaics/   `mosaics`: the demonstrations of the Memory Mosaics paper
+rpt/       `rpt`: the demonstration of RPT
 library/   `retrofit` and `compare`: a library for a frozen decoder
 serve/     `serve` and `ask`: a trained model with its library
-evaluate/  the evaluation harness, neighbours of a data set
+evaluate/  `lm-eval`: the evaluation harness; `neighbours` of a data set
 report.py  output of a demonstration
 """

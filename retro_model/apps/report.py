@@ -1,4 +1,4 @@
-"""Output of a demonstration: results.json, report.txt and pictures; parts of it that need not be made again."""
+"""Output of a demonstration: results.json, report.txt, pictures, and results of parts for a later run."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ from rich.table import Table
 
 
 def as_json(value: object) -> object:
-    """The value as JSON gives it back: tuples are lists."""
+    """Return the value after a round trip through JSON: tuples become lists."""
     return json.loads(json.dumps(value))
 
 
 class Report:
-    """Prints, and keeps what was printed and what was made.
+    """Printer of a demonstration, which records its lines and keeps the results of its parts.
 
     Args:
-        folder: made where it is missing.
-        plan: what parts depend on; a part of another plan is made again.
-        quiet: print nothing, keep all.
-        minutes: after these no new part is begun.
+        folder: for the files; made if it is missing.
+        plan: the settings that parts depend on; a part that another plan made is made again.
+        quiet: print nothing, but record.
+        minutes: begin no part after these.
     """
 
     def __init__(self, folder: Path, plan: object = None, quiet: bool = False, minutes: float = math.inf):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.plan, self.minutes, self.start = folder, repr(plan), minutes, time.perf_counter()
-        self.earlier = 0.0  # seconds that parts took in processes before this one
+        self.earlier = 0.0  # seconds of parts that earlier processes made
         self.timings: dict[str, float] = {}  # seconds of each stage
         self.console = Console(record=True, width=130, file=io.StringIO() if quiet else None)
 
     def part(self, name: str, make: Callable[[], dict]) -> dict:
-        """Return the result of `make`, from the folder if it is there: a stopped run continues after its last part."""
+        """Return the result of `make`, or the result in the folder: a stopped run continues after its last part."""
         path, start = self.folder / "parts" / f"{name.replace(' ', '-')}.pt", time.perf_counter()
         kept = torch.load(path, weights_only=True) if path.exists() else {}
         if kept.get("plan") == self.plan:
             self.earlier += kept["seconds"]
             return kept["made"]
         if start - self.start > 60 * self.minutes:
-            sys.exit(f"stopped after {self.minutes:g} minutes, before {name}; the same command goes on")
+            sys.exit(f"stopped after {self.minutes:g} minutes, before {name}; the same command continues")
         kept = {"plan": self.plan, "made": make(), "seconds": time.perf_counter() - start}
         path.parent.mkdir(exist_ok=True)
         torch.save(kept, path.with_suffix(".new"))
@@ -56,7 +56,7 @@ class Report:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Print what begins, and keep the seconds it took."""
+        """Context manager: print the stage's name, then its seconds, and keep them."""
         self.say(f"[bold]{name}[/bold]")
         start = time.perf_counter()
         yield
@@ -64,18 +64,18 @@ class Report:
         self.say(f"  {self.timings[name]} s")
 
     def say(self, text: str) -> None:
-        """Print a line, of any length."""
+        """Print a line without wrapping it."""
         self.console.print(text, highlight=False, soft_wrap=True)
 
     def table(self, title: str, columns: list[str], rows: list[list]) -> None:
-        """Print a table: floats with three digits, everything else as it is."""
+        """Print a table; floats have three digits."""
         table = Table(*columns, title=title)
         for row in rows:
             table.add_row(*(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row))
         self.console.print(table)
 
     def figure(self, name: str, panels: int = 1, **options):
-        """(figure, its axes); `figure.save()` writes it to the folder."""
+        """Return a figure and its axes; `figure.save()` writes it to the folder."""
         import matplotlib
 
         matplotlib.use("Agg")
@@ -86,11 +86,11 @@ class Report:
         return figure, axes[0]
 
     def finish(self, results: dict) -> dict:
-        """Write results.json, with the seconds that all took or each stage did, and report.txt; return the results."""
+        """Write report.txt, and results.json with the seconds of each stage or of the whole; return the results."""
         seconds = round(self.earlier + time.perf_counter() - self.start, 1)
         facts = {"seconds": self.timings or seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
         results = results | facts
         (self.folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
-        self.say(f"{seconds:.0f} s; report.txt, results.json and pictures lie in {self.folder}")
+        self.say(f"{seconds:.0f} s; report.txt, results.json and pictures are in {self.folder}")
         (self.folder / "report.txt").write_text(self.console.export_text(), encoding="utf-8")
         return results

@@ -1,1 +1,1 @@
-"""Argument checks, files and progress bars: used by every other room, importing none of them."""
+"""Argument checks, files and progress bars. Every other package of `retro_model` may import them; they import none."""

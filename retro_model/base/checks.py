@@ -1,6 +1,6 @@
-"""Checks of arguments: those of `retro_kernels.checks`, and checks of tokens and neighbours.
+"""Checks of arguments: the functions of `retro_kernels.checks`, and checks of tokens and neighbours.
 
-Every message names the argument, says what was expected and what came.
+Every message names the argument, the expected value and the value that came.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ __all__ = [
 
 
 def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:
-    """bool, of the shape of `neighbours` [`dims`] or without its last dimension; TypeError or ValueError, naming
-    `name`, otherwise."""
+    """Check that a mask is bool and has the shape of `neighbours`, with or without the last dimension.
+
+    name, dims: of the mask and its dimensions, as the error prints them.
+    Raises: TypeError, ValueError.
+    """
     tensor(name, mask)
     if mask.dtype != torch.bool:
         raise TypeError(f"{name}: expected torch.bool, True = attend; got {mask.dtype}")
@@ -42,7 +45,7 @@ def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask
 
 
 def token_range(name: str, ids: Tensor, vocab_size: int) -> None:
-    """ValueError, naming `name`, unless all ids are in the vocabulary. Waits for the device."""
+    """Raise ValueError unless all ids are in the vocabulary. Waits for the device."""
     if ids.numel():
         low, high = (int(v) for v in ids.aminmax())
         if low < 0 or high >= vocab_size:
@@ -51,7 +54,7 @@ def token_range(name: str, ids: Tensor, vocab_size: int) -> None:
 
 
 def token_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> None:
-    """Type, device and, where that costs nothing (on the CPU, not compiling), range."""
+    """Check type and device of token ids. On a CPU, where it is cheap, check their range too, unless compiling."""
     if ids.dtype != torch.int64:
         raise TypeError(f"{name}: expected torch.int64 token ids; got {ids.dtype}")
     if ids.device != device:
@@ -61,7 +64,7 @@ def token_ids(name: str, ids: Tensor, vocab_size: int, device: torch.device) -> 
 
 
 def tokens(tokens: Tensor, config, device: torch.device, cache=None) -> dict[str, int]:
-    """tokens int64 [B,N] of the vocabulary, and the cache of this configuration; gives {"B": B, "N": N}."""
+    """Check tokens int64 [B,N] and a cache against a model's configuration; return {"B": B, "N": N}."""
     sizes: dict[str, int] = {}
     if cache is not None:
         own_cache(cache, config)
@@ -72,14 +75,14 @@ def tokens(tokens: Tensor, config, device: torch.device, cache=None) -> dict[str
 
 
 def own_cache(cache, config) -> None:
-    """ValueError unless the cache is one of ours, of this configuration."""
+    """Raise ValueError unless the cache was made for this configuration."""
     if getattr(cache, "config", None) != config:
         got = f"a {type(cache).__name__} of another"
         raise ValueError(f"cache: expected one of this model's configuration, from its make_cache; got {got}")
 
 
 def room(count: int, held: int, capacity: int, name: str = "capacity") -> None:
-    """ValueError where `count` tokens after the `held` ones are more than `capacity`, called `name`."""
+    """Raise ValueError if `held` + `count` tokens exceed `capacity`; the error calls the capacity `name`."""
     if held + count > capacity:
         after = f" after the {held} held" if held else ""
         raise ValueError(f"tokens: expected N <= {capacity - held} ({name} = {capacity}{after}); got N={count}")

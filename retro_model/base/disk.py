@@ -1,5 +1,4 @@
-"""File-system helpers of builds and checkpoints: locks, JSON from strangers, plain files, names that survive a power
-cut."""
+"""File-system helpers of builds and checkpoints: locks, untrusted JSON, regular files, atomic and durable writes."""
 
 from __future__ import annotations
 
@@ -15,26 +14,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 LONGEST_NUMBER = 400  # digits; no float has more
-UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}  # file systems without locks
+UNSUPPORTED = {
+    errno.ENOLCK,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+    errno.EINVAL,
+}  # no locks here
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
 class Busy(RuntimeError):
-    """A living process holds the lock."""
+    """Another process holds the lock."""
 
 
 class Lock:
-    """Lock file that the kernel releases when its process ends, however it ends.
+    """Lock file, which the operating system also releases when its process is killed.
 
         with Lock(folder / ".store.json.lock", f"{folder} is being built"):
             ...
 
     Args:
         path: of the lock file, in an existing folder; it is removed on release.
-        what: begins the error.
+        what: first words of the error.
 
     Raises:
-        Busy: at once, with the process that holds it. ValueError: the path is a pipe, or a file with another name too.
+        Busy: another process holds the lock; the error names it. There is no waiting.
+        ValueError: the path is no regular file, or has a second hard link.
     """
 
     _held: ClassVar[dict[Lock, None]] = {}  # of this process
@@ -45,12 +51,12 @@ class Lock:
             pass
 
     def _acquired(self, what: str) -> bool:
-        """False where the file that was locked is no longer the one under the name: its holder has just removed it."""
+        """Try once; return False if the holder removed the file between our open and our lock."""
         import fcntl
 
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW, 0o644)
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # its content is somebody else's too
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # writing would change the other name's file
             os.close(descriptor)
             raise ValueError(f"{self.path}: expected a lock file with one name; got {_kind(self.path)}")
         try:
@@ -64,7 +70,7 @@ class Lock:
                 os.close(descriptor)
                 raise
             warnings.warn(
-                f"{self.path}: this file system has no locks ({error}); nothing keeps a second process out",
+                f"{self.path}: this file system has no locks ({error}); a second process may write here too",
                 stacklevel=4,
             )
         if not _is(self.path, descriptor):
@@ -93,7 +99,7 @@ class Lock:
 
     @classmethod
     def _forget(cls) -> None:
-        """Release in a forked child the locks that its parent holds."""
+        """Close, in a forked child, the descriptors of its parent's locks."""
         for lock in cls._held:
             os.close(lock.descriptor)
             lock.descriptor = -1
@@ -112,12 +118,12 @@ def _is(path: Path, descriptor: int) -> bool:
 
 
 def open_plain(path: Path, mode: str):
-    """Opens a regular file: "rb", "ab" (made if need be) or "xb" (one that is there is replaced); never through a link.
+    """Open a regular file, never through a link.
 
-    Raises:
-        FileNotFoundError; ValueError: the path is a link, a pipe, a folder, or (writing) has another name too.
+    mode: "rb"; "ab", which makes a missing file; "xb", which replaces an existing one.
+    Raises: FileNotFoundError; ValueError if the path is a link, a pipe or a folder, or, to append, has a second hard
+        link.
     """
-    path = Path(path)
     flags = {
         "rb": os.O_RDONLY,
         "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
@@ -135,11 +141,11 @@ def open_plain(path: Path, mode: str):
     if not stat.S_ISREG(status.st_mode) or (mode == "ab" and status.st_nlink > 1):
         os.close(descriptor)
         raise ValueError(f"{path}: expected a regular file with one name; got {_kind(path)}")
-    return os.fdopen(descriptor, "ab" if mode == "ab" else "rb" if mode == "rb" else "wb")
+    return os.fdopen(descriptor, mode)
 
 
 def read_plain(path: Path) -> bytes:
-    """The content of a regular file. Raises as `open_plain`."""
+    """Return the content of a regular file. Raises as `open_plain`."""
     with open_plain(path, "rb") as handle:
         return handle.read()
 
@@ -177,7 +183,7 @@ def remove(path: Path) -> None:
 
 
 def write_plain(path: Path, content: bytes) -> None:
-    """Replaces a file at once: a reader, or a kill, finds the old content or the new one, never a part."""
+    """Replace a file atomically: a reader sees the old content or the new one, also after a kill."""
     temporary = path.with_name(path.name + ".new")
     with open_plain(temporary, "xb") as handle:
         handle.write(content)
@@ -188,19 +194,22 @@ def write_plain(path: Path, content: bytes) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Raises ValueError for a link or a pipe."""
+    """Return the SHA-256 of a regular file. Raises as `open_plain`."""
     with open_plain(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces a file by JSON, as `write_plain`."""
+    """Replace a file by a value as JSON, atomically."""
     write_plain(path, json.dumps(value, indent=1).encode())
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON that a stranger wrote. Raises ValueError for any that is not, is nested too deeply or has endless
-    numbers."""
+    """Return the value of untrusted JSON.
+
+    Raises: ValueError for text that is not JSON, for too deep nesting, and for a number of more than LONGEST_NUMBER
+        digits.
+    """
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError:

@@ -1,7 +1,4 @@
-"""Progress bars on standard error, by rich: over the items of a build, and over the steps of a training.
-
-`bench` has its own: it measures trees of any age, and may lean on none of their packages.
-"""
+"""Progress bars on standard error, by rich: over the items of a build and over training steps."""
 
 from __future__ import annotations
 
@@ -11,18 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
 
-SECONDS_A_LINE = 10.0  # between two lines in a file
-#: what makes a terminal do something, or shows text in another order than it has; line ends and tabs are none
+SECONDS_A_LINE = 10.0  # between two lines, where standard error is a file
+#: Control characters but line ends and tabs, and characters that change the order of the text around them.
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Text from strangers for a terminal: control characters as pictures of themselves, or as U+FFFD."""
+    """Replace the control characters of untrusted text by their pictures or by U+FFFD, for a terminal."""
     return CONTROLS.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
 
 
 def track(items: Iterable, title: str, *, total: int | None = None, enabled: bool = False) -> Iterator:
-    """The items, with a bar if `enabled`. total: of the items, where they do not say."""
+    """Iterate over items, with a bar if `enabled`. total: number of items without a length."""
     if not enabled:
         return iter(items)
     return _tracked(_bar(), items, title, len(items) if total is None and isinstance(items, Sized) else total)
@@ -38,7 +35,10 @@ def _tracked(bar, items: Iterable, title: str, total: int | None) -> Iterator:
 
 @contextlib.contextmanager
 def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[int, dict], None]]:
-    """A bar over `steps`; yields a `report` for `training.train`: loss (smoothed), tokens a second, time left."""
+    """Context manager: a bar over `steps`. Yields the `report` for `training.train`.
+
+    The bar shows the smoothed loss, tokens a second and the time left.
+    """
     with _bar(disable=quiet) as bar:
         task = bar.add_task(title, total=steps, note="")
         smooth = None
@@ -56,14 +56,14 @@ def training(title: str, steps: int, quiet: bool = False) -> Iterator[Callable[[
 
 @contextlib.contextmanager
 def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """A bar; yields a `report` of the items done and of all, as `evaluation.score` calls it."""
+    """Context manager: a bar. Yields `report(done, total)`, which `evaluation.score` calls."""
     with _bar(disable=quiet) as bar:
         task = bar.add_task(title, total=None, note="")
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _bar(disable: bool = False):
-    """A bar of rich on standard error; a line now and then where that is a file."""
+    """Return a bar of rich, which prints a line every SECONDS_A_LINE where standard error is a file."""
     try:
         from rich.console import Console
         from rich.progress import (
@@ -78,9 +78,9 @@ def _bar(disable: bool = False):
         raise ImportError("a progress bar needs rich (pip install rich)") from error
 
     class Lines(Progress):
-        """Says the same in lines."""
+        """Progress as lines of text."""
 
-        said = -SECONDS_A_LINE
+        said = -SECONDS_A_LINE  # time of the last line
 
         def add_task(self, *args, **options):
             number = super().add_task(*args, **options)

@@ -1,4 +1,4 @@
-"""Copies from host to device that make the host wait for nothing."""
+"""Asynchronous copies from host to device."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from torch import Tensor
 
 
 def send(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on `device`. A copy to a GPU is asynchronous only from pinned memory; the allocator of pinned memory
-    keeps the block until the copy has ended."""
+    """Return the tensor on `device`, without waiting for the copy.
+
+    A copy to a GPU is asynchronous only from pinned memory, whose allocator keeps the block until the copy has ended.
+    """
     if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def numbers(values: Sequence, device: torch.device | str) -> Tensor:
-    """`torch.tensor(values, device=device)` for a GPU at work: that one waits until the copy has ended."""
+    """Return `torch.tensor(values, device=device)` without waiting for the copy."""
     return send(torch.tensor(values), device)

@@ -1,7 +1,7 @@
 """Sampling from any model here, with retrieval in the loop.
 
 sampling.py          generate; the protocols of a model that decodes and of its cache
-chunk_neighbours.py  retrieved neighbours of the chunks that complete, checked
+chunk_neighbours.py  neighbours of the chunks that complete, checked
 captured.py          decode steps as CUDA graphs
 """
 

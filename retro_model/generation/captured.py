@@ -1,4 +1,4 @@
-"""Decode steps captured once as CUDA graphs and replayed, which leaves the host little to do for a token."""
+"""Decode steps as CUDA graphs: a replayed step costs the host little."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-WARM_RUNS = 2  # of each way before it is captured: they fill caches, compile kernels and record their plans
+WARM_RUNS = 2  # runs of a kind of step before its capture: they compile kernels and fill caches
 
 
 class DecodeStep(Protocol):
-    """One token of every row of a cache, as a model's `decode_step(cache)` gives it.
+    """Step of one token in every row of a cache; a model's `decode_step(cache)` makes it.
 
     Attributes:
         tokens: int64 [B,1], the step's input.
@@ -22,23 +22,24 @@ class DecodeStep(Protocol):
     tokens: Tensor
 
     def begin(self, **inputs) -> Hashable | None:
-        """Takes in what else comes with the tokens, and says which way the step goes; None: the model itself is to make
-        this one, with the same cache."""
+        """Take the other inputs and return the kind of step, which has a graph of its own.
+
+        None: the caller must call the model itself for this step, with the same cache.
+        """
 
     def run(self, way: Hashable) -> Tensor:
-        """Logits [B,V]. A function of tensors that stay where they are: the same shapes and the same memory each time,
-        and nothing that the host waits for."""
+        """Return logits [B,V]. Shapes and addresses are the same in every run, and the host waits for nothing."""
 
     def finish(self) -> None:
-        """Advance the host's counters after a step has run."""
+        """Advance the host's counters after a step."""
 
 
 class CudaGraph:
-    """CUDA graph of a function; its result is the same memory each time."""
+    """CUDA graph of a function. Each replay writes the result to the same memory."""
 
     @staticmethod
     def warm(run: Callable[[], Tensor], device: torch.device) -> Tensor:
-        """The function as it is, on a stream of its own, as capturing asks for."""
+        """Run the function uncaptured, on a side stream, as a later capture requires."""
         with torch.cuda.device(device):
             stream, caller = torch.cuda.Stream(), torch.cuda.current_stream()
             stream.wait_stream(caller)
@@ -58,11 +59,11 @@ class CudaGraph:
 
 
 class Captured:
-    """A model and its cache, decoding token by token: each way that a step goes is captured the third time.
+    """Decoder of a model and its cache, token by token. Each kind of step is captured when it comes the third time.
 
     Example:
         decode = Captured(model, cache)   # after model.last_logits(prompts, cache=cache)
-        logits = decode(token)            # [B,1] -> [B,V], to be read before the next call
+        logits = decode(token)            # [B,1] -> [B,V]; the next call overwrites them
     """
 
     graph: type[Any] = CudaGraph
@@ -88,12 +89,12 @@ class Captured:
             self.met[way] = self.met.get(way, 0) + 1
             if self.met[way] <= WARM_RUNS:
                 return self.graph.warm(run, device)
-            self.graphs[way] = self.graph(run, device)  # a capture records the launches and runs none
+            self.graphs[way] = self.graph(run, device)  # a capture runs no launch: the replay below does
         return self.graphs[way].replay()
 
 
 def check(model, device: torch.device) -> None:
-    """ValueError, naming `cuda_graph`, where the model's steps can't be captured."""
+    """Raise ValueError, naming `cuda_graph`, if the model's steps can't be captured."""
     if not hasattr(model, "decode_step"):
         raise ValueError(
             f"cuda_graph: expected False for a model without a decode_step of fixed shapes ({type(model).__name__}); "

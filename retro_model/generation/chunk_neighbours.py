@@ -1,4 +1,4 @@
-"""Retrieved neighbours of the chunks that complete: checked, and shaped for the model."""
+"""Neighbours of the chunks that complete, checked and in the model's shape."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from torch import Tensor
 
 from retro_model.base import checks
 
-#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and a mask of them, bool [n,K] or [n,K,R], or None: all count
+#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and their mask: bool [n,K] or [n,K,R], or None to attend all
 Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
 class ChunkNeighbours:
-    """Calls `retrieve` for the chunks that complete; checks its neighbours and moves them to the model's device."""
+    """Source of neighbours: calls `retrieve`, checks its result and moves it to the model's device."""
 
     def __init__(self, retrieve: Retrieve, config, device: torch.device):
         self.retrieve, self.device = retrieve, device
         self.chunk_len, self.vocab_size = config.chunk_len, config.vocab_size
-        self.shape: torch.Size | None = None  # [K,R] of what was retrieved before
+        self.shape: torch.Size | None = None  # [K,R] of the first result
 
     def of_prompts(self, rows: list[Tensor]) -> list[dict]:
-        """For each group of rows of one length, the neighbours [B,L,K,R] of their complete chunks; one search for
-        all."""
+        """Return the neighbours [B,L,K,R] of the complete chunks for each group of rows of one length; search once."""
         m, inputs, first = self.chunk_len, [], 0
         parts = torch.cat([row[: len(row) // m * m].view(-1, m) for row in rows])
         retrieved = self._find(parts) if len(parts) else ()
@@ -36,8 +35,7 @@ class ChunkNeighbours:
         return inputs
 
     def of_padded(self, rows: list[Tensor]) -> dict:
-        """The neighbours [B,L,K,R] of the complete chunks of all rows, L those of the longest; all masked where a row
-        has fewer."""
+        """Return the neighbours [B,L,K,R] of all rows' complete chunks; L is the longest row's, padding is masked."""
         m = self.chunk_len
         counts = [len(row) // m for row in rows]
         if not max(counts):
@@ -50,7 +48,7 @@ class ChunkNeighbours:
         return self._named(padded)
 
     def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
-        """Neighbours [batch,1,K,R] where `rows` complete `chunks` [n,M]; all masked in the other rows."""
+        """Return the neighbours [batch,1,K,R] of `chunks` [n,M] that `rows` complete; other rows are masked."""
         retrieved = self._find(chunks)
         padded = [t.new_zeros(batch, 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):
@@ -62,7 +60,7 @@ class ChunkNeighbours:
         return dict(zip(("neighbours", "neighbour_mask"), tensors, strict=True))
 
     def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Neighbours and mask [n,K,R] of chunks [n,M]."""
+        """Return neighbours and mask [n,K,R] of chunks [n,M]."""
         neighbours, mask = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
         self.shape = neighbours.shape[1:]
         return neighbours.to(self.device), mask.to(self.device)
@@ -71,9 +69,9 @@ class ChunkNeighbours:
 def check_retrieved(
     retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Check the result of `retrieve` for `count` chunks: neighbours int64 [n,K,R] and a mask, made whole, bool [n,K,R].
+    """Check the result of `retrieve` for `count` chunks; return neighbours int64 [n,K,R] and a mask bool [n,K,R].
 
-    shape: [K,R] of what it gave before.
+    shape: [K,R] of an earlier result, which this one must have too.
     Raises: TypeError, ValueError, naming `retrieve`.
     """
     if not isinstance(retrieved, tuple) or len(retrieved) != 2:

@@ -1,6 +1,6 @@
 """Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
 
-`generate` uses a model only by the protocol `Decodes`, and a cache only by `Cache`.
+`generate` needs of a model the protocol `Decodes`, and of a cache the protocol `Cache`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from retro_model.base import checks, transfer
 from retro_model.generation import captured
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
-#: columns between two looks at a GPU whether all rows have ended
+#: columns between two checks on a GPU whether all rows have ended: each check waits for the device
 _LOOK_EVERY = 8
 
 
@@ -26,8 +26,10 @@ class Cache(Protocol):
 
     @classmethod
     def join(cls, caches: list[Any], capacity: int) -> Any:
-        """One cache of all rows, in order, which all end in the same column and have room for `capacity` columns.
-        Called only for models that decode ragged."""
+        """Return one cache of all rows, in order, which end in the same column and have room for `capacity` columns.
+
+        Only models with a true `decodes_ragged` need it.
+        """
 
 
 class Decodes(Protocol):
@@ -38,27 +40,26 @@ class Decodes(Protocol):
         logits = model(token, cache=cache)[:, -1]           # token [2,1] -> [2,1,V], and so on
 
     Attributes:
-        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). Where it has a true
-            `retrieves`, the model takes neighbours from outside, as `neighbours` [B,L,K,R] and `neighbour_mask` of the
-            chunks of `chunk_len` tokens that complete within the call.
-        decodes_ragged: whether rows of different lengths share a cache (`Cache.join`); else each length is decoded by
-            itself.
-        pads_prompts: whether they do so by going in together, padded on the left under `attention_mask` [B,N], in place
-            of `Cache.join`; may be absent.
-        generation_options: names of further keyword options of both calls, which `generate` hands on; may be absent.
+        config: has `vocab_size`, V, and `max_len`, the most tokens of a row (None: no limit). If it has a true
+            `retrieves`, both calls take `neighbours` [B,L,K,R] and `neighbour_mask` of the chunks of `chunk_len` tokens
+            that complete within the call.
+        decodes_ragged: whether rows of different lengths share a cache. If not, each length is decoded separately.
+        pads_prompts: whether such rows enter together, padded on the left under `attention_mask` [B,N], and need no
+            `Cache.join`; may be absent.
+        generation_options: names of further keyword options of both calls, which `generate` passes on; may be absent.
     """
 
     config: Any
     decodes_ragged: bool
 
     def make_cache(self, batch: int, capacity: int | None = None) -> Any:
-        """An empty cache for `batch` rows of at most `capacity` tokens; None: as many as the model takes."""
+        """Return an empty cache for `batch` rows of at most `capacity` tokens; None: as many as the model takes."""
 
     def last_logits(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
-        """Logits [B,V] after the last of tokens [B,N], which follow what the cache holds and are taken in."""
+        """Return logits [B,V] after the last of tokens [B,N]. They follow the cache's tokens and are added to it."""
 
     def __call__(self, tokens: Tensor, *, cache: Any = None) -> Tensor:
-        """Logits [B,N,V] after each of tokens [B,N], likewise."""
+        """Return logits [B,N,V] after each of tokens [B,N]; the cache as in `last_logits`."""
 
 
 def generate(
@@ -74,11 +75,10 @@ def generate(
     cuda_graph: bool = False,
     **options,
 ) -> list[Tensor]:
-    """Continue every prompt; a model that takes neighbours gets them at the end of each chunk of the prompt and of what
-    is generated.
+    """Continue every prompt. A model that takes neighbours gets them when a chunk completes, in prompts too.
 
-    Prompts may differ in length: each row's chunks complete at its own time, and a row gets what it would get alone (up
-    to rounding, and with temperature > 0 up to which random numbers it draws).
+    Prompts may differ in length. A row's continuation is the same as without the other rows, up to rounding and, with
+    temperature > 0, up to the random numbers that it draws.
 
     Example:
         database = ...
@@ -86,30 +86,30 @@ def generate(
         texts = generate(model, [[5, 3, 9], [7]], 64, retrieve=retrieve)
 
     Args:
-        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. Runs in evaluation mode; its mode is
+        model: any of `Decodes`: a `Retro`, a `RetrofittedDecoder` and so on. It runs in evaluation mode; its mode is
             restored.
         prompts: token ids, one non-empty sequence a row (a list of ints, an int64 tensor, a NumPy array as
-            `Tokenizer.encode` gives), or [B,N].
-        max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len, where the model has a limit.
-        retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives
-            neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the
-            same. None: no retrieval.
-        temperature: 0: the most likely token; else logits are divided by it before sampling.
+            `Tokenizer.encode` returns), or [B,N].
+        max_new_tokens: tokens to add to each row. The longest row must fit config.max_len.
+        retrieve: called at most once a step, with the complete chunks int64 [n,M] on the model's device. Returns
+            neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device; K and R are the same
+            in every call. None: no retrieval.
+        temperature: divides the logits before sampling; 0: take the most likely token.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
-        stop_token: a row ends after this token. None: never, and then no step waits for the device but to retrieve.
-        cuda_graph: capture the step of a token as a CUDA graph and replay it: the same tokens, with next to nothing for
-            the host to do. For `Retro`, `MemoryMosaics` (forgetting the oldest pairs, if any) and `RPT` on a GPU.
-            Retrieval stays outside; a step that completes a chunk is a second graph, in an RPT the model's own call.
-        options: of the model's `generation_options`, handed to each of its calls; a tensor has one entry a prompt,
-            which goes with it.
+        stop_token: a row ends after this token. None: rows end at max_new_tokens, and steps wait for the device only to
+            retrieve.
+        cuda_graph: capture the step of a token as a CUDA graph and replay it; the tokens are the same. For `Retro`,
+            `MemoryMosaics` (if it evicts, the oldest pairs) and `RPT` on a GPU. Retrieval is not captured. A step that
+            completes a chunk is a second graph; in an RPT it is a plain call of the model.
+        options: the model's `generation_options`, passed to each of its calls. A tensor has one entry for each prompt.
 
     Returns:
         One int64 [length] a row: the prompt, then its continuation, the stop token included.
 
     Raises:
-        ValueError, TypeError: naming the argument; `retrieve` for what it returns. Ids are checked against the
-            vocabulary on every device.
+        ValueError, TypeError: naming the argument, or `retrieve` for its result. Ids are checked against the vocabulary
+            on every device.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
     section 3.1.
@@ -124,7 +124,7 @@ def generate(
     model.eval()
     try:
         with torch.no_grad():
-            # by length, so that prompts of one length lie side by side
+            # by length: prompts of one length go through the model together
             order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
             same_length = itertools.groupby(order, lambda i: len(rows[i]))
             batches = [order] if model.decodes_ragged else [list(same) for _, same in same_length]
@@ -144,26 +144,26 @@ def generate(
 def sample(
     logits: Tensor, *, temperature: float = 0.0, top_p: float = 1.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """One token id [B] for each row of logits [B,V]; see `generate` for the options."""
+    """Return one token id [B] for each row of logits [B,V]; see `generate` for the options."""
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.float()
-    logits = logits - logits.amax(-1, keepdim=True)  # a tiny temperature then gives -inf, never NaN
+    logits = logits - logits.amax(-1, keepdim=True)  # divided by a tiny temperature this gives -inf, never NaN
     probabilities = torch.softmax(logits / max(temperature, torch.finfo(logits.dtype).tiny), -1)
     if top_p < 1:
         ranked, order = probabilities.sort(dim=-1, descending=True, stable=True)
-        surplus = ranked.cumsum(-1) - ranked >= top_p  # the tokens before this one are enough; never so for the first
+        surplus = ranked.cumsum(-1) - ranked >= top_p  # the tokens before this one suffice; never true of the first
         probabilities = torch.zeros_like(ranked).scatter(-1, order, ranked.masked_fill(surplus, 0))
     return torch.multinomial(probabilities, 1, generator=generator).squeeze(-1)
 
 
 def _rows_of(options: dict, rows) -> dict:
-    """The options of some rows: a tensor's entries of theirs, anything else as it is."""
+    """Return the options of some rows: their entries of a tensor, any other value as it is."""
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in options.items()}
 
 
 class _Sampler:
-    """The state of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
+    """State of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ class _Sampler:
         self.ends = torch.full((len(rows),), self.tokens.shape[1], device=device)
 
     def run(self) -> list[Tensor]:
-        """The sequences, in the order of the rows."""
+        """Return the sequences, in the order of the rows."""
         last = self.tokens.shape[1] - 1
         if self.max_new_tokens:
             logits, cache = self._prefill()
@@ -203,26 +203,25 @@ class _Sampler:
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
 
     def _decoder(self, cache: Cache) -> Callable[..., Tensor]:
-        """Logits [B,V] after tokens [B,1] and what comes with them."""
+        """Return the function from tokens [B,1] and further inputs to logits [B,V]."""
         if self.cuda_graph:
             return captured.Captured(self.model, cache)
         return lambda tokens, **inputs: self.model(tokens, cache=cache, **inputs)[:, -1]
 
     def _stopped(self, column: int) -> bool:
-        """Whether every row has ended with its token in `column` or before."""
+        """Return whether every row has ended at `column`."""
         if self.stop_token is None:
             return False
         stops = ~self.done & (self.tokens[:, column] == self.stop_token)
         self.ends = torch.where(stops, column + 1, self.ends)
         self.done |= stops
-        # to look is to wait for the device: tokens past a row's end are dropped anyway
+        # the check waits for the device; a late one is harmless, because tokens past a row's end are dropped
         looks = self.tokens.device.type == "cpu" or (column - self.columns) % _LOOK_EVERY == _LOOK_EVERY - 1
         return looks and bool(self.done.all())
 
     def _prefill(self) -> tuple[Tensor, Cache]:
-        """Logits [B,V] after the prompts, and the cache that holds them: prompts of one length go through the model
-        together."""
-        one_length = len(self.rows[0]) == self.columns  # then no cache has to be joined to another
+        """Return logits [B,V] after the prompts, and the cache that holds them."""
+        one_length = len(self.rows[0]) == self.columns  # one cache, no join
         if not one_length and getattr(self.model, "pads_prompts", False):
             cache = self.model.make_cache(len(self.rows), self.tokens.shape[1])
             inputs = {} if self.neighbours is None else self.neighbours.of_padded(self.rows)
@@ -241,7 +240,7 @@ class _Sampler:
         return torch.cat(logits), caches[0] if one_length else type(caches[0]).join(caches, self.tokens.shape[1])
 
     def _completed(self, column: int) -> dict:
-        """Neighbours of the chunks that end with `column`, as the model takes them."""
+        """Return the neighbours of the chunks that end with `column`, as inputs of the model."""
         if self.neighbours is None:
             return {}
         chunk_len = self.neighbours.chunk_len
@@ -266,7 +265,7 @@ def _check_model(model) -> None:
 
 
 def _prompts(model, prompts) -> list[Tensor]:
-    """Every prompt as int64 [length] on the model's device, checked."""
+    """Return every prompt as int64 [length] on the model's device, checked."""
     device = next(model.parameters()).device
     if isinstance(prompts, (Tensor, np.ndarray)):
         if prompts.ndim != 2:

@@ -1,9 +1,9 @@
-"""Attention of published Hugging Face models through `retro_kernels`, by one line:
+"""Attention of published Hugging Face models by `retro_kernels`, in one line:
 
     use_retro_kernels(model)  # GPT-NeoX, Llama, T5, mT5, umT5, Wav2Vec2-Conformer and models with the same attention
 
-Causal masks, bidirectional masks and padding become arguments of `relative_attention`. T5's bias becomes a table of
-one number a displacement, Wav2Vec2-Conformer's Transformer-XL positions become relative keys. No layer but T5's first
+Causal masks, bidirectional masks and padding become arguments of `relative_attention`. T5's bias becomes a table of one
+number for each displacement, Wav2Vec2-Conformer's Transformer-XL positions become relative keys. Only T5's first layer
 writes a matrix [N, S] of position logits to memory.
 """
 
@@ -29,12 +29,12 @@ def use_retro_kernels(model: nn.Module) -> nn.Module:
         model: a `PreTrainedModel` whose attention goes through the library's `AttentionInterface`.
 
     Returns:
-        The same model. `model.set_attn_implementation("sdpa")` takes the change back, except for Wav2Vec2-Conformer.
+        The same model. `model.set_attn_implementation("sdpa")` undoes the change, except for Wav2Vec2-Conformer.
 
     Raises:
         TypeError: `model` is no `PreTrainedModel`.
-        ValueError: its attention does not go through the interface, or a forward pass asks for a mask or a bias that
-            the op does not have (sliding windows, packed sequences, two-dimensional biases).
+        ValueError: its attention does not use the interface. A forward pass raises it for a mask or a bias that the op
+            does not have (sliding windows, packed sequences, two-dimensional biases).
     """
     from transformers import PreTrainedModel
 
@@ -61,7 +61,7 @@ def _register() -> None:
 def _key_mask(
     batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **options
 ):
-    """The mask of the keys, bool [B,S], or None; causality is an argument of the op."""
+    """Return the mask of the keys, bool [B,S], or None. Causality is an argument of the op."""
     from transformers import masking_utils
 
     known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
@@ -93,7 +93,7 @@ def _attend(
     is_causal: bool | None = None,
     **options,
 ) -> tuple[Tensor, None]:
-    """query [B,H,N,D], key, value [B,G,S,D], attention_mask bool [B,S] -> [B,N,H,D]."""
+    """Return [B,N,H,D] of query [B,H,N,D], key and value [B,G,S,D], and attention_mask bool [B,S]."""
     if options.get("sliding_window") is not None or options.get("softcap") is not None:
         raise ValueError(f"model: {type(module).__name__} has a sliding window or a softcap; not served yet")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -110,7 +110,7 @@ def _attend(
 
 
 def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
-    """Relative keys of width 1 from a bias [1,H,N,S] whose diagonals are constant: its first row and first column."""
+    """Return relative keys of width 1 for a bias [1,H,N,S] with constant diagonals, from its first row and column."""
     kind = module.config.model_type
     if kind not in BIASED:
         raise ValueError(f"model: position_bias of {kind!r} is not known to depend on the displacement alone")
@@ -120,7 +120,7 @@ def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float)
 
 
 def _conformer_forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **options):
-    """Transformer-XL's attention with u and v. Encodings [1,2N-1,d] begin with the largest displacement."""
+    """Compute Transformer-XL's attention with u and v. Encodings [1,2N-1,d] begin at the largest displacement."""
     query, key, value = (
         project(hidden_states).unflatten(-1, (self.num_heads, self.head_size))
         for project in (self.linear_q, self.linear_k, self.linear_v)

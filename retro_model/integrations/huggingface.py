@@ -1,4 +1,4 @@
-"""A retrofitted decoder as a model of the Hugging Face library: Trainer, generate, save_pretrained. Needs transformers.
+"""A retrofitted decoder as a Hugging Face model: Trainer, generate, save_pretrained. Needs transformers.
 
 model = RetrofitForCausalLM.from_decoder(AutoModelForCausalLM.from_pretrained(NAME), neighbours="own")
 Trainer(model, arguments, train_dataset=rows, data_collator=NeighbourCollator(chunk_len=32)).train()
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import EllipsisType
 
@@ -31,15 +31,18 @@ from retro_model.retro.decoders import adapters, base_of
 from retro_model.retro.frozen_decoder import FrozenDecoder, RetrofitCache
 from retro_model.retro.inputs import row_starts
 from retro_model.retro.retrofit import retrofit
+from retro_model.training.windows import IGNORED
 
-WEIGHTS = "model.safetensors"  # of what was added
-DECODER = "decoder"  # the folder of a decoder that is saved whole
-IGNORED = -100  # the label of a token that does not count
+WEIGHTS = "model.safetensors"  # file of the added weights
+DECODER = "decoder"  # folder of a decoder that is saved whole
 
 
 class RetrofitConfig(PretrainedConfig):
-    """The decoder's configuration, that of what was added (`RetroConfig.to_dict`), and where the decoder's weights are
-    (None: in the same folder); sha256: of the added weights' file; base_sha256: of the decoder's, see `digest_of`."""
+    """Configuration of a retrofitted decoder.
+
+    decoder: the decoder's own. retrieval: `RetroConfig.to_dict` of the added layers. base: name or folder of the
+    decoder; None: it is in the same folder. sha256: of the added weights' file. base_sha256: `digest_of` the decoder.
+    """
 
     model_type = "retro_retrofit"
 
@@ -57,15 +60,15 @@ class RetrofitConfig(PretrainedConfig):
         super().__init__(**options)
 
     def get_text_config(self, *_, **__) -> PretrainedConfig:
-        """The decoder's: what the library asks for the number of layers and their caches."""
+        """Return the decoder's configuration: the library reads the number of layers and their caches from it."""
         return AutoConfig.for_model(**self.decoder) if self.decoder else self
 
 
 class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
-    """`retrofit` as the Hugging Face library knows models; the retrofitted decoder itself is `model`.
+    """Hugging Face model of a decoder after `retrofit`; the retrofitted decoder is its attribute `model`.
 
     Args:
-        config: names the decoder and the sizes of what was added.
+        config: the decoder's, and of the added layers.
         model: a `RetrofittedDecoder` or an `OwnAttention`.
     """
 
@@ -78,12 +81,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         self.model = model
         self.generation_config = model.decoder.generation_config
         self._retrieve: Retrieve | None = None
-        # what the Trainer expects to miss when it resumes from a checkpoint: see `trained_state_dict`
+        # weights that no checkpoint has: the Trainer does not miss them when it resumes
         self._keys_to_ignore_on_save = sorted(self.state_dict().keys() - self.trained_state_dict().keys())
 
     @classmethod
     def from_decoder(cls, decoder: PreTrainedModel, **changes) -> RetrofitForCausalLM:
-        """A decoder with retrieval; `changes` as in `retrofit`."""
+        """Return a decoder with retrieval; `changes` as in `retrofit`."""
         model = retrofit(decoder, **changes)
         theirs = decoder.config
         base = getattr(theirs, "_name_or_path", None) or None
@@ -92,10 +95,10 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return cls(RetrofitConfig(theirs.to_dict(), model.config.to_dict(), base), model)
 
     def _init_weights(self, module) -> None:
-        """Nothing: `retrofit` has."""
+        """Do nothing: `retrofit` has drawn the weights."""
 
     def trained_state_dict(self) -> dict[str, Tensor]:
-        """Return the weights that training moves and `save_pretrained` writes: added ones, and PEFT's."""
+        """Return the weights that training changes and `save_pretrained` writes: added ones, and PEFT's."""
         trained = {
             f"model.{name}"
             for name, p in self.model.named_parameters()
@@ -117,11 +120,11 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         num_items_in_batch: Tensor | int | None = None,
         **_,
     ) -> CausalLMOutputWithPast:
-        """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
+        """Return logits [B,N,V] and, with labels [B,N], the mean loss over the labels that are not -100.
 
-        In training with labels the logits are None: those of all tokens are never in memory together.
+        In training with labels the logits are None: the logits of all tokens are never in memory together.
         neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. cache, before transformers 5.24
-        past_key_values: the library's own, in `generate`; read and filled unless use_cache is False.
+        past_key_values: the library's own, in `generate`; it is read and filled unless use_cache is False.
         """
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
@@ -147,14 +150,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     @staticmethod
     def _count(labels: Tensor, counted: Tensor | int | None) -> Tensor | int:
-        """Tokens whose loss counts: those with a label and a token before them, or what the Trainer says."""
+        """Return the number of tokens whose loss counts: the Trainer's, or the labels after a row's first token."""
         return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if counted is None else counted
 
     def generate(self, *args, retrieve: Retrieve | EllipsisType | None = ..., **options):
-        """The library's `generate`; `retrieve` is called with the chunks that complete, as in `retro_model.generate`.
+        """Run the library's `generate`; `retrieve` gets the chunks that complete, as in `retro_model.generate`.
 
-        retrieve: None: without retrieval; left out, the same with a warning.
-        Raises: ValueError for beams, whose reordering the neighbours would not follow.
+        retrieve: None: no retrieval. If it is left out there is none either, and a warning.
+        Raises: ValueError for beam search, which reorders rows: the neighbours would not follow.
         """
         if isinstance(retrieve, EllipsisType):
             warnings.warn(
@@ -170,7 +173,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             self._retrieve = None
 
     def _decode(self, tokens: Tensor, attention_mask: Tensor | None, past) -> Tensor:
-        """Logits of the tokens that follow what the library's cache holds; ours rides on it."""
+        """Return logits of tokens after those in the library's cache, whose attribute `retrofit` is our cache."""
         cache = getattr(past, "retrofit", None)
         if cache is None:
             cache = past.retrofit = self.model.make_cache(len(tokens))
@@ -183,8 +186,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
-        """Neighbours [B,L,K,R] of the chunks that complete within the last `count` columns of the history, and their
-        mask."""
+        """Return neighbours [B,L,K,R] and mask of the chunks that complete in the history's last `count` columns."""
         m = self.model.config.chunk_len
         places, chunks = [], []
         for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):
@@ -211,16 +213,14 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
 
     def get_input_embeddings(self):
-        """The decoder's."""
+        """Return the decoder's."""
         return self.model.decoder.get_input_embeddings()
 
     def save_pretrained(self, folder: str | os.PathLike, *, whole: bool | None = None, **_) -> None:
-        """The added weights and the configuration; the decoder by reference to where it came from, or `whole` beside
-        them.
+        """Write the added weights and the configuration, which names the decoder by its origin.
 
-        PEFT's adapters are saved as PEFT does, beside the added weights; the decoder under them by reference.
-
-        whole: None: where the decoder came from nowhere.
+        PEFT writes its adapters beside the added weights.
+        whole: write the decoder's weights too; None: only if the decoder has no origin. Never with adapters.
         Raises: ValueError for adapters without their PeftModel, which alone can save them.
         """
         decoder = self.model.decoder
@@ -246,10 +246,10 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> RetrofitForCausalLM:
         """Load a folder that `save_pretrained` wrote.
 
-        decoder: the decoder where it is already there, without the adapters that were saved. options: of the decoder's
+        decoder: a decoder that is loaded already, without the saved adapters; None: load it. options: of the decoder's
         from_pretrained.
-        Raises: ValueError where the configuration is corrupt, the added weights are not its own, or the folder of the
-        decoder holds other weights than it did.
+        Raises: ValueError if the configuration is corrupt, the added weights do not match it, or the weights in the
+        decoder's folder have changed.
         """
         config = _config_of(Path(folder))
         state = _weights(Path(folder) / WEIGHTS, config.sha256)
@@ -257,7 +257,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         tuned = (saved / "adapter_config.json").exists()
         if decoder is None and tuned and config.base is None:
             raise ValueError(
-                "decoder: expected the one that the saved adapters belong to, which was nowhere to refer to; got None"
+                "decoder: expected the one that the saved adapters belong to, because the folder names none; got None"
             )
         if decoder is None:
             if config.base and config.base_sha256 not in (None, digest_of(config.base)):
@@ -267,7 +267,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             from peft import PeftModel
 
             decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
-        fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # of the form "new"
+        fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # `retrofit` takes the decoder's
         changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
         try:
             model = cls(config, retrofit(decoder, **changes))
@@ -288,8 +288,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _config_of(folder: Path) -> RetrofitConfig:
-    """The configuration that was saved. Raises: ValueError naming the file, and the field that is of another type."""
-    kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": (str, type(None))}
+    """Return the saved configuration. Raises: ValueError naming the file, and the field of a wrong type."""
+    kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": str}
     file = folder / "config.json"
     content = disk.read_plain(file)
     try:
@@ -299,16 +299,16 @@ def _config_of(folder: Path) -> RetrofitConfig:
             if not isinstance(value, kind):
                 raise ValueError(f"{name} is {value!r}")
         config = RetrofitConfig.from_pretrained(folder)
-        config.get_text_config()  # of the decoder's fields: the library's exceptions are of many types
+        config.get_text_config()  # checks the decoder's fields; the library's exceptions have many types
     except Exception as error:
         raise ValueError(f"{file}: corrupt ({error})") from error
     return config
 
 
-def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:
-    """The added weights. digest: None: of a folder that was saved before there were any."""
+def _weights(file: Path, digest: str) -> dict[str, Tensor]:
+    """Return the added weights, whose file must have this digest."""
     content = disk.read_plain(file)
-    if digest not in (None, hashlib.sha256(content).hexdigest()):
+    if digest != hashlib.sha256(content).hexdigest():
         raise ValueError(f"{file}: truncated or corrupt: its SHA-256 differs from the one in config.json")
     try:
         return load(content)
@@ -317,7 +317,7 @@ def _weights(file: Path, digest: str | None) -> dict[str, Tensor]:
 
 
 def digest_of(folder: str | os.PathLike) -> str | None:
-    """Return the SHA-256 of the weight files in a decoder's folder, in the order of their names; None without any."""
+    """Return the SHA-256 over the digests of a decoder's weight files, sorted by name; None if there are none."""
     files = sorted(f for f in Path(folder).glob("*") if f.suffix in (".safetensors", ".bin"))
     if not files:
         return None
@@ -328,15 +328,15 @@ def digest_of(folder: str | os.PathLike) -> str | None:
 
 
 class NeighbourCollator:
-    """Rows of tokens and their neighbours to a batch, padded on the right, with labels.
+    """Collator of rows of tokens and their neighbours: pads them on the right and makes labels.
 
-    A row is a dict with input_ids, a list or tensor [n], and where it has neighbours, `neighbours` [n//M,K,R] and
-    perhaps `neighbour_mask`. Where it has none, `retrieve` is asked.
+    A row is a dict with input_ids, a list or tensor [n], and optionally `neighbours` [n//M,K,R] and `neighbour_mask`.
+    `retrieve` is called for a row without neighbours.
 
     Args:
         chunk_len: M.
         retrieve: chunks int64 [n,M] -> neighbours [n,K,R] and a mask or None, as in `generate`.
-        pad_token_id: any id; padding is masked.
+        pad_token_id: id of padding, which is masked: any will do.
     """
 
     def __init__(self, chunk_len: int, retrieve: Retrieve | None = None, pad_token_id: int = 0):
@@ -352,9 +352,9 @@ class NeighbourCollator:
             return batch
         shape = next(n.shape[1:] for n, _ in neighbours if len(n))
         neighbours = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in neighbours]
-        names: Sequence[tuple[str, Callable]] = (("neighbours", lambda f: f[0]), ("neighbour_mask", lambda f: f[1]))
         longest = ids.shape[1] // self.chunk_len
-        return batch | {name: _padded([part(f) for f in neighbours], 0, longest) for name, part in names}
+        found, masks = (_padded(list(parts), 0, longest) for parts in zip(*neighbours))
+        return batch | {"neighbours": found, "neighbour_mask": masks}
 
     def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
         chunks = len(tokens) // self.chunk_len
@@ -374,7 +374,7 @@ class NeighbourCollator:
 
 
 def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:
-    """[B,length,...] of parts [n,...]."""
+    """Return [B,length,...] of parts [n,...]; the rest is `fill`. length: None: the longest part's."""
     length = max(len(p) for p in parts) if length is None else length
     out = parts[0].new_full((len(parts), length, *parts[0].shape[1:]), fill)
     for row, part in zip(out, parts):

@@ -1,10 +1,10 @@
-"""Our models in EleutherAI's evaluation harness. Needs lm_eval (pip install 'retro-kernels[harness]').
+"""Models of this package in EleutherAI's evaluation harness. Needs lm_eval (pip install 'retro-kernels[harness]').
 
 lm = RetroLM(model, tokenizer, retrieve=lambda chunks: database.values(database.search(chunks, k=10)))
 results = lm_eval.simple_evaluate(lm, tasks=[tasks.lambada("lambada.jsonl"), "wikitext"])
 results = lm_eval.simple_evaluate("retro", "folder=demo-out,neighbours=10", tasks=["wikitext"])
 
-The last is a model folder, by the name that importing this module registers; on the command line `retro-model lm-eval`.
+Importing this module registers the model "retro", which reads a model folder. The command is `retro-model lm-eval`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,24 @@ from retro_model.evaluation.tasks import passages_of
 from retro_model.generation import generate
 from retro_model.generation.chunk_neighbours import Retrieve
 
-#: doc -> (title, text) of its passages, nearest first; None or nothing where it has none.
+#: doc -> (title, text) of its passages, nearest first; None or an empty iterable if it has none
 Passages = Callable[[dict], Iterable[tuple[str, str]] | None]
 
 
 @register_model("retro")
 class RetroLM(TemplateLM):
-    """A `Retro` or a `RetrofittedDecoder` as the harness calls language models: any of its tasks, with retrieval in the
-    loop.
+    """Language model of the evaluation harness for a `Retro` or a `RetrofittedDecoder`, with retrieval in the loop.
 
     Args:
         model: with its weights.
         tokenizer: a `Tokenizer`, an `Encoder` with `decode`, or any Hugging Face tokenizer.
         retrieve: chunks -> neighbours and mask, as in `generate`; None: retrieval off.
-        passages: the passages of a task's document, which stand in for `retrieve`: for question answering. Their
-            prompts are aligned, so that the answer attends them (section 4.3).
-        num_passages: of them.
-        bos_id: begins every text; None: the tokenizer's.
-        window, stride: of rolling likelihoods, in tokens; None: max_len and half of it. The paper: 2048 and 1024, on
-            Wikitext103 a quarter.
+        passages: function to the passages of a task's document, which replace `retrieve` in question answering. Prompts
+            are aligned, so that the answer attends the passages (section 4.3).
+        num_passages: passages to read.
+        bos_id: token that begins every text; None: the tokenizer's.
+        window, stride: of rolling likelihoods, in tokens; None: max_len and half of it. The paper's are 2048 and 1024,
+            on Wikitext103 a quarter of the window.
         batch_size: rows at a time.
 
     Raises:
@@ -72,7 +71,7 @@ class RetroLM(TemplateLM):
         self.model, self.encoder, self.retrieve, self.passages = model, as_encoder(tokenizer), retrieve, passages
         self.bos_id = getattr(self.encoder, "bos_id", BOS) if bos_id is None else bos_id
         if self.bos_id is None:
-            raise ValueError("bos_id: expected the id that begins a text, for the tokenizer has none; got None")
+            raise ValueError("bos_id: expected the id that begins a text, because the tokenizer has none; got None")
         self.window = model.config.max_len if window is None else window
         self.stride = self.window // 2 if stride is None else stride
         for name, value in (("window", self.window), ("stride", self.stride)):
@@ -100,16 +99,17 @@ class RetroLM(TemplateLM):
         max_batch_size: int | None = None,
         **options,
     ) -> RetroLM:
-        """Load a folder of `retro-model demo` or `retrofit`: the evaluation harness's `--model retro --model_args ...`.
+        """Load a folder of `retro-model demo` or `retrofit`, as `--model retro --model_args ...` does.
 
         Args:
             folder: a model folder.
             neighbours: of each chunk; None: as many as in training; 0: retrieval off.
-            random: random chunks of the database in place of the neighbours, the control of retrieval.
-            passages: a document's `passages` stand in for them, as in `tasks.question_answering`.
-            device, batch_size: the harness's, whose device is cuda unless told otherwise: cpu where there is none.
-                max_batch_size has no use here.
-            options: of `RetroLM`, e.g. window and stride; None: the folder's window and half of it.
+            random: read random chunks of the database in place of the neighbours: the control of retrieval.
+            passages: read the `passages` of a task's document in place of the neighbours, see
+                `tasks.question_answering`.
+            device: the harness's, which defaults to cuda; a machine without CUDA takes cpu.
+            batch_size: the harness's. max_batch_size is ignored.
+            options: of `RetroLM`, e.g. stride. The window defaults to the folder's.
 
         Raises:
             FileNotFoundError, ValueError: naming the file or the argument.
@@ -160,7 +160,7 @@ class RetroLM(TemplateLM):
         return [int(token) for token in self.encoder.encode_batch([string])[0]]
 
     def loglikelihood(self, requests: Sequence, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """The log-likelihood of each continuation, and whether it is what greedy sampling gives."""
+        """Return the log-likelihood of each continuation, and whether greedy sampling would write it."""
         if self.passages is None:
             return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
         results = []
@@ -182,8 +182,9 @@ class RetroLM(TemplateLM):
         return [(-suffix.nats, suffix.greedy) for suffix in scored]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
-        """The log-likelihood of whole texts in overlapping windows,
-        each token scored once with the most context; BOS is free.
+        """Return the log-likelihood of whole texts, read in overlapping windows.
+
+        Each token is scored once, in the window with most tokens before it. BOS is not scored.
         """
         m, contexts, suffixes, owners = self.model.config.chunk_len, [], [], []
         for number, request in enumerate(requests):
@@ -207,7 +208,7 @@ class RetroLM(TemplateLM):
         return [-float(n) for n in nats]
 
     def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
-        """Sample after each prompt, up to the first stop string."""
+        """Return a continuation of each prompt, up to the first stop string."""
         texts = []
         for request in requests:
             prompt, options = request.args
@@ -239,7 +240,7 @@ class RetroLM(TemplateLM):
 
     @contextlib.contextmanager
     def _passages_of(self, doc: dict | None):
-        """Within, every chunk's neighbours are the document's passages, where it has any."""
+        """Context manager: every chunk's neighbours are the document's passages, if it has any."""
         before = self.retrieve
         if self.passages is not None:
             length = self.model.config.neighbour_len

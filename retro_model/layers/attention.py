@@ -1,4 +1,4 @@
-"""Multi-head attention with relative positions, and the projections that every attention here shares."""
+"""Multi-head attention with relative positions, and the base class of every attention here."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .products import Linear
 
 
 class Attention(nn.Module):
-    """The four projections of every attention here; a subclass says how queries meet keys."""
+    """Projections to queries, keys and values, and of the output. A subclass computes the attention itself."""
 
-    #: parameters with a row a head, beside the projections
+    #: names of parameters beside the projections that have one row a head
     head_parameters: tuple[str, ...] = ()
 
     def __init__(
@@ -57,16 +57,16 @@ class Attention(nn.Module):
             nn.init.zeros_(getattr(self, name))
 
     def heads_of(self, x: Tensor) -> Tensor:
-        """Queries [...,H,D] of x [...,d_model]."""
+        """Return queries [...,H,D] of x [...,d_model]."""
         return self.query(x).unflatten(-1, (self.num_heads, self.head_dim))
 
     def project(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [...,G,D] of a context [...,context_dim]."""
+        """Return keys and values [...,G,D] of a context [...,context_dim]."""
         shape = (self.num_kv_heads, self.head_dim)
         return self.key(context).unflatten(-1, shape), self.value(context).unflatten(-1, shape)
 
     def options(self) -> dict:
-        """Arguments that every call of an op takes."""
+        """Return the arguments that are the same in every call of an op."""
         return {"dropout_p": self.dropout if self.training else 0.0, "backend": self.backend}
 
     def extra_repr(self) -> str:
@@ -75,7 +75,7 @@ class Attention(nn.Module):
 
 
 class RelativeProjections(Attention):
-    """An attention's projections with Transformer-XL's relative positions: the map of their encodings, u and v."""
+    """Base of attentions with Transformer-XL's relative positions: the map of their encodings, and biases u and v."""
 
     head_parameters = ("content_bias", "position_bias")
 
@@ -91,7 +91,7 @@ class RelativeProjections(Attention):
 
 
 def local(parameter: Tensor) -> Tensor:
-    """The heads of a parameter that this process holds: all, unless it is divided among processes (a DTensor)."""
+    """Return this process's heads of a parameter: all of them, or its shard of a DTensor."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
@@ -107,10 +107,10 @@ class RelativeAttention(RelativeProjections):
     Args:
         d_model: width of the query side and of the output; even.
         num_heads, head_dim: H, D; D a multiple of 8 from 16 to 256.
-        causal: a token sees itself and what came before it.
+        causal: a token sees itself and the tokens before it.
         context_dim: width of the context of a cross-attention; None: d_model.
         num_kv_heads: G, divides num_heads (grouped-query attention); None: num_heads.
-        bias: biases in the four projections (never in that of the positions).
+        bias: biases in the four projections; the projection of the positions has none.
         dropout: probability, in training, of dropping an attention weight.
         backend: of `retro_kernels`; None: the fastest that serves the call.
 
@@ -147,16 +147,14 @@ class RelativeAttention(RelativeProjections):
         cache: KeyValueCache | None = None,
         part=None,
     ) -> Tensor:
-        """The update [B,N,d_model] of x [B,N,d_model].
+        """Return the update [B,N,d_model] of x [B,N,d_model].
 
         Args:
             context: [B,S,context_dim] to attend to; None: x itself.
             query_offset: position of query 0 counted from key 0; None: S-N if causal, else 0.
             key_mask: bool [B,S], True = visible. A query that sees nothing gets the output projection of zeros.
-            cache: of a causal attention to x itself: holds the tokens before these, and takes these in; S counts them
-                all.
-            part: of a causal attention to x itself: the rest of the sequences is with other processes, see
-                `retro_model.parallel`.
+            cache: tokens before x, for a causal attention to x itself; x is added. S counts both.
+            part: this process's range of a sequence, for a causal attention to x itself; see `retro_model.parallel`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -196,7 +194,7 @@ class RelativeAttention(RelativeProjections):
         query_offset=None,
         key_mask=None,
     ) -> Tensor:
-        """`forward` with the keys, values [B,S,G,D] and relative keys [H,T,D] already projected."""
+        """Return the update for keys, values [B,S,G,D] and relative keys [H,T,D] that are projected already."""
         out = rk.relative_attention(
             self.heads_of(x),
             key,

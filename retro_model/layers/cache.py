@@ -11,9 +11,8 @@ from torch import Tensor
 class KeyValueCache:
     """Keys and values [B,capacity,G,D] of the tokens so far, and relative keys [H,capacity,D], projected once.
 
-    Memory is taken at the first call, in the type the keys then have. Rows of different lengths end in the same column
-    (`join`): as positions are relative, each row's tokens still stand at the right displacements; what lies before a
-    row's first token is masked by who attends.
+    The first call allocates them in the type of its keys. Rows of different lengths end in the same column (`join`):
+    positions are relative, so displacements stay right. The caller masks the columns before a row's first token.
 
     Args:
         capacity: columns.
@@ -26,9 +25,9 @@ class KeyValueCache:
         self.rel_keys: Tensor | None = None  # row t for displacement t
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, int | Tensor]:
-        """Takes in keys and values [B,N,G,D]; gives those to attend [B,S,G,D], and the position of the first new one.
+        """Append keys and values [B,N,G,D]; return keys and values to attend [B,S,G,D] and the first new position.
 
-        For a single token S is the capacity: every step then has the same shapes, and causal attention sees no key
+        For a single token S is the capacity, so that every step has the same shapes; a causal attention sees no key
         after its position.
         """
         if self.keys is None:
@@ -41,23 +40,23 @@ class KeyValueCache:
         return self.keys[:, :seen], self.values[:, :seen], first
 
     def relative_keys(self, positions: Callable[[int, int], Tensor], count: int) -> Tensor:
-        """[H,count,D] of displacements from 0 on, from `positions(first, count)` the first time."""
+        """Return relative keys [H,count,D] of displacements from 0; the first call computes them by `positions`."""
         if self.rel_keys is None:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held."""
+        """Allocated tensors."""
         return [t for t in (self.keys, self.values, self.rel_keys) if t is not None]
 
     def at(self, column: Tensor) -> StepKeys:
-        """For steps of one token, in the column that the device knows: int64 [B], the same for all rows."""
+        """Return the cache for steps of one token in a column that is on the device: int64 [B], all rows the same."""
         return StepKeys(self, column)
 
     @classmethod
     def join(cls, caches: Sequence[KeyValueCache], capacity: int) -> KeyValueCache:
-        """One cache of all rows, in order, moved so that all end in the same column."""
+        """Return one cache of all rows, in order, shifted so that all end in the same column."""
         joined = cls(capacity)
         joined.length = max(c.length for c in caches)
         if all(c.keys is not None for c in caches):
@@ -67,14 +66,14 @@ class KeyValueCache:
 
 
 class StepKeys:
-    """A cache of keys and values for steps that are a function of tensors alone: same memory, same shapes each time."""
+    """View of a `KeyValueCache` for captured steps: same memory and shapes in each, the column is a tensor."""
 
     def __init__(self, cache: KeyValueCache, column: Tensor):
         self.cache, self.column = cache, column
         self.relative_keys = cache.relative_keys
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Take in keys and values [B,1,G,D]; see `KeyValueCache.extend`."""
+        """Append keys and values [B,1,G,D]; see `KeyValueCache.extend`."""
         cache = self.cache
         for held, new in ((cache.keys, key), (cache.values, value)):
             held.index_copy_(1, self.column[:1], new.to(held.dtype))
@@ -82,7 +81,7 @@ class StepKeys:
 
 
 def _moved(held: Tensor, length: int, end: int, capacity: int) -> Tensor:
-    """[B,capacity,...] with the first `length` columns of `held` in those before `end`."""
+    """Return [B,capacity,...] whose columns before `end` are the first `length` columns of `held`; the rest is 0."""
     moved = held.new_zeros(held.shape[0], capacity, *held.shape[2:])
     moved[:, end - length : end] = held[:, :length]
     return moved

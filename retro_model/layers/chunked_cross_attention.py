@@ -14,13 +14,13 @@ from .attention import RelativeProjections
 class ChunkedCrossAttention(RelativeProjections):
     """Attention of every token to the encoded neighbours of the last complete chunk before it.
 
-    The token at position p attends all K neighbours of chunk u = (p+1)//M - 1 in one softmax; as token i = (p+1) % M of
-    its attending chunk it stands at displacement d(i,i') = i - i' + M - 1 from token i' of each neighbour:
+    The token at position p attends all K neighbours of chunk c = (p+1)//M - 1 in one softmax. It is token
+    i = (p+1) % M of its attending chunk; its displacement from token i' of each neighbour is i - i' + M - 1:
 
         logit[i,(a,i')] = ((q_i + u)·k_{a,i'} + (q_i + v)·W_R s(i - i' + M - 1)) / sqrt(D)
 
-    A token that attends nothing, one of the first M-1 or one all of whose neighbours are masked, gets an update of
-    exactly 0, whatever biases there are.
+    The first M-1 tokens attend nothing, nor does a token whose neighbours are all masked. Their update is exactly 0,
+    also with biases.
 
     Example:
         layer = ChunkedCrossAttention(64, num_heads=4, head_dim=16, chunk_len=16, context_dim=32)
@@ -59,7 +59,7 @@ class ChunkedCrossAttention(RelativeProjections):
     def forward(
         self, x: Tensor, encoded: Tensor, *, neighbour_mask: Tensor | None = None, query_start: int = 0
     ) -> Tensor:
-        """The update [B,N,d_model] of x [B,N,d_model].
+        """Return the update [B,N,d_model] of x [B,N,d_model].
 
         Args:
             encoded: neighbours [B,L,K,R,context_dim], L >= (query_start+N)//M; any K and R.
@@ -77,14 +77,17 @@ class ChunkedCrossAttention(RelativeProjections):
         return self.attend(x, key, value, rel_key, neighbour_mask=neighbour_mask, query_start=query_start)
 
     def relative_keys(self, neighbour_len: int) -> Tensor:
-        """[H,M+R-1,D] for neighbours of R tokens."""
-        # row t of the op is i-i' = t-(R-1); the paper's displacement is M-1 more, as a neighbour starts with its chunk
+        """Return relative keys [H,M+R-1,D] for neighbours of R tokens."""
+        # row t of the op's table is i-i' = t-(R-1); the paper's displacement is M-1 more: a neighbour holds its chunk
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
     def attend(
         self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start=0
     ) -> Tensor:
-        """`forward` with the keys, values [B,L,K,R,G,D] and relative keys projected. query_start: or int64 [B]."""
+        """Return the update for keys, values [B,L,K,R,G,D] and relative keys that are projected already.
+
+        query_start: an int, or int64 [B].
+        """
         out, lse = rk.chunked_cross_attention(
             self.heads_of(x),
             key,
@@ -99,6 +102,6 @@ class ChunkedCrossAttention(RelativeProjections):
         update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update
-        # [B,N,1]: no head of a token that attends nothing has a logit
+        # [B,N,1]; head 0 stands for all: a token that attends nothing has a logit in no head
         attends = (lse[:, 0] != -torch.inf).unsqueeze(-1)
         return torch.where(attends, update, 0)

@@ -9,13 +9,13 @@ from .products import Linear
 
 
 class FeedForward(nn.Module):
-    """Two matrices with a GELU between them, or a SwiGLU of three: output(silu(gate x) * inner x).
+    """Two linear maps with a GELU between them, or a SwiGLU: output(silu(gate x) * inner x).
 
     Args:
         d_model, d_ff: widths outside and inside.
-        bias: biases in all.
-        gated: SwiGLU.
-        approximate: "none" or "tanh", the GELU's form.
+        bias: biases in all linear maps.
+        gated: SwiGLU in place of the GELU.
+        approximate: form of the GELU, "none" or "tanh".
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 (Ffw) and Table 2; Radford et al., 2019 (GELU); Shazeer,
     arXiv 2002.05202 (SwiGLU).
@@ -40,7 +40,7 @@ class FeedForward(nn.Module):
         self.gate = Linear(d_model, d_ff, **where) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """The update [...,d_model] of x [...,d_model]."""
+        """Return the update [...,d_model] of x [...,d_model]."""
         if self.gate is None:
             return self.output(F.gelu(self.inner(x), approximate=self.approximate))
         return self.output(F.silu(self.gate(x)) * self.inner(x))

@@ -8,14 +8,14 @@ from .attention import Attention
 
 
 def initialise(stack: nn.Module, branches: int) -> None:
-    """Initial weights of a stack of residual layers: N(0, 1/fan_in), with the matrices that write to the residual
-    stream scaled by 1/sqrt(branches), so that its variance does not grow with depth; biases 0 and norms 1.
+    """Draw the weights of a stack of residual layers from N(0, 1/fan_in); set biases to 0 and norms to 1.
 
-    The `output` of an attention or a feed-forward layer writes to the stream.
+    Matrices that write to the residual stream, the `output` of attentions and feed-forward layers, are scaled by
+    1/sqrt(branches), so that the stream's variance does not grow with depth.
 
     Args:
         stack: the module that holds the layers; embeddings get N(0, 1/width).
-        branches: residual updates that one activation passes.
+        branches: number of residual updates on the stream.
 
     Source: the depth scaling is GPT-2's (Radford et al., 2019, section 2.3).
     """

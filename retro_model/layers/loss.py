@@ -1,4 +1,4 @@
-"""Cross-entropy of a readout, without ever making the logits of all tokens."""
+"""Cross-entropy of a readout in blocks of rows: the logits of all tokens are never in memory together."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from torch import Tensor
 import retro_kernels as rk
 from retro_model.base import checks
 
-#: Logits made at a time: 256 MiB in float32, 524 rows of a vocabulary
-#: of 128,000. Fewer rows would read the matrix too often.
+#: Logits of a block: 256 MiB in float32, 524 rows of a vocabulary of 128,000. A smaller block would read the matrix
+#: more often.
 LOGITS_AT_ONCE = 2**26
-#: Logits that a thread's softmax goes over at a time, so that its passes stay in the cache.
+#: Logits that one thread's softmax reads at a time, so that its passes stay in the cache.
 LOGITS_IN_CACHE = 2**20
 
 
 class NextTokenLoss(NamedTuple):
-    """Negative log-likelihoods in nats, of tokens given those before them.
+    """Negative log-likelihood of each token given the tokens before it, in nats.
 
-    total: their sum, differentiable. losses: [B,N-1], those of tokens 1 to N-1, without a gradient; 0 where not
-    counted.
+    total: the sum, differentiable. losses: [B,N-1], of tokens 1 to N-1, without a gradient; 0 where not counted.
     """
 
     total: Tensor
@@ -31,11 +30,11 @@ class NextTokenLoss(NamedTuple):
 def linear_cross_entropy(
     x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor | None = None, *, rows: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The sum over tokens of weights[t] * -log softmax(x[t] weight^T)[targets[t]], and its terms.
+    """Return the sum over tokens of weights[t] * -log softmax(x[t] weight^T)[targets[t]], and its terms.
 
-    Logits are made for some rows at a time, and their gradients with them, so that the backward pass computes no logits
-    again: as many operations as the plain way, and [rows,V] in place of several [T,V]. Logits are of the type of x and
-    weight (under autocast, of autocast's), their exponentials are summed in float32 at least.
+    The forward pass makes logits and their gradients for `rows` rows at a time; the backward pass computes no logits.
+    The operations are as many as with all logits at once, and memory is [rows,V] in place of several [T,V]. Logits have
+    the type of x and weight, or autocast's; exponentials are summed in float32 at least.
 
     Example:
         total, losses = linear_cross_entropy(x, readout.weight, targets)  # x [T,d], weight [V,d], targets [T]
@@ -46,7 +45,7 @@ def linear_cross_entropy(
         weight: [V,d].
         targets: int64 [T], from 0 to V-1, also where the weight is 0.
         weights: [T], bool or real; None: 1.
-        rows: at a time; None: as many as make LOGITS_AT_ONCE logits.
+        rows: rows of a block; None: LOGITS_AT_ONCE // V.
 
     Returns:
         The sum, float32 (float64 for such x), and its terms [T], which have no gradient.
@@ -70,12 +69,11 @@ def linear_cross_entropy(
 
 
 def next_token_loss(x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-    """The loss of predicting tokens 1 to N-1 [B,N] from activations x [B,N,d] before them, through a readout's weight
-    [V,d].
+    """Return the loss of tokens [B,N], each predicted from x [B,N,d] of the token before by a readout's weight [V,d].
 
-    counted: bool or real [B,N], the weight of each token; a sequence's first has none before it and never counts.
+    counted: bool or real [B,N], the weight of each token; the first of a sequence never counts.
     """
-    # the last row predicts nothing: no copy of x without it
+    # the last row of x predicts nothing: its weight is 0, which saves a copy of x without it
     counted = torch.cat([counted[:, 1:], torch.zeros_like(counted[:, :1])], 1)
     total, losses = linear_cross_entropy(x.flatten(0, 1), weight, tokens.roll(-1, 1).flatten(), counted.flatten())
     return NextTokenLoss(total, losses.view(tokens.shape)[:, :-1])
@@ -85,7 +83,7 @@ def next_token_loss(x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) 
 def _op(
     x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor, rows: int, grad_x: bool, grad_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, its terms, and the sum's gradients (empty where not asked for)."""
+    """Return the sum, its terms, and the sum's gradients, which are empty unless asked for."""
     acc_dtype = weights.dtype
     losses = torch.empty_like(weights)
     dx = torch.empty_like(x) if grad_x else x.new_empty(0)
@@ -105,7 +103,7 @@ def _op(
 
 
 def _softmax_losses_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: bool) -> Tensor:
-    """Weighted losses [T] of logits [T,V], which become the losses' gradient if it is wanted."""
+    """Return weighted losses [T] of logits [T,V]; if `wanted`, overwrite the logits with the losses' gradient."""
     cached = LOGITS_IN_CACHE * torch.get_num_threads()
     rows = max(1, (cached if logits.device.type == "cpu" else LOGITS_AT_ONCE // 8) // logits.shape[1])
     losses = torch.empty_like(weights)

@@ -1,4 +1,4 @@
-"""Root-mean-square norms in one pass over memory."""
+"""Root-mean-square norms by `retro_kernels.rms_norm`, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import retro_kernels as rk
 
 
 class RMSNorm(nn.RMSNorm):
-    """`nn.RMSNorm` of a width by `retro_kernels.rms_norm`: same parameters, names, initial weights and hooks.
+    """`nn.RMSNorm` by `retro_kernels.rms_norm`: same parameters, names, initial weights and hooks.
 
-    Without a weight, or over several dimensions, it is torch's.
+    Torch's own runs without a weight and over several dimensions.
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """x / rms(x) * weight, as x [...,d]."""
+        """Return x / rms(x) * weight, of the shape of x [...,d]."""
         if self.weight is None or len(self.normalized_shape) > 1:
             return super().forward(x)
         return rk.rms_norm(x, self.weight, self.eps)

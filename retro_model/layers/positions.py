@@ -9,18 +9,16 @@ from torch import Tensor, nn
 
 from .products import Linear
 
-ENCODING_BASE = (
-    10_000.0  # longest wavelength / 2 pi of a positional encoding: Vaswani et al., arXiv 1706.03762, section 3.5
-)
+#: Longest wavelength / 2 pi of a positional encoding. Source: Vaswani et al., arXiv 1706.03762, section 3.5.
+ENCODING_BASE = 10_000.0
 
 
 def encode_displacements(
     first: int, count: int, width: int, *, dtype: torch.dtype = torch.float32, device=None
 ) -> Tensor:
-    """The positional encodings s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)] of consecutive
-    displacements.
+    """Return positional encodings of consecutive displacements d.
 
-    w_i = 10000^(-2i/width), n = width/2 - 1.
+        s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)],   w_i = 10000^(-2i/width), n = width/2 - 1
 
     Args:
         first: displacement of row 0, in tokens; may be negative.
@@ -41,11 +39,11 @@ def encode_displacements(
 
 
 class RelativePositions(nn.Module):
-    """Relative keys: a bias-free linear map, its own for every layer, of the encodings of displacements.
+    """Relative keys: a linear map without bias of the encodings of displacements. Every layer has its own.
 
     Example:
         positions = RelativePositions(64, num_heads=4, head_dim=16)
-        rel_key = positions(-7, 15)  # [4,15,16]: displacements -7 to 7, what an attention of 8 queries and 8 keys needs
+        rel_key = positions(-7, 15)  # [4,15,16]: displacements -7 to 7, for 8 queries and 8 keys
 
     Args:
         d_model: width of the encodings, the width of the attention's query side; even.
@@ -62,7 +60,7 @@ class RelativePositions(nn.Module):
         self.projection = Linear(d_model, num_heads * head_dim, bias=False, device=device, dtype=dtype)
 
     def forward(self, first: int, count: int) -> Tensor:
-        """rel_key [H,count,D]: row t belongs to displacement first + t."""
+        """Return relative keys [H,count,D]; row t belongs to displacement first + t."""
         weight = self.projection.weight
         encoding = encode_displacements(first, count, self.d_model, dtype=weight.dtype, device=weight.device)
         return self.projection(encoding).view(count, self.num_heads, self.head_dim).transpose(0, 1)

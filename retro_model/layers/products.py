@@ -1,4 +1,4 @@
-"""Linear maps by `retro_kernels.linear`, the fastest product on this processor."""
+"""Linear maps by `retro_kernels.linear`, which takes the fastest product on this processor."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ class Linear(nn.Linear):
     """`nn.Linear` by `retro_kernels.linear`: same parameters, names, initial weights and hooks."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[...,out_features] of x [...,in_features]."""
+        """Return [...,out_features] of x [...,in_features]."""
         return rk.linear(x, self.weight, self.bias)

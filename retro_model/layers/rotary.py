@@ -1,5 +1,5 @@
-"""Rotary positions: neighbouring entries of a head turn by an angle that grows with the position; the attention with
-them."""
+"""Rotary positions, and the attention with them: pairs of a head's entries turn by an angle that grows with the
+position."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines [..., T, 1, D/2] of T positions: computed once, used by every layer that stands at them."""
+    """Cosines and sines [..., T, 1, D/2] of T positions: computed once for all layers."""
 
     cos: Tensor
     sin: Tensor
@@ -29,18 +29,18 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype = torch.float32) -> Rotation:
-    """The rotation of positions int64 [...,T] for heads of `head_dim`: angle p * 10000^(-2i/D) for the pair of entries
-    2i, 2i+1."""
+    """Return the rotation of positions int64 [...,T]: entries 2i, 2i+1 of a head turn by p * 10000^(-2i/D)."""
     frequency = ROTARY_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim)
-    # float64: a document's positions outgrow float32's digits
+    # float64: float32 has too few digits for positions in a long document
     angle = (positions.unsqueeze(-1) * frequency).unsqueeze(-2)
     acc_dtype = torch.promote_types(dtype, torch.float32)
     return Rotation(angle.cos().to(acc_dtype), angle.sin().to(acc_dtype))
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:
-    """x [...,T,H,D] turned by the rotation of its T positions; q·k of two turned vectors depends on their displacement
-    alone.
+    """Return x [...,T,H,D] turned by the rotation of its T positions.
+
+    The product q·k of two turned vectors depends on their displacement alone.
 
     >>> turn = rotation(torch.tensor([1]), 16)
     >>> x = torch.eye(16)[:1].view(1, 1, 16)
@@ -52,11 +52,11 @@ def rotate(x: Tensor, turn: Rotation) -> Tensor:
 
 
 class RotaryAttention(Attention):
-    """Multi-head attention with rotary positions and no biases; which keys a query sees is for the caller to say.
+    """Multi-head attention with rotary positions and without biases. The caller says which keys a query sees.
 
-        logit[i,j] = rotate(q_i)·rotate(k_j) / sqrt(D), of the displacement alone
+        logit[i,j] = rotate(q_i)·rotate(k_j) / sqrt(D)
 
-    Queries and keys are turned before the op, which then needs no relative keys.
+    Queries and keys are turned before the op, which needs no relative keys.
 
     Example:
         layer, turn = RotaryAttention(64, num_heads=4), rotation(torch.arange(100), 16)
@@ -64,11 +64,11 @@ class RotaryAttention(Attention):
 
     Args:
         d_model, num_heads: d and H; d / H is a multiple of 8 from 16 to 256.
-        null_slot: one learned key and value a head beside the others; it is not turned.
+        null_slot: add one learned key and value to each head; they are not turned.
         dropout: probability, in training, of dropping an attention weight.
         backend: of `retro_kernels`; None: the fastest that serves a call.
 
-    Source: Su et al., arXiv 2104.09864; the null slot is that of RPT's public code.
+    Source: Su et al., arXiv 2104.09864; for the null slot RPT's public code.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class RotaryAttention(Attention):
                 setattr(self, name, nn.Parameter(torch.zeros(num_heads, self.head_dim, **where)))
 
     def queries(self, x: Tensor, turn: Rotation) -> Tensor:
-        """Queries [...,T,H,D] of x [...,T,d] at the positions of `turn`."""
+        """Return queries [...,T,H,D] of x [...,T,d] at the positions of `turn`."""
         return rotate(self.heads_of(x), turn)
 
     def project(self, context: Tensor, turn: Rotation) -> tuple[Tensor, Tensor]:
-        """Keys and values [...,T,H,D] of a context [...,T,d] at the positions of `turn`."""
+        """Return keys and values [...,T,H,D] of a context [...,T,d] at the positions of `turn`."""
         key, value = super().project(context)
         return rotate(key, turn), value
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, op: Callable = rk.relative_attention, **options
     ) -> Tensor:
-        """The update [B,N,d] of queries [B,N,H,D] that see keys and values as `op` and its options say."""
+        """Return the update [B,N,d] of queries [B,N,H,D]; `op` and its options say which keys they see."""
         options |= self.options()
         if self.null_key is None:
             return self.output(op(query, key, value, **options).flatten(-2))
@@ -118,7 +118,6 @@ class RotaryAttention(Attention):
     def forward(
         self, x: Tensor, turn: Rotation, context: Tensor | None = None, context_turn: Rotation | None = None, **options
     ) -> Tensor:
-        """The update [B,N,d] of x [B,N,d], which attends `context` [B,S,d] (None: x itself). options: those of the
-        op."""
+        """Return the update [B,N,d] of x [B,N,d], which attends `context` [B,S,d] (None: x). options: of the op."""
         key, value = self.project(x, turn) if context is None else self.project(context, context_turn)
         return self.attend(self.queries(x, turn), key, value, **options)

@@ -1,8 +1,7 @@
 """Training as in the paper: batches of chunk rows with their neighbours, AdamW, warm-up and cosine, one step.
 
-Plain functions over a plain module: wrap the model in `torch.compile`, DistributedDataParallel or `fully_shard` and
-pass the result. Nothing is kept between steps but the model, the optimiser and two counters (step and position), which
-is what `checkpoint` saves.
+The functions take any module: the model itself, or the model in `torch.compile`, DistributedDataParallel or
+`fully_shard`. The state of a training is the model, the optimiser, the step and the position; `checkpoint` saves them.
 
     model = Retro(config)
     optimizer = make_optimizer(model, settings)
@@ -11,12 +10,13 @@ is what `checkpoint` saves.
         report = train_step(model, optimizer, [next(stream)], settings, step)
 
     optimiser.py   settings, AdamW, the schedule
-    batches.py     chunk rows and their neighbours, a stream without end
-    windows.py     the same as a dataset for DataLoader, Trainer, Lightning
-    memory.py      memory that steps free, kept for the next
+    batches.py     chunk rows and their neighbours, an endless stream
+    windows.py     the stream as a dataset for DataLoader, Trainer, Lightning
+    memory.py      malloc keeps freed memory
+    processes.py   rank, number of processes, objects sent between them
     step.py        losses, one step, many steps; sharding
-    rpt.py         the losses, schedules and step of RPT; adabelief.py its optimiser
-    checkpoint.py  saves and resumes exactly; checkpoint_folder.py: a kill leaves the old or the new;
+    rpt.py         the losses, schedules and step of RPT; adabelief.py: its optimiser
+    checkpoint.py  saves and resumes exactly; checkpoint_folder.py: atomic replacement of its files;
                    sharded_checkpoint.py: no process holds the whole
 """
 

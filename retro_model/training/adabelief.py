@@ -6,16 +6,16 @@ import torch
 
 
 class AdaBelief(torch.optim.Optimizer):
-    """Steps along the mean gradient, divided by how far gradients stray from it.
+    """Adam whose divisor is the gradient's deviation from its mean, not its size.
 
         m = b1 m + (1 - b1) g;   s = b2 s + (1 - b2)(g - m)^2 + eps_root
         p -= lr * (m^ / (sqrt(s^) + eps) + weight_decay p)
 
-    with m^ = m / (1 - b1^t), s^ = s / (1 - b2^t). Where gradients are tiny, eps_root sets the divisor: it settles at
-    sqrt(eps_root / (1 - b2)), 1e-7 by default, below which the step is proportional to the gradient.
+    with m^ = m / (1 - b1^t), s^ = s / (1 - b2^t). The divisor is at least sqrt(eps_root / (1 - b2)), 1e-7 by default:
+    steps on smaller deviations are proportional to the gradient.
 
     Args:
-        params: tensors or groups, as everywhere in torch.
+        params: tensors or groups, as of any optimiser of torch.
         lr: learning rate. betas: b1, b2. eps, eps_root: see above. weight_decay: decoupled.
 
     Source: Zhuang et al., arXiv 2010.07468, algorithm 2; the defaults are those with which RPT was trained.
@@ -38,7 +38,7 @@ class AdaBelief(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """One step; `closure` recomputes the loss, which is returned."""
+        """Update the parameters; return the loss that `closure` recomputes, or None."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,4 +1,4 @@
-"""Batches of chunk rows with their neighbours, and a stream of them without end."""
+"""Batches of chunk rows with their neighbours, and an endless stream of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from retro_model.base import transfer
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of consecutive chunk rows and what was retrieved for each chunk.
+    """Windows of consecutive chunk rows and the neighbours of each chunk.
 
-    tokens: int64 [B, N]. real: bool [B, N], False on padding, and on what shall not be learned. neighbours: int64 [B,
-    L, K, R] or None.
-    neighbour_mask: bool [B, L, K, R] or None. segment: int64 [B, N] or None, documents packed into a row, for a model
-    that takes it.
+    tokens: int64 [B, N]. real: bool [B, N], False on padding and on other tokens without a loss.
+    neighbours: int64 [B, L, K, R] or None. neighbour_mask: bool [B, L, K, R] or None.
+    segment: int64 [B, N] or None, the document of each token in a packed row, for models that take it.
     """
 
     tokens: Tensor
@@ -32,33 +31,25 @@ class Batch:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Arguments of a model call: `tokens`, with `neighbours` and `neighbour_mask`, or `segment`, where there are
-        any."""
-        tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
-        return (
-            tensors
-            if self.neighbours is None
-            else tensors | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
-        )
+        """Arguments of a model call: tokens, segment, neighbours and neighbour_mask, without those that are None."""
+        names = ("tokens", "segment", "neighbours", "neighbour_mask")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     @property
     def counted(self) -> Tensor:
-        """Which tokens a loss counts, bool [B,n]: those with something before them."""
+        """Mask of the tokens that a loss counts, bool [B,N-1]: real ones, without the first of a window."""
         return self.real[:, 1:]
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`."""
-        names = ("tokens", "real", "neighbours", "neighbour_mask", "segment")
-        given = {name: getattr(self, name) for name in names}
-        return dataclasses.replace(
-            self, **{n: None if t is None else transfer.send(t, device) for n, t in given.items()}
-        )
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **{name: transfer.send(value, device) for name, value in tensors.items()})
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
-    """ValueError unless neighbours and database come together, with a row for each of the store's chunks."""
+    """Raise ValueError unless both neighbours and database are given, one row for each chunk of the store, or none."""
     if (neighbours is None) != (database is None):
-        raise ValueError("neighbours and database come together: give both, or neither")
+        raise ValueError("neighbours, database: expected both or neither; got one of them")
     if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
         raise ValueError(
             f"neighbours: expected [{len(store.lengths)}, K], one row for each chunk; got {list(np.shape(neighbours))}"
@@ -68,12 +59,12 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
 def gather(
     store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None
 ) -> Batch:
-    """The batch made of chunk rows `rows` (int64 [B, L]; -1 is a row of padding) of `store`.
+    """Return the batch of chunk rows `rows` of `store`: int64 [B, L], -1 for a row of padding.
 
-    neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with
-    `database`, a `ChunkDatabase`; None leaves retrieval off. k: of the neighbours that a window may see, the nearest k
-    of each chunk; None: all K.
-    Returns: a Batch with N = L * store.chunk_len. See `visible` for what a window may see.
+    neighbours: int64 [num_chunks, K], ids in `database`, a `ChunkDatabase`, of the neighbours of each chunk of the
+    store; -1: none. None: retrieval is off.
+    k: keep the k nearest of the neighbours that the window may see (`visible`); None: all.
+    Returns: a Batch with N = L * store.chunk_len.
     """
     rows = np.asarray(rows)
     there, safe = rows >= 0, np.maximum(rows, 0)
@@ -91,11 +82,10 @@ def gather(
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
-    """Return the neighbours of windows of chunk rows, without those from a document in the window, which would show
-    what is to be predicted.
+    """Return the neighbours of windows of chunk rows, without neighbours from a document in the window.
 
-    The search leaves out each chunk's own document. A window may hold several: a chunk's neighbour from the next
-    document is text that the window still has to predict.
+    The search has left out each chunk's own document. But a window may hold several documents: a neighbour from the
+    next one would show text that the window still has to predict.
 
     rows: int64 [B, L]; -1 is padding. neighbours: int64 [num_chunks, K]. database: a `ChunkDatabase`; its
     `documents_of` says which of its documents are the store's.
@@ -124,16 +114,15 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Batch]:
-    """Batches without end, a pure function of (store, window, batch_size, seed) and the position.
+    """Iterate over batches for ever. A batch is a pure function of (store, window, batch_size, seed) and its position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
-    Process `rank` of `world_size` takes its share of each batch, so that the batch as a whole does not depend on them.
+    Process `rank` of `world_size` takes its share of each batch; the whole batch does not depend on their number.
 
-    window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first
-    rows of the windows to draw from, in place of all. start: position (batches already taken) to go on from. every: of
-    the batches from there, only each of so many. neighbours, database, k: see `gather`.
-    Returns: an iterator over Batch.
-    Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
+    window: tokens, a multiple of the chunk length. batch_size: windows of a batch, over all processes.
+    starts: first rows of the windows to draw from; None: all. start: position to begin at, the batches already taken.
+    every: take only each `every`-th batch. neighbours, database, k: see `gather`.
+    Raises: ValueError if the store is smaller than a batch, or sizes do not divide.
     """
     per_window, left = divmod(window, store.chunk_len)
     if window < 1 or left:
@@ -151,7 +140,7 @@ def batches(
         )
     rows = len(store.lengths)
     if starts is None:
-        # One window fewer than fit, so that every epoch may start anywhere in the first window and has the same length.
+        # one window less than fits: an epoch may then start at any row of the first window and has the same length
         firsts, shift = np.arange(max(0, rows // per_window - 1)) * per_window, per_window
     else:
         firsts, shift = np.asarray(starts), 1
@@ -159,8 +148,7 @@ def batches(
             raise ValueError(f"starts: expected rows from 0 to {rows - per_window}; got shape {list(firsts.shape)}")
     if len(firsts) < batch_size:
         raise ValueError(
-            f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one "
-            "more"
+            f"store: expected at least {batch_size} windows of {per_window} chunks, and one more; got {rows} chunks"
         )
     read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
     return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)

@@ -1,8 +1,8 @@
-"""Training state on disk: safetensors for tensors, a small JSON for the rest; resuming repeats the uninterrupted run.
+"""Training state on disk: safetensors for tensors, JSON for the rest. A resumed run equals the uninterrupted one.
 
-A checkpoint is a folder: the model's tensors, the optimiser's (moments by parameter name, and the random generators'
-states of every process) and `state.json` (step, position in the data, configuration, and each file's digest, its own
-too). A kill at any moment leaves the checkpoint that was there or the new one: see `checkpoint_folder`.
+A checkpoint is a folder of three files: the model's tensors; the optimiser's moments by parameter name, with the random
+generators' states of every process; and `state.json` with step, position in the data, configuration and digests. A kill
+at any moment leaves the old checkpoint or the new one: see `checkpoint_folder`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from . import processes
 from .checkpoint_folder import CheckpointError, check_place, read, write
 
 __all__ = ["CheckpointError", "load", "read_state", "save"]
@@ -24,18 +25,18 @@ RANDOM = re.compile(r"random(\.\d+)?\.(cpu|cuda\d+)")
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without the prefixes of DDP and torch.compile."""
+    """Return a parameter's name without the prefixes of DDP and torch.compile."""
     return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
 
 
 def _full(tensor: Tensor) -> Tensor:
-    """A contiguous CPU copy; sharded tensors are gathered (every process must call)."""
+    """Return a contiguous CPU copy. Sharded tensors are gathered: every process must call."""
     tensor = tensor.detach()
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu().contiguous().clone()
 
 
 def _like(tensor: Tensor, target: Tensor) -> Tensor:
-    """`tensor` placed as `target` is: same device, same sharding."""
+    """Return `tensor` on the device and in the sharding of `target`."""
     if hasattr(target, "device_mesh"):
         from torch.distributed.tensor import distribute_tensor
 
@@ -48,15 +49,20 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and persistent buffers by plain name, a tensor shared by several names once."""
-    seen: dict[int, str] = {}
-    tensors = {}
+    """Return parameters and persistent buffers by plain name, a tensor of several names under the first of them."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
     persistent = {_plain(n) for n in model.state_dict()}
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        if id(tensor) not in seen and _plain(name) in persistent:
-            seen[id(tensor)] = name
-            tensors[_plain(name)] = tensor
-    return tensors
+        if _plain(name) in persistent:
+            tensors.setdefault(id(tensor), (_plain(name), tensor))
+    return dict(tensors.values())
+
+
+def state_of(model: nn.Module, step: int, position: int, extra: dict | None) -> dict:
+    """Return the fields of `state.json` that both forms of checkpoint share."""
+    config = getattr(getattr(model, "module", model), "config", None)
+    config = config.to_dict() if hasattr(config, "to_dict") else None
+    return {"step": step, "position": position, "extra": extra or {}, "config": config}
 
 
 def save(
@@ -68,57 +74,31 @@ def save(
     position: int = 0,
     extra: dict | None = None,
 ) -> Path:
-    """Writes a checkpoint folder at `path`, replacing the checkpoint that is there.
+    """Write a checkpoint folder at `path`, replacing a checkpoint that is there.
 
-    step: optimiser steps done. position: batches taken from the stream. extra: anything JSON can hold; the model's
-    configuration is kept where the model has one. In a process group every process calls, the first one writes.
+    step: optimiser steps done. position: batches taken from the stream. extra: values for JSON. A model's `config` is
+    saved too. In a process group every process must call; the first one writes.
     Returns: the path.
-    Raises: CheckpointError where `path` is something else than a checkpoint or an empty folder; it is then as before.
-        retro_model.base.disk.Busy where another process is saving there.
+    Raises: CheckpointError if `path` is neither a checkpoint nor an empty folder; nothing is changed then.
+        retro_model.base.disk.Busy if another process is saving there.
     """
     path = Path(path)
-    first_process(check_place, path)
+    processes.first(check_place, path)
     tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
     moments |= _random_states()
-    config = getattr(getattr(model, "module", model), "config", None)
-    state = {
-        "step": step,
-        "position": position,
-        "optimizer": groups,
-        "extra": extra or {},
-        "config": config.to_dict() if hasattr(config, "to_dict") else None,
-    }
-    first_process(write, path, {"model": tensors, "optimizer": moments}, state)
+    state = state_of(model, step, position, extra) | {"optimizer": groups}
+    processes.first(write, path, {"model": tensors, "optimizer": moments}, state)
     return path
 
 
-def first_process(call, *arguments) -> None:
-    """call(*arguments) in the first process of the group; what it raises, all raise, so that none waits for ever."""
-    if not torch.distributed.is_initialized():
-        call(*arguments)
-        return
-    error: list = [None]
-    if torch.distributed.get_rank() == 0:
-        try:
-            call(*arguments)
-        except Exception as raised:
-            error = [raised]
-    torch.distributed.broadcast_object_list(error)
-    if error[0] is not None:
-        raise error[0]
-
-
 def _random_states() -> dict[str, Tensor]:
-    """The random generators' states of every process (every process must call): each drops other activations."""
+    """Return the random generators' states of every process, which differ. Every process must call."""
     mine = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         mine |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    every = [mine]
-    if torch.distributed.is_initialized():
-        every = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(every, mine)
-    return {_random_name(rank, device): state for rank, states in enumerate(every) for device, state in states.items()}
+    every = enumerate(processes.gathered(mine))
+    return {_random_name(rank, device): state for rank, states in every for device, state in states.items()}
 
 
 def _random_name(rank: int, device: str) -> str:
@@ -126,8 +106,8 @@ def _random_name(rank: int, device: str) -> str:
 
 
 def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
-    """(device, name) of this process's states, where as many processes with as many GPUs saved them."""
-    rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+    """Return (device, name) of the saved states of this process; none of a process or a GPU that did not save."""
+    rank = processes.rank()
     names = [("cpu", _random_name(rank, "cpu"))] if _random_name(rank, "cpu") in moments else []
     count = torch.cuda.device_count()
     devices = [(f"cuda:{i}", _random_name(rank, f"cuda{i}")) for i in range(count)]
@@ -135,7 +115,7 @@ def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
 
 
 def _set_random_states(moments: dict[str, Tensor]) -> None:
-    """Restore this process's generators; one without a saved state stays as it is."""
+    """Restore this process's generators. A generator without a saved state keeps its state."""
     for device, name in _my_random_names(moments):
         if device == "cpu":
             torch.set_rng_state(moments[name])
@@ -159,7 +139,7 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tu
 
 
 def read_state(path: str | os.PathLike) -> dict:
-    """The JSON part of a checkpoint: step, position, config, extra.
+    """Return the JSON part of a checkpoint: step, position, config, extra.
 
     Raises: CheckpointError naming the file that is missing, truncated or changed.
     """
@@ -167,12 +147,12 @@ def read_state(path: str | os.PathLike) -> dict:
 
 
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
-    """Puts a checkpoint back into `model` (and `optimizer` and the random generators, where one is given), in place.
+    """Load a checkpoint into `model` in place; with an optimiser, into it and the random generators too.
 
     Everything is checked before anything is changed: names, shapes and types of the tensors, the optimiser's options
     and moments, the generators' states.
     Returns: the JSON part: step, position, config, extra.
-    Raises: CheckpointError naming the file, and what is missing, truncated, corrupt or of another shape or type.
+    Raises: CheckpointError naming the file and its fault: missing, truncated, corrupt, of another shape or type.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -203,7 +183,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def _form(tensor: Tensor) -> str:
-    """Shape and type, as an error prints them."""
+    """Return type and shape as an error prints them."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
@@ -233,14 +213,9 @@ def _check_optimizer(
             key = (number, p.shape, p.dtype, p.device)
             if mine and key not in made:
                 made[key] = _moments_of(file, optimizer, {**group, **_options(group, saved)}, p)
-            _check_equal(
-                file,
-                "the optimiser",
-                *(
-                    {f"{names[id(p)]}'s {k}": v for k, v in forms.items()}
-                    for forms in ({k: _form(v) for k, v in mine.items()}, made[key] if mine else {})
-                ),
-            )
+            got, want = {k: _form(v) for k, v in mine.items()}, made[key] if mine else {}
+            named = ({f"{names[id(p)]}'s {k}": v for k, v in forms.items()} for forms in (got, want))
+            _check_equal(file, "the optimiser", *named)
             if (step := mine.get("step")) is not None and not (math.isfinite(step) and step >= 0):
                 raise CheckpointError(f"{file}: {names[id(p)]}'s step is {float(step)}")
     if unknown := sorted(name for name in moments.keys() - known if not RANDOM.fullmatch(name)):
@@ -251,8 +226,10 @@ _MISSING = object()
 
 
 def _check_option(file: Path, name: str, got, want) -> None:
-    """An option must be one of the optimiser's, of the kind it has there; numbers finite, of its sign, decay rates
-    below 1."""
+    """Raise CheckpointError unless a saved option exists in the optimiser and has the kind of its value there.
+
+    Numbers must be finite and not negative, unless the optimiser's is; `betas` must be below 1.
+    """
     if want is _MISSING:
         raise CheckpointError(f"{file}: {name} is no option of the optimiser")
     if _kind(got) != _kind(want) or (_kind(want) == "sequence" and len(got) != len(want)):
@@ -278,13 +255,12 @@ def _of_parameter(moments: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _options(group: dict, saved: dict) -> dict:
-    """The saved options in the types of the group's own."""
+    """Return the saved options in the types of the group's own: JSON has lists for tuples."""
     return {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved["options"].items()}
 
 
 def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
-    """Return names and forms of a parameter's moments: the present ones, or the moments after one step on a copy of
-    zeros."""
+    """Return names and forms of a parameter's moments, which a step on zeros makes if there are none yet."""
     if optimizer.state.get(p):
         return {k: _form(v) for k, v in optimizer.state[p].items()}
     zeros = torch.zeros_like(p, requires_grad=True)
@@ -299,7 +275,7 @@ def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Te
 
 
 def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
-    """CheckpointError unless all states are bytes and this process's generators accept theirs."""
+    """Raise CheckpointError unless all states are bytes and this process's generators accept theirs."""
     for name, state in moments.items():
         if RANDOM.fullmatch(name) and (state.dtype != torch.uint8 or state.dim() != 1):
             raise CheckpointError(f"{file}: {name} is {_form(state)}, expected uint8 in one dimension")
@@ -318,5 +294,5 @@ def _load_optimizer(
         group.update(_options(group, saved))
         for p in group["params"]:
             mine = _of_parameter(moments, names[id(p)])
-            # `step` is a scalar that is never sharded; the moments are placed as their parameter is.
+            # `step` is a scalar and never sharded; the moments have their parameter's sharding
             optimizer.state[p] = {k: _like(v, p) if v.dim() or not p.dim() else v.to(p.device) for k, v in mine.items()}

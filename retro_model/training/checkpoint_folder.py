@@ -1,8 +1,8 @@
-"""A checkpoint's folder: written so that a kill at any instruction leaves the old checkpoint or the new one, whole.
+"""A checkpoint's folder: a kill at any moment of a save leaves the old checkpoint or the new one, whole.
 
-`state.json` names its two tensor files by their digests. A save over an older checkpoint puts new tensor files beside
-the old ones, then replaces `state.json`, which is one atomic step on every file system, then removes what is no longer
-named. A first save fills a folder beside its place and renames it.
+`state.json` names its two tensor files, whose names hold their digests. A save over a checkpoint puts the new tensor
+files beside the old ones, then replaces `state.json` in one atomic step, then removes the old files. A first save
+fills a folder beside its place and renames it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from torch import Tensor
 
 from retro_model.base import disk
 
-FORMATS = (1, 2)  # the first had model.safetensors and optimizer.safetensors
+FORMAT = 2
 KINDS = ("model", "optimizer")
 STATE, FRESH = "state.json", ".new"
-TENSORS = re.compile(r"(model|optimizer)(-[0-9a-f]{16})?\.safetensors")
+TENSORS = re.compile(r"(model|optimizer)-[0-9a-f]{16}\.safetensors")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or a place that is none, with the file and what is wrong with it."""
+    """A checkpoint cannot be read, or a path cannot take one. The message names the file and its fault."""
 
 
 def check_place(path: Path) -> None:
-    """CheckpointError unless a checkpoint may be written at `path`: nothing, an empty folder, a checkpoint or the rest
-    of one."""
+    """Raise CheckpointError unless `path` is free, an empty folder, a checkpoint or the rest of a killed save."""
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
-        raise CheckpointError(f"{path} is there and no folder")
+        raise CheckpointError(f"{path}: expected a folder, or nothing; got a file or a broken link")
     names = sorted(p.name for p in path.iterdir())
     foreign = [name for name in names if name not in (STATE, FRESH) and not TENSORS.fullmatch(name)]
     if foreign and not _is_checkpoint(path):
@@ -44,15 +43,15 @@ def check_place(path: Path) -> None:
 
 def _is_checkpoint(path: Path) -> bool:
     try:
-        return disk.read_json(disk.read_plain(path / STATE))["format"] in FORMATS
+        return disk.read_json(disk.read_plain(path / STATE))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
-    """tensors: by kind. state: JSON; gets the files and its own digest."""
+    """Write a checkpoint of tensors by kind and of `state`, to which files and digest are added."""
     check_place(path)
-    path = Path(os.path.realpath(path))  # a folder of two names has one lock
+    path = Path(os.path.realpath(path))  # the lock of a folder is the same through every link
     disk.make_folder(path.parent)
     with disk.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being saved"):
         check_place(path)
@@ -77,7 +76,7 @@ def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> Non
 
 
 def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> dict:
-    """Writes and syncs all files. Returns: what the state says of them."""
+    """Write and sync all files; return the state's entry of each tensor file."""
     from safetensors.torch import save_file
 
     files = {}
@@ -89,31 +88,26 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
         files[name] = {"bytes": written.stat().st_size, "sha256": digest}
         disk.sync(written)
         os.rename(written, folder / name)
-    whole = state | {"format": FORMATS[-1], "files": files}
+    whole = state | {"format": FORMAT, "files": files}
     disk.write_json(folder / STATE, whole | {"sha256": state_digest(whole)})
     return files
 
 
 def _remove_stale(path: Path, files: dict) -> None:
-    """Remove files that the state no longer names and leftovers of killed saves. The caller holds the lock."""
+    """Remove tensor files that the state no longer names. The caller holds the lock."""
     for old in list(path.iterdir()):
         if TENSORS.fullmatch(old.name) and old.name not in files:
-            disk.remove(old)
-    left = re.compile(re.escape(f".{path.name}.") + r"\d+\.(tmp|old)")  # of versions that renamed twice
-    for old in list(path.parent.iterdir()):
-        if left.fullmatch(old.name):
             disk.remove(old)
 
 
 def state_digest(state: dict) -> str:
-    """Return the digest of state.json's fields, the digest itself left out, as JSON reads them back."""
+    """Return the digest of state.json's fields but the digest itself, as JSON reads them back."""
     rest = json.loads(json.dumps({k: v for k, v in state.items() if k != "sha256"}))
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
-    """use(state, files by kind) of a whole checkpoint, all digests compared; again where a save replaced it
-    meanwhile."""
+    """Return use(state, files by kind) of a checkpoint whose digests are right; repeat if a save replaces it."""
     while True:
         text = read_state_file(path / STATE)
         try:
@@ -125,7 +119,7 @@ def read(path: Path, use: Callable[[dict, dict[str, Path]], Any]) -> Any:
 
 
 def read_state_file(file: Path) -> bytes:
-    """The content of a `state.json`. Raises: CheckpointError naming the file."""
+    """Return the content of a `state.json`. Raises: CheckpointError naming the file."""
     try:
         return disk.read_plain(file)
     except OSError:
@@ -137,25 +131,24 @@ def read_state_file(file: Path) -> bytes:
 def _parsed(path: Path, text: bytes) -> dict:
     try:
         state = disk.read_json(text)
-        if "sha256" in state and state.pop("sha256") != state_digest(state):  # the first checkpoints have none
-            raise ValueError("its SHA-256 differs from the one in it")
-        for record in state["files"].values():
-            _expect(
-                isinstance(record["bytes"], int) and isinstance(record["sha256"], str),
-                "files has bytes or a digest of another type",
-            )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if (form := state["format"]) == FORMAT:
+            if state.pop("sha256", None) != state_digest(state):
+                raise ValueError("its SHA-256 differs from the one in it")
+            _check_types(state)
+            return state
+    except KeyError as error:
+        raise CheckpointError(f"{path / STATE} is corrupt: {error} is missing") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path / STATE} is corrupt: {error}") from None
-    if state.get("format") not in FORMATS:
-        raise CheckpointError(f"{path / STATE} has format {state.get('format')!r}, expected {FORMATS[-1]}")
-    try:
-        _check_types(state)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path / STATE} is corrupt: {error!r}") from None
-    return state
+    raise CheckpointError(f"{path / STATE}: expected format {FORMAT}; got {form!r}, of another version")
 
 
 def _check_types(state: dict) -> None:
+    for record in state["files"].values():
+        _expect(
+            isinstance(record["bytes"], int) and isinstance(record["sha256"], str),
+            "files has bytes or a digest of another type",
+        )
     for name in ("step", "position"):
         _expect(type(state[name]) is int and state[name] >= 0, f"{name} is no count")
     _expect(isinstance(state["extra"], dict), "extra is no object")
@@ -173,7 +166,7 @@ def _expect(holds: bool, message: str) -> None:
 
 
 def _files(path: Path, state: dict) -> dict[str, Path]:
-    """The tensor files by kind; only names that a save gives, so that no state can point out of its folder."""
+    """Return the tensor files by kind. Only names that a save gives count, so no state points out of its folder."""
     files = {}
     for kind in KINDS:
         names = [name for name in state["files"] if (match := TENSORS.fullmatch(name)) and match[1] == kind]

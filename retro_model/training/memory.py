@@ -14,11 +14,11 @@ CHOSEN = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_",
 
 @functools.cache
 def keep_memory() -> bool:
-    """Have glibc's malloc keep what this process frees instead of giving it back; True where it does.
+    """Make glibc's malloc keep the memory that this process frees; return whether it does.
 
-    By default it maps each large tensor anew and unmaps it, so that a step on a CPU takes a page fault for every 4 KiB
-    it writes. The process keeps the size of its largest step. `train(keep_memory=True)` calls this for models on a
-    CPU. Nothing changes where one of malloc's variables is set in the environment.
+    By default malloc maps and unmaps each large tensor: a step on a CPU then takes a page fault for every 4 KiB that it
+    writes. With this the process stays as large as its largest step. `train(keep_memory=True)` calls it for models on a
+    CPU. It does nothing if one of malloc's variables is set in the environment.
     """
     if any(name in os.environ for name in CHOSEN):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -12,11 +12,10 @@ from retro_model.base import checks
 
 AUTOCAST = (None, "bfloat16", "float16")  # types of matrix products; None: the parameters' own
 
-
 TRAINING_TOKENS = 419_430_400_000  # of every model of the paper
 WINDOW = 2048
-#: The paper's (largest learning rate, sequences a batch) by model. Source:
-#: Table 10 and appendix C.1. Table 12 retrofits at the same rates.
+#: preset -> (largest learning rate, sequences a batch) of the paper. Source: Table 10 and appendix C.1; Table 12
+#: retrofits at the same rates.
 TABLE_10 = {"172m": (2e-4, 256), "425m": (2e-4, 256), "1.5b": (2e-4, 256), "7.5b": (1e-4, 1024)}
 
 
@@ -24,11 +23,11 @@ TABLE_10 = {"172m": (2e-4, 256), "425m": (2e-4, 256), "1.5b": (2e-4, 256), "7.5b
 class Settings:
     """Hyper-parameters of the optimiser and its schedule. Source: appendix C.1 and Table 10 of arXiv 2112.04426.
 
-    max_lr: learning rate after the warm-up. min_lr_ratio: its floor, as a share of max_lr. warmup_steps: steps of the
-    linear ramp from warmup_from. steps: length of the cosine, warm-up included. clip: largest norm of the whole
-    gradient. autocast: type of matrix products, None for the parameters' own (the paper trains in bfloat16).
+    steps: length of the schedule, warm-up included. max_lr: learning rate after the warm-up. min_lr_ratio: last rate of
+    the cosine, as a share of max_lr. warmup_steps: steps of the linear ramp from warmup_from. clip: largest norm of the
+    whole gradient. autocast: type of matrix products, None for the parameters' own (the paper trains in bfloat16).
 
-    Raises: TypeError, ValueError naming the field: all are finite.
+    Raises: TypeError, ValueError naming the field.
     """
 
     steps: int
@@ -44,8 +43,11 @@ class Settings:
 
     @classmethod
     def preset(cls, name: str, batch_size: int | None = None) -> Settings:
-        """The paper's settings for a preset of `RetroConfig` and batches of `batch_size` sequences (None: the paper's,
-        `TABLE_10`), or those of "wikitext103" (appendix C.2: 100,000 steps; the best checkpoint is that at 35,000)."""
+        """Return the paper's settings for a preset of `RetroConfig`, or for "wikitext103".
+
+        batch_size: sequences a batch; None: the paper's, in `TABLE_10`. On Wikitext103 (appendix C.2) the best
+        checkpoint is that of step 35,000.
+        """
         if name == "wikitext103":
             return cls(100_000, max_lr=2.5e-4, min_lr_ratio=0.08, warmup_steps=4000)
         if name not in TABLE_10:
@@ -72,13 +74,9 @@ class Settings:
         if self.autocast not in AUTOCAST:
             raise ValueError(f"autocast: expected one of {AUTOCAST}; got {self.autocast!r}")
 
-    def to_dict(self) -> dict:
-        """Return the settings as JSON can hold them."""
-        return asdict(self)
-
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Linear from warmup_from to max_lr over warmup_steps, then a cosine to min_lr_ratio * max_lr at `steps`, then
+    """Return the rate at a step: a linear ramp from warmup_from to max_lr, a cosine to min_lr_ratio * max_lr, then
     constant."""
     s = settings
     if step < s.warmup_steps:
@@ -89,12 +87,12 @@ def learning_rate(step: int, settings: Settings) -> float:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Parameters with weight decay and those without, each once.
+    """Return two groups of the trainable parameters: with weight decay, and without.
 
-    Decay shrinks the matrices of linear maps, whose scale the next norm or softmax can undo. Gains of norms, biases and
-    u, v are few and set scales and offsets themselves: shrinking them to zero is no simpler model. A row of an
-    embedding gets a gradient only when its token occurs, so decay at every step would erase rare tokens; an output
-    matrix tied to it goes with it. A module whose own parameters are such matrices lists them in `decayed`.
+    Matrices of linear maps decay: the next norm or softmax can undo their scale. Gains of norms, biases, u and v set
+    scales and offsets, so they do not decay. Embeddings do not: a row gets a gradient only when its token occurs, and
+    decay at every step would erase rare tokens. An output matrix tied to an embedding is treated as the embedding. A
+    module lists other parameters that decay in `decayed`.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
@@ -106,10 +104,10 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
-    """AdamW over `parameter_groups`. Make it after the model is on its device and sharded.
+    """Return AdamW over `parameter_groups`. Call it after the model is on its device and sharded.
 
-    Parameters on several meshes (tensor parallelism beside FSDP2) are groups of their own: one fused step takes those
-    of one mesh.
+    Parameters of each device mesh (tensor parallelism beside FSDP2) are groups of their own: a fused step takes the
+    parameters of one mesh.
     """
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
@@ -118,5 +116,5 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
             meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
         groups += [{**group, "params": params} for params in meshes.values()]
     if not groups:
-        raise ValueError("model has no trainable parameters")
+        raise ValueError("model: expected trainable parameters; got none")
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)

@@ -21,9 +21,10 @@ from retro_model.rpt.config import OWN
 from retro_model.rpt.loss import lambda_rank
 from retro_model.rpt.supervision import CANDIDATES, Supervision
 
+from . import processes
 from .adabelief import AdaBelief
 from .optimiser import Settings, learning_rate, parameter_groups
-from .step import clipped_step
+from .step import autocast, clipped_step
 
 OPTIMIZERS = ("adabelief", "adamw")
 TEACHERS = ("scheduled", "always", "never")
@@ -31,21 +32,20 @@ TEACHERS = ("scheduled", "always", "never")
 
 @dataclass(frozen=True)
 class Lessons:
-    """How the retriever is taught.
+    """Schedule of the retriever's training.
 
     Args:
         steps: T, of the whole training.
-        alpha_ret: weight of the retrieval loss, and so the share of it that reaches the decoder; 0: its states are
-            detached.
-        retriever_alpha: weight of the same loss for W_Q and W_K; None: alpha_ret. They see no other loss, so under Adam
-            this weight changes their steps only where the gradients come near eps; `retriever_lr` does change them.
-        retriever_lr: learning rate of W_Q and W_K as a multiple of the others'.
+        alpha_ret: weight of the retrieval loss in the decoder; 0: the retriever's inputs are detached.
+        retriever_alpha: weight of the same loss in W_Q and W_K; None: alpha_ret. They have no other loss, so under Adam
+            it changes their steps only where gradients are as small as eps. `retriever_lr` does change them.
+        retriever_lr: learning rate of W_Q and W_K as a multiple of the other parameters'.
         alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
         tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4,
             CodeParrot 2, ArXiv 8.
-        teacher: "scheduled": neighbours are the teacher's with a probability that falls from 1 to 0 over 90% of the
-            steps by a cosine, one draw a sequence; "always" (teacher forcing) and "never" are the paper's ablations.
-        scored_only: the loss ranks scored candidates alone.
+        teacher: "scheduled": a sequence gets the teacher's neighbours with a probability that falls from 1 to 0 by a
+            cosine over 90% of the steps. "always" (teacher forcing) and "never" are the paper's ablations.
+        scored_only: rank only the scored candidates in the loss.
 
     Source: Rubin and Berant, arXiv 2306.13421, sections 3.3 and 3.4, table 4; tau_first = 1 is the authors' code's.
     """
@@ -73,24 +73,24 @@ class Lessons:
 
     @property
     def for_retriever(self) -> float:
-        """retriever_alpha, or what stands for it."""
+        """retriever_alpha, or alpha_ret where that is None."""
         return self.alpha_ret if self.retriever_alpha is None else self.retriever_alpha
 
     @property
     def trunk_share(self) -> float:
-        """Scale of the gradient that flows from q and k into the decoder."""
+        """Factor on the gradient that flows from q and k into the decoder."""
         return self.alpha_ret / self.for_retriever if self.for_retriever else 0.0
 
     def weight(self, step: int) -> float:
-        """Weight of the retrieval loss at a step, from 0."""
+        """Return the weight of the retrieval loss at a step, counted from 0."""
         return self.for_retriever * (min(1.0, step / self.alpha_steps) if self.alpha_steps else 1.0)
 
     def margin(self, step: int) -> float:
-        """tau at a step."""
+        """Return tau at a step."""
         return self.tau_first + (self.tau - self.tau_first) * min(1.0, step / max(1, self.steps - 1))
 
     def teacher_share(self, step: int) -> float:
-        """p_ss: the probability that a sequence's neighbours are the teacher's."""
+        """Return p_ss, the probability that a sequence's neighbours are the teacher's."""
         if self.teacher != "scheduled":
             return float(self.teacher == "always")
         done = step / (0.9 * self.steps)
@@ -104,10 +104,10 @@ def make_optimizer(
     kind: str = "adabelief",
     rates: Mapping[str, float] | None = None,
 ) -> torch.optim.Optimizer:
-    """AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in
-    groups of their own. Make it after the model is sharded.
+    """Return AdaBelief or AdamW over `parameter_groups`, with W_Q and W_K in groups of their own.
 
-    rates: learning rates as multiples of the others', by how a parameter's name begins: {"embedding.": 3.0}.
+    Call it after the model is sharded.
+    rates: prefix of parameters' names -> learning rate as a multiple of the others', e.g. {"embedding.": 3.0}.
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
@@ -133,8 +133,10 @@ def make_optimizer(
 def neighbours_for(
     supervision: Supervision | None, k: int, share: float, generator: torch.Generator | None = None
 ) -> Tensor | None:
-    """The `index` of a training step: for a share of the sequences the teacher's neighbours, `OWN` for the rest. None:
-    all own."""
+    """Return the `index` of a training step: the teacher's neighbours for a share of the sequences, `OWN` for the rest.
+
+    None, without supervision: the model's own for all.
+    """
     if supervision is None:
         return None
     index = supervision.teacher(k)
@@ -152,7 +154,7 @@ def losses(
     real: Tensor,
     **options,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Summed nats of the tokens that count, the retrieval loss's sum and its pairs. See `train_step`."""
+    """Return the summed nats of the counted tokens, the summed retrieval loss and its number of pairs."""
     out, retrieved = model(
         tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options
     )
@@ -183,26 +185,26 @@ def train_step(
     loss_mask: Tensor | None = None,
     part=None,
 ) -> dict[str, float]:
-    """One optimiser step on the mean loss a token and the mean retrieval loss a pair, over this and every other
-    process.
+    """Take one optimiser step on the mean loss a token and the mean retrieval loss a pair, over all processes.
 
     Args:
         model: an RPT, or one that DDP or FSDP2 wraps.
         tokens: int64 [B,N], this process's.
         supervision: of the tokens; None: no retrieval loss.
-        index: given neighbours [B,L,K] in place of the schedule's; with supervision=None, of a model without retriever.
+        step: from 0; sets rates, weights and the teacher's share.
+        index: neighbours [B,L,K] in place of the schedule's; a model without a retriever needs them, with
+            supervision=None.
+        generator: draws the sequences that get the teacher's neighbours.
         loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
-        part: a `parallel.DocumentPart`, where tokens and supervision are this process's range of longer documents. The
-            schedule's draw is
-            one a document: give every process of the group a generator of the same seed.
-        step: from 0, sets rates, weights and the teacher's share. generator: draws the sequences that the teacher gets.
+        part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
+            is one a document, so every process of the group needs a generator of the same seed.
 
     Returns:
-        loss (nats a token), retrieval_loss (a pair), teacher_share, gradient_norm before clipping, learning_rate,
-        pairs.
+        loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
+        learning_rate, pairs.
 
     Raises:
-        FloatingPointError where the gradient is not finite; the parameters are then as before.
+        FloatingPointError: the gradient is not finite. The parameters are unchanged then.
     """
     rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
     for group in optimizer.param_groups:
@@ -210,32 +212,28 @@ def train_step(
     model.train()
     if index is None:
         index = neighbours_for(supervision, getattr(model, "module", model).config.num_neighbours, share, generator)
-    kind = tokens.device.type
-    with torch.autocast(
-        kind, dtype=getattr(torch, settings.autocast or "bfloat16"), enabled=settings.autocast is not None
-    ):
+    with autocast(tokens.device, settings):
         real = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
         nats, ranking, pairs = losses(
             model, tokens, supervision, lessons, step, index, real, **({} if part is None else {"part": part})
         )
     counted = (real if part is not None and part.line.rank else real[:, 1:]).sum()
     totals = torch.stack([nats.detach(), ranking.detach(), counted.to(nats.dtype), pairs.to(nats.dtype)])
-    processes = dist.get_world_size() if dist.is_initialized() else 1
-    if processes > 1:
+    count = processes.count()
+    if count > 1:
         dist.all_reduce(totals)
-    # DDP and FSDP average over processes; tokens and pairs are what
-    # counts, so the number of processes is multiplied back
-    loss = nats * (processes / totals[2]) + ranking * (weight * processes / totals[3].clamp(min=1))
+    # DDP and FSDP average gradients over processes; the loss is a mean over tokens and pairs instead
+    loss = nats * (count / totals[2]) + ranking * (weight * count / totals[3].clamp(min=1))
     loss.backward()
     norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
-    nats, ranking, count, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
+    nats, ranking, tokens_counted, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
     if not math.isfinite(norm):
         raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {nats / count}, learning rate {rate:.3g}"
+            f"gradient norm is {norm} at step {step}: loss {nats / tokens_counted}, learning rate {rate:.3g}"
         )
     return {
-        "loss": nats / count,
+        "loss": nats / tokens_counted,
         "retrieval_loss": ranking / max(1, pairs),
         "teacher_share": share,
         "gradient_norm": norm,

@@ -1,9 +1,9 @@
-"""Checkpoints of which no process holds the whole: each writes its shards, another number of processes reads them.
+"""Checkpoints of which no process holds the whole: each process writes its shards. Any number of processes reads them.
 
-In the folder: `state.json`, which names the folder of shards that counts, and that folder, in the format of
-`torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one step, then
-removes the old folder: a kill at any moment leaves the old checkpoint or the new one. The one-file form is
-`checkpoint`.
+A checkpoint's folder holds `state.json` and the folder of shards that it names, in the format of
+`torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one atomic step,
+then removes the old shards: a kill at any moment leaves the old checkpoint or the new one. `checkpoint` has the form
+with one file.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from torch import nn
 
 from retro_model.base import disk
 
-from .checkpoint import first_process
+from . import processes
+from .checkpoint import state_of
 from .checkpoint_folder import CheckpointError, read_state_file, state_digest
 
 FORMAT = "sharded-2"
-#: what state.json says
+#: field of state.json -> its type
 FIELDS = {
     "shards": str,
     "step": int,
@@ -50,10 +51,9 @@ def save(
     position: int = 0,
     extra: dict | None = None,
 ) -> Path:
-    """Writes a checkpoint folder at `path`, in place of the one that is there; every process calls, and writes what it
-    holds.
+    """Write a checkpoint folder at `path`, replacing a checkpoint that is there. Every process must call.
 
-    Arguments as `checkpoint.save`. The random generators' state of every process is kept for as many processes.
+    Arguments as of `checkpoint.save`. The random generators' states are loaded again by as many processes only.
 
     Raises:
         CheckpointError: `path` holds something else than a sharded checkpoint.
@@ -64,30 +64,25 @@ def save(
 
     path = Path(path)
     lock: list[disk.Lock] = []
-    first_process(lambda: lock.append(_begin(path)))
+    processes.first(lambda: lock.append(_begin(path)))
     try:
-        name = _agreed(f"shards-{uuid.uuid4().hex}")
+        name = processes.first(lambda: f"shards-{uuid.uuid4().hex}")
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is what is meant
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # one process is intended
             writer = FileSystemWriter(path / name, single_file_per_rank=True)
             try:
                 save(_tensors(model, optimizer), storage_writer=writer, no_dist=not dist.is_initialized())
-            except CheckpointException as error:  # no Exception, so that nobody's handler would see it
-                first_process(disk.remove, path / name)
-                raise _saved_not(path, error) from error
-        config = getattr(getattr(model, "module", model), "config", None)
-        state = {
+            except CheckpointException as error:  # a BaseException: `except Exception` of a caller would miss it
+                processes.first(disk.remove, path / name)
+                raise _save_error(path, error) from error
+        state = state_of(model, step, position, extra) | {
             "format": FORMAT,
             "shards": name,
-            "step": step,
-            "position": position,
-            "extra": extra or {},
-            "processes": _processes(),
+            "processes": processes.count(),
             "files": _digests(path / name),
             "optimizer": optimizer is not None,
-            "config": config.to_dict() if hasattr(config, "to_dict") else None,
         }
-        first_process(_finish, path, state)
+        processes.first(_finish, path, state)
     finally:
         for held in lock:
             held.release()
@@ -95,15 +90,15 @@ def save(
 
 
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
-    """Puts a checkpoint back into `model` (and `optimizer`), in place: each process reads what it holds now.
+    """Load a checkpoint into `model` (and `optimizer`) in place. Each process reads the part that it holds.
 
-    The processes, their number and how the model is divided may be others than when it was saved. Code in the files is
-    not run: only tensors, numbers and strings are read.
+    The number of processes and the model's sharding may differ from those of the save. Only tensors, numbers and
+    strings are read: no code in the files runs.
 
     Returns: step, position, config, extra.
 
     Raises:
-        CheckpointError: naming the file that is missing or corrupt, or what another model has.
+        CheckpointError: naming the file that is missing or corrupt, or the tensor that the model has in another shape.
     """
     from torch.distributed.checkpoint import load
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict, set_optimizer_state_dict
@@ -115,7 +110,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     if optimizer is not None and not state["optimizer"]:
         raise CheckpointError(f"{path} was saved without an optimiser")
     _check_files(path / state["shards"], state["files"])
-    tensors = _tensors(model, optimizer, processes=state["processes"])
+    tensors = _tensors(model, optimizer, saved_by=state["processes"])
     reader = Reader(path / state["shards"], state["files"].keys())
     try:
         _check_forms(path, reader.read_metadata().state_dict_metadata, tensors)
@@ -124,7 +119,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             load(tensors, storage_reader=reader, planner=Planner(), no_dist=not dist.is_initialized())
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # torch's CheckpointException, of this process or another, is no Exception
+    except BaseException as error:  # torch's CheckpointException is a BaseException
         raise CheckpointError(f"{path / state['shards']} cannot be read: {error}") from error
     options = StateDictOptions(strict=False, flatten_optimizer_state_dict=True)
     set_model_state_dict(model, tensors["model"], options=options)
@@ -139,7 +134,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def read_state(path: str | os.PathLike) -> dict:
-    """Step, position, configuration and the like. Raises: CheckpointError naming the file."""
+    """Return the fields of `state.json`. Raises: CheckpointError naming the file."""
     file = Path(path) / STATE
     try:
         state = disk.read_json(read_state_file(file))
@@ -162,30 +157,27 @@ def read_state(path: str | os.PathLike) -> dict:
     return state
 
 
-def _saved_not(path: Path, error) -> Exception:
+def _save_error(path: Path, error) -> Exception:
     """Return the exception of the first process that failed, in place of torch's."""
     first = next(iter(error.failures.values()))[0]
     if isinstance(first, OSError):
         return OSError(first.errno, f"{path} cannot be saved: {first.strerror or first}")
-    full = "no space left" in str(first).lower() or "unexpected pos" in str(first)  # as torch's zip writer says it
-    return (
-        OSError(errno.ENOSPC, f"{path} cannot be saved: {first}")
-        if full
-        else CheckpointError(f"{path} cannot be saved: {first}")
-    )
+    message = f"{path} cannot be saved: {first}"
+    full = "no space left" in str(first).lower() or "unexpected pos" in str(first)  # errors of torch's zip writer
+    return OSError(errno.ENOSPC, message) if full else CheckpointError(message)
 
 
-def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processes: int | None = None) -> dict[str, Any]:
-    """This process's part of what is saved; `processes`: how many saved, None: those that are now."""
+def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, saved_by: int | None = None) -> dict[str, Any]:
+    """Return this process's part of a checkpoint. saved_by: number of processes of the save; None: this one."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
-    # the groups of another number of processes are others
+    # by name: another number of processes has other parameter groups
     by_name = StateDictOptions(flatten_optimizer_state_dict=True)
     tensors: dict[str, Any] = {"model": get_model_state_dict(model)}
     if optimizer is not None:
         tensors["optimizer"] = get_optimizer_state_dict(model, optimizer, options=by_name)
-        if processes in (None, _processes()):
-            rank = dist.get_rank() if dist.is_initialized() else 0
+        if saved_by in (None, processes.count()):
+            rank = processes.rank()
             tensors["random"] = {f"{rank}.cpu": torch.get_rng_state()}
             if torch.cuda.is_available():
                 tensors["random"][f"{rank}.cuda"] = torch.cuda.get_rng_state()
@@ -193,20 +185,16 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, processe
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digests of all files. Every process calls, and computes its part."""
+    """Return the digests of all files. Every process must call; each computes its share."""
     if dist.is_initialized():
         dist.barrier()
-    rank, size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    mine = {file.name: _digest_or_why_not(file) for file in sorted(folder.iterdir())[rank::size]}
-    every = [mine]
-    if dist.is_initialized():
-        every = [None] * size
-        dist.all_gather_object(every, mine)
-    return {name: digests for part in every for name, digests in part.items()}
+    files = sorted(folder.iterdir())[processes.rank() :: processes.count()]
+    every = processes.gathered({file.name: _digest_or_error(file) for file in files})
+    return {name: digest for part in every for name, digest in part.items()}
 
 
-def _digest_or_why_not(file: Path) -> str:
-    """A file's digest, or its error: an error raised in one process would leave the others waiting."""
+def _digest_or_error(file: Path) -> str:
+    """Return a file's digest, or its error: an error raised in one process would leave the others waiting."""
     try:
         return disk.sha256_of(file)
     except (OSError, ValueError) as error:
@@ -214,7 +202,7 @@ def _digest_or_why_not(file: Path) -> str:
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
-    """CheckpointError, in every process and before anything is loaded, unless each file has its digest."""
+    """Raise CheckpointError in every process unless each file has its digest."""
     digests = _digests(folder)
     for name in sorted(wanted.keys() | digests.keys()):
         if name not in digests or name not in wanted:
@@ -227,7 +215,7 @@ def _check_files(folder: Path, wanted: dict) -> None:
 
 
 def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:
-    """Each tensor of the model must be saved, in its shape, and no other."""
+    """Raise CheckpointError unless the saved tensors have the names and shapes of the model's."""
     own = {f"model.{name}": t for name, t in tensors["model"].items()}
     theirs = {name: entry for name, entry in saved.items() if name.startswith("model.")}
     for name in sorted(own.keys() | theirs.keys()):
@@ -237,22 +225,10 @@ def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:
             raise CheckpointError(f"{path}: {name.removeprefix('model.')} is {got}, the model has {want}")
 
 
-def _processes() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _agreed(name: str) -> str:
-    """The name that the first process gives."""
-    names = [name]
-    if dist.is_initialized():
-        dist.broadcast_object_list(names)
-    return names[0]
-
-
 def _begin(path: Path) -> disk.Lock:
-    """The folder, locked, without what killed saves left in it."""
+    """Make the folder, lock it and remove the shards that killed saves left; return the lock."""
     if path.is_symlink() or (path.exists() and not path.is_dir()):
-        raise CheckpointError(f"{path} is there and no folder")
+        raise CheckpointError(f"{path}: expected a folder, or nothing; got a file or a link")
     disk.make_folder(path)
     lock = disk.Lock(path / ".lock", f"{path} is being saved")
     try:

@@ -14,35 +14,38 @@ from torch import Tensor, nn
 
 from retro_model.layers import NextTokenLoss
 
-from . import memory
+from . import memory, processes
 from .batches import Batch
 from .optimiser import Settings, learning_rate
 
 
 def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihood of each token given those before it, in nats, and which of them count.
+    """Return the negative log-likelihood of each token given the tokens before it, in nats, and which tokens count.
 
-    logits: [B, N, V]. A window's first token has nothing before it and is left out, as is padding.
-    Returns: losses float32 (float64 for such logits) [B, N-1] (zero where they do not count), counted bool [B, N-1].
+    logits: [B, N, V]. Padding does not count, nor does the first token of a window.
+    Returns: losses float32 (float64 for such logits) [B, N-1], zero where they do not count; counted bool [B, N-1].
     """
     counted = batch.real[:, 1:]
     targets = batch.tokens[:, 1:]
     logits = logits[:, :-1].flatten(0, 1)
-    # a sum of a vocabulary's exponentials in half would be lost
+    # half precision would lose the sum of a vocabulary's exponentials
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
     return losses * counted, counted
 
 
 def loss(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean negative log-likelihood over the real tokens of a batch, in nats."""
+    """Return the mean negative log-likelihood of the real tokens of a batch, in nats."""
     losses, counted = token_losses(logits, batch)
     return losses.sum() / counted.sum().clamp(min=1)
 
 
 def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
-    """The loss over the real tokens of a batch, and the size of the vocabulary; all logits are made only for a model
-    that does not take `loss_mask` (its class says so: `sums_losses`)."""
+    """Return the loss over the real tokens of a batch, and the size of the vocabulary.
+
+    A model whose class has a true `sums_losses` takes `loss_mask` and computes the loss itself. Of any other model all
+    logits are in memory together.
+    """
     plain = model
     while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
         plain = plain.module
@@ -54,8 +57,7 @@ def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
 
 
 def shard(model: nn.Module, mesh) -> nn.Module:
-    """FSDP2 over `mesh`, in place: each of the model's `shard_units()` is gathered when it runs, the rest stays
-    gathered."""
+    """Shard a model in place by FSDP2 over `mesh`. Each of its `shard_units()` is gathered when it runs."""
     from torch.distributed.fsdp import fully_shard
 
     for unit in model.shard_units():
@@ -63,7 +65,8 @@ def shard(model: nn.Module, mesh) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
-def _autocast(device: torch.device, settings: Settings):
+def autocast(device: torch.device, settings: Settings):
+    """Context manager: products have the type `settings.autocast`."""
     if settings.autocast is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, settings.autocast))
@@ -71,7 +74,7 @@ def _autocast(device: torch.device, settings: Settings):
 
 @contextlib.contextmanager
 def _synchronise(model: nn.Module, now: bool):
-    """Reduce gradients over processes only in the last backward pass of a step."""
+    """Context manager: backward passes reduce gradients over processes if `now`."""
     if hasattr(model, "set_requires_gradient_sync"):  # FSDP2
         model.set_requires_gradient_sync(now)
         yield
@@ -83,10 +86,10 @@ def _synchronise(model: nn.Module, now: bool):
 
 
 def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: float) -> Tensor:
-    """The optimiser's step on gradients scaled so that their norm is at most `largest`; returns the norm before.
+    """Scale the gradients to a norm of at most `largest` and step; return the norm before.
 
-    Where the norm is not finite the parameters stay as they were. A fused optimiser on one GPU scales and skips by
-    itself, and the host does not wait; elsewhere the host looks at the norm first.
+    There is no step if the norm is not finite. A fused optimiser on one GPU scales and skips on the device, so that the
+    host does not wait. Any other waits for the norm.
     """
     kinds, whole = gradient_norm(model)
     if whole.device.type != "cpu" and list(kinds) == [None] and all(g.get("fused") for g in optimizer.param_groups):
@@ -97,7 +100,7 @@ def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: fl
         return whole
     if not whole.isfinite():
         return whole
-    if whole > largest:  # a product by 1 would read and write every gradient
+    if whole > largest:  # clipping by a factor of 1 would read and write every gradient
         for kind in kinds.values():
             nn.utils.clip_grads_with_norm_(kind, largest, whole)
     optimizer.step()
@@ -105,7 +108,7 @@ def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: fl
 
 
 def gradient_norm(model: nn.Module) -> tuple[dict, Tensor]:
-    """The parameters that have gradients by mesh, and the norm of all gradients."""
+    """Return the parameters with gradients by device mesh, and the norm of all gradients."""
     kinds: dict = {}
     for p in model.parameters():
         if p.grad is not None:
@@ -119,12 +122,12 @@ def gradient_norm(model: nn.Module) -> tuple[dict, Tensor]:
 def train_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, parts: list[Batch], settings: Settings, step: int
 ) -> dict[str, float]:
-    """One optimiser step on the mean loss over all real tokens of `parts`, of this and every other process.
+    """Take one optimiser step on the mean loss over all real tokens of `parts`, of all processes.
 
-    parts: batches whose gradients add up (gradient accumulation). step: 0-based, sets the learning rate.
-    Returns: loss in nats a token, gradient norm before clipping, learning rate, number of real tokens (once, where
-    `parallel.parallelize` has several processes read the same).
-    Raises: FloatingPointError where the gradient is not finite; the parameters are then as before.
+    parts: batches whose gradients add up (gradient accumulation). step: from 0, sets the learning rate.
+    Returns: loss in nats a token, gradient_norm before clipping, learning_rate and the number of real tokens. Tokens
+    that several processes read, under `parallel.parallelize`, count once.
+    Raises: FloatingPointError if the gradient is not finite. The parameters are unchanged then.
     """
     if not parts:
         raise ValueError("parts: expected at least one batch; got none")
@@ -133,28 +136,27 @@ def train_step(
     for group in optimizer.param_groups:
         group["lr"] = rate
     parts = [part.to(device) for part in parts]
-    processes = dist.get_world_size() if dist.is_initialized() else 1
+    number = processes.count()
     total, counted = torch.zeros((), device=device), sum(p.counted.sum() for p in parts)
-    if processes > 1:
+    if number > 1:
         dist.all_reduce(counted)
     model.train()
     for i, part in enumerate(parts):
         with _synchronise(model, i == len(parts) - 1):
-            with _autocast(device, settings):
+            with autocast(device, settings):
                 summed = batch_loss(model, part)[0].total
-            # DDP and FSDP average over processes; tokens are what
-            # counts, so the number of processes is multiplied back.
-            (summed * (processes / counted.clamp(min=1))).backward()
+            # DDP and FSDP average gradients over processes; the loss is a mean over tokens instead
+            (summed * (number / counted.clamp(min=1))).backward()
         total += summed.detach()
-    if processes > 1:
+    if number > 1:
         dist.all_reduce(total)
     norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
-    # the one time that the host waits, when all of the step is under way; counts of tokens are exact in float64
+    # the only wait of the host, after the whole step is launched; float64 holds counts of tokens exactly
     loss, norm, tokens = torch.stack([x.double() for x in (total / counted.clamp(min=1), norm, counted)]).tolist()
     if not math.isfinite(norm):
         raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
-    # of the processes that share the heads, all read the same tokens
+    # processes that divide the heads among them read the same tokens
     readers = max(getattr(module, "divided_among", 1) for module in model.modules())
     return {"loss": loss, "gradient_norm": norm, "learning_rate": rate, "tokens": int(tokens) // readers}
 
@@ -171,11 +173,11 @@ def train(
     report: Callable[[int, dict], None] | None = None,
     keep_memory: bool = False,
 ) -> list[dict]:
-    """Steps `start` to `stop` (settings.steps by default), `accumulate` batches each; `report(step, results)` after
-    each. keep_memory: on a CPU the process keeps the memory that its steps free, see `training.keep_memory`.
+    """Take the steps from `start` to `stop` (None: settings.steps), each on `accumulate` batches of the stream.
 
-    Returns: the results of `train_step`, one a step, with the `seconds` it took and `waiting`, the share of them that
-    it waited for the stream (`prefetched` reads ahead).
+    report: called with step and results after each step. keep_memory: call `training.keep_memory` for a model on a CPU.
+    Returns: for each step the results of `train_step`, its `seconds`, and `waiting`, the share of them spent on the
+    stream (`prefetched` reads ahead).
     """
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
@@ -187,7 +189,7 @@ def train(
         parts = [next(stream) for _ in range(accumulate)]
         waited = time.perf_counter() - began
         results = train_step(model, optimizer, parts, settings, step)
-        seconds = time.perf_counter() - began  # its numbers are read from the device: it has ended there too
+        seconds = time.perf_counter() - began  # train_step has read its results from the device: it has ended there
         history.append(results | {"seconds": seconds, "waiting": waited / seconds})
         if report is not None:
             report(step, history[-1])

@@ -1,5 +1,7 @@
-"""Reads the shards of `torch.distributed.checkpoint` without running code of theirs: torch itself unpickles `.metadata`
-and every value that is no tensor."""
+"""Reader of `torch.distributed.checkpoint` shards that runs no code in them.
+
+Torch's own reader unpickles `.metadata` and every value that is not a tensor.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ METADATA = ".metadata"
 
 
 class _Unpickler(pickle.Unpickler):
-    """Knows records and names of torch's metadata, sizes and types of tensors; nothing that does anything."""
+    """Unpickler of torch's metadata records, sizes and types of tensors; it knows no other class or function."""
 
     def find_class(self, module: str, name: str):
         if module in (metadata.__name__, filesystem.__name__) and "." not in name:
@@ -32,17 +34,17 @@ class _Unpickler(pickle.Unpickler):
             return {str(torch.strided): torch.strided}.__getitem__
         elif module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
-        elif module.startswith("pathlib") and name.endswith("Path"):  # where it was saved: not used
+        elif module.startswith("pathlib") and name.endswith("Path"):  # the path of the save, which is not used
             return PurePosixPath
         raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint's metadata")
 
 
 class Reader(FileSystemReader):
-    """Reads the shards of a folder, from the files that are named alone.
+    """Reader of a folder of shards that opens only the named files.
 
     Args:
         folder: of the shards.
-        files: names of the files in it.
+        files: names of the files to read.
     """
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:
@@ -50,7 +52,7 @@ class Reader(FileSystemReader):
         self.folder, self.files = folder, files
 
     def read_metadata(self, *_, **__):
-        """Raises ValueError or pickle.UnpicklingError where it names what a save would not."""
+        """Return the metadata. Raises: ValueError, pickle.UnpicklingError for content that no save writes."""
         found = _Unpickler(io.BytesIO(disk.read_plain(self.folder / METADATA))).load()
         if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
             raise ValueError(f"{METADATA} is no metadata of a checkpoint")
@@ -62,7 +64,7 @@ class Reader(FileSystemReader):
 
 
 class Planner(DefaultLoadPlanner):
-    """Takes numbers, strings and tensors, where torch takes any pickled object."""
+    """Load planner that reads numbers, strings and tensors; torch's own unpickles any object."""
 
     def load_bytes(self, read_item, value: io.BytesIO) -> None:
         safe = io.BytesIO()

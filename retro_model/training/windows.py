@@ -1,5 +1,4 @@
-"""The stream of `batches` as a `torch.utils.data.IterableDataset`: for DataLoader workers, the Hugging Face Trainer,
-Lightning."""
+"""The stream of `batches` as an `IterableDataset` for DataLoader workers, the Hugging Face Trainer and Lightning."""
 
 from __future__ import annotations
 
@@ -16,28 +15,27 @@ IGNORED = -100  # the label of a token that does not count
 
 
 class WindowDataset(IterableDataset):
-    """Windows of a store without end, one a row, with the neighbours of their chunks.
+    """Endless windows of a store with the neighbours of their chunks; a row is a window.
 
         rows = WindowDataset(store, window=2048, batch_size=8, seed=0, neighbours=neighbours, database=database, k=2)
         loader = DataLoader(rows, batch_size=8, num_workers=2, prefetch_factor=4)
         Trainer(RetrofitForCausalLM.from_decoder(decoder), arguments, train_dataset=rows)
 
-    The batches of a DataLoader of the same batch_size are those of `training.batches`, whatever num_workers: worker w
-    of W makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), neighbours
-    [L,K,R] and neighbour_mask [L,K,R] where there are neighbours.
+    A DataLoader of the same batch_size gives the batches of `training.batches`, for any num_workers: worker w of W
+    makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), and with neighbours
+    also neighbours and neighbour_mask [L,K,R].
 
-    To go on exactly where a run has stopped, give `start`: the batches that were taken (`set_start` moves it later).
-    The Trainer does so by itself when it resumes, by reading past them; with `ignore_data_skip=True` and `start`
-    nothing is read twice.
+    To resume a run exactly, pass the number of batches taken as `start`, or call `set_start`. The Trainer resumes by
+    reading past them; with `ignore_data_skip=True` and `start` it reads nothing twice.
 
     Args:
         store, window, seed, neighbours, database, k, starts, start: see `batches`.
         batch_size: the DataLoader's, of each process.
-        rank, world_size: this process and their number, where each has a DataLoader of its own (Lightning with
-            use_distributed_sampler=False); the Trainer's accelerate deals the rows out itself.
+        rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
+            use_distributed_sampler=False). The Trainer distributes the rows itself.
 
     Raises:
-        ValueError: as `batches`, when it is made.
+        ValueError: as `batches`.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class WindowDataset(IterableDataset):
         self.set_start(start)
 
     def set_start(self, start: int) -> None:
-        """Iterators made from now on begin after so many batches."""
+        """Make later iterators begin after `start` batches."""
         batches(self.store, start=start, **self.options)  # checks the arguments; reads nothing
         self.start = start
 
@@ -75,7 +73,7 @@ class WindowDataset(IterableDataset):
 
 
 def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
-    """Each window of a batch as a dict: input_ids, labels, and neighbours with their mask."""
+    """Iterate over the windows of a batch as dicts: input_ids, labels, and neighbours with their mask."""
     for i, tokens in enumerate(batch.tokens):
         row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
         if batch.neighbours is not None:
@@ -84,15 +82,14 @@ def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
 
 
 def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Iterator[Batch]:
-    """The batches of a dataset, read from its memory maps by worker processes before they are asked for.
+    """Iterate over a dataset's batches, which worker processes read ahead.
 
         for results in training.train(model, optimizer, prefetched(dataset, 2), settings):
-            print(results["waiting"])  # the share of the step that waited for them
+            print(results["waiting"])  # share of the step that waited for its batch
 
     Args:
-        dataset: its `batch_size` is a batch's.
-        workers: processes, each with a copy of what it reads from (folders are opened again there); 0: read here, when
-            asked for.
+        dataset: its `batch_size` is the batches'.
+        workers: number of processes; each opens the dataset's folders again. 0: read in this process, on demand.
         ahead: batches that each worker holds ready.
     """
     options = {"prefetch_factor": ahead, "multiprocessing_context": "spawn"} if workers else {}

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_saving_over_a_checkpoint_replaces_it(saved):
     model, optimizer = make()
     checkpoint.save(saved, model, optimizer, step=9)
     state = checkpoint.read_state(saved)
-    assert state["step"] == 9 and state["format"] == checkpoint_folder.FORMATS[-1]
+    assert state["step"] == 9 and state["format"] == checkpoint_folder.FORMAT
     assert sorted(p.name for p in saved.parent.iterdir()) == ["at4"]
 
 
@@ -125,8 +124,8 @@ def test_what_a_save_replaces(tmp_path):
     (tmp_path / "broken").symlink_to(tmp_path / "nothing")
     for name, message in (
         ("proj", r"proj is no checkpoint \(it holds thesis.tex\)"),
-        ("file", "no folder"),
-        ("broken", "no folder"),
+        ("file", "file: expected a folder, or nothing; got a file or a broken link"),
+        ("broken", "broken: expected a folder"),
     ):
         with pytest.raises(checkpoint.CheckpointError, match=message):
             checkpoint.save(tmp_path / name, model, optimizer)
@@ -145,22 +144,18 @@ def test_what_a_save_replaces(tmp_path):
     assert {p.name for p in tmp_path.iterdir()} == {"proj", "file", "broken", "empty"}
 
 
-def test_a_first_form_checkpoint_is_read_and_replaced(saved):
-    """Format 1: plain names; killed saves left whole folders beside it."""
+def test_a_checkpoint_of_another_version_is_refused_and_kept(saved):
+    """Format 1 had plain names and no digest of the state."""
     state = json.loads((saved / "state.json").read_text()) | {"format": 1}
+    del state["sha256"]
     for kind in ("model", "optimizer"):
-        path = tensors(saved, kind)
-        state["files"][f"{kind}.safetensors"] = state["files"].pop(path.name)
-        path.rename(saved / f"{kind}.safetensors")
-    state["sha256"] = checkpoint_folder.state_digest(state)
+        tensors(saved, kind).rename(saved / f"{kind}.safetensors")
     (saved / "state.json").write_text(json.dumps(state))
-    for rest in (".at4.123.tmp", ".at4.77.old"):
-        shutil.copytree(saved, saved.parent / rest)
-    model, optimizer = make()
-    assert checkpoint.load(saved, model, optimizer)["step"] == 4 and optimizer.state
-    checkpoint.save(saved, model, optimizer, step=5)
-    assert sorted(p.name.split("-")[0] for p in saved.iterdir()) == ["model", "optimizer", "state.json"]
-    assert [p.name for p in saved.parent.iterdir()] == ["at4"]
+    with pytest.raises(checkpoint.CheckpointError, match=r"state\.json: expected format 2; got 1, of another version"):
+        checkpoint.load(saved, *make())
+    with pytest.raises(checkpoint.CheckpointError, match=r"at4 is no checkpoint \(it holds model\.safetensors\)"):
+        checkpoint.save(saved, *make(), step=5)
+    assert (saved / "model.safetensors").exists()
 
 
 KILLED = """
@@ -261,7 +256,7 @@ def test_a_folder_of_two_names_has_one_lock(saved, tmp_path):
     checkpoint.save(tmp_path / "link", model, optimizer, step=9)
     assert checkpoint.read_state(saved)["step"] == 9 and (tmp_path / "link").is_symlink()
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    with pytest.raises(checkpoint.CheckpointError, match="nowhere is there and no folder"):
+    with pytest.raises(checkpoint.CheckpointError, match="nowhere: expected a folder, or nothing"):
         checkpoint.save(tmp_path / "nowhere", model, optimizer)
     assert not (tmp_path / "absent").exists()
 

@@ -20,7 +20,7 @@ from tests.model.checkpoints import Dropped, make, refused, run, tensors, traine
         "[]",
         '{"files": 3}',
         '{"files": {"model.safetensors": 5}}',
-        '{"format": 1}',
+        '{"format": 2}',
         "[" * 200_000,
         '{"format": %s}' % ("7" * 5000),
         "\xff",

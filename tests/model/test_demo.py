@@ -114,7 +114,7 @@ def test_minutes_are_those_of_the_whole(monkeypatch):
     config = demo.RetroConfig.small(512, **demo.SMOKE.config)
     plan, said = demo.within(4, 100.0, None, demo.SMOKE, config, 0, "cpu")
     assert plan.steps == pytest.approx((240 - 100 - 10 * demo.PASSES) / 0.6, abs=1)
-    assert said.startswith("about 4.0 min in all: 1.7 gone, 1.0 of training (") and "1.3 of scoring" in said
+    assert said.startswith("about 4.0 min in all: 1.7 passed, 1.0 of training (") and "1.3 of scoring" in said
     least, said = demo.within(1, 600.0, None, demo.SMOKE, config, 0, "cpu")
     assert least.steps == 10 and said.startswith("about 11.4 min in all")  # said beforehand
 

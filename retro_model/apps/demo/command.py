@@ -3,8 +3,8 @@
     retro-model demo                    # minutes on two cores
     retro-model demo --device cuda
 
-A RETRO and its baseline (the same decoder, no retrieval) take the same steps over the same data in the same order; then
-both are scored on packages that training, tokeniser and database never saw.
+A RETRO and its baseline, the same decoder without retrieval, train for the same steps on the same batches in the same
+order. Both are scored on packages that are in neither training data, tokeniser nor database.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .plan import DEFAULT, SMOKE, Plan
 
 
 def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **options) -> Retro:
-    """A model with weights drawn from `seed`, and as `plan` says."""
+    """Return a model with weights drawn from `seed`, or for the plan's `start_copying` with those of `copying`."""
     torch.manual_seed(seed)
     model = Retro(config, **options)
     if plan.start_copying:
@@ -43,7 +43,7 @@ def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **option
 def fit(
     config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
 ) -> tuple[Retro, dict]:
-    """Train one model. The batches depend on the seed alone: every model sees the same."""
+    """Train one model; return it and the facts of its training. The batches depend on the seed alone."""
     model = make_model(config, plan, seed, device)
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps)
     optimizer = training.make_optimizer(model, settings)
@@ -66,14 +66,14 @@ def fit(
     return model, facts
 
 
-PASSES = 8  # over the held-out text after training: five scores, and the page's figures with their control
-LEAST_SHARE = 0.1  # of the minutes that training gets, however long the rest takes
+PASSES = 8  # readings of the held-out text after training: five scores, and the page's figures with their control
+LEAST_SHARE = 0.1  # of the minutes: training gets at least this share
 
 
 def fitted(
     name: str, config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, folder: Path, quiet: bool
 ) -> tuple[Retro, dict]:
-    """Return a trained model: the checkpoint of an earlier run with this plan and seed, or a new one (saved)."""
+    """Return a model and its facts: the checkpoint of an earlier run with this plan and seed, or train and save one."""
     path, wanted = folder / name.lower(), as_json({"plan": dataclasses.asdict(plan), "seed": seed})
     with contextlib.suppress(checkpoint.CheckpointError):
         kept = checkpoint.read_state(path)
@@ -89,9 +89,9 @@ def fitted(
 def within(
     minutes: float, gone: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str
 ) -> tuple[Plan, str]:
-    """The plan whose whole run takes `minutes`, and how they are spent.
+    """Return the plan whose whole run takes `minutes`, and a sentence about their use.
 
-    gone: seconds of them that are over. The times of training and scoring are those of a few steps and one document.
+    gone: seconds that have passed. A few steps and the score of one document give the times of training and scoring.
     """
     begin, step = time.perf_counter(), 0.0
     for c in (config, config.baseline()):
@@ -104,14 +104,14 @@ def within(
     gone += time.perf_counter() - begin
     left = max(60 * minutes - gone - scoring, LEAST_SHARE * 60 * minutes)
     steps = max(2, int(left / step))
-    parts = {"gone": gone, f"of training ({steps} steps of each model)": steps * step, "of scoring": scoring}
+    parts = {"passed": gone, f"of training ({steps} steps of each model)": steps * step, "of scoring": scoring}
     listed = ", ".join(f"{seconds / 60:.1f} {name}" for name, seconds in parts.items())
     said = f"about {sum(parts.values()) / 60:.1f} min in all: {listed}"
     return dataclasses.replace(plan, steps=steps, warmup_steps=min(plan.warmup_steps, steps // 10)), said
 
 
 def _seconds_of_a_pass(model: Retro, corpus: Corpus, plan: Plan) -> float:
-    """Estimate of one score of the held-out text, from its longest document."""
+    """Estimate the seconds of one score of the held-out text from its longest document."""
     held, near = corpus.validation, corpus.validation_neighbours[:, : plan.neighbours]
     longest = max(range(len(held.documents)), key=lambda number: held.documents[number].num_tokens)
     begin = time.perf_counter()
@@ -125,7 +125,7 @@ RANDOM = "RETRO on, random neighbours"
 def score_all(
     retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan, seed: int = 0, quiet: bool = False
 ) -> dict[str, evaluation.Scores]:
-    """Scores of the validation store: RETRO with each number of neighbours, with random ones, off; the baseline."""
+    """Score the validation store: RETRO with each number of neighbours, with random ones, with none; the baseline."""
     near, database = corpus.validation_neighbours, corpus.database
     given = {f"RETRO on, {k} neighbours": (retro, near[:, :k], database) for k in plan.evaluation_neighbours}
     given[RANDOM] = (retro, evaluation.random_neighbours(near[:, : plan.neighbours], database, seed), database)
@@ -142,10 +142,10 @@ def score_all(
 def run(
     folder: Path, plan: Plan, *, seed: int = 0, device: str = "cpu", minutes: float | None = None, quiet: bool = False
 ) -> dict:
-    """Run the whole demonstration in `folder`. Stopped and called again, it goes on with the models that are trained.
+    """Run the whole demonstration in `folder`. A second call continues a stopped one, with its trained models.
 
-    minutes: of the whole; None: plan.steps.
-    Returns: the numbers that it also writes to results.json.
+    minutes: of the whole run; None: train for plan.steps.
+    Returns: the numbers of results.json.
     """
     report = Report(folder, quiet=quiet)
     with report.stage("corpus, tokeniser, database, neighbours"):
@@ -160,7 +160,7 @@ def run(
     for name, c in (("RETRO", config), ("baseline", config.baseline())):
         with report.stage(f"training {name}"):
             models[name], results["training"][name] = fitted(name, c, corpus, plan, seed, device, folder, quiet)
-    describe(folder, plan, corpus, "Not scored yet.")  # `serve` takes it from here on
+    describe(folder, plan, corpus, "Not scored yet.")  # `serve` can read the folder from here on
     with report.stage("evaluation"):
         scores = score_all(models["RETRO"], models["baseline"], corpus, plan, seed, quiet)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
@@ -192,7 +192,7 @@ def run(
 def _planned(
     report: Report, minutes: float, corpus: Corpus, plan: Plan, config: RetroConfig, seed: int, device: str
 ) -> Plan:
-    """Return the plan for `minutes`: an earlier run's for the same arguments, or a new one, which is kept."""
+    """Return the plan for `minutes`: an earlier run's for the same arguments, or make one and keep it."""
     path = report.folder / "minutes.json"
     asked = as_json({"plan": dataclasses.asdict(plan), "minutes": minutes, "seed": seed})
     kept = json.loads(path.read_text()) if path.exists() else {}
@@ -205,7 +205,7 @@ def _planned(
 
 
 def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
-    """Write `model.json`, with which `retro-model ask` and `serve` read the folder."""
+    """Write `model.json`, which `retro-model ask` and `serve` read."""
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": verdict}
     parts = {
         "model": "retro",
@@ -221,7 +221,7 @@ def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
 
 
 def _no_device(name: str) -> str | None:
-    """Return the reason why nothing can run on the device; None where it can."""
+    """Return the reason why nothing can run on a device, or None."""
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or not (index or "0").isdigit():
         return "expected cpu, cuda or cuda:N"
@@ -231,7 +231,7 @@ def _no_device(name: str) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model demo`."""
     made = parser()
     options = made.parse_args(arguments)
     if why := _no_device(options.device):  # before minutes of preparation, not after

@@ -1,5 +1,5 @@
-"""The demonstration's data: sources of Python's standard library, split by package, tokenised, deduplicated,
-searched."""
+"""The demonstration's data: sources of Python's standard library, split by package, tokenised, without near-duplicates,
+and their neighbours."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ from retro_model.data.tokens import Tokenizer
 
 from .plan import Plan
 
-#: Held out: modules that have siblings (ntpath: posixpath; ssl: socket), all of them in Python 3.11 to 3.14, and small
-#: ones among them: an interval over documents needs ten. `test` is a package of its own and stays in training.
+#: Held-out modules. Each has a sibling to retrieve from (ntpath: posixpath; ssl: socket) and is in Python 3.11 to 3.14.
+#: Small ones make the number of documents that an interval needs, ten. Their tests are in `test`, which is trained on.
 VALIDATION = (
     *("bisect", "calendar", "csv", "fnmatch", "fractions", "getopt", "heapq", "locale", "ntpath", "optparse", "shutil"),
     *("socket", "ssl", "sysconfig", "textwrap", "uuid", "zipapp"),
 )
 #: Tables rather than programs: help texts, encoded test data.
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")
-#: Neighbours searched for beyond those used: a window leaves out those from its own documents.
+#: Neighbours searched for beyond those used, because a window leaves out neighbours from its own documents.
 SPARE = 4
 
 
 class Corpus(NamedTuple):
-    """The demonstration's data. neighbours: `train_neighbours` of `train`, `validation_neighbours` of `validation`, ids
-    of `database`."""
+    """The demonstration's data. train_neighbours and validation_neighbours are ids of `database`."""
 
     tokenizer: Tokenizer
     database: ChunkDatabase
@@ -49,14 +48,12 @@ class Corpus(NamedTuple):
 
 
 def group_of(name: str) -> str:
-    """The top-level package or module: group_of("json/decoder.py") == "json", group_of("test/test_json/test_dump.py")
-    == "test"."""
+    """Return the top-level package or module of a file: group_of("json/decoder.py") == "json"."""
     return name.removesuffix(".py").split("/")[0]
 
 
 def sources(root: Path) -> Iterator[Document]:
-    """Every UTF-8 source below `root` (site-packages and tables left out), in an order that is random and always the
-    same."""
+    """Iterate over the UTF-8 sources below `root`, without site-packages and tables, in a fixed random order."""
     paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
     names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
     for name in names:
@@ -71,7 +68,7 @@ def sources(root: Path) -> Iterator[Document]:
 
 
 def first_bytes(documents: list[Document], limit: int) -> list[Document]:
-    """The first documents that together hold at most `limit` characters; one that does not fit is left out."""
+    """Return the first documents that together hold at most `limit` characters, passing over any that does not fit."""
     taken, total = [], 0
     for document in documents:
         if total + len(document.content) <= limit:
@@ -81,8 +78,7 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
 
 
 def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool = False) -> Corpus:
-    """Tokeniser, stores, deduplication, database and neighbours in `folder`; what is there from the same plan is used
-    again."""
+    """Make tokeniser, stores, database and neighbours in `folder`, or read those that the same plan has made there."""
     root = Path(sysconfig.get_path("stdlib"))
     say(f"  reading the sources below {root} ...")
     every = list(sources(root))
@@ -91,14 +87,14 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
     others = first_bytes(training_documents, plan.database_bytes)
     if not validation or not others:
-        raise FileNotFoundError(f"no sources of the standard library below {root}: this Python has none")
+        raise FileNotFoundError(f"{root}: expected the sources of Python's standard library; got none")
     say(f"  {len(every):,} files; tokeniser ...")
     tokenizer = Tokenizer.train((d.content for d in others[::3]), plan.vocab_size)
     tokenizer.save(folder / "tokenizer.json")
     options = {"chunk_len": plan.config["chunk_len"], "bos": True}
     held_out = build_store(folder / "validation", validation, tokenizer, **options)
     raw = build_store(folder / "all", others, tokenizer, **options)
-    say("  what training shares with the held-out text ...")
+    say("  near-duplicates of the held-out text ...")
     leaked = find_leaked(raw, [held_out], progress=progress)
     leaked.save(folder / "deduplication.json")
     removed = {removal.name for removal in leaked.removed}
@@ -142,26 +138,28 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     say(f"  search: {facts['search']} {recall}")
     say(
         f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
-        "their own documents: not shown"
+        "their own documents, which is left out"
     )
     return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
 
 def _aligned_windows(store: TokenStore, per_window: int) -> np.ndarray:
-    """Rows of the windows that a store is cut into from its first row, int64 [windows, per_window]."""
+    """Return the chunk rows of a store's consecutive windows, int64 [windows, per_window]."""
     return np.arange(0, len(store) - per_window + 1, per_window)[:, None] + np.arange(per_window)
 
 
 def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDatabase, window: int) -> float:
-    """Share of the windows in which `training.visible` leaves out a neighbour."""
+    """Return the share of the windows in which `training.visible` leaves out a neighbour."""
     rows = _aligned_windows(store, window // store.chunk_len)
     hidden = training.visible(store, rows, neighbours, database) != neighbours[rows]
     return float(hidden.any((1, 2)).mean())
 
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
-    """First rows of the half of the training windows whose chunks share the longest substrings with the k neighbours of
-    the chunk before."""
+    """Return the first rows of the half of the training windows that has most to copy.
+
+    That is, whose chunks share the longest substrings with the k neighbours of the chunk before.
+    """
     store, m, means = corpus.train, corpus.train.chunk_len, []
     windows = _aligned_windows(store, window // m)
     for at in range(0, len(windows), 64):
@@ -176,8 +174,7 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
-    """The batches of either model: the first half of the steps from windows where there is something to copy, the rest
-    from all."""
+    """Iterate over the batches of either model: half of the steps from `overlapping_windows`, the rest from all."""
     found = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
     what = found if retrieves else {}
     options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}

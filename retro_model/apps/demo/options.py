@@ -11,7 +11,7 @@ ABOUT = "RETRO end to end on the sources of Python's standard library: corpus, d
 
 
 def _at_least(low: int | float) -> Callable[[str], int | float]:
-    """For argparse: a number of low's type."""
+    """Return a type for argparse: a number of the type of `low`, and at least `low`."""
 
     def number(text: str) -> int | float:
         value = type(low)(text)
@@ -23,7 +23,7 @@ def _at_least(low: int | float) -> Callable[[str], int | float]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser."""
+    """Return the parser of `retro-model demo`."""
     made = argparse.ArgumentParser(prog="retro-model demo", description=ABOUT)
     made.add_argument(
         "--out", type=Path, default=Path("demo-out"), help="folder for everything that is made (default: demo-out)"
@@ -31,10 +31,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--minutes",
         type=_at_least(0.01),
-        help="plan the whole run for this many minutes by its first steps (default: a fixed number of steps)",
+        help="choose the steps so that the whole run takes this many minutes (default: a fixed number of steps)",
     )
     made.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    made.add_argument("--seed", type=_at_least(0), default=0)
+    made.add_argument("--seed", type=_at_least(0), default=0, help="of weights and batches (default: 0)")
     made.add_argument("--steps", type=_at_least(1), help="training steps of each model")
-    made.add_argument("--smoke", action="store_true", help="tiny sizes: does it run?")
+    made.add_argument("--smoke", action="store_true", help="use tiny sizes, to see that the command runs")
     return made

@@ -1,4 +1,4 @@
-"""Sizes of the demonstration: the default, and one to see that it runs."""
+"""Sizes of the demonstration: the default plan, and a tiny one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class Plan:
 
     Args:
         config: arguments of `RetroConfig.small`; the vocabulary's size is added.
-        database_bytes, train_bytes, validation_bytes: most text to retrieve from, to train on (a part of the former)
-            and to score.
-        dim, index: width of the keys, FAISS factory string (None: exact search).
-        neighbours, evaluation_neighbours: K in training, and each K that is scored.
-        start_copying: both models begin with the weights of `copying`.
+        database_bytes, train_bytes, validation_bytes: most characters to retrieve from, to train on (a part of the
+            database) and to score.
+        dim, index: width of the keys; FAISS factory string, None: exact search.
+        neighbours, evaluation_neighbours: K in training; each K that is scored.
+        start_copying: begin both models with weights that copy, see `retro.copying`.
     """
 
     config: dict

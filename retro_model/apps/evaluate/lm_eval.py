@@ -1,12 +1,12 @@
-"""EleutherAI's harness with our models in it, `--model retro`, and the paper's evaluations over local files.
+"""EleutherAI's evaluation harness with `--model retro`, and the paper's evaluations over local files.
 
     retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
     retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
-    retro-model lm-eval ls tasks            # lm_eval's own commands, options and tasks, as `lm_eval` takes them
+    retro-model lm-eval ls tasks            # lm_eval's own commands, options and tasks
 
-The harness has no entry points for models: it finds those that are registered when it starts, so this command registers
-ours and hands everything else over. folder: what `retro-model demo` or `retrofit` left. `--model retro` is the default;
-other arguments of the model are those of `RetroLM.from_folder`.
+The harness has no entry points for models, so this command registers `retro` and then calls the harness. `--model
+retro` is the default. folder: of `retro-model demo` or `retrofit`. The model's other arguments are those of
+`RetroLM.from_folder`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ OURS = re.compile(rf"({'|'.join(tasks.TASKS)})=(.+)")
 
 
 def hand_over(arguments: list[str], folder: Path) -> list[str]:
-    """lm_eval's arguments for ours: NAME=FILE after `--tasks` is a task that is written into the folder.
+    """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder.
 
-    Raises: FileNotFoundError for a file that is not there.
+    Raises: FileNotFoundError for a missing file.
     """
     given, named, written = [], False, False
     for argument in arguments:
@@ -44,7 +44,7 @@ def hand_over(arguments: list[str], folder: Path) -> list[str]:
 
 
 def _included(given: list[str], folder: Path) -> list[str]:
-    """The option that names the folder; a folder of the user's is taken out of `given` and stays first."""
+    """Return the option that names the folder. A folder in `given` moves into it and comes first."""
     theirs = []
     if "--include_path" in given[:-1]:
         at = given.index("--include_path")
@@ -54,7 +54,7 @@ def _included(given: list[str], folder: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model lm-eval`."""
     arguments = sys.argv[2:] if arguments is None else arguments
     try:
         from lm_eval.__main__ import cli_evaluate

@@ -1,10 +1,10 @@
-"""Documents to tokens, keys and neighbours, by any frozen encoder.
+"""Tokens, keys and neighbours of documents, by any frozen encoder.
 
     retro-model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
     retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
     retro-model neighbours run --documents "text/**/*.txt" --tokenizer train:32000 --shards 64 --workers 16
 
-The folder holds everything that the command makes. A killed run continues when the command is called again.
+All results are in the folder. The same command continues a killed run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ EMBEDDER = "embedder.npz"
 
 
 def named_files(patterns: list[str], without: list[str]) -> list[Path]:
-    """Files that the patterns match, in the order of their names. without: names of files and folders to leave out."""
+    """Return the files that the patterns match, sorted by name. without: names of files and folders to leave out."""
     found = []
     for pattern in patterns:
         paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
@@ -53,7 +53,7 @@ def named_files(patterns: list[str], without: list[str]) -> list[Path]:
 
 
 def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]:
-    """Rows of JSON lines; any other file with UTF-8 text is one document."""
+    """Iterate over the documents of files: each row of JSON lines, and each other file of UTF-8 text."""
     for path in paths:
         if path.suffix in (".jsonl", ".json"):
             with path.open(encoding="utf-8") as lines:
@@ -68,7 +68,7 @@ def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]
 
 
 def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Executor | None) -> TokenStore:
-    """The store of the files' documents; with `--shards` the files are dealt out to the shards by turns."""
+    """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file."""
     settings = {"chunk_len": options.chunk_len, "bos": options.bos}
     if options.shards == 1:
         return build_store(options.folder / "store", read_documents(paths, options.text_field), tokenizer, **settings)
@@ -81,7 +81,8 @@ def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Execu
 
 
 def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
-    """ "train:SIZE" on every third document, a file that `Tokenizer.save` wrote, or a folder of transformers."""
+    """Return the tokenizer of a name: "train:SIZE" (on every third document), a saved `Tokenizer`, or a folder of
+    transformers."""
     if name.startswith("train:"):
         path = folder / "tokenizer.json"
         if not path.exists():
@@ -98,8 +99,10 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
 def make_embedder(
     name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None, *, unit: bool = False
 ) -> Embedder:
-    """Hashed TF-IDF, or a frozen encoder of transformers with its own tokenizer, from a folder on this machine; unit:
-    see `EncoderEmbedder`."""
+    """Return hashed TF-IDF, or a frozen encoder of transformers and its tokenizer from a local folder.
+
+    unit: see `EncoderEmbedder`.
+    """
     if name == TFIDF:
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
@@ -111,7 +114,7 @@ def make_embedder(
 
 @contextlib.contextmanager
 def workers(options: Namespace) -> Iterator[Executor | None]:
-    """The executor that `--workers` or `--cluster` asks for; None: this process."""
+    """Context manager: the executor of `--workers` or `--cluster`; None: this process."""
     if options.workers:
         import torch
 
@@ -119,7 +122,7 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
         with executors.pool(options.workers, devices=devices) as pool:
             yield pool
     elif options.cluster:
-        warnings.filterwarnings("ignore", message="Sending large graph")  # the embedder's counts go with each task
+        warnings.filterwarnings("ignore", message="Sending large graph")  # each task carries the embedder's counts
         try:
             import distributed
         except ImportError as error:
@@ -159,7 +162,7 @@ def _run(options: Namespace, executor: Executor | None, show) -> np.ndarray:
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     show(f"keys: {embedder.name}, {embedder.dim} wide; search: {options.index or 'exact'} {recall}")
     neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k, executor=executor)
-    show(f"{options.k} neighbours a chunk, the store's keys as queries")
+    show(f"{options.k} neighbours of each chunk")
     if options.window is not None:
         for filtered, who in ((False, "of what the search found"), (True, "of what a training window is shown")):
             leaks = evaluation.window_leaks(
@@ -169,12 +172,12 @@ def _run(options: Namespace, executor: Executor | None, show) -> np.ndarray:
                 f"{who}: {leaks.own:.1%} of the windows of {options.window} tokens hold a neighbour from one of their "
                 f"own documents, {leaks.ahead:.1%} one from what they still have to predict"
             )
-    show(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours lie in {options.folder}")
+    show(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours are in {options.folder}")
     return neighbours
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model neighbours`."""
     try:
         run(parser().parse_args(arguments))
     except (FileNotFoundError, ValueError, disk.Busy) as error:

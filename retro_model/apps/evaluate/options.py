@@ -9,53 +9,56 @@ TFIDF = "tfidf"
 
 
 def neighbours() -> argparse.ArgumentParser:
-    """The parser of `retro-model neighbours`."""
+    """Return the parser of `retro-model neighbours`."""
     made = argparse.ArgumentParser(
-        prog="retro-model neighbours", description="Documents to tokens, keys and neighbours, by any frozen encoder."
+        prog="retro-model neighbours", description="Make tokens, keys and neighbours of documents."
     )
     made.add_argument("folder", type=Path, help="folder for the results")
     made.add_argument(
-        "--documents", nargs="+", required=True, help="files of JSON lines, text files (patterns, ** too)"
+        "--documents", nargs="+", required=True, help="files of JSON lines and text files; patterns with * and **"
     )
     made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
     made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
-    made.add_argument("--tokenizer", required=True, help="a folder of transformers, a saved Tokenizer, or train:SIZE")
     made.add_argument(
-        "--encoder", default=TFIDF, help="a folder of a transformers encoder, e.g. BERT's; tfidf (default) needs none"
+        "--tokenizer", required=True, help="folder of transformers, file of a saved Tokenizer, or train:SIZE"
     )
-    made.add_argument("--chunk-len", type=int, default=64)
-    made.add_argument("--bos", action="store_true", help="the tokenizer's BOS before every document")
-    made.add_argument("-k", type=int, default=10, help="neighbours a chunk (default: 10)")
-    made.add_argument("--index", help="a FAISS index factory string; default: exact search")
+    made.add_argument(
+        "--encoder", default=TFIDF, help="folder of a transformers encoder, e.g. BERT's, or tfidf (default)"
+    )
+    made.add_argument("--chunk-len", type=int, default=64, help="tokens of a chunk (default: 64)")
+    made.add_argument("--bos", action="store_true", help="begin every document with the tokenizer's BOS")
+    made.add_argument("-k", type=int, default=10, help="neighbours of a chunk (default: 10)")
+    made.add_argument("--index", help="FAISS index factory string (default: exact search)")
     made.add_argument("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
     made.add_argument("--key-type", default="float32", help="type of the stored keys: float32 or float16")
     made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
-    made.add_argument("--shards", type=int, default=1, help="shards among which the files are dealt out (default: 1)")
+    made.add_argument("--shards", type=int, default=1, help="number of shards of the store (default: 1)")
     where = made.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=int, default=0, help="processes that build the shards")
+    where.add_argument("--workers", type=int, default=0, help="processes that build the shards (default: none)")
     where.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
     made.add_argument(
         "--window", type=int, help="report how many training windows of this many tokens would see their own future"
     )
-    made.add_argument("--shown", type=int, default=2, help="neighbours a chunk that a window is shown (default: 2)")
+    made.add_argument(
+        "--shown", type=int, default=2, help="neighbours of a chunk that a window reads, for --window (default: 2)"
+    )
     return made
 
 
 def lm_eval() -> argparse.ArgumentParser:
-    """The help of `retro-model lm-eval`; its options are the harness's."""
+    """Return a parser that has only the help of `retro-model lm-eval`: the options are the harness's."""
     return argparse.ArgumentParser(
         prog="retro-model lm-eval",
         usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
-        description="""EleutherAI's harness with a trained model in it.
+        description="""Run EleutherAI's evaluation harness on a trained model.
 
   retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
   retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
   retro-model lm-eval ls tasks
   retro-model lm-eval run --help       every option of the harness
 
-folder: what `retro-model demo` or `retrofit` left. With neighbours=0: without retrieval; with random=True: random
-passages in place of those found. The gain of retrieval is the result minus that with random=True.
+folder: a model folder of `retro-model demo` or `retrofit`. neighbours=0 turns retrieval off; random=True reads random
+passages in place of the neighbours. The gain of retrieval is the result minus the result with random=True.
 NAME=FILE: a task of the paper on a local file. --include_path FOLDER: task files of your own.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=True,
     )

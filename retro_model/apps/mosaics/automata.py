@@ -1,9 +1,7 @@
-"""RegBench: sequences of words of one random automaton, its true next-symbol distribution, and what in-context n-grams
-make of it.
+"""RegBench: words of a random automaton, its true next-symbol distribution, and the predictions of in-context n-grams.
 
-Source: Akyurek et al., "In-context language learning", arXiv 2401.12973; generator as in their code, but for minimising
-the
-automata: every state accepts, so that does not change their languages' distributions.
+Source: Akyurek et al., "In-context language learning", arXiv 2401.12973. The generator is that of their code without
+minimising the automata: every state accepts, so this does not change the distributions.
 """
 
 from __future__ import annotations
@@ -33,8 +31,10 @@ class Sequence:
 
 
 class Automaton:
-    """Edges of each state: (symbols, targets), both distinct; a word starts in state 0 and takes each edge with equal
-    probability."""
+    """Random automaton. A word starts in state 0 and takes each edge of a state with equal probability.
+
+    edges: for each state (symbols, targets), both distinct.
+    """
 
     def __init__(self, random: np.random.Generator):
         states = _uniform(random, STATES)
@@ -46,7 +46,7 @@ class Automaton:
             self.edges.append((random.permutation(alphabet)[:count], random.permutation(others)[:count]))
 
     def sequence(self, random: np.random.Generator, longest_word: int) -> Sequence:
-        """10 to 19 words of 1 to `longest_word` symbols."""
+        """Draw 10 to 19 words of 1 to `longest_word` symbols."""
         tokens, allowed, word = [], [], []
         for number in range(_uniform(random, WORDS)):
             state = 0
@@ -70,13 +70,13 @@ def _uniform(random: np.random.Generator, ends: tuple[int, int]) -> int:
 
 
 def sequences(count: int, seed: int, longest_word: int) -> list[Sequence]:
-    """One sequence of each of `count` new automata."""
+    """Draw `count` automata; return one sequence of each."""
     random = np.random.default_rng(seed)
     return [Automaton(random).sequence(random, longest_word) for _ in range(count)]
 
 
 def padded(rows: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
-    """tokens int64 [B,N] and which of them are symbols, that is, predicted: bool [B,N]."""
+    """Return tokens int64 [B,N] and bool [B,N], true for symbols, the tokens that are predicted."""
     tokens = np.full((len(rows), max(len(row.tokens) for row in rows)), PAD)
     for target, row in zip(tokens, rows):
         target[: len(row.tokens)] = row.tokens
@@ -85,9 +85,9 @@ def padded(rows: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def score(rows: list[Sequence], predictions: list[np.ndarray]) -> dict[str, float]:
-    """Accuracy and total variation over the symbols of all words but the first.
+    """Return accuracy and total variation over the symbols of all words but the first.
 
-    accuracy: share of positions where the likeliest predicted symbol is one that the automaton allows.
+    accuracy: share of positions where the automaton allows the likeliest symbol.
     tv: mean over positions of half the sum of |predicted - true probability|.
     predictions: probabilities [N,18] after each token of each row.
     """
@@ -101,8 +101,7 @@ def score(rows: list[Sequence], predictions: list[np.ndarray]) -> dict[str, floa
 
 
 def ngram(row: Sequence, order: int) -> np.ndarray:
-    """Probabilities [N,18] by counts in the row itself so far: of the last order-1 tokens, or of fewer where those are
-    new."""
+    """Return probabilities [N,18] from counts in the row so far, given the last order-1 tokens or, if new, fewer."""
     counts: list[dict] = [defaultdict(Counter) for _ in range(order)]
     tokens, estimates = row.tokens.tolist(), np.full((len(row.tokens), SYMBOLS), 1 / SYMBOLS)
     for t, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""retro-model mosaics {moons,regbench,text}: each trains, scores, prints tables and draws pictures."""
+"""retro-model mosaics {moons,regbench,text}: train, score, print tables and draw pictures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXPERIMENTS = {"moons": moons, "regbench": regbench, "text": text}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model mosaics`."""
     options = vars(parser().parse_args(arguments))
     name, folder, plan, quiet, minutes = (options.pop(key) for key in ("experiment", "out", "plan", "quiet", "minutes"))
     changes = {

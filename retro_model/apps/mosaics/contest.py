@@ -1,4 +1,4 @@
-"""Memory Mosaics beside transformers of equal size: the models, and one training that is scored on the way."""
+"""Memory Mosaics beside transformers of equal size: the models, and one training with scores along the way."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def fit(
     title: str,
     quiet: bool,
 ) -> dict:
-    """Train through the steps `points`, the first of which is 0; return the facts of the run.
+    """Train up to the last of the steps `points`, the first of which is 0; return the facts of the run.
 
-    Its `curve` has a row for each later point: step, mean training loss since the point before, and what `look` gives.
+    Its `curve` has a row for each later point: step, mean training loss since the point before, and `look(model)`.
     """
     settings = training.Settings(plan.steps, rate, warmup_steps=plan.steps // 20, weight_decay=plan.weight_decay)
     optimizer, curve, seconds = training.make_optimizer(model, settings), [], 0.0

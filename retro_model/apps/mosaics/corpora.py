@@ -1,4 +1,4 @@
-"""Text that a machine already has, as documents: the standard library's sources, the King James Bible."""
+"""Documents from text that is installed: the standard library's sources, the King James Bible."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Split = tuple[list[str], list[str]]  # training and held-out documents
 
 
 def stdlib() -> Split:
-    """Modules of Python's standard library; packages of their own are held out, as in the RETRO demonstration."""
+    """Return the sources of Python's standard library; the held-out packages are those of the RETRO demonstration."""
     from retro_model.apps.demo.corpus import VALIDATION, sources
 
     every = list(sources(Path(sysconfig.get_path("stdlib"))))
@@ -27,7 +27,7 @@ HELD_OUT_BOOKS = ("Ruth", "Est", "Jonah", "Mark", "Phi", "1Jn")
 
 
 def books() -> dict[str, str]:
-    """Books of the King James Bible in their order, as Debian's bible-kjv prints them, without the verses' numbers."""
+    """Return the books of the King James Bible in order, printed by Debian's bible-kjv, without verse numbers."""
     if shutil.which("bible") is None:
         raise FileNotFoundError("needs the command `bible`: apt-get install bible-kjv")
     printed = subprocess.run(["bible", "-f", "gen1:1-rev22:21"], capture_output=True, text=True, check=True).stdout
@@ -37,10 +37,10 @@ def books() -> dict[str, str]:
 
 
 def kjv() -> Split:
-    """Books of the King James Bible; six are held out."""
+    """Return the books of the King James Bible; six are held out."""
     every = books()
     if missing := [name for name in HELD_OUT_BOOKS if name not in every]:
-        raise ValueError(f"`bible` printed no book {missing[0]}; it printed {', '.join(every)}")
+        raise ValueError(f"`bible`: expected a book {missing[0]}; got {', '.join(every)}")
     return [text for name, text in every.items() if name not in HELD_OUT_BOOKS], [
         every[name] for name in HELD_OUT_BOOKS
     ]

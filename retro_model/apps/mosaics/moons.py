@@ -1,8 +1,8 @@
-"""Three moons: memories that each track one moon predict the sky before it has ever repeated.
+"""Three moons: memories that each track one moon predict the sky before it has repeated.
 
-An observation is three complex numbers e^{i theta}. A network of one head must see all three moons return together,
-after the least common multiple of their periods; one of three heads needs each moon to return once, after the longest
-period. Nothing tells the heads which moon to take: training finds it, the paper's "predictive disentanglement".
+An observation is three complex numbers e^{i theta}. A network with one head can predict after all three moons have
+returned together: the least common multiple of their periods. With three heads it can after each moon has returned
+once: the longest period. Training alone assigns moons to heads, the paper's "predictive disentanglement".
 
 Source: Zhang et al., arXiv 2405.06394, section 3, figures 4 to 6; data as in the authors' code.
 """
@@ -24,28 +24,26 @@ from retro_model.memory_mosaics.memory import read
 from .plans import PLANS
 from .plans import MoonsPlan as Plan
 
-SMOKE = PLANS["moons"]["smoke"]
-
 INVERSE_BANDWIDTH = 50.0  # beta', fixed
 PHASE = 0.3  # of every moon at time 0
-CLIP = 0.5  # of an error in the loss: an empty memory cannot do better, and must not dominate
+CLIP = 0.5  # largest error in the loss, so that the unavoidable errors of an empty memory do not dominate
 AHEAD = 25  # free-running predictions that are scored
 JOINT_PERIODS = 3  # joint periods in a sequence
-#: periods in units of a common one: the triples from 1..7 without a
-#: common factor whose least common multiple is smallest
+#: Periods in units of a common one: the triples from 1..7 without a common factor and with the smallest least common
+#: multiple.
 TRAINED = ((1, 2, 4), (1, 2, 6), (1, 3, 6), (2, 3, 6), (1, 2, 5), (1, 3, 4), (1, 4, 6), (2, 3, 4))
 HELD_OUT = (1, 2, 3)
 ANALYTIC_PERIODS = (4.0, 6.0, 10.0)
 
 
 def periods(triple: tuple[int, int, int], length: int) -> tuple[float, ...]:
-    """In steps, such that `length` steps are JOINT_PERIODS joint periods."""
+    """Return a triple's periods in steps: `length` steps are JOINT_PERIODS joint periods."""
     unit = length / JOINT_PERIODS / math.lcm(*triple)
     return tuple(unit * p for p in triple)
 
 
 def observe(moons, length: int, start: Tensor) -> Tensor:
-    """Observations [B,length,3] of moons with these periods, [B,3] or [3], from times `start` [B]."""
+    """Return observations [B,length,3] of moons with periods [B,3] or [3], from times `start` [B]."""
     time = start[:, None] + torch.arange(length, dtype=torch.float64)
     angle = 2 * math.pi * time[..., None] / torch.as_tensor(moons, dtype=torch.float64).view(-1, 1, 3) + PHASE
     return torch.polar(torch.ones_like(angle), angle)
@@ -54,8 +52,8 @@ def observe(moons, length: int, start: Tensor) -> Tensor:
 class Moons(nn.Module):
     """One layer of `heads` memories over three complex numbers: k_T = W_phi x_T, v_T = W_psi x_{T+1}, z_T = W_z y_T.
 
-    Dot products are the real part of the Hermitian ones, within each head's share of the numbers; no norms, no
-    averages.
+    A dot product is the real part of the Hermitian product, over a head's share of the numbers. There are neither norms
+    nor averages.
     """
 
     def __init__(self, heads: int):
@@ -65,30 +63,30 @@ class Moons(nn.Module):
         self.key, self.value, self.output = (nn.Parameter(torch.randn(3, 3, 2) * 6**-0.5) for _ in range(3))
 
     def as_identity(self) -> Moons:
-        """The analytic solution."""
+        """Set all matrices to the identity, the analytic solution."""
         with torch.no_grad():
             for weight in self.parameters():
                 weight.copy_(torch.view_as_real(torch.eye(3, dtype=torch.complex128)))
         return self
 
     def project(self, weight: Tensor, x: Tensor) -> Tensor:
-        """W x of complex x [B,N,3] as reals, [B,N,heads,6/heads]."""
+        """Return W x of complex x [B,N,3] as reals [B,N,heads,6/heads]."""
         return torch.view_as_real(x @ torch.view_as_complex(weight).T).flatten(-2).unflatten(-1, (self.heads, -1))
 
     def predict(self, query: Tensor, keys: Tensor, values: Tensor, causal: bool) -> Tensor:
-        """z [B,n,3] from reads of the pairs [B,S,heads,.]."""
+        """Return z [B,n,3] for queries that read the pairs [B,S,heads,.]."""
         y, _ = read(math.sqrt(INVERSE_BANDWIDTH) * query, math.sqrt(INVERSE_BANDWIDTH) * keys, values, causal=causal)
         y = torch.view_as_complex(y.flatten(-2).unflatten(-1, (3, 2)).contiguous())
         return y @ torch.view_as_complex(self.output).T
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predictions [B,N-1,3] of x [B,N,3] from the second observation on; each from those before it."""
+        """Return predictions [B,N-1,3] of x [B,N,3] from the second observation on, each from those before it."""
         key, value = self.project(self.key, x), self.project(self.value, x)
         return self.predict(key[:, :-1], key[:, :-2], value[:, 1:-1], causal=True)
 
     @torch.no_grad()
     def run_on(self, x: Tensor, steps: int) -> Tensor:
-        """`steps` predictions [B,steps,3] after x [B,T,3], each observed in turn as if it had been true."""
+        """Return `steps` free-running predictions [B,steps,3] after x [B,T,3]: each is fed back as an observation."""
         key, value, outputs = self.project(self.key, x), self.project(self.value, x), []
         for _ in range(steps):
             z = self.predict(key[:, -1:], key[:, :-1], value[:, 1:], causal=False)
@@ -99,7 +97,7 @@ class Moons(nn.Module):
 
 
 def train(heads: int, plan: Plan, seed: int) -> Moons:
-    """A network trained on the triples that are not held out."""
+    """Train a network on the triples that are not held out."""
     torch.manual_seed(seed)
     random, model = np.random.default_rng(seed), Moons(heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=plan.max_lr)
@@ -116,20 +114,21 @@ def train(heads: int, plan: Plan, seed: int) -> Moons:
 
 
 def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
-    """For each T of `contexts`: the mean |error| of AHEAD free-running predictions after T observations of x
-    [B,N,3]."""
+    """Return, for each T of `contexts`, the mean |error| of AHEAD predictions after T observations of x [B,N,3]."""
     return [float((model.run_on(x[:, :t], AHEAD) - x[:, t : t + AHEAD]).abs().mean()) for t in contexts]
 
 
 def separation(model: Moons) -> float:
-    """How far the three magnitudes |W| are from permutations: the largest entry that is not its row's largest, of
-    any."""
+    """Return the largest second-largest entry of any row of the matrices |W|, as a share of the row's largest.
+
+    It is 0 for permutations.
+    """
     magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
     return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
 
 
 def analytic(contexts) -> dict[int, list[float]]:
-    """Generation errors of the identity solution, by heads, in float64; periods 4, 6 and 10: joint period 60."""
+    """Return generation errors of the analytic solution by heads, in float64; periods 4, 6 and 10, joint period 60."""
     x = observe(ANALYTIC_PERIODS, max(contexts) + AHEAD, torch.arange(8, dtype=torch.float64))
     return {heads: generation_error(Moons(heads).double().as_identity(), x, contexts) for heads in (1, 3)}
 
@@ -137,8 +136,10 @@ def analytic(contexts) -> dict[int, list[float]]:
 def run(
     folder: Path, plan: Plan = PLANS["moons"]["default"], *, quiet: bool = False, minutes: float = math.inf
 ) -> dict:
-    """Trains, scores on the held-out moons, draws; the numbers of results.json. After `minutes` no training is begun:
-    the same call goes on."""
+    """Train, score on the held-out moons and draw; return the numbers of results.json.
+
+    No training begins after `minutes`; the same call continues.
+    """
     report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)
     longest, joint = max(moons), plan.length / JOINT_PERIODS
@@ -198,7 +199,7 @@ def run(
 
 
 def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> None:
-    """Figures 4 and 5: one panel a network."""
+    """Draw figures 4 and 5, a panel a network."""
     figure, axes = report.figure("errors.png", 2, figsize=(11, 3.6), sharey=True)
     for axis, heads in zip(axes, (1, 3)):
         for name, curve in errors.items():
@@ -214,7 +215,7 @@ def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> 
 
 
 def draw_weights(report: Report, weights: dict) -> None:
-    """Figure 6: |W_phi|, |W_psi|, |W_z| of three heads."""
+    """Draw figure 6: |W_phi|, |W_psi|, |W_z| of three heads."""
     three = {name: matrices for name, matrices in weights.items() if name.startswith("3")}
     figure, axes = report.figure("weights.png", 3 * len(three), figsize=(2.0 * 3 * len(three), 2.4))
     for (name, matrices), first in zip(three.items(), range(0, len(axes), 3)):

@@ -11,7 +11,7 @@ from .plans import ABOUT, PLANS
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every field of an experiment's plan is an option."""
+    """Return the parser of `retro-model mosaics`, in which every field of a plan is an option."""
     top = argparse.ArgumentParser(
         prog="retro-model mosaics", description="The Memory Mosaics paper's demonstrations: train, score, draw."
     )
@@ -24,14 +24,12 @@ def parser() -> argparse.ArgumentParser:
             default=Path(f"{name}-out"),
             help=f"folder for everything that is made (default: {name}-out)",
         )
-        sub.add_argument(
-            "--plan", choices=PLANS[name], default="default", help="sizes; single ones can be changed below"
-        )
+        sub.add_argument("--plan", choices=PLANS[name], default="default", help="sizes, which the options below change")
         sub.add_argument(
             "--minutes",
             type=float,
             default=math.inf,
-            help="begin no training after this many minutes; the same command goes on later",
+            help="begin no training after this many minutes; the same command continues",
         )
         sub.add_argument("--quiet", action="store_true", help="print nothing")
         for field in dataclasses.fields(PLANS[name]["default"]):

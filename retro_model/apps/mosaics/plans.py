@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class MoonsPlan:
-    """Sizes. The paper's figures: length 800, batch 64, 512 sequences; the defaults take two minutes on a core."""
+    """Sizes; the defaults take two minutes on a core. The paper's: length 800, batch 64, 512 sequences."""
 
     length: int = 400
     batch_size: int = 8
@@ -24,7 +24,7 @@ class RegBenchPlan:
     """Sizes. The paper's: words to 49 symbols, up to 40,000 training sequences, 200 epochs, tuned widths, depths and
     rates.
 
-    rates: learning rates; of several each model takes the one that is best on other automata after as many steps.
+    rates: learning rates to try; each model takes the one that scores best on other automata after `steps` steps.
     """
 
     d_model: int = 64
@@ -46,12 +46,11 @@ class TextPlan:
     """Sizes: `context` tokens in training, `longest` when scored. The paper's models: `MosaicsConfig.preset`, context
     512.
 
-    rates: learning rates; of several each model takes the one whose training loss is least at the end of a run of
-    `tuning_steps`.
+    rates: learning rates to try; each model takes the one with the least training loss after `tuning_steps` steps.
     """
 
     corpus: str = "stdlib"
-    other: str = "kjv"  # scored too, without training on it; left out where this machine lacks it
+    other: str = "kjv"  # scored without training on it, if it is installed
     vocab_size: int = 2048
     d_model: int = 64
     num_layers: int = 4

@@ -1,8 +1,7 @@
-"""RegBench: learning the language of an automaton from the words before. Mosaics, a rotary transformer, in-context
-n-grams.
+"""RegBench: Memory Mosaics, a rotary transformer and in-context n-grams learn an automaton's language from its words.
 
-Every sequence is of an automaton of its own, so that what is learned in training is how to learn in context; the
-automata of the test are new. Both models have as many parameters and take the same batches in the same order.
+Every sequence has an automaton of its own: training teaches to learn in context, and the test's automata are new. Both
+models have the same number of parameters and train on the same batches in the same order.
 
 Source: Zhang et al., arXiv 2405.06394, section 5 and figure 11; Akyurek et al., arXiv 2401.12973.
 """
@@ -24,8 +23,6 @@ from . import automata, contest
 from .plans import PLANS
 from .plans import RegBenchPlan as Plan
 
-SMOKE = PLANS["regbench"]["smoke"]
-
 MODELS = (contest.MOSAICS, "transformer")
 METRICS = {"accuracy": "Share of predictions that the automaton allows", "tv": "Total variation to its distribution"}
 TEST_SEED, TUNING_SEED, TRAINING_SEED = 1, 2, 3
@@ -34,7 +31,7 @@ ORDERS = (1, 2, 3, 4)
 
 @torch.no_grad()
 def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndarray]:
-    """Probabilities [N,18] of the symbols after each token of each row."""
+    """Return probabilities [N,18] of the next symbol after each token of each row."""
     model.eval()
     predicted = []
     for first in range(0, len(rows), 25):
@@ -46,7 +43,7 @@ def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndar
 
 
 def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
-    """Batches without end; every epoch visits all rows in an order of its own."""
+    """Iterate over batches for ever; every epoch visits all rows in a new random order."""
     random = np.random.default_rng(seed)
     while True:
         order = random.permutation(len(rows))
@@ -55,8 +52,8 @@ def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
 
 
 def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, quiet: bool) -> dict:
-    """One training run: its scores along the way, its accuracy on `others` at the end, seconds, parameters."""
-    # a transformer with the mosaics' initial weights: a loss of 1.88 after 400 steps, against 1.98 with GPT-2's
+    """Train one model; return the scores along the way, the accuracy on `others` at the end, seconds, parameters."""
+    # a transformer with the mosaics' initial weights has a loss of 1.88 after 400 steps, with GPT-2's 1.98
     model = contest.make(name, plan, automata.VOCAB, seed, initial_std=None)
     points = [*range(0, plan.steps, max(1, plan.steps // plan.scored_steps)), plan.steps]
     look = lambda model: automata.score(scored_on, predictions(model, scored_on))  # noqa: E731
@@ -66,8 +63,10 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
-    """A run a seed, at the rate that is best with seed 0 on automata of neither training nor test; the rates'
-    accuracies there."""
+    """Train once a seed at the best rate; return the runs and the accuracy of each rate.
+
+    The best rate has the highest accuracy with seed 0 on automata of neither training nor test.
+    """
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
     def run(rate: float, seed: int) -> dict:
@@ -81,7 +80,7 @@ def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tupl
 
 
 def last_quarter(curve: list[dict], metric: str) -> float:
-    """Slope over the last quarter of a run: the change of a fitted straight line from its start to its end."""
+    """Return the change of a metric over the last quarter of a run, by a fitted straight line."""
     points = curve[-max(2, len(curve) // 4 + 1) :]
     if len(points) < 2:
         return math.nan
@@ -92,8 +91,7 @@ def last_quarter(curve: list[dict], metric: str) -> float:
 def run(
     folder: Path, plan: Plan = PLANS["regbench"]["default"], *, quiet: bool = False, minutes: float = math.inf
 ) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes
-    on."""
+    """Train, score and draw; return the numbers of results.json. No training begins after `minutes`."""
     # more seeds and rates are more parts
     report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)
     rows = automata.sequences(plan.train_sequences, TRAINING_SEED, plan.longest_word)
@@ -110,7 +108,7 @@ def run(
         )
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
     for metric, title in METRICS.items():
-        every = -(-len(steps) // 8)  # a column in so many, counted from the last: a terminal holds no more
+        every = -(-len(steps) // 8)  # a terminal holds 8 columns: every so many, counted from the last
         table = [
             [f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])]
             for name in MODELS
@@ -148,7 +146,7 @@ def run(
 
 
 def draw(report: Report, runs: dict, grams: dict) -> None:
-    """Figure 11's two scores against training steps."""
+    """Draw figure 11's two scores against training steps."""
     figure, axes = report.figure("regbench.png", 2, figsize=(11, 3.8))
     for axis, metric, label in zip(axes, METRICS, ("allowed predictions", "total variation")):
         for name, colour in zip(MODELS, ("tab:blue", "tab:orange")):

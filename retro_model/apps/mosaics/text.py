@@ -1,7 +1,7 @@
 """Real text: Memory Mosaics beside transformers of equal size and steps, within the training length and beyond it.
 
-Equal validation loss is the paper's claim within the training length. Beyond it learned positions end, rotary ones were
-never trained, and a Memory Mosaic has none: it may go on reading.
+Within the training length the paper claims equal validation loss. Beyond it there are no learned positions, and rotary
+ones were not trained; a Memory Mosaic has no positions.
 
 Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded memories: its section 6.
 """
@@ -32,25 +32,25 @@ from .plans import PLANS
 from .plans import TextPlan as Plan
 
 NAMES = _, LEARNED, ROTARY = MOSAICS, "transformer, learned positions", "transformer, rotary"
-SCORED_STEPS = 20  # times that a run is scored on a few held-out windows
-BUCKETS = 16  # of positions, in a curve
-PIECE = 16  # tokens that a bounded memory takes in at a time
-SHOWN = 512  # tokens that a page shows at once
+SCORED_STEPS = 20  # scores of a run on a few held-out windows
+BUCKETS = 16  # spans of positions in a curve
+PIECE = 16  # tokens that a bounded memory reads at a time
+SHOWN = 512  # tokens that the page shows at once
 
 
 def make(name: str, plan: Plan, vocab_size: int) -> nn.Module:
-    """Return the model of this name; learned positions reach as far as training does."""
+    """Return the model of this name, with as many learned positions as the training length."""
     positions = "rotary" if name == ROTARY else "learned"
     return contest.make(name, plan, vocab_size, plan.seed, positions=positions, max_len=plan.context)
 
 
 def encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
-    """All documents in a row, each begun by BOS."""
+    """Return the tokens of all documents in a row, with BOS before each."""
     return np.concatenate([np.concatenate([[BOS], ids]) for ids in tokenizer.encode_batch(documents)])
 
 
 def stream(ids: np.ndarray, plan: Plan):
-    """Batches of random windows without end, the same for every model."""
+    """Iterate over batches of random windows for ever, the same for every model."""
     random = np.random.default_rng(plan.seed)
     while True:
         starts = random.integers(len(ids) - plan.context, size=plan.batch_size)
@@ -59,7 +59,7 @@ def stream(ids: np.ndarray, plan: Plan):
 
 
 def windows(ids: np.ndarray, plan: Plan) -> Tensor:
-    """[windows,longest], spread over the text."""
+    """Return [windows,longest] tokens, evenly spaced over the text."""
     count = min(plan.windows, len(ids) // plan.longest)
     if count == 0:
         raise ValueError(f"longest: expected at most the {len(ids)} tokens held out; got {plan.longest}")
@@ -69,7 +69,7 @@ def windows(ids: np.ndarray, plan: Plan) -> Tensor:
 
 @torch.no_grad()
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Nats [W,N-1] of each token of [W,N] but the first, each window given whole."""
+    """Return the nats [W,N-1] of each token of windows [W,N] but the first."""
     model.eval()
     parts = [
         F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)
@@ -79,8 +79,7 @@ def losses(model: nn.Module, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
-    """Nats a token beyond the training length, milliseconds a token and the cache's bytes with memories of bounded
-    capacity."""
+    """Return nats a token beyond the training length, milliseconds a token and bytes of the cache at a capacity."""
     model.eval()
     cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
     for piece in tokens.split(PIECE, 1):
@@ -97,12 +96,12 @@ def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | No
 
 
 def curve(losses: Tensor) -> list[float]:
-    """Mean nats in BUCKETS equal spans of positions."""
+    """Return the mean nats in BUCKETS equal spans of positions."""
     return [float(part.mean()) for part in losses.tensor_split(BUCKETS, 1)]
 
 
 def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """Mean of a - b in nats a token, and its standard error over windows [W,N]."""
+    """Return the mean of a - b in nats a token, and its standard error over windows [W,N]."""
     gap = (a - b).mean(1)
     return float(gap.mean()), float(gap.std() / len(gap) ** 0.5)
 
@@ -110,8 +109,7 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
 def fit(
     name: str, plan: Plan, vocab_size: int, rate: float, ids: np.ndarray, few: Tensor, quiet: bool
 ) -> tuple[nn.Module, dict]:
-    """A model trained for plan.steps, its curve (mean training loss since the last point, loss on windows `few`),
-    seconds."""
+    """Train a model for plan.steps; return it and the facts of `contest.fit`, with the loss on windows `few`."""
     model = make(name, plan, vocab_size)
     points = np.linspace(0, plan.steps, min(plan.steps, SCORED_STEPS) + 1).astype(int).tolist()
     look = lambda model: {"held_out": float(losses(model, few).mean())}  # noqa: E731
@@ -119,8 +117,10 @@ def fit(
 
 
 def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
-    """One model at its best rate: facts of its training, losses of each corpus within the training length and beyond,
-    weights."""
+    """Train one model at its best rate.
+
+    Returns: the facts of its training, its losses of each corpus within the training length and beyond, its weights.
+    """
     rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
     if len(plan.rates) > 1:
         short = dataclasses.replace(plan, steps=plan.tuning_steps)
@@ -137,8 +137,7 @@ def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dic
 
 
 def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = False, minutes: float = math.inf) -> dict:
-    """Trains, scores, draws; the numbers of results.json. After `minutes` no training is begun: the same call goes
-    on."""
+    """Train, score and draw; return the numbers of results.json. No training begins after `minutes`."""
     report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()
     shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
@@ -214,7 +213,7 @@ def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = Fa
 
 
 def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:
-    """The model and the beginnings of the held-out documents, as a folder for `retro-model ask` and `serve`."""
+    """Write the model and the beginnings of the held-out documents as a folder for `retro-model ask` and `serve`."""
     starts = [tokenizer.encode(text)[: plan.longest - 1] for text in held_out]
     documents = [
         Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)
@@ -261,7 +260,7 @@ def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_to
 
 
 def draw(report: Report, plan: Plan, losses_of: dict) -> None:
-    """Figures 10 and 13 in one: loss against position, a panel a corpus, a line where training ended."""
+    """Draw figures 10 and 13 in one: loss by position, a panel a corpus, a line at the training length."""
     corpora = list(losses_of[MOSAICS])
     figure, axes = report.figure("text.png", len(corpora), figsize=(5.5 * len(corpora), 3.8))
     for axis, corpus in zip(axes, corpora):

@@ -1,5 +1,4 @@
-"""The baseline: a GPT-2-like decoder whose blocks have as many parameters as those of a Memory Mosaic with N_m = 3.5
-d."""
+"""Baseline of Memory Mosaics: a GPT-2-like decoder with as many parameters a block as a mosaic with N_m = 3.5 d."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ POSITIONS = ("rotary", "learned")
 class TransformerConfig(Config):
     """Sizes of the baseline; positions: "rotary", or "learned" for at most max_len tokens.
 
-    initial_std: of all matrices but embeddings, residual outputs over the square root of their number, as GPT-2's.
-    None: as a Memory Mosaic's, fan_in**-0.5, residual outputs over the square root of the depth. Which of the two
-    learns faster depends on the task.
+    initial_std: of all matrices but embeddings; residual outputs are divided by the square root of their number, as in
+    GPT-2. None: fan_in**-0.5, residual outputs divided by the square root of the depth, as in a Memory Mosaic. Which
+    of the two learns faster depends on the task.
     """
 
     vocab_size: int
@@ -45,7 +44,7 @@ class TransformerConfig(Config):
 
 
 def rotated(x: Tensor) -> Tensor:
-    """x [B,N,H,D], the pair (x_i, x_{i+D/2}) of the token at position t turned by t * 10000^(-2i/D)."""
+    """Return x [B,N,H,D] with the pair (x_i, x_{i+D/2}) of position t turned by t * 10000^(-2i/D)."""
     half = x.shape[-1] // 2
     frequency = ROTARY_BASE ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angle = (torch.arange(x.shape[1], device=x.device)[:, None] * frequency)[:, None]  # [N,1,D/2]
@@ -101,8 +100,10 @@ class Transformer(nn.Module):
     sums_losses = True  # takes `loss_mask`
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] after each of tokens [B,N], or their loss as in `MemoryMosaics`; ValueError where learned
-        positions do not reach."""
+        """Return logits [B,N,V] after each of tokens [B,N], or with loss_mask their loss, as `MemoryMosaics` does.
+
+        Raises: ValueError for more tokens than learned positions.
+        """
         x = self.embedding(tokens)
         if self.positions is not None:
             if tokens.shape[1] > self.config.max_len:

@@ -1,1 +1,1 @@
-"""`retro-model rpt cards`, the demonstration of RPT that two cores can run."""
+"""`retro-model rpt cards`, a demonstration of RPT for two cores."""

@@ -1,8 +1,8 @@
-"""Cards: documents whose content returns beyond the window; does the model find it again by itself?
+"""Cards: documents whose content returns beyond the window. Does the model find it again by itself?
 
-Every variant trains for equal steps on the same documents. Scored are the nats of far tokens in new documents, with the
-model's own neighbours, with random ones, with the teacher's and with retrieval off. A token is far if its content's
-card was shown before, but not within the window.
+Every variant trains for equal steps on the same documents. The score is the nats of far tokens in new documents: with
+the model's own neighbours, with random ones, with the teacher's and with retrieval off. A token is far if the card of
+its content was shown before, but not within the window.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from .start import start_copying
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a run: the deck, training documents (taken in turn), documents to score, and the model.
+    """Sizes of a run.
 
-    reader: the reference language model knows the forms of a word (`Reader`). candidates: chunks that it scores for
-    each. rates: learning rates by name, see `training.rpt.make_optimizer`.
+    documents, scored: numbers of documents to train on, in turn, and to score. reader: the reference language model is
+    `Reader`, not `Copyist`. candidates: chunks that it scores for each chunk. rates: learning rates by name, see
+    `training.rpt.make_optimizer`.
     """
 
     deck: Deck = field(default_factory=Deck)
@@ -61,7 +62,7 @@ class Plan:
     rates: dict[str, float] = field(default_factory=dict)
 
     def config(self, **changes) -> RPTConfig:
-        """The model's, its scores scaled by d^-0.5."""
+        """Return the model's configuration with some fields changed."""
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
         sizes = {
             "vocab_size": self.deck.vocab_size,
@@ -79,12 +80,15 @@ class Plan:
 
 
 class Variant(NamedTuple):
-    """One variant: changes of the configuration, source of neighbours and lessons, the decoder's share of the retrieval
-    loss."""
+    """Variant of the model and its training.
+
+    changes: of the configuration. neighbours: "own", "bm25" or "none". lexical: the supervision has BM25 scores
+    (RPT-Lex). trunk_share: factor on the retrieval loss in the decoder.
+    """
 
     changes: dict
-    neighbours: str = "own"  # own, bm25, none
-    lexical: bool = False  # lessons from BM25 scores, RPT-Lex
+    neighbours: str = "own"
+    lexical: bool = False
     trunk_share: float = 1.0
 
 
@@ -101,8 +105,11 @@ VARIANTS = {
 
 
 class Documents(NamedTuple):
-    """tokens [n,N]; far bool [n,L]; right bool [n,L,L]; the reference language model's lessons and BM25's; BM25's
-    neighbours by (c_i, c_{i+1}) and by c_i [n,L,K]."""
+    """Documents with their labels.
+
+    tokens: [n,N]. far: bool [n,L]. right: bool [n,L,L]. lessons, lexical: supervision by the reference language model
+    and by BM25. with_target, without: BM25's neighbours [n,L,K] of (c_i, c_{i+1}) and of c_i.
+    """
 
     tokens: Tensor
     far: Tensor
@@ -114,7 +121,7 @@ class Documents(NamedTuple):
 
     @classmethod
     def draw(cls, plan: Plan, count: int, seed: int) -> Documents:
-        """`count` documents and everything that is known of them."""
+        """Draw `count` documents and label them."""
         deck, sizes = plan.deck, {"chunk_len": plan.deck.chunk_len, "excluded_chunks": plan.excluded_chunks}
         tokens, shown = deck.documents(count, seed)
         far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
@@ -131,7 +138,7 @@ class Documents(NamedTuple):
         return cls(tokens, far, right, *lessons, *rows)
 
     def rows(self, which) -> Documents:
-        """Some of them."""
+        """Return some of the documents."""
         return Documents(*(part.rows(which) if isinstance(part, Supervision) else part[which] for part in self))
 
 
@@ -139,8 +146,7 @@ SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
 
 
 def symbols(deck: Deck) -> Symbols:
-    """A name for every token: a syllable for what contents and noise are drawn from, a capitalised word of two for
-    names."""
+    """Return a word for every token: a syllable for contents and noise, a capitalised pair of syllables for names."""
     pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
     return Symbols(
         [
@@ -151,7 +157,7 @@ def symbols(deck: Deck) -> Symbols:
 
 
 def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
-    """The model and some of the documents that it was scored on, as a folder for `retro-model ask` and `serve`."""
+    """Write the model and some scored documents as a folder for `retro-model ask` and `serve`."""
     documents = [
         Document(f"made-up document {number}", "cards", ids.numpy())
         for number, ids in enumerate(scored.tokens[:shown], 1)
@@ -164,8 +170,10 @@ def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 1
 
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
-    """Return the nats of a far token for each source of neighbours, the nats of any token, and recall: the share of far
-    cues with a right chunk among the K found."""
+    """Return the nats a far token and the nats a token for each source of neighbours, and the recall.
+
+    Recall is the share of far cues with a right chunk among the K neighbours.
+    """
     model.eval()
     k, results = model.config.num_neighbours, {}
     kinds = {"off": {"retrieval": False}}
@@ -200,7 +208,7 @@ def _nats(model: RPT, documents: Documents, options: dict) -> tuple[float, float
 
 
 class Stopped(Exception):
-    """Time is up; what was trained is on disk."""
+    """Time is up; a checkpoint is on disk."""
 
 
 def fit(
@@ -214,10 +222,10 @@ def fit(
     until: float = math.inf,
     report: Callable[[dict], None] = lambda row: None,
 ) -> tuple[RPT, list[dict]]:
-    """Train a variant, from the checkpoint at `place` where there is one; return the model and its scores on the way.
+    """Train a variant, from the checkpoint at `place` if there is one; return the model and the scores along the way.
 
-    report: called with each row of scores.
-    Raises: Stopped after `until` (of `time.monotonic`), with a checkpoint at `place`.
+    until: time of `time.monotonic` at which to stop. report: called with each row of scores.
+    Raises: Stopped, with a checkpoint at `place`.
     """
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
@@ -243,7 +251,7 @@ def fit(
         look(0)
     for step in range(first, plan.steps):
         start = time.perf_counter()
-        draw = torch.Generator().manual_seed(seed * plan.steps + step)  # what a step draws depends on its number alone
+        draw = torch.Generator().manual_seed(seed * plan.steps + step)  # the same draws in a resumed run
         part = train.rows(order[torch.arange(step * plan.batch_size, (step + 1) * plan.batch_size) % len(order)])
         taught = None if variant.neighbours != "own" else part.lexical if variant.lexical else part.lessons
         options = {"index": part.with_target} if variant.neighbours == "bm25" else {}

@@ -1,4 +1,4 @@
-"""retro-model rpt cards: train the variants that are not there yet, then write a table, a picture and the numbers."""
+"""retro-model rpt cards: train the missing variants, then write a table, a picture and the numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .deck import Deck
 from .options import parser
 
 LOWER = ("layers.0.", "layers.1.", "retriever.attention.")
-#: The two lower layers and the chunk attention learn slowly, the embeddings fast. Otherwise the lower layers learn what
-#: all cues have in common, and that drowns the words before the embeddings know which forms are one word's.
+#: The two lower layers and the chunk attention learn slowly, the embeddings fast. Otherwise the lower layers learn the
+#: common part of all cues before the embeddings learn which forms belong to one word, and the words are lost.
 REWORDED = cards.Plan(
     Deck(words=32, forms=8),
     steps=450,
@@ -29,11 +29,11 @@ REWORDED = cards.Plan(
 )
 SMOKE = {"documents": 8, "scored": 4, "steps": 4, "batch_size": 2, "every": 2}
 SMOKE_SHOWINGS = 8
-READ = ("own", "teacher", "random", "off")  # whose neighbours
+READ = ("own", "teacher", "random", "off")  # sources of neighbours, as `cards.score` names them
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model rpt`."""
     options = parser().parse_args(arguments)
     plan = REWORDED if options.reworded else cards.Plan()
     if options.smoke:
@@ -47,19 +47,19 @@ def main(arguments: list[str] | None = None) -> None:
 def run(
     folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int = 0, minutes: float = math.inf
 ) -> dict:
-    """Train the variants that `folder`/`name`.json lacks for this plan and seed; return all that it then has.
+    """Train the variants that are not in `folder`/`name`.json; return its content then.
 
-    After `minutes` training stops, and the same call goes on.
+    Training stops after `minutes`; the same call continues.
     """
     report, until, path = Report(folder), time.monotonic() + 60 * minutes, folder / f"{name}.json"
     wanted = as_json({"plan": dataclasses.asdict(plan), "seed": seed})
     results = json.loads(path.read_text()) if path.exists() else wanted | {"variants": {}}
     if {k: results[k] for k in wanted} != wanted:
         raise ValueError(f"{path}: made with another plan or seed; delete it or choose another --out")
-    path.write_text(json.dumps(results, indent=1) + "\n")  # a stopped run goes on with this plan or not at all
+    path.write_text(json.dumps(results, indent=1) + "\n")  # now, so that a stopped run continues with this plan only
     missing = [v for v in variants if v not in results["variants"]]
     if missing:
-        report.say("documents and their lessons")
+        report.say("drawing documents and their supervision")
         counts = (plan.documents, plan.scored)
         train, scored = (cards.Documents.draw(plan, n, 2 * seed + i) for i, n in enumerate(counts, 1))
     for variant in missing:
@@ -73,7 +73,7 @@ def run(
             how = {"seed": seed, "until": until, "report": show}
             model, history = cards.fit(cards.VARIANTS[variant], plan, train, scored, place, **how)
         except cards.Stopped as stopped:
-            report.say(f"stopped at {stopped}; the same command goes on")
+            report.say(f"stopped at {stopped}; the same command continues")
             break
         results["variants"][variant] = history
         shutil.rmtree(place)
@@ -88,7 +88,7 @@ def run(
 
 
 def tell(report: Report, results: dict, name: str) -> None:
-    """Print the last score of every variant; draw nats a far token and recall along the training."""
+    """Print the last scores of every variant; draw nats a far token and recall by training step."""
     rows = []
     for variant, history in results["variants"].items():
         last = history[-1]
@@ -96,7 +96,7 @@ def tell(report: Report, results: dict, name: str) -> None:
         whole = last.get("own, all", last["off, all"])
         rows.append([variant, *cells, f"{whole:.2f}", last["step"], f"{last['seconds']:.0f}"])
     columns = ["variant", *READ, "recall", "all tokens", "steps", "seconds"]
-    report.table("nats a far token, by whose neighbours are read", columns, rows)
+    report.table("nats a far token, by source of neighbours", columns, rows)
     if "share of retrieval" in results:
         shares = ", ".join(f"{value:.0%} of {what}" for what, value in results["share of retrieval"].items())
         report.say(f"retrieval takes {shares}")

@@ -1,8 +1,8 @@
-"""Made-up documents whose content returns after the window has lost it, and a language model that knows it.
+"""Made-up documents whose content returns beyond the window, and reference language models of them.
 
 A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a
-content of one chunk of random tokens, of which some are altered at each return. Nothing but an earlier showing of the
-same card tells its content.
+content of one chunk of random tokens, some of which change at each return. Only an earlier showing of the same card
+predicts its content.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class Deck:
         chunk_len: m, of a cue and of a content.
         names: name tokens of a cue; the rest of it is noise.
         contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
-        words, forms: words that a name can be, and forms of each, which are tokens of their own. With one form a
-            returning cue repeats its names. With more it is reworded: a card that returns takes the next form of each
-            of its words.
+        words, forms: number of words for names, and of forms of each word; every form is a token. With one form a
+            returning cue repeats its names. With more a returning cue is reworded: it has the next form of each word.
         altered: share of the content that is drawn anew at each return.
     """
 
@@ -50,8 +49,10 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """tokens int64 [count, L*m] and the card of each chunk [count, L]: even chunks are cues, odd ones their
-        contents."""
+        """Draw tokens int64 [count, L*m]; return them and the card of each chunk [count, L].
+
+        Even chunks are cues, odd chunks their contents.
+        """
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
@@ -73,13 +74,13 @@ class Deck:
             times[card] += 1
 
     def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
-        """bool [count, L]: cues whose card was shown before, but not within the last `excluded_chunks` chunks."""
+        """Return bool [count, L]: cues whose card was shown before, but not in the last `excluded_chunks` chunks."""
         number = np.arange(shown.shape[1])
         recent = (number < number[:, None]) & (number > number[:, None] - excluded_chunks)
         return self.right(shown, excluded_chunks).any(-1) & ~(self._same(shown) & recent).any(-1)
 
     def right(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
-        """bool [count, L, L]: cue j, retrievable from cue i, has the same card."""
+        """Return bool [count, L, L]: cue j has the card of cue i and is far enough before it to be retrieved."""
         number = np.arange(shown.shape[1])
         return self._same(shown) & (number <= number[:, None] - excluded_chunks)
 
@@ -89,31 +90,29 @@ class Deck:
 
 
 class Copyist:
-    """The reference language model of these documents: what stood two chunks earlier comes again, but for `altered` of
-    the tokens.
+    """Reference language model that predicts the token two chunks earlier.
 
-    After (c_j, c_{j+1}, c_i) it expects c_{j+1}: the target score of a candidate says whether what followed it follows
-    again.
+    After (c_j, c_{j+1}, c_i) it predicts c_{j+1}: a candidate's target score is high if its continuation comes again.
     """
 
     def __init__(self, deck: Deck, doubt: float = 0.1):
         self.distance, self.vocab_size, self.doubt = 2 * deck.chunk_len, deck.vocab_size, doubt
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits [B,T,V] of tokens [B,T]."""
+        """Return logits [B,T,V] of tokens [B,T]."""
         uniform = self.doubt / self.vocab_size
         logits = torch.full((*tokens.shape, self.vocab_size), math.log(uniform))
-        # what is copied next, from position `distance` - 1 on
+        # copied tokens, predicted from position `distance` - 1 on
         before = tokens[:, : tokens.shape[1] - self.distance + 1]
         logits[:, self.distance - 1 :].scatter_(-1, before.unsqueeze(-1), math.log(1 - self.doubt + uniform))
         return logits
 
 
 class Reader(Copyist):
-    """A language model that knows the forms of a word: it expects c_{j+1} again only where c_i says the words of c_j,
-    in whatever form, and knows nothing of any other chunk.
+    """Reference language model that knows the forms of a word.
 
-    So a candidate's target score is positive where it is an earlier showing of the same card, and there alone.
+    It predicts c_{j+1} again if c_i has the words of c_j in any forms, and is uniform otherwise. So only a candidate
+    that is an earlier showing of the same card has a positive target score.
     """
 
     def __init__(self, deck: Deck, doubt: float = 0.1):
@@ -121,12 +120,12 @@ class Reader(Copyist):
         self.deck = deck
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        """Logits [B,T,V] of tokens [B,T], whole chunks."""
+        """Return logits [B,T,V] of tokens [B,T], whole chunks."""
         deck = self.deck
         chunks = tokens.unflatten(1, (-1, deck.chunk_len))
         names = chunks[..., : deck.names] - deck.contents
         words = torch.where(names >= 0, names // deck.forms, -1)
-        same = torch.zeros(chunks.shape[:2], dtype=torch.bool)  # [B,n]: chunk n follows a cue that chunk n - 3 was
+        same = torch.zeros(chunks.shape[:2], dtype=torch.bool)  # [B,n]: cue n - 1 has the words of cue n - 3
         same[:, 3:] = ((words[:, :-3] == words[:, 2:-1]) & (words[:, :-3] >= 0)).all(-1)
         target = (torch.arange(tokens.shape[1]) + 1).clamp(max=tokens.shape[1] - 1) // deck.chunk_len
         return torch.where(same[:, target].unsqueeze(-1), super().__call__(tokens), -math.log(deck.vocab_size))

@@ -1,7 +1,7 @@
-"""Initial weights with which a small RPT copies from its neighbours before it has learned anything.
+"""Initial weights with which a small RPT copies from its neighbours before training.
 
-A large model finds this circuit in thousands of steps; in the minutes of a demonstration it has to be where training
-starts, for every model alike. It says how to read a neighbour, not which one to retrieve.
+A large model learns this circuit in thousands of steps. A demonstration has minutes, so every variant starts with it.
+It reads a neighbour; which chunks to retrieve is still to be learned.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import torch
 from retro_model.layers.rotary import rotate, rotation
 from retro_model.rpt.model import RPT
 
-AHEAD = 1  # where the neighbour equals the chunk, the token to predict stands one further
-CONSTANT = 2.0  # of the embedding's first coordinate, in units of the others' deviation
-SHARPNESS = 20.0  # of the look one ahead: a token beside it gets a logit lower by about 5
+AHEAD = 1  # token; where a neighbour equals the chunk, the token to predict is the next one
+CONSTANT = 2.0  # value of the embedding's first coordinate, in standard deviations of the others
+SHARPNESS = 20.0  # factor on the query; tokens beside the one ahead get a logit lower by about 5
 
 
 @torch.no_grad()
 def start_copying(model: RPT) -> None:
-    """One coordinate of the embedding starts constant; every head of chunked cross-attention makes of it a query for
-    the token that stands `AHEAD`, and its value and output start as the identity. Everything stays trainable."""
+    """Set the weights with which every head of chunked cross-attention attends `AHEAD` and copies.
+
+    The first coordinate of the embedding is constant: queries and keys are made of it. Value and output start as the
+    identity. All weights stay trainable.
+    """
     deviation = model.embedding.weight.std()
     model.embedding.weight[:, 0] = CONSTANT * deviation
     for layer in model.layers:

@@ -1,1 +1,1 @@
-"""Uses of a trained model: model folders, `retro-model ask` and the page of `retro-model serve`."""
+"""Model folders, and their uses: `retro-model ask` and the page of `retro-model serve`."""

@@ -1,5 +1,7 @@
-"""The page of a model folder, for this machine alone: 127.0.0.1, own hosts and origins, nothing from elsewhere on the
-page."""
+"""Application that serves a model folder's page to this machine alone.
+
+It checks hosts and origins; the page loads nothing from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from .reader import LONGEST_TEXT, Options, Reader
 
 PAGE = Path(__file__).resolve().parent / "page"
 HOSTS = ("127.0.0.1", "localhost")
-LARGEST_BODY = 2 << 20  # bytes; JSON may write a byte of a file as six
+LARGEST_BODY = 2 << 20  # bytes; JSON may take six bytes for one byte of a file
 BODY_SECONDS = 20.0
 LONGEST_NAME = 200
-LONGEST_ERROR = 400  # characters: an error may quote the question
-#: scripts, styles and data from here only; nobody may frame the page
+LONGEST_ERROR = 400  # characters; an error may quote the question
+#: scripts, styles and data only from this server; no frame may hold the page
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src "
     "'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -38,22 +40,21 @@ HEADERS = {
 
 
 def _stated(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Headers as they are sent."""
+    """Return headers in the form of ASGI."""
     return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
 
 class OwnOrigin:
-    """Lets through requests to `HOSTS` and, where they change or ask something, from a page of this server.
+    """Middleware that refuses requests to other hosts than `HOSTS` and requests from other sites' pages.
 
-    A name that a stranger's server resolves to 127.0.0.1 stays in the Host header: it is refused, and so is another
-    site's Origin.
+    A stranger's name server may resolve its own name to 127.0.0.1; the Host header then still has that name.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # websockets there are none
+        if scope["type"] != "http":  # a websocket gets no answer
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
@@ -71,7 +72,7 @@ class OwnOrigin:
 
     @staticmethod
     def refused(method: str, headers: Mapping[str, str]) -> str | None:
-        """Why a request is refused."""
+        """Return the reason to refuse a request, or None."""
         host = headers.get("host", "")
         if host.rpartition(":")[0] not in HOSTS and host not in HOSTS:
             return "Host: expected 127.0.0.1 or localhost"
@@ -86,22 +87,15 @@ class OwnOrigin:
 
 
 class Service:
-    """Answers to the page's questions. All but `said` are given by the desk's thread, one at a time.
+    """Answers to the page's requests. The desk's thread runs these methods, one at a time.
 
-    said: the answer to `about`, made anew after each change of the library, so that it never waits for the model.
+    said: the answer to `about`. Each change of the library makes it anew, so that it never waits for the model.
     """
 
     def __init__(self, reader: Reader, desk: Desk) -> None:
-        self.reader, self.limits = (
-            reader,
-            {
-                "text": LONGEST_TEXT,
-                "file": LARGEST_FILE,
-                "added": MOST_ADDED,
-                "waiting": desk.most,
-                "seconds": desk.seconds,
-            },
-        )
+        self.reader = reader
+        self.limits = {"text": LONGEST_TEXT, "file": LARGEST_FILE, "added": MOST_ADDED}
+        self.limits |= {"waiting": desk.most, "seconds": desk.seconds}
         self._changed()
 
     def _changed(self) -> dict:
@@ -125,14 +119,12 @@ class Service:
         return self._changed()
 
     def add(self, asked: dict) -> dict:
-        """A file that was given, or a held-out document whole."""
+        """Add the whole held-out document of a passage, or a file of the user's."""
         if "passage" in asked:
-            self.reader.passage(asked["passage"])  # raises where there is none
+            self.reader.passage(asked["passage"])  # raises if there is no such passage
             number = self.reader.passages[asked["passage"]]["document"]
-            name = self.reader.held_out.documents[number].name
-            text = self.reader.tokenizer.decode_bytes(self.reader.held_out.document_tokens(number)).decode(
-                "utf-8", "replace"
-            )
+            name, ids = self.reader.held_out.documents[number].name, self.reader.held_out.document_tokens(number)
+            text = self.reader.tokenizer.decode_bytes(ids).decode("utf-8", "replace")
         else:
             name, text = _text(asked, "name")[:LONGEST_NAME] or "a file", _text(asked, "text")
         number = self._library().add(name, text)
@@ -147,12 +139,12 @@ class Service:
 
     def _library(self):
         if self.reader.library is None:
-            raise ValueError(f"a {self.reader.folder.kind} model has no library: it reads its own past")
+            raise ValueError(f"a {self.reader.folder.kind} model has no library: it reads only its own text")
         return self.reader.library
 
 
 def _text(asked: dict, name: str) -> str:
-    """A string that can be written as UTF-8: JSON also has halves of characters."""
+    """Return a string of the request, checked: JSON may hold lone surrogates, UTF-8 may not."""
     text = asked.get(name)
     if not isinstance(text, str):
         raise ValueError(f"{name}: expected a string; got {type(text).__name__}")
@@ -170,7 +162,7 @@ def _options(asked: dict) -> Options:
 
 
 async def _body(request: Request) -> dict:
-    """The JSON object that was sent. Raises: ValueError."""
+    """Return the JSON object of a request. Raises: ValueError."""
     data = bytearray()
     async for part in request.stream():
         data += part
@@ -186,14 +178,14 @@ async def _body(request: Request) -> dict:
 
 
 async def _gone(request: Request) -> None:
-    """Returns when the client leaves."""
+    """Return when the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _page() -> dict[str, Response]:
-    """The page's files, read once: they are served without a thread and never wait for one."""
-    kinds = {".js": "text/javascript"}  # not every system's table says so
+    """Return the page's files as responses, so that serving one needs no thread."""
+    kinds = {".js": "text/javascript"}  # some systems' tables of types have another
     return {
         file.name: Response(file.read_bytes(), media_type=kinds.get(file.suffix) or mimetypes.guess_type(file.name)[0])
         for file in PAGE.iterdir()
@@ -202,7 +194,7 @@ def _page() -> dict[str, Response]:
 
 
 def plain_files() -> Callable[[str, Mapping[str, str]], bytes | None]:
-    """Return what `patient.Patient` answers by itself: the page's files, for requests that `OwnOrigin` lets through."""
+    """Return the function by which `patient.Patient` answers for files; it refuses what `OwnOrigin` refuses."""
     answers = {}
     for name, response in _page().items():
         headers = [*response.raw_headers, *_stated(HEADERS)]
@@ -212,12 +204,12 @@ def plain_files() -> Callable[[str, Mapping[str, str]], bytes | None]:
 
 
 def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
-    """The server of one model; see `command` for how it listens. desk: the queue; None: one of the usual size."""
+    """Return the ASGI application of one model. desk: the queue; None: one of the default size."""
     desk = Desk(reader.model) if desk is None else desk
     service, files = Service(reader, desk), _page()
 
     async def answer(request: Request, work: Callable, ticket: str | None):
-        """The desk's answer; raises Stopped where the client leaves first."""
+        """Return the desk's answer. Raises: Stopped if the client leaves first."""
         asking, leaving = (asyncio.ensure_future(c) for c in (desk.ask(work, ticket), _gone(request)))
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +233,7 @@ def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
                 return _refusal(408, late, headers={"Connection": "close"})
             except Full:
                 seconds = round(desk.wait(desk.most)) + 1
-                busy = f"busy: {desk.most} questions are before yours; try again in {seconds} s"
+                busy = f"busy: {desk.most} questions are waiting; try again in {seconds} s"
                 return _refusal(503, busy, {"Retry-After": str(seconds)}, place=desk.most)
             except (Stopped, ClientDisconnect) as error:
                 return _refusal(503, str(error))
@@ -274,7 +266,7 @@ def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
 
 
 def _ticket(asked: dict) -> str | None:
-    """The name under which a client asks for its place."""
+    """Return the name under which a client asks for its place in the queue."""
     ticket = asked.get("ticket")
     return ticket if isinstance(ticket, str) and 0 < len(ticket) <= 64 else None
 

@@ -1,6 +1,6 @@
-"""retro-model ask FOLDER [PROMPT]: in the terminal, what a trained model looks up, and what that brings.
+"""retro-model ask FOLDER [PROMPT]: show in the terminal the passages that a trained model looks up, and their gain.
 
-Without a prompt it reads a held-out text; with one it continues it, with retrieval and without.
+Without a prompt the model reads a held-out text; it continues a prompt with retrieval and without.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .options import ask
 from .reader import Options, Reader, open_folder
 from .reading import Reading
 
-#: bits gained from which a token has the background; blue helps and orange hurts, readable on either
+#: (least bits gained or lost, style): blue for a gain, orange for a loss, readable on dark and light terminals
 HELPS = ((3.0, "black on #6fb1ff"), (1.0, "black on #a9d0ff"), (0.3, "black on #d6e8ff"))
 HURTS = ((3.0, "black on #ff9f50"), (1.0, "black on #ffc999"))
 CARD_LINES = 8
@@ -29,13 +29,13 @@ NOTHING = (
 
 
 def style(gain: float) -> str:
-    """The colours of a token that retrieval gained `gain` bits."""
+    """Return the style of a token on which retrieval gains `gain` bits."""
     steps, amount = (HELPS, gain) if gain > 0 else (HURTS, -gain)
     return next((name for least, name in steps if amount >= least), "")
 
 
 def coloured(reading: Reading, first: int = 0) -> Text:
-    """The text, each token coloured by what retrieval brought; from `first` on, what was written is bold."""
+    """Return the text with each token coloured by its gain. From token `first` on it is bold, unless `first` is 0."""
     text = Text()
     for i, (token, gain, blank) in enumerate(zip(reading.texts, reading.gain, reading.blank)):
         text.append(
@@ -45,7 +45,7 @@ def coloured(reading: Reading, first: int = 0) -> Text:
 
 
 def card(neighbour: dict) -> Panel:
-    """Draw a neighbour: the chunk that was found is dim; its continuation, which helps, is bright."""
+    """Draw a neighbour: the retrieved chunk is dim, its continuation bright."""
     text = Text(printable("".join(neighbour["texts"][: neighbour["found"]])), style="dim")
     text.append(printable("".join(neighbour["texts"][neighbour["found"] :])))
     line = f"line {neighbour['line']}, " if "line" in neighbour else ""
@@ -54,25 +54,25 @@ def card(neighbour: dict) -> Panel:
 
 
 def verdict(reading: Reading, without: str) -> Text:
-    """The outcome of one text in a sentence; its gain is against random passages where there is that control."""
+    """Return the outcome of one text in a sentence: the gain over random passages, or over no retrieval."""
     found = reading.bits_per_byte()
     control = "random" if "random" in found else "off"
     change = 1 - found["on"] / found[control] if found[control] else 0.0
     names = {"on": "bits per byte", "off": without, "random": "random passages"}
     costs = "; ".join(f"{names[name]}: {cost:.3f}" for name, cost in found.items() if name != "on")
-    than = "random passages do" if control == "random" else without
+    than = "with random passages" if control == "random" else "without it"
     return Text(
-        f"{found['on']:.3f} bits per byte; {costs}. Looking things up tells this text in {abs(change):.0%} "
+        f"{found['on']:.3f} bits per byte; {costs}. With retrieval this text costs {abs(change):.0%} "
         f"{'fewer' if change >= 0 else 'more'} bits than {than}. One text is too few to say more."
     )
 
 
 def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
-    """The coloured text, the neighbours of the chunk that gained most, the verdict."""
+    """Print the coloured text, the neighbours of the chunk that gained most, and the verdict."""
     console.print(
         Panel(
             coloured(reading, written_from),
-            title="blue: a token that retrieval told; orange: that it hid",
+            title="blue: retrieval made the token likelier; orange: less likely",
             title_align="left",
         )
     )
@@ -104,8 +104,8 @@ def show(console: Console, reader: Reader, reading: Reading, written_from: int =
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
-    options = ask().parse_intermixed_args(arguments)  # a prompt may stand behind --question
+    """Run `retro-model ask`."""
+    options = ask().parse_intermixed_args(arguments)  # a prompt may follow --question
     console = Console()
     try:
         reader = open_folder(options.folder, options.device)
@@ -134,9 +134,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
-    """The library without and with the documents that were named."""
+    """Remove documents from the library and add files to it."""
     if (forget or add) and reader.library is None:
-        raise ValueError(f"--forget, --add: a {reader.folder.kind} model has no library: it reads its own past")
+        raise ValueError(f"--forget, --add: a {reader.folder.kind} model has no library: it reads only its own text")
     for name in forget:
         numbers = [n for n, entry in enumerate(reader.library.documents) if entry.name == name]
         if not numbers:
@@ -145,4 +145,4 @@ def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
             reader.library.forget(number)
     for path in add:
         with open(path, encoding="utf-8", errors="replace") as file:
-            reader.library.add(path, file.read(LARGEST_FILE + 1))  # a longer one is refused
+            reader.library.add(path, file.read(LARGEST_FILE + 1))  # enough for `add` to refuse a longer file

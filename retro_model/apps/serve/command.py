@@ -1,4 +1,4 @@
-"""retro-model serve FOLDER: a page on this machine that shows what a trained model looks up, and what that brings."""
+"""retro-model serve FOLDER: serve a page that shows the passages a trained model looks up, and their gain."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ MOST_CONNECTIONS = 1000
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket on this machine's loopback alone; None: the first free port from `FIRST_PORT` on, 0: any."""
+    """Return a listening socket on the loopback address. port: None: the first free one from `FIRST_PORT`; 0: any."""
     for number in range(FIRST_PORT, FIRST_PORT + 20) if port is None else (port,):
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             made.bind((HOST, number))
-            made.listen(MOST_CONNECTIONS)  # who comes before the server runs waits
+            made.listen(MOST_CONNECTIONS)  # connections before the server runs wait
         except OSError:
             made.close()
             continue
@@ -33,7 +33,7 @@ def listen(port: int | None) -> socket.socket:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run `retro-model serve`."""
     options = serve().parse_args(arguments)
     try:
         import uvicorn
@@ -58,5 +58,5 @@ def main(arguments: list[str] | None = None) -> None:
             make_app(reader), http=protocol, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
         )
         gc.collect()
-        gc.freeze()  # else each full collection looks at all that was imported, and every client waits
+        gc.freeze()  # without this each full collection visits every imported object while clients wait
         uvicorn.Server(config).run(sockets=[server_socket])

@@ -1,4 +1,4 @@
-"""Bounded queue in front of a model: one question is answered at a time, and a client can ask for its place."""
+"""Bounded queue of questions to a model: it answers one at a time, and a client can ask for its place."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Full(Exception):
 
 
 class Stopped(Exception):
-    """The answer took too long, or its client has left."""
+    """The answer took too long, or its client left."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A question in the queue. stopped: set when its client leaves."""
+    """Question in the queue. stopped: set when its client leaves."""
 
     ticket: str | None
     stopped: threading.Event = field(default_factory=threading.Event)
@@ -33,16 +33,16 @@ class Job:
 
 
 class Desk:
-    """Answers questions one after another in a thread of its own; used from one event loop.
+    """Queue whose thread answers questions one after another. One event loop may use it.
 
         desk = Desk(model)
         answer = await desk.ask(lambda: model(tokens), ticket="a")
         desk.place("a")  # 0: being answered, 1: next, None: not in the queue
 
     Args:
-        model: its modules check before each of their calls whether the work is still wanted; None: nothing checks.
-        most: questions in the queue, the one being answered included.
-        seconds: longest answer.
+        model: its modules check before each call whether the answer is still wanted; None: nothing checks.
+        most: questions in the queue, including the one that is being answered.
+        seconds: longest time of an answer.
     """
 
     def __init__(self, model: nn.Module | None = None, *, most: int = MOST_WAITING, seconds: float = LONGEST_ANSWER):
@@ -55,7 +55,7 @@ class Desk:
             module.register_forward_pre_hook(self._wanted)
 
     async def ask(self, work: Callable, ticket: str | None = None):
-        """The result of `work()`. A task that is cancelled leaves the queue, and stops its work at the next check.
+        """Return the result of `work()`. A cancelled task leaves the queue, and its work stops at the next check.
 
         Raises: Full, Stopped, or the exception of `work`.
         """
@@ -71,15 +71,15 @@ class Desk:
             self.line.remove(job)
 
     def place(self, ticket: str) -> int | None:
-        """How many are answered before the question with this ticket; None where it does not wait."""
+        """Return the number of questions before the one with this ticket; None if it is not in the queue."""
         return next((place for place, job in enumerate(self.line) if job.ticket == ticket), None)
 
     def wait(self, place: int) -> float:
-        """Seconds until a question at this place begins to be answered, about."""
+        """Estimate the seconds until the answer to the question at this place begins."""
         return place * self.mean
 
     def check(self) -> None:
-        """Raises Stopped in the desk's thread where the current work is no longer wanted."""
+        """Raise Stopped, in the desk's thread, if the current answer is no longer wanted."""
         job = self.current
         if job is not None and job.stopped.is_set():
             raise Stopped("the client has left")

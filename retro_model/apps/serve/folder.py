@@ -1,7 +1,6 @@
-"""A model folder: a trained model, its tokeniser, texts that it has not seen and what it looks things up in;
-`model.json` names them.
+"""A model folder: a trained model, its tokeniser, held-out texts and its database. `model.json` names them.
 
-`retro-model demo`, `retrofit`, `rpt cards` and `mosaics text` leave one; `retro-model ask` and `serve` use it.
+`retro-model demo`, `retrofit`, `rpt cards` and `mosaics text` write one; `retro-model ask` and `serve` read it.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from retro_model.data.tokens import Tokenizer
 from .symbols import Symbols
 
 MANIFEST, FORM = "model.json", 1
-MOST_PASSAGES = 1000  # of a chunk, or chunks of one: more would take a stranger's word for the memory
-SYMBOLS = "symbols.json"  # in place of tokenizer.json, where the texts are made up
+MOST_PASSAGES = 1000  # largest `neighbours` and `passage_chunks`: an untrusted folder could ask for any memory
+SYMBOLS = "symbols.json"  # in place of tokenizer.json, for made-up texts
 #: kind -> the parts that its folder must have
 PARTS = {
     "retro": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
@@ -34,7 +33,7 @@ PARTS = {
 
 
 def _figures(name: str, value: object) -> None:
-    """ValueError unless it is a list of objects of numbers, each with its document and first chunk."""
+    """Raise ValueError unless `value` is a list of objects of numbers, each with document and first_chunk."""
     for passage in value if isinstance(value, list) else [None]:
         if not isinstance(passage, dict) or not {"document", "first_chunk"} <= passage.keys():
             raise ValueError(f"{name}: expected objects with document and first_chunk; got {passage!r}")
@@ -42,7 +41,7 @@ def _figures(name: str, value: object) -> None:
             checks.number(f"{name}: {figure}", number)
 
 
-#: check of each fact that a reader computes with
+#: fact that a reader computes with -> its check
 FACTS = {
     "bos": checks.flag,
     "least_similarity": checks.number,
@@ -54,10 +53,10 @@ FACTS = {
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Contents of `model.json`: kind, title, names of parts within the folder, window (tokens read at once) and facts.
+    """Contents of `model.json`.
 
-    Facts: figures to show, `passages` with their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K
-    in training).
+    parts: part -> its name within the folder. window: tokens read at once. facts: figures to show, `passages` with
+    their bits per byte, `bos` (whether texts begin with BOS), `neighbours` (K in training).
     """
 
     path: Path
@@ -75,13 +74,13 @@ class ModelFolder:
 def describe(
     folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict | None = None
 ) -> ModelFolder:
-    """Writes `model.json` for parts that are in the folder already.
+    """Write `model.json` for parts that are in the folder already.
 
-    Raises: ValueError naming a part that is lacking.
+    Raises: ValueError naming a missing part.
     """
     made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts or {})
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
-        raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is lacking")
+        raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is missing")
     said = {"kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}
     disk.write_json(made.path / MANIFEST, {"form": FORM} | said)
     return made
@@ -100,8 +99,7 @@ def keep(
     bos: bool,
     facts: dict | None = None,
 ) -> ModelFolder:
-    """Writes a model that looks nothing up outside its text (RPT, Memory Mosaics) as a model folder; what was there is
-    replaced."""
+    """Write the model folder of a model without a database (RPT, Memory Mosaics), replacing an earlier one."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"
@@ -114,13 +112,10 @@ def keep(
 
 
 def read(folder: str | Path) -> ModelFolder:
-    """Read `model.json` of a folder.
-
-    Raises: FileNotFoundError, ValueError naming the file, and the command that makes such a folder.
-    """
+    """Read `model.json` of a folder. Raises: FileNotFoundError, ValueError naming the file."""
     path = Path(folder) / MANIFEST
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no model folder; `retro-model demo --out {folder}` makes one")
+        raise FileNotFoundError(f"{path}: no model folder; `retro-model demo --out {folder}` writes one")
     with disk.open_plain(path, "rb") as file:
         try:
             said = disk.read_json(file.read())
@@ -142,22 +137,22 @@ def read(folder: str | Path) -> ModelFolder:
     folder_there = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
     for name in PARTS[folder_there.kind]:
         if not folder_there.part(name).exists():
-            raise FileNotFoundError(f"{folder_there.part(name)}: named in {path} as {name}, but not there")
+            raise FileNotFoundError(f"{folder_there.part(name)}: {path} names it as {name}, but it is missing")
     return folder_there
 
 
 def _plain_name(part: str, name: object) -> None:
-    """ValueError unless it names something right in the folder."""
+    """Raise ValueError unless `name` names something directly in the folder."""
     if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
         raise ValueError(f"{part}: expected the name of a file or folder beside it; got {name!r}")
 
 
 def tokenizer_of(folder: ModelFolder) -> Tokenizer | Symbols:
-    """The model's own."""
+    """Return the model's tokeniser."""
     kind = Symbols if folder.parts["tokenizer"] == SYMBOLS else Tokenizer
     return kind.load(folder.part("tokenizer"))
 
 
 def held_out(folder: ModelFolder) -> TokenStore:
-    """The texts that the model has not seen."""
+    """Return the store of the held-out texts."""
     return TokenStore(folder.part("held_out"))

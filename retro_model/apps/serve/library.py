@@ -1,5 +1,4 @@
-"""A database that can be changed while it is used: documents forgotten, files added. In memory; nothing on disk
-changes."""
+"""Database that changes while it is used: documents are forgotten, files added. Changes are in memory, not on disk."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from retro_model.data.database import ChunkDatabase
 from retro_model.data.search import DenseSearcher
 from retro_model.data.store import Entry, TokenStore
 
-LARGEST_FILE, MOST_ADDED = 256 << 10, 1 << 20  # bytes of an added file, of all of them: keys take 50 times as many
-FORGOTTEN = -2  # the number that the chunks of every forgotten document are searched under
+LARGEST_FILE, MOST_ADDED = 256 << 10, 1 << 20  # bytes of an added file, and of all; keys take 50 times as many
+FORGOTTEN = -2  # document number of all forgotten chunks, which searches leave out
 
 
 class Place(NamedTuple):
-    """Position of a chunk: the document's number, its name, the line that the chunk begins in (from 1)."""
+    """Position of a chunk: number and name of its document, and the line in which it begins, from 1."""
 
     document: int
     name: str
@@ -24,7 +23,7 @@ class Place(NamedTuple):
 
 
 class AddedStore:
-    """The part of a `TokenStore` that a `ChunkDatabase` reads, in memory.
+    """Token store in memory, with the attributes of a `TokenStore` that a `ChunkDatabase` reads.
 
     Args:
         chunk_len: M.
@@ -40,7 +39,7 @@ class AddedStore:
         return len(self.tokens)
 
     def with_document(self, name: str, ids: np.ndarray, num_bytes: int) -> AddedStore:
-        """This store and one document more, of at least one token."""
+        """Return a store with one more document, of at least one token."""
         m, rows = self.chunk_len, -(-len(ids) // self.chunk_len)
         padded = np.zeros(rows * m, np.int64)
         padded[: len(ids)] = ids
@@ -55,21 +54,21 @@ class AddedStore:
 
 
 class Library:
-    """Documents that a model looks things up in.
+    """Documents that a model retrieves from.
 
         library = Library(store, keys, embedder, tokenizer)
         ids, similarity = library.search(chunks, k=2)   # [n,2] each
         tokens, mask = library.values(ids)              # [n,2,PM]
         library.forget(library.place(ids[0, 0]).document)
 
-    Chunks and documents are numbered through: those of the store, then those added.
+    Numbers of chunks and documents count the store's, then the added ones.
 
     Args:
         store: the documents on disk.
-        keys: float32 [num_chunks,dim], their embeddings, may be memory-mapped.
+        keys: float32 [num_chunks,dim], the chunks' embeddings; may be memory-mapped.
         embedder: of the keys.
         tokenizer: has `encode(text)` and `decode_bytes(ids)`.
-        least_similarity: a chunk that is less similar to a query than this is not found for it.
+        least_similarity: similarity to a query below which a chunk is not retrieved.
         passage_chunks: see `ChunkDatabase`.
     """
 
@@ -89,14 +88,14 @@ class Library:
         self.reset()
 
     def reset(self) -> None:
-        """The library as it is on disk."""
+        """Return to the library on disk."""
         self.added = AddedStore(self.store.chunk_len, self.store.vocab_size)
         self.added_keys = np.zeros((0, self.keys.shape[1]), np.float32)
         self.forgotten: list[int] = []
         self.parts = self._opened(self.added, self.added_keys, self.forgotten)
 
     def _opened(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> list[ChunkDatabase]:
-        """Searchers of the store and of the added documents, without the forgotten ones."""
+        """Return databases of the store and of the added documents, without the forgotten ones."""
         base, parts = len(self.store.documents), []
         for store, keys, first in ((self.store, self.keys, 0), (added, added_keys, base)):
             owner = np.asarray(store.chunk_doc)
@@ -108,7 +107,7 @@ class Library:
 
     @property
     def documents(self) -> list[Entry]:
-        """Documents of the store, then those that were added; forgotten ones too."""
+        """Documents of the store, then the added ones, including forgotten ones."""
         return [*self.store.documents, *self.added.documents]
 
     def _check(self, document: int) -> int:
@@ -117,12 +116,12 @@ class Library:
         return document
 
     def forget(self, document: int) -> None:
-        """Searches find nothing of it from now on."""
+        """Leave a document out of later searches."""
         if self._check(document) not in self.forgotten:
             self._hide([*self.forgotten, document])
 
     def remember(self, document: int) -> None:
-        """Takes `forget` back."""
+        """Undo `forget`."""
         if self._check(document) in self.forgotten:
             self._hide([number for number in self.forgotten if number != document])
 
@@ -131,10 +130,9 @@ class Library:
         self.parts, self.forgotten = parts, forgotten
 
     def add(self, name: str, text: str) -> int:
-        """Searches find it from now on; gives its number. Everything that can fail is done before anything changes.
+        """Add a document to later searches and return its number. An error leaves the library unchanged.
 
-        Raises: ValueError for a text without tokens, one of more than `LARGEST_FILE` bytes, or more than `MOST_ADDED`
-            in all.
+        Raises: ValueError for a text without tokens, of more than `LARGEST_FILE` bytes, or beyond `MOST_ADDED` in all.
         """
         size, held = len(text.encode("utf-8", "replace")), sum(entry.num_bytes for entry in self.added.documents)
         if size > LARGEST_FILE:
@@ -155,7 +153,7 @@ class Library:
         return len(self.store.documents) + len(added.documents) - 1
 
     def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Ids int64 [n,k] (-1: none left) and similarity float32 [n,k], see `DenseSearcher.similarity`."""
+        """Return ids int64 [n,k], -1 for none, and similarities float32 [n,k], see `DenseSearcher.similarity`."""
         lengths = np.full(len(chunks), chunks.shape[1]) if lengths is None else lengths
         queries, ids, near = self.embedder(chunks, lengths), [], []
         for database, first in zip(self.parts, (0, len(self.store))):
@@ -171,7 +169,7 @@ class Library:
         return np.pad(ids, missing, constant_values=-1), np.pad(near, missing, constant_values=-np.inf)
 
     def drawn(self, ids: np.ndarray, seed: int = 0) -> np.ndarray:
-        """The control of `search`: for each id a random chunk that is not forgotten; -1 stays."""
+        """Return a random chunk, not a forgotten one, for each id but -1: the control of `search`."""
         shown = [np.flatnonzero(part.searcher.chunk_doc != FORGOTTEN) for part in self.parts]
         every = np.concatenate([shown[0], shown[1] + len(self.store)])
         if not len(every):
@@ -179,7 +177,7 @@ class Library:
         return np.where(ids < 0, -1, np.random.default_rng(seed).choice(every, ids.shape))
 
     def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Each chunk and what follows it in its document: tokens and mask [...,PM]."""
+        """Return tokens and mask [...,PM] of each chunk and its continuation."""
         base = len(self.store)
         tokens, mask = self.parts[0].values(np.where(ids < base, ids, -1))
         if not len(self.added):
@@ -188,7 +186,7 @@ class Library:
         return np.where(there, more, tokens), mask | there
 
     def place(self, chunk: int) -> Place:
-        """Return the position of a chunk that was found."""
+        """Return the position of a chunk."""
         base = len(self.store)
         store, first, at = (
             (self.store, 0, chunk) if chunk < base else (self.added, len(self.store.documents), chunk - base)

@@ -1,5 +1,4 @@
-"""Memory Mosaics: which earlier places each contextual memory recalls before a token, and which token followed
-there."""
+"""Reader of Memory Mosaics: the earlier places that each contextual memory recalls, and the tokens after them."""
 
 from __future__ import annotations
 
@@ -13,14 +12,13 @@ from retro_model.memory_mosaics.inspection import inspect
 from .reader import Options, Reader
 from .reading import Reading, bits
 
-SHORT = 16  # tokens that "without" remembers
-SHOWN = 3  # votes and places of a memory, the heaviest
-LEAST = 0.02  # weight below which a vote or a place is not shown
+SHORT = 16  # tokens that the model remembers without retrieval
+SHOWN = 3  # votes and places shown of a memory, the heaviest
+LEAST = 0.02  # least weight of a shown vote or place
 
 
 class MosaicsReader(Reader):
-    """Reads with a `MemoryMosaics`; see `Reader`. Without retrieval: nothing is remembered but the last `SHORT`
-    tokens."""
+    """Reader of a `MemoryMosaics`; see `Reader`. Without retrieval it remembers only the last `SHORT` tokens."""
 
     without = f"the same model, remembering {SHORT} tokens"
 
@@ -41,11 +39,13 @@ class MosaicsReader(Reader):
             short[SHORT - 1 :] = torch.cat([self.model(part)[:, -1] for part in pieces.split(64)])
         off = bits(short, tokens)
         on = bits(whole, tokens) if options.retrieval else off
-        return self._reading(ids, on, off, [], [None] * len(ids), {"memories": self._memories(tokens)})
+        return self._reading(ids, on, off, [], {"memories": self._memories(tokens)})
 
     def _memories(self, tokens: Tensor) -> dict:
-        """Return the decay and skill of every memory, and for every token the votes [token, weight] and the places
-        [position, weight] that it recalled."""
+        """Return decay and skill of every memory, and what it recalls for each token.
+
+        votes: [token, weight]. places: [position, weight].
+        """
         heads, votes, places, right = [], [], [], []
         n, size = len(tokens), self.model.config.vocab_size
         for number, block in enumerate(inspect(self.model, tokens[None]), 1):
@@ -59,7 +59,7 @@ class MosaicsReader(Reader):
                         "skill": round(skill[head], 3),
                     }
                 )
-                weight = block.attention[0, head]  # [N,N-1]: place i holds what followed token i, which is token i+1
+                weight = block.attention[0, head]  # [N,N-1]: place i holds token i+1, which followed token i
                 by_token = weight.new_zeros(n, size).index_add_(1, tokens[1:], weight)
                 votes.append(_heaviest(by_token, 0))
                 places.append(_heaviest(weight, 1))
@@ -83,8 +83,10 @@ class MosaicsReader(Reader):
 
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
-    """For every token, what was recalled before it: [[number + shift, weight], ..], the heaviest; weights [N,n], row T
-    before token T+1."""
+    """Return the heaviest entries recalled before each token, [[number + shift, weight], ..].
+
+    weights: [N,n]; row t belongs to token t+1.
+    """
     top = weights.topk(min(SHOWN, weights.shape[1]))
     rows = [
         [[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST]

@@ -1,4 +1,4 @@
-"""uvicorn's protocol for HTTP/1.1: a time limit on the head of a request, and a short way for files."""
+"""uvicorn's protocol for HTTP/1.1 with a time limit on the head of a request, and a fast path for files."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
-#: a whole request: path, and headers, a line each
+#: a whole request: path, then headers, a line each
 GET = re.compile(rb"GET (/[\w./-]*) HTTP/1\.1\r\n((?:[\w-]+:[\x20-\x7e]*\r\n)+)\r\n")
-#: with one of these a request has a body, or wants another protocol: h11 reads it
+#: headers of a request with a body or for another protocol, which h11 must read
 MORE = {"content-length", "transfer-encoding", "upgrade"}
 
 
 class Patient(H11Protocol):
-    """Closes a connection whose next request is not whole after `HEAD_SECONDS`; uvicorn itself would wait for ever.
+    """Protocol that closes a connection if the head of a request takes over `HEAD_SECONDS`; uvicorn's waits for ever.
 
-    Answers a plain GET of a file by itself, in less than half the time that h11 and the application take.
+    It answers a GET of a file itself, in less than half the time of h11 and the application.
 
     Args:
-        file: (path, headers) -> headers and body of the answer; None: the application answers.
+        file: (path, headers) -> headers and body of the answer, or None if the application must answer.
     """
 
     late = None
@@ -44,7 +44,7 @@ class Patient(H11Protocol):
         super().connection_lost(error)
 
     def _served(self, data: bytes) -> bool:
-        """Answer the data if it is one request for a file; return whether it is."""
+        """Answer if the data is one whole request for a file; return whether it was."""
         asked = GET.fullmatch(data)
         if not asked or self.conn.their_state is not h11.IDLE or self.conn.trailing_data[0]:
             return False
@@ -56,7 +56,7 @@ class Patient(H11Protocol):
         if answer is None:
             return False
         self._unset_keepalive_if_required()
-        self._unwatch()  # the next request has its own time
+        self._unwatch()  # the next request has a time limit of its own
         closing = "close" in headers.get("connection", "").lower()
         stated = [*self.server_state.default_headers, *([(b"connection", b"close")] if closing else [])]
         head = b"".join([b"%s: %s\r\n" % pair for pair in stated])
@@ -66,7 +66,7 @@ class Patient(H11Protocol):
         return True
 
     def _watch(self) -> None:
-        """Starts the clock at the first byte of a head, and stops it at the last."""
+        """Start the clock at the first byte of a head, and stop it at the last."""
         if self.conn.their_state is not h11.IDLE:
             self._unwatch()
         elif self.late is None:

@@ -1,5 +1,7 @@
-"""Base of the readers, which answer for a trained model of each kind: retro_reader.py, rpt_reader.py,
-mosaics_reader.py."""
+"""Base of the readers, which open a model folder and read texts with its model.
+
+Each kind of model has one: retro_reader.py, retrofit_reader.py, rpt_reader.py, mosaics_reader.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from retro_model import checkpoint, generate
 from retro_model.data.tokens import BOS
 
 from . import folder as folders
-from .reading import Reading, token_texts
+from .reading import Reading, sources, token_texts
 
 #: kind -> (module, class)
 KINDS = {
@@ -28,14 +30,14 @@ KINDS = {
 }
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
-FIGURES = ("on", "off", "random", "seen")  # of a passage, as the page reads it
+FIGURES = ("on", "off", "random", "seen")  # facts of a passage: bits per byte, and the gain that can be seen
 LONGEST_TEXT = 64 << 10  # characters
 BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a text is read or continued. k: neighbours of a chunk. retrieval: False: off. The rest is for `write`."""
+    """Options of a reading. k: neighbours of a chunk. temperature, new_tokens and seed are for `write`."""
 
     k: int = 2
     retrieval: bool = True
@@ -59,21 +61,21 @@ class Options:
 
 
 class Reader:
-    """A model folder, open.
+    """Open model folder.
 
         reader = reader.open_folder("demo-out")
         reading = reader.read(reader.passage(0), Options(k=2))
         print(reading.per_byte(reading.off) - reading.per_byte(reading.on))
 
     Attributes:
-        folder: what `model.json` says. model, tokenizer, held_out: its parts. library: what it looks things up in;
-            None: nothing but the text itself. passages: of the held-out texts, a window each. order: numbers of the
-            passages, those first in which most can be seen.
+        folder: contents of `model.json`. model, tokenizer, held_out: its parts.
+        library: documents to retrieve from; None: the model retrieves from the text itself.
+        passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
     """
 
     library = None
-    without = "without retrieval"
-    asks = False  # whether the model answers questions: see `question`
+    without = "without retrieval"  # name of the reading without retrieval
+    asks = False  # whether the model answers questions, see `question`
     stop_token: int | None = None
 
     def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
@@ -86,7 +88,7 @@ class Reader:
         self.start = self.order[0] if self.order else 0
 
     def _worth(self, number: int) -> tuple:
-        """Key that sorts passages: whole ones before tails, then by the gain that can be seen in them."""
+        """Sort key of a passage: full windows before tails, then by the gain that can be seen."""
         passage = self.passages[number]
         return passage["tokens"] < self.folder.window // 2, -passage.get("seen", 0.0), number
 
@@ -97,40 +99,34 @@ class Reader:
         raise NotImplementedError
 
     def _load(self, make, config_class) -> nn.Module:
-        """The checkpoint of a model that `make` builds from its configuration."""
+        """Return the model of the folder's checkpoint; `make` builds it from its configuration."""
         model = make(config_class.from_dict(checkpoint.read_state(self.folder.part("model"))["config"]))
         checkpoint.load(self.folder.part("model"), model)
         return model
 
     def _passages(self) -> list[dict]:
-        """Document, first chunk and line of each window, with its bits per byte where the folder knows them."""
-        known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", [])}
-        per_window, passages = max(1, self.folder.window // self.held_out.chunk_len), []
+        """Return document, first chunk and line of each window, with its figures if the folder has them."""
+        known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", []) if "seen" in p}
+        m, window, passages = self.held_out.chunk_len, self.folder.window, []
+        per_window = max(1, window // m)
         for number, entry in enumerate(self.held_out.documents):
-            lines = 1
+            ids, line = self.held_out.document_tokens(number), 1
             for first in range(0, entry.num_chunks, per_window):
-                ids = self.held_out.tokens[
-                    entry.first_chunk + first : entry.first_chunk + min(first + per_window, entry.num_chunks)
-                ]
                 passage = {
                     "id": len(passages),
                     "document": number,
                     "name": entry.name,
                     "first_chunk": first,
-                    "line": lines,
-                    "tokens": min(self.folder.window, entry.num_tokens - first * self.held_out.chunk_len),
+                    "line": line,
+                    "tokens": min(window, len(ids) - first * m),
                 }
-                lines += self.tokenizer.decode_bytes(
-                    ids.reshape(-1)[: entry.num_tokens - first * self.held_out.chunk_len]
-                ).count(b"\n")
-                figures = known.get((number, first), {})  # of another measure where it has no `seen`
-                passages.append(
-                    passage | {key: figures[key] for key in FIGURES if "seen" in figures and key in figures}
-                )
+                line += self.tokenizer.decode_bytes(ids[first * m : (first + per_window) * m]).count(b"\n")
+                figures = known.get((number, first), {})
+                passages.append(passage | {key: figures[key] for key in FIGURES if key in figures})
         return passages
 
     def passage(self, number: int) -> np.ndarray:
-        """Token ids of a passage. Raises: ValueError for a number there is none of."""
+        """Return the token ids of a passage. Raises: ValueError for an unknown number."""
         if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.passages):
             raise ValueError(f"passage: expected a number from 0 to {len(self.passages) - 1}; got {number!r}")
         passage = self.passages[number]
@@ -138,7 +134,7 @@ class Reader:
         return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of a text that was typed, the first `window` of them.
+        """Return the first `window` token ids of a user's text.
 
         Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
         """
@@ -150,13 +146,13 @@ class Reader:
         return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
 
     def question(self, text: str) -> np.ndarray:
-        """Token ids of a question as the model was taught to be asked. Raises: ValueError where it was not."""
+        """Return the token ids of a question in the model's chat template. Raises: ValueError if it has none."""
         raise ValueError(f"question: expected a model that was taught to answer; got a {self.folder.kind} model")
 
     def _first_tokens(self, text: str, count: int) -> np.ndarray:
-        """encode(text)[:count], reading no more of the text than that takes.
+        """Return encode(text)[:count], encoding only as much of the text as that needs.
 
-        The part that is read ends before white space, where no tokeniser here joins what stands on both sides.
+        The encoded part ends before white space: no tokeniser here has a token across that place.
         """
         end = 8 * count
         while True:
@@ -169,23 +165,23 @@ class Reader:
 
     @property
     def chunk_len(self) -> int:
-        """Tokens of a chunk."""
+        """M, tokens of a chunk."""
         return self.model.config.chunk_len
 
     @property
     def bos_id(self) -> int:
-        """The token that texts begin with, where they begin with one."""
+        """Id of the token that begins texts, if the folder says that one does."""
         return BOS
 
     def read(self, ids: np.ndarray, options: Options) -> Reading:
-        """Read tokens: the cost of each with retrieval and without, and the retrieved neighbours."""
+        """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
         raise NotImplementedError
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         raise NotImplementedError
 
     def write(self, ids: np.ndarray, options: Options) -> tuple[Reading, str]:
-        """The text continued, read; and what the model writes without retrieval from the same random numbers."""
+        """Continue a text; return its reading, and the continuation by the same seed without retrieval."""
         ids = ids[: max(1, self.folder.window - options.new_tokens)]
         written = []
         for on in (options.retrieval, False):
@@ -194,7 +190,7 @@ class Reader:
                 self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy()
             )
         reading = self.read(written[0], options)
-        # its own words are likely to the model that wrote them: their cost says nothing of retrieval
+        # the model's own words are likely to it: their cost does not measure retrieval
         reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
 
@@ -210,17 +206,17 @@ class Reader:
             **how,
         )[0]
 
-    def _reading(self, ids: np.ndarray, on, off, cards, sources, extra: dict, random=None) -> Reading:
+    def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> Reading:
+        """Return a reading; see `Reading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
         texts = token_texts(self.tokenizer.decode_bytes, ids)
         lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
-        return Reading(ids, texts, on, off, lengths, self.chunk_len, cards, sources, extra, random)
-
-    def blank(self, ids: np.ndarray) -> np.ndarray:
-        """[N]: tokens of white space alone."""
-        return np.array([not text.strip() for text in token_texts(self.tokenizer.decode_bytes, ids)], bool)
+        reading = Reading(ids, texts, on, off, lengths, self.chunk_len, cards, [None] * len(ids), extra, random)
+        if found is not None:
+            reading.sources = sources(ids, *found, reading.blank, self.chunk_len)
+        return reading
 
     def about(self) -> dict:
-        """Return the facts of the model that a page shows before it reads."""
+        """Return the facts of the model that the page shows before a reading."""
         weights = sum(p.numel() for p in self.model.parameters())
         return {
             "kind": self.folder.kind,
@@ -238,10 +234,10 @@ class Reader:
             "library": self.library_state(),
         }
 
-    neighbours = 2  # K that the page begins with
+    neighbours = 2  # default K
 
     def library_state(self) -> dict | None:
-        """How many documents there are, and what was changed; None without a library."""
+        """Return the numbers of documents and chunks, and the changes; None without a library."""
         if self.library is None:
             return None
         documents, kept = self.library.documents, len(self.library.store.documents)
@@ -260,17 +256,17 @@ class Reader:
 
 
 def open_folder(path: str | Path, device: str = "cpu") -> Reader:
-    """The reader of a model folder. Raises: FileNotFoundError, ValueError naming what is lacking."""
+    """Return the reader of a model folder. Raises: FileNotFoundError, ValueError naming the missing or wrong part."""
     folder = folders.read(path)
     module, name = KINDS[folder.kind]
     return getattr(importlib.import_module(f"{__package__}.{module}"), name)(folder, device)
 
 
 def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
-    """Read every held-out passage as the page does, and write the figures into `model.json`: the chooser shows them.
+    """Read every held-out passage as the page does, write the figures into `model.json` and return them.
 
-    Passages whose figures are there are left out, so that a call that was stopped goes on. report: called with the
-    passages done and in all. Returns: the figures.
+    A second call continues a stopped one: it reads only passages without figures. report: called with the numbers of
+    passages done and of all.
     """
     reader = open_folder(path)
     options = Options(k=reader.neighbours)

@@ -1,4 +1,4 @@
-"""Reading of a text for a page: tokens, their costs with and without retrieval, and passages that hold them."""
+"""Reading of a text: its tokens, their costs with and without retrieval, and the passages that hold them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def token_texts(decode_bytes, ids) -> list[str]:
-    """The text that each token completes: a character cut in two belongs to the token that ends it."""
+    """Return the text that each token completes: a character of two tokens belongs to the second."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts = [decoder.decode(decode_bytes([i])) for i in np.asarray(ids).tolist()]
     if texts:
@@ -21,14 +21,13 @@ def token_texts(decode_bytes, ids) -> list[str]:
 
 
 def bits(logits: Tensor, tokens: Tensor) -> np.ndarray:
-    """Bits [N] that each of tokens [N] costs under logits [N,V] of the one after; the first, of which nothing is known,
-    0."""
+    """Return the bits [N] that each of tokens [N] costs under logits [N,V] of the next token; the first costs 0."""
     nats = torch.nn.functional.cross_entropy(logits[:-1].double(), tokens[1:], reduction="none")
     return np.concatenate([[0.0], nats.cpu().numpy() / math.log(2)])
 
 
 def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """For every pair of equal tokens, the length of the longest run of equal tokens through it; 0 where they differ.
+    """Return, for every pair of tokens, the length of the longest common run through it; 0 if they differ.
 
         longest_runs([[7, 8, 9]], [[8, 9, 5]]) == [[[0, 0, 0], [2, 0, 0], [0, 2, 0]]]
 
@@ -50,11 +49,10 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
 def sources(
     tokens: np.ndarray, neighbours: np.ndarray, mask: np.ndarray, blank: np.ndarray, chunk_len: int
 ) -> list[list[int] | None]:
-    """Return for each token its place in a neighbour of the chunk before: [neighbour, token there, first and end of the
-    common run].
+    """Return the source of each token in a neighbour of the chunk before, or None.
 
-    Of several places the one in the longest run of common tokens counts. A run must not be all blank; it may begin in
-    the chunk before.
+    A source is [neighbour, token there, first and end of the common run]. Of several the one in the longest common run
+    counts. Blank tokens have no source; a run may begin in the chunk before.
 
     tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of chunk_len tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
@@ -85,11 +83,11 @@ def sources(
 
 @dataclass
 class Reading:
-    """A text that was read; `to_dict` is what the page gets.
+    """Reading of a text; `to_dict` makes the page's JSON.
 
-    tokens: [N]. texts: of each token. on, off: bits [N]. byte_lengths: [N]. chunk_len: M. cards: what was retrieved for
-    each complete chunk, read by the one after it; nearest first. sources: see `sources`. extra: whatever a kind has
-    besides. random: bits [N] with random passages in place of those found, the control; None: the kind has none.
+    tokens, byte_lengths: [N]. texts: of each token. on, off: bits [N] with and without retrieval. chunk_len: M.
+    cards: neighbours of each complete chunk, nearest first; the next chunk reads them. sources: see `sources`.
+    extra: further fields of the page's JSON. random: bits [N] with random passages, the control; None: not measured.
     """
 
     tokens: np.ndarray
@@ -105,31 +103,33 @@ class Reading:
 
     @property
     def gain(self) -> np.ndarray:
-        """[N]: bits that each token gains by what was found: against random passages where there is that control."""
+        """Bits [N] that retrieval gains on each token, over random passages or, without that control, over none."""
         return (self.off if self.random is None else self.random) - self.on
 
     @property
     def seen(self) -> float:
-        """Bits gained in the tokens that stand in what was found: the gain that can be seen."""
+        """Bits gained on tokens with a source: the gain that the page can show."""
         return float(sum(gain for gain, source in zip(self.gain, self.sources) if source is not None))
 
     @property
     def blank(self) -> np.ndarray:
-        """[N]: tokens of white space alone, which are not coloured."""
+        """Mask [N] of the tokens that are white space, which are not coloured."""
         return np.array([not text.strip() for text in self.texts], bool)
 
     def per_byte(self, cost: np.ndarray) -> float:
-        """Bits per byte of the tokens that are scored, all but the first."""
+        """Return bits per byte of all tokens but the first."""
         return float(cost[1:].sum() / max(1, self.byte_lengths[1:].sum()))
 
     def bits_per_byte(self) -> dict[str, float]:
-        """Return the text's bits per byte: on, off and, where there is that control, with random passages."""
+        """Return bits per byte with retrieval, without and, if measured, with random passages."""
         costs = {"on": self.on, "off": self.off, "random": self.random}
         return {name: self.per_byte(cost) for name, cost in costs.items() if cost is not None}
 
     def documents(self) -> list[dict]:
-        """The documents that were retrieved: in how many chunks, and the bits that the tokens which stand in them
-        gained, most first."""
+        """Return the retrieved documents, each with the number of its chunks and the bits gained on its tokens.
+
+        The document with most bits is first.
+        """
         entries: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:
@@ -142,7 +142,7 @@ class Reading:
         return sorted(entries.values(), key=lambda entry: -entry["saved"])
 
     def to_dict(self) -> dict:
-        """JSON for the page."""
+        """Return the JSON of the page."""
         round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
         return {
             "texts": self.texts,

@@ -1,4 +1,4 @@
-"""RETRO: the neighbours of each chunk from the library, and what reading them brought."""
+"""Reader of RETRO: the neighbours of each chunk in the library, and their gain."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from retro_model.retro import Retro, RetroConfig
 
 from .library import Library
 from .reader import Options, Reader
-from .reading import Reading, bits, sources, token_texts
+from .reading import Reading, bits, token_texts
 
 
 class RetroReader(Reader):
-    """Reads with a `Retro`; see `Reader`."""
+    """Reader of a `Retro`; see `Reader`."""
 
     without = "the same model, retrieval off"
 
     def __init__(self, folder, device: str = "cpu") -> None:
         super().__init__(folder, device)
         store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
-        self.database = ChunkDatabase.open(  # opened too, so that keys and store are known to belong together
+        self.database = ChunkDatabase.open(  # checks that keys and store belong together
             folder.part("keys"), store, embedder, verify=False
         )
         keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
@@ -38,7 +38,7 @@ class RetroReader(Reader):
         return self._load(Retro, RetroConfig)
 
     def _logits(self, ids: np.ndarray, neighbours: np.ndarray | None = None, mask: np.ndarray | None = None) -> Tensor:
-        """Logits [N,V]."""
+        """Return logits [N,V]."""
         to = lambda array: torch.as_tensor(array, device=self.device)[None]  # noqa: E731
         if neighbours is None or not len(neighbours):
             return self.model(to(ids))[0]
@@ -61,8 +61,8 @@ class RetroReader(Reader):
             [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
             for of_chunk in zip(hits, near, neighbours, mask)
         ]
-        found, extra = sources(ids, neighbours, mask, self.blank(ids), m), {"library": self.library_state()}
-        return self._reading(ids, on, off, cards, found, extra, random)
+        extra = {"library": self.library_state()}
+        return self._reading(ids, on, off, cards, extra, found=(neighbours, mask), random=random)
 
     def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
         """Return the fields of a neighbour that the page shows."""

@@ -1,4 +1,4 @@
-"""A Hugging Face decoder that was retrofitted: read as a RETRO is, with the decoder's own tokeniser."""
+"""Reader of a retrofitted Hugging Face decoder: that of RETRO, with the decoder's tokeniser."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from .retro_reader import RetroReader
 
 
 class HubText(HubTokenizer):
-    """A tokeniser of the Hugging Face library that also says which bytes stand behind tokens: exactly, where its
-    vocabulary is byte-level."""
+    """Tokeniser of the Hugging Face library with `decode_bytes`, which is exact for byte-level vocabularies."""
 
     def __init__(self, tokenizer) -> None:
         super().__init__(tokenizer)
@@ -28,19 +27,19 @@ class HubText(HubTokenizer):
 
     @classmethod
     def load(cls, path: str | Path) -> HubText:
-        """From a folder that `save_pretrained` wrote; nothing is fetched, no code of the folder's is run."""
+        """Load a folder that `save_pretrained` wrote, without the network and without running code of the folder."""
         from transformers import AutoTokenizer
 
         return cls(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))
 
     def decode_bytes(self, ids) -> bytes:
-        """The bytes behind token ids; special tokens have none."""
+        """Return the bytes of token ids; special tokens have none."""
         numbers = np.asarray(ids).tolist()
         return b"".join(self.pieces.get(i, b"") for i in numbers) if self.exact else self.decode(numbers).encode()
 
 
 class RetrofitReader(RetroReader):
-    """Reads with a `RetrofittedDecoder`; see `Reader`."""
+    """Reader of a `RetrofittedDecoder`; see `Reader`."""
 
     without = "the decoder as it was"
 
@@ -53,19 +52,19 @@ class RetrofitReader(RetroReader):
         model = RetrofitForCausalLM.from_pretrained(
             self.folder.part("model"), local_files_only=True, trust_remote_code=False
         ).model
-        if hasattr(model, "keeping"):  # the decoder's own attention: neighbours that recur are read once
+        if hasattr(model, "keeping"):  # own attention reads neighbours that recur once
             self._kept = model.keeping()
             self._kept.__enter__()
         return model
 
     @property
     def asks(self) -> bool:
-        """Whether the tokeniser has a template of a conversation."""
+        """Whether the tokeniser has a chat template."""
         return bool(getattr(self.tokenizer.theirs, "chat_template", None))
 
     @property
     def stop_token(self) -> int | None:
-        """The token that ends an answer."""
+        """Token that ends an answer."""
         return self.tokenizer.theirs.eos_token_id if self.asks else None
 
     def question(self, text: str) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""RPT: what was retrieved from the text's own past, and what reading it brought."""
+"""Reader of RPT: the neighbours of each chunk in the text's own past, and their gain."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from retro_model.evaluation.rpt import random_chunks
 from retro_model.rpt import RPT, RPTConfig
 
 from .reader import Options, Reader
-from .reading import Reading, bits, sources, token_texts
+from .reading import Reading, bits, token_texts
 
 
 class RptReader(Reader):
-    """Reads with an `RPT`; see `Reader`."""
+    """Reader of an `RPT`; see `Reader`."""
 
     without = "the same model, its window alone"
 
@@ -29,7 +29,7 @@ class RptReader(Reader):
         on, random = bits(logits[0], tokens[0]) if options.retrieval else off, None
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
         if retrieved is None or not len(chunks):
-            return self._reading(ids, on, off, [[] for _ in chunks], [None] * len(ids), {})
+            return self._reading(ids, on, off, [[] for _ in chunks], {})
         if options.retrieval:
             drawn = random_chunks(retrieved.index, self.model.config.excluded_chunks)
             random = bits(self.model(tokens, index=drawn)[0], tokens[0])
@@ -55,7 +55,7 @@ class RptReader(Reader):
                     if j >= 0
                 ]
             )
-        return self._reading(ids, on, off, cards, sources(ids, pairs, mask, self.blank(ids), m), {}, random)
+        return self._reading(ids, on, off, cards, {}, found=(pairs, mask), random=random)
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         return self._sample(ids, options, generator, retrieval=on)

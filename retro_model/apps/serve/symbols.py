@@ -13,12 +13,12 @@ from retro_model.base import disk
 
 
 class Symbols:
-    """Words of a fixed list, a token each, with a space after each; what a `TokenStore` and a page need of a tokeniser.
+    """Tokeniser of a fixed list of words: a word is a token, and a space follows each.
 
         symbols = Symbols(["ba", "be"])
         symbols.decode([1, 0]) == "be ba " and symbols.encode("be ba").tolist() == [1, 0]
 
-    Raises: ValueError for words that are empty, hold white space or come twice.
+    Raises: ValueError for words that are empty, hold white space or occur twice.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ class Symbols:
         self.name = f"symbols-{len(words)}-{hashlib.sha256(json.dumps(self.words).encode()).hexdigest()[:16]}"
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, int64. Raises: ValueError naming a word that is not in the list."""
+        """Return token ids, int64. Raises: ValueError naming a word that is not in the list."""
         if unknown := [word for word in text.split() if word not in self.number]:
             raise ValueError(
                 f"text: expected words of the model's {self.vocab_size}, such as {self.words[0]}; got {unknown[0]!r}"
@@ -38,24 +38,24 @@ class Symbols:
         return np.array([self.number[word] for word in text.split()], np.int64)
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text."""
+        """Return the token ids of each text."""
         return [self.encode(text) for text in texts]
 
     def decode_bytes(self, ids) -> bytes:
-        """The words, a space after each."""
+        """Return the words as UTF-8, a space after each."""
         return self.decode(ids).encode()
 
     def decode(self, ids) -> str:
-        """The words as text, a space after each."""
+        """Return the words as text, a space after each."""
         return "".join(f"{self.words[i]} " for i in np.asarray(ids).tolist())
 
     def save(self, path: str | Path) -> None:
-        """To one JSON file, a list."""
+        """Write the list as a JSON file."""
         disk.write_json(Path(path), self.words)
 
     @classmethod
     def load(cls, path: str | Path) -> Symbols:
-        """From what `save` wrote. Raises: ValueError naming the file."""
+        """Read a file of `save`. Raises: ValueError naming the file."""
         content = disk.read_plain(Path(path))
         try:
             return cls(disk.read_json(content))

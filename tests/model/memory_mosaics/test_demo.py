@@ -17,6 +17,7 @@ from retro_model.apps.mosaics.transformer import Transformer, TransformerConfig
 from retro_model.memory_mosaics import MemoryMosaics, MosaicsConfig
 from tests.model.memory_mosaics.naive import kernel_smoothing
 
+SMOKE = command.PLANS["regbench"]["smoke"]
 PICTURES = {"moons": ["errors.png", "weights.png"], "regbench": ["regbench.png"], "text": ["text.png", "memories.png"]}
 
 
@@ -48,17 +49,17 @@ def test_a_stopped_experiment_goes_on_after_its_last_whole_part(tmp_path, monkey
         lambda name, plan, rate, seed, *rest: trained.append((name, rate, seed)) or fit(name, plan, rate, seed, *rest),
     )
     with pytest.raises(SystemExit, match="before Memory Mosaics"):
-        regbench.run(tmp_path, regbench.SMOKE, quiet=True, minutes=0)
-    first = regbench.run(tmp_path, regbench.SMOKE, quiet=True)
+        regbench.run(tmp_path, SMOKE, quiet=True, minutes=0)
+    first = regbench.run(tmp_path, SMOKE, quiet=True)
     assert trained == [(name, 2e-3, 0) for name in regbench.MODELS]
     for part in (tmp_path / "parts").glob("*.pt"):  # as if each had taken its time
         torch.save(torch.load(part, weights_only=True) | {"seconds": 1000.0}, part)
-    more = dataclasses.replace(regbench.SMOKE, seeds=2)
+    more = dataclasses.replace(SMOKE, seeds=2)
     second = regbench.run(tmp_path, more, quiet=True)
     assert trained[2:] == [(name, 2e-3, 1) for name in regbench.MODELS]
     assert second["seconds"] > 1000 * len(regbench.MODELS) > first["seconds"]
     assert second["runs"]["transformer"][0] == first["runs"]["transformer"][0]
-    regbench.run(tmp_path, dataclasses.replace(regbench.SMOKE, steps=5), quiet=True)
+    regbench.run(tmp_path, dataclasses.replace(SMOKE, steps=5), quiet=True)
     assert len(trained) == 6  # another plan's parts are not taken
 
 

@@ -125,7 +125,7 @@ def test_the_queue_has_a_bound_and_everybody_a_place(make):
             assert status == 200 and found["place"] == n and found["waiting"] == 4
         client = Client(app, "/api/read", {"passage": 0, "ticket": "t4"})
         status, found = await client.answer()
-        assert status == 503 and found["place"] == 4 and "4 questions are before yours" in found["error"]
+        assert status == 503 and found["place"] == 4 and "4 questions are waiting" in found["error"]
         assert int(dict(client.messages[0]["headers"])[b"retry-after"]) >= 1
         assert (await Client(app, "/api/queue?ticket=t4").answer())[1]["place"] is None
         held.released.set()

@@ -44,7 +44,7 @@ def click_and_wait(page, selector: str) -> None:
 def test_it_begins_with_a_text_the_model_has_not_seen_and_says_what_retrieval_did(page):
     assert "port.txt" in page.inner_text("#paper-title")
     assert cost(page) < cost(page, "off")
-    assert re.search(r"tells this text in \d+% fewer bits", page.inner_text("#verdict"))
+    assert re.search(r"saves \d+% of this text's bits, compared with random", page.inner_text("#verdict"))
     assert page.locator("#text .t[class*=' h']").count() > 10  # coloured words
     blank = page.locator("#text .t").evaluate_all(
         "all => all.filter(w => !w.textContent.trim() && /\\b[ho][1-5]\\b/.test(w.className)).length"
@@ -187,7 +187,7 @@ def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers,
 
 
 def test_the_page_says_its_limits_and_its_control(page):
-    assert cost(page) < cost(page, "random") and "than random passages do" in page.inner_text("#verdict")
+    assert cost(page) < cost(page, "random") and "compared with random passages" in page.inner_text("#verdict")
     assert all(page.inner_text(f"#{name}-value").endswith("bits a byte") for name in ("on", "off", "random"))
     assert "256 KB a file, 1 MB in all" in page.inner_text("#limits")
     page.locator("label", has_text="Write on").click()
@@ -212,9 +212,7 @@ def test_who_waits_is_told_his_place(page):
 
 
 def test_a_full_queue_is_said(page):
-    page.route(
-        "**/api/read", lambda route: route.fulfill(status=503, json={"error": "busy: 32 questions are before yours"})
-    )
+    page.route("**/api/read", lambda route: route.fulfill(status=503, json={"error": "busy: 32 questions are waiting"}))
     page.select_option("#passage", label="note.html, from line 1")
-    page.wait_for_selector("#error >> text=busy: 32 questions are before yours")
+    page.wait_for_selector("#error >> text=busy: 32 questions are waiting")
     page.strange.clear()  # the browser itself notes the 503

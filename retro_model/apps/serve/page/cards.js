@@ -1,4 +1,4 @@
-// Neighbours as cards, the source of the chosen word alight in them, and the line between the two.
+// Neighbours as cards, with the source of the chosen word marked, and the line between word and source.
 
 import { $, bits, make, visible } from "./dom.js";
 import { reveal } from "./text.js";
@@ -21,7 +21,7 @@ function short(text) {
   return line.length > 70 ? `…${line.slice(-70)}` : line;
 }
 
-/** What the chosen word gained, in words: against random passages where there is that control. */
+/** The gain of the chosen word as a sentence, over random passages or, without that control, over no retrieval. */
 export function gainOf({ reading, chosen }, cards) {
   const gain = reading.gain[chosen];
   const word = make("code", {}, visible(reading.texts[chosen]) || "the beginning");
@@ -35,7 +35,7 @@ export function gainOf({ reading, chosen }, cards) {
   return [word, ` ${how}${where}`];
 }
 
-/** The spans of each card that words of this chunk stand in: card -> set of token numbers. */
+/** Tokens of the cards that are sources of words of this chunk: card -> set of token numbers. */
 function runsOf(reading, chunk) {
   const runs = new Map();
   const m = reading.chunk_len;
@@ -59,7 +59,7 @@ function drawCard(card, j, runs, source, state, forget) {
   });
   const title = make("h3", {}, make("span", { className: "file" }, card.name), make("span", { className: "dim" }, card.line ? `line ${card.line}` : ""));
   const score = card.gate === undefined ? `${Math.round(card.score * 100)}% alike` : `score ${card.score}, gate ${card.gate}`;
-  const tools = [make("span", { className: "score", title: "how alike the passage and the text before are" }, score)];
+  const tools = [make("span", { className: "score", title: "similarity of the passage and the text before" }, score)];
   if (state.about.library) {
     const label = { "aria-label": `Forget ${card.name}` };
     tools.push(make("button", { type: "button", className: "quiet", onclick: () => forget(card), attributes: label }, "forget this document"));
@@ -70,7 +70,7 @@ function drawCard(card, j, runs, source, state, forget) {
   return make("article", { className: classes }, title, make("pre", {}, ...words), make("footer", {}, ...tools));
 }
 
-/** Draws the line from the chosen word to its source, where both can be seen side by side. */
+/** Draws the line from the chosen word to its source, if both are visible side by side. */
 export function drawLink(state) {
   const path = $("link").firstElementChild;
   const word = $("text").children[state.chosen];

@@ -1,4 +1,4 @@
-// Small helpers. Text from documents only ever becomes text nodes: nothing here parses HTML.
+// Small helpers. Text from documents becomes text nodes only: nothing here parses HTML.
 
 export const $ = (id) => document.getElementById(id);
 
@@ -13,12 +13,12 @@ export function make(tag, options = {}, ...children) {
   return element;
 }
 
-/** Asks the server; raises an Error with its words where it refuses. place(n, seconds): told while others are before. */
+/** Calls the server; throws an Error with its message if it refuses. place(n, seconds): called while others wait before. */
 export async function ask(name, what, { signal, place } = {}) {
   if (what === undefined) return found(await fetch(`/api/${name}`, { signal }));
   const ticket = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...what, ticket }), signal };
-  let answered = false; // a place that is told after the answer is no longer one
+  let answered = false; // a place that arrives after the answer is out of date
   const asking = setInterval(async () => {
     const queue = await fetch(`/api/queue?ticket=${ticket}`).then((answer) => answer.json()).catch(() => null);
     if (!answered && queue?.place !== null && queue?.place !== undefined) place?.(queue.place, queue.seconds);
@@ -39,5 +39,5 @@ async function found(response) {
 
 export const bits = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(1)} bits`;
 
-/** Spaces and line ends that can be seen. */
+/** The text with visible spaces, tabs and line ends. */
 export const visible = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll(" ", "␣");

@@ -1,8 +1,8 @@
-// Forgetting and adding documents, and what each change did to the cost.
+// Documents to forget and to add, and the cost after each change.
 
 import { $, bits, make } from "./dom.js";
 
-/** The documents that this text was told by, most bits first, each with a button. */
+/** Draws the documents that helped this text, most bits first, each with a button. */
 export function drawDocuments(state, forget) {
   const most = Math.max(1e-9, ...state.reading.documents.map((entry) => entry.saved));
   const rows = state.reading.documents.slice(0, 8).map((entry) => {
@@ -17,7 +17,7 @@ export function drawDocuments(state, forget) {
   $("documents").replaceChildren(...(rows.length ? rows : [make("li", { className: "dim" }, "Nothing: the library is off or empty, or no passage is similar enough.")]));
 }
 
-/** What was forgotten and added, each with its way back. */
+/** Draws the forgotten and added documents, each with a button to undo. */
 export function drawChanged(library, remember, forget) {
   const entry = (what, verb, call) =>
     make("li", {}, make("span", { className: "file" }, what.name), make("button", { type: "button", className: "quiet", onclick: () => call(what) }, verb));
@@ -26,7 +26,7 @@ export function drawChanged(library, remember, forget) {
   $("reset").hidden = !library.forgotten.length && !library.added.length;
 }
 
-/** One line more of what was done: the cost before and after. */
+/** Draws the changes so far, each with the cost after it. */
 export function drawHistory(history) {
   if (!history.length) {
     $("history").replaceChildren(make("li", { className: "dim" }, "Nothing yet. Forget the first document on the left."));

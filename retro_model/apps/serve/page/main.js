@@ -9,8 +9,8 @@ import { words } from "./words.js";
 
 const state = { about: null, reading: null, chosen: 0, pinned: false, retrieval: true, mode: "read", history: [], before: null, last: null };
 let say = null;
-let turn = 0; // of requests: an answer that a later question overtook is dropped
-let asking = null; // the request that is under way: a later one stops it, on the server too
+let turn = 0; // number of the last request: answers to earlier ones are dropped
+let asking = null; // the running request: a later one aborts it, on the server too
 
 async function start() {
   state.about = await ask("about");
@@ -45,7 +45,7 @@ async function start() {
 
 const kilobytes = (bytes) => (bytes >= 1 << 20 ? `${bytes / (1 << 20)} MB` : `${bytes / 1024} KB`);
 
-/** Per cent of the bits that were saved: against random passages where there is that control. */
+/** Per cent of the bits that retrieval saves, compared with random passages or, without that control, with none. */
 const shareOf = ({ on, off, random }) => Math.round(100 * (1 - on / (random ?? off)));
 
 function asked() {
@@ -53,7 +53,7 @@ function asked() {
   return { ...text, k: Number($("k").value), retrieval: state.retrieval };
 }
 
-/** Asks for the text anew and draws everything; choose: begin at the word that gained most. */
+/** Requests a reading and draws everything. choose: choose the word that gained most. */
 async function refresh({ choose = false, write = false, label = null } = {}) {
   const mine = ++turn;
   asking?.abort();
@@ -67,7 +67,7 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
     if (mine !== turn) return;
     const before = state.reading?.bits_per_byte?.on;
     if (write) state.last = found.texts.join("");
-    else if (state.mode !== "read") found.bits_per_byte = null; // its own words again
+    else if (state.mode !== "read") found.bits_per_byte = null; // the model's own words: their cost says nothing
     state.reading = found;
     if (label && before !== undefined && found.bits_per_byte) {
       state.history.push({ label, before, after: found.bits_per_byte.on });
@@ -84,7 +84,7 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
   }
 }
 
-/** Says what is under way and how many are before it; null: nothing is. */
+/** Shows the running request and the number of requests before it. verb: null: none is running. */
 function busy(verb, place = 0, seconds = 0) {
   document.body.classList.toggle("busy", verb !== null);
   $("busy").hidden = verb === null;
@@ -119,7 +119,7 @@ function drawStory(m) {
   $("story").replaceChildren(...say.story(m).map(([strong, rest]) => make("li", {}, make("b", {}, strong), ` ${rest}`)));
 }
 
-/** The bars, where the lowest stood before the last change, and the outcome in a sentence. */
+/** Draws the bars, a mark at the cost before the last change, and the outcome in a sentence. */
 function drawMeter(found) {
   const costs = found.bits_per_byte;
   $("bars").hidden = !costs;
@@ -136,10 +136,10 @@ function drawMeter(found) {
   $("before").hidden = state.before === null;
   $("before").style.left = `${(100 * (state.before ?? 0)) / full}%`;
   const share = shareOf(costs);
-  const than = costs.random === undefined ? "" : " than random passages do";
+  const than = costs.random === undefined ? "" : ", compared with random passages";
   const helped = !state.retrieval ? "The switch is off: the model is alone." : share >= 0
-    ? `${say.does} tells this text in ${share}% fewer bits${than}.`
-    : `${say.does} costs ${-share}% more bits here${than}: it misleads.`;
+    ? `${say.does} saves ${share}% of this text's bits${than}.`
+    : `${say.does} costs ${-share}% more bits${than}.`;
   const last = state.before === null ? null : state.history.at(-1);
   const change = last ? last.after - last.before : 0;
   const way = change > 0.0005 ? "the cost rises" : change < -0.0005 ? "the cost falls" : "the cost stays";

@@ -1,9 +1,9 @@
-// Memory Mosaics: what each memory votes for at the chosen word, and the places it recalled.
+// Memory Mosaics: the votes of each memory at the chosen word, and the places it recalled.
 
 import { $, make, visible } from "./dom.js";
 import { gainOf } from "./cards.js";
 
-/** Draws a tile a memory, in rows of blocks; show(places) marks the places of one memory in the text. */
+/** Draws a tile a memory, a row a block; show(h) marks the places of memory h in the text. */
 export function drawMemories(state, say, show) {
   const { reading, chosen } = state;
   const { heads, votes, vocabulary, right } = reading.memories;
@@ -30,7 +30,7 @@ export function drawMemories(state, say, show) {
   $("cards").replaceChildren(grid);
 }
 
-/** The places that a memory recalled before the chosen word; of all memories where h is null, the heaviest. */
+/** The places that memory h recalled before the chosen word; h null: the heaviest of all memories. */
 export function placesOf({ reading, chosen, retrieval }, h = null) {
   if (!retrieval) return [];
   const { places } = reading.memories;

@@ -1,16 +1,16 @@
-// The text as coloured words, and moving through it by mouse, touch and keyboard.
+// The text as coloured words, and how mouse, touch and keyboard choose one.
 
 import { $, make } from "./dom.js";
 
-const STEPS = [0.3, 0.8, 1.6, 3.0, 5.0]; // bits from which a word has the next shade
+const STEPS = [0.3, 0.8, 1.6, 3.0, 5.0]; // least bits of each shade
 
-/** The class of a word's shade: h1 to h5 where retrieval helped, o1 to o5 where it hurt. */
+/** The class of a word's shade: h1 to h5 if retrieval helped, o1 to o5 if it hurt. */
 export function shade(gain) {
   const level = STEPS.filter((step) => Math.abs(gain) >= step).length;
   return level ? `${gain > 0 ? "h" : "o"}${level}` : "";
 }
 
-/** Draws a reading; words without text (the beginning of a document) are left out of the way. */
+/** Draws a reading as one element a word. */
 export function draw(reading) {
   const from = reading.prompt_tokens ?? 0;
   const words = reading.texts.map((text, i) => {
@@ -21,7 +21,7 @@ export function draw(reading) {
   $("text").replaceChildren(...words);
 }
 
-/** The word in which most was gained, to begin with; one with a source where there is any. */
+/** The word with the largest gain, with a source if any word has one. */
 export function best(reading) {
   const worth = reading.texts.map((text, i) => {
     if (reading.blank[i]) return -Infinity;
@@ -56,7 +56,7 @@ export function listen(state, choose) {
   });
 }
 
-/** Where a key leads from the chosen word; null for keys that lead nowhere. Blank words are passed over. */
+/** The word that a key leads to from the chosen one, past blank words; null for other keys. */
 function move(state, key) {
   const { reading, chosen } = state;
   const last = reading.texts.length - 1;
@@ -71,7 +71,7 @@ function move(state, key) {
   return i;
 }
 
-/** Marks the chosen word and its chunk; what was recalled in the text itself is marked too. */
+/** Marks the chosen word, its chunk, and the places that a memory recalled. */
 export function mark(state, places = []) {
   const box = $("text");
   for (const word of box.querySelectorAll(".chosen, .chunk, .recalled")) word.classList.remove("chosen", "chunk", "recalled");
@@ -84,7 +84,7 @@ export function mark(state, places = []) {
   for (const i of places) box.children[i]?.classList.add("recalled");
 }
 
-/** Brings a word into view inside the text's own box; the page itself stays where it is. */
+/** Scrolls the text's box, not the page, until a word is visible. */
 export function reveal(i) {
   const box = $("text");
   const word = box.children[i]?.getBoundingClientRect();

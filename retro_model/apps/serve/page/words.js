@@ -1,11 +1,11 @@
-// What the page says of each kind of model.
+// The page's words for each kind of model.
 
 const number = (value) => value.toLocaleString("en");
 
 export function words(about) {
   const files = about.library ? number(about.library.documents) : "";
   const retro = {
-    on: "with the library", random: "with random passages", off: "alone", switchName: "Library", looked: "What it looked up here", told: "told by what was looked up", does: "Looking things up",
+    on: "with the library", random: "with random passages", off: "alone", switchName: "Library", looked: "What it looked up here", told: "likelier with what it looked up", does: "Looking things up",
     story: (m) => [
       ["It reads a text it has never seen,", `${m} tokens at a time.`],
       ["It looks for similar passages", `in ${files} other documents: its library.`],
@@ -18,7 +18,7 @@ export function words(about) {
     retro, retrofit: retro,
     rpt: {
       ...retro, on: "with its own past", off: "window alone", switchName: "Own past", looked: "What it recalled from this text",
-      told: "told by the text's own past", does: "Looking back",
+      told: "likelier with the text's own past", does: "Looking back",
       story: (m) => [
         ["It reads a long text it has never seen,", `${m} tokens at a time, through a window.`],
         ["It looks back further than the window,", "for an earlier passage of the same text."],
@@ -29,7 +29,7 @@ export function words(about) {
     },
     mosaics: {
       ...retro, on: "remembering all of it", off: "16 tokens alone", switchName: "Memories", looked: "What each memory recalled",
-      told: "told by what was remembered", does: "Remembering all of it",
+      told: "likelier with all that it remembers", does: "Remembering all of it",
       story: () => [
         ["It reads a text it has never seen.", "Each of its memories keeps what followed every place."],
         ["Where a context returns,", "the memories recall the places like it."],
