@@ -135,7 +135,7 @@ class ChunkDatabase:
             name = "".join(c if c.isalnum() else "-" for c in index)
             crc = checksums[0] if len(parts) == 1 else zlib.crc32(repr(list(checksums)).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
-            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, verify=verify, executor=executor)
+            searcher = FaissSearcher(searcher, index, path, nprobe=nprobe, verify=verify, executor=executor)
         made = cls(store, searcher)
         made._again = functools.partial(
             cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False
@@ -165,8 +165,8 @@ class ChunkDatabase:
 
     @property
     def recall(self) -> dict[int, float] | None:
-        """{k: recall@k of the index against exact search}; None for exact search, BM25 and an index made elsewhere."""
-        return getattr(self.searcher, "recall", None) or None
+        """{k: recall@k of the index against exact search}; None for exact search and BM25."""
+        return getattr(self.searcher, "recall", None)
 
     def documents_of(self, store: TokenStore) -> np.ndarray:
         """Return the number in this database of each of a store's documents, int64 [documents]; -1 if it is absent.

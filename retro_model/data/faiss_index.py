@@ -30,16 +30,17 @@ class FaissSearcher:
     A search fetches a few more than k neighbours. A query that has fewer than k outside its document fetches four times
     as many, up to 2048, and is then searched exactly. So the index decides the recall, but never the number found.
 
+    An index is built once and kept at `path`; its manifest keeps the recall. If the factory string names a lossy code
+    (PQ, SQ, ...), a search fetches 8 candidates for each neighbour and sorts them by exact distance to the stored keys.
+
     Attributes:
-        recall: {k: share} by `measured_recall`; empty for an index passed as an object.
+        recall: {k: share} by `measured_recall`.
 
     Args:
         exact: the searcher of the same keys.
-        index: FAISS index of the keys with L2 metric, or a factory string ("Flat", "IVF256,Flat", "HNSW32") to build.
+        index: FAISS index factory string ("Flat", "IVF256,Flat", "HNSW32").
+        path: file of the index.
         nprobe: lists that an IVF index visits.
-        rerank: candidates fetched for each neighbour and sorted by exact distance to the stored keys; 0: keep the
-            index's order; None: 8 if the factory string names a lossy code (PQ, SQ, ...), else 0.
-        path: file of an index built from a string. Its manifest beside it keeps the recall.
         verify: compare the checksums of a kept index whose lists are mapped; others are always compared.
         executor: fills the shards of an IVF index, see `executors`; None: this process.
 
@@ -50,60 +51,41 @@ class FaissSearcher:
     def __init__(
         self,
         exact: DenseSearcher,
-        index,
+        index: str,
+        path: Path,
         *,
         nprobe: int = 16,
-        rerank: int | None = None,
-        path: Path | None = None,
         verify: bool = True,
         executor: Executor | None = None,
     ) -> None:
-        self.exact, self.nprobe, self.recall, self.executor = exact, nprobe, {}, executor
-        if rerank is None:
-            rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0
-        self.rerank = rerank
-        kind = index if isinstance(index, str) else type(index).__name__
-        self.name = f"faiss {kind} nprobe={nprobe} {exact.embedder.name}"
-        self.name += f" rerank={rerank}" if rerank else ""
-        if not isinstance(index, str):
-            self._use(index)
-        elif path is None:
-            self._use(_filled(exact.keys, index))
-            self.recall = measured_recall(self)
-        else:
-            self._open_or_build(index, path, verify)
-
-    def _use(self, index) -> None:
-        if (index.ntotal, index.d) != self.exact.keys.shape:
-            raise ValueError(f"index: expected {list(self.exact.keys.shape)} vectors; got {[index.ntotal, index.d]}")
-        if index.metric_type != library().METRIC_L2:
-            raise ValueError("index: expected one of L2 metric")
-        inverted = library().try_extract_index_ivf(index)
-        if inverted is not None:
-            inverted.nprobe = self.nprobe
-        self.index = _on_device(index, self.exact.device)
-
-    def _open_or_build(self, factory: str, path: Path, verify: bool) -> None:
-        """Use the index kept at `path`, or build it. Its recall at this nprobe is in the manifest, or added to it."""
-        keys = self.exact.keys
-        merged = index_shards.mergeable(made(keys.shape[1], factory))
+        self.exact, keys = exact, exact.keys
+        self.rerank = RERANKED if any(code in index for code in LOSSY) else 0
+        self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
+        self.name += f" rerank={self.rerank}" if self.rerank else ""
+        merged = index_shards.mergeable(made(keys.shape[1], index))
         form = index_shards.form(path) if merged else files.Form("index", (path.name,))
-        manifest, settings = path.with_name(path.name + ".json"), {"factory": factory, "vectors": list(keys.shape)}
+        manifest, settings = path.with_name(path.name + ".json"), {"factory": index, "vectors": list(keys.shape)}
         with files.Build(manifest, form, settings, verify=verify or not merged) as build:
             if not build.complete:
                 if merged:
                     shards = keys if isinstance(keys, Joined) else Joined([keys])
-                    index_shards.fill_and_merge(lambda: _trained(keys, factory), shards, path, build, self.executor)
+                    index_shards.fill_and_merge(lambda: _trained(keys, index), shards, path, build, executor)
                 else:
                     unfinished = path.with_name(path.name + ".new")
                     disk.remove(unfinished)
-                    library().write_index(_filled(keys, factory), str(unfinished))
+                    library().write_index(_filled(keys, index), str(unfinished))
                     build.adopt(path.name, unfinished)
                 build.finish()
-        self._use(index_shards.opened(path) if merged else library().read_index(str(path)))
+        kept = index_shards.opened(path) if merged else library().read_index(str(path))
+        if (kept.ntotal, kept.d) != keys.shape or kept.metric_type != library().METRIC_L2:
+            raise ValueError(f"{path}: expected {list(keys.shape)} vectors, L2; got {[kept.ntotal, kept.d]}")
+        inverted = library().try_extract_index_ivf(kept)
+        if inverted is not None:
+            inverted.nprobe = nprobe
+        self.index = _on_device(kept, exact.device)
         known = build.facts.get("recall", {})
-        self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
-        written = {str(self.nprobe): {str(k): share for k, share in self.recall.items()}}
+        self.recall = _read_recall(known, nprobe) or measured_recall(self)
+        written = {str(nprobe): {str(k): share for k, share in self.recall.items()}}
         files.amend(manifest, form, recall=known | written)
 
     def search(self, chunks, lengths, k, exclude_doc):

@@ -82,11 +82,9 @@ class TokenStore:
         self.identity = hashlib.sha256(content.encode()).hexdigest()[:16]
         shape = (self.num_chunks, self.chunk_len)
         self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], shape)
-        for name, dtype in COLUMNS.items():
-            setattr(self, name, files.mapped(self.folder / f"{name}.bin", dtype, (self.num_chunks,)))
-        self.lengths: np.ndarray
-        self.chunk_doc: np.ndarray
-        self.chunk_bytes: np.ndarray
+        self.lengths, self.chunk_doc, self.chunk_bytes = (
+            files.mapped(self.folder / f"{name}.bin", dtype, shape[:1]) for name, dtype in COLUMNS.items()
+        )
         self.documents = _entries(_read_records(self.folder / "documents.jsonl"))
         self._check_counts(manifest["facts"])
         if verify:
