@@ -1,7 +1,7 @@
 """Chunked cross-attention in a training step of your own, without any other part of this repository.
 
-The task needs retrieval: tokens are random, and the neighbour found with a chunk is the chunk that follows it. A model
-that reads its neighbours predicts every token; one that doesn't can only guess. Runs on a CPU in seconds:
+The task needs retrieval: tokens are random, and the neighbour of a chunk is the chunk that follows it. A model that
+reads its neighbours predicts every token; without them it can only guess. Runs on a CPU in seconds:
 
     python examples/cca_in_a_training_step.py
 """
@@ -31,7 +31,7 @@ class Reader(nn.Module):
         self.readout = nn.Linear(H * D, V)
 
     def forward(self, tokens: Tensor, neighbours: Tensor) -> Tensor:
-        """Logits [B,N,V] of tokens [B,N] and neighbours [B,L,K,R]."""
+        """Return logits [B,N,V] of tokens [B,N] and neighbours [B,L,K,R]."""
         x, context = self.embedding(tokens), self.embedding(neighbours)
         heads = (H, D)
         out = rk.chunked_cross_attention(
@@ -45,13 +45,13 @@ class Reader(nn.Module):
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    """Random tokens [B,N] and as neighbours [B,L,1,M] of each chunk the chunk after it; the last chunk's are random."""
+    """Return random tokens [B,N] and neighbours [B,L,1,M]: the chunk after each chunk; random for the last one."""
     chunks = torch.randint(V, (B, N // M + 1, M))
     return chunks[:, :-1].flatten(1), chunks[:, 1:].unsqueeze(2)
 
 
 def main(steps: int = 150) -> tuple[float, float]:
-    """The loss in nats a token of the first and of the last step."""
+    """Train. Return the loss of the first and of the last step, in nats a token."""
     torch.manual_seed(0)
     model = Reader()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -59,7 +59,7 @@ def main(steps: int = 150) -> tuple[float, float]:
     for step in range(steps):
         tokens, neighbours = batch()
         logits = model(tokens, neighbours)
-        # the first M-1 tokens have nothing to read: chunk 0 is not complete before token M-1
+        # the first M-1 tokens attend nothing: chunk 0 completes at token M-1
         loss = F.cross_entropy(logits[:, M - 1 : -1].flatten(0, 1), tokens[:, M:].flatten())
         optimizer.zero_grad()
         loss.backward()

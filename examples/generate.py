@@ -1,8 +1,7 @@
-"""Sampling from a small RETRO with and without retrieval; one search a chunk, never one a token.
+"""Sample from a small RETRO with and without retrieval, with one search a chunk.
 
-Documents are random: a first chunk, and a second that nothing but a look into the database can tell. The model is
-trained for some seconds to read its neighbours, then asked to continue first chunks of documents that it never saw,
-which are in the database:
+Documents are two random chunks, so the second one can only be retrieved. The model trains for some seconds to read its
+neighbours. Then it continues first chunks of new documents, which are in the database:
 
     python examples/generate.py
 """
@@ -22,37 +21,36 @@ CONFIG = RetroConfig.small(V, d_model=64, d_ff=128, num_heads=4, num_layers=2, c
 
 
 def documents(count: int) -> Tensor:
-    """[count, 2 M] tokens: a chunk and its continuation."""
+    """Return [count, 2 M] tokens: a chunk and its continuation."""
     return torch.randint(V, (count, 2 * M))
 
 
 def keys(chunks: Tensor) -> Tensor:
-    """An embedding [n,V] of chunks [n,M]: how often each token occurs. A frozen encoder would stand here."""
+    """Return embeddings [n,V] of chunks [n,M]: counts of each token, in place of a frozen encoder."""
     return F.normalize(F.one_hot(chunks, V).sum(1).float(), dim=-1)
 
 
 class Database:
-    """Documents by the embedding of their first chunk, searched exactly."""
+    """Exact search for documents by the embedding of their first chunk."""
 
     def __init__(self, entries: Tensor) -> None:
         self.entries, self.keys = entries, keys(entries[:, :M]).unsqueeze(0)
 
     def __call__(self, chunks: Tensor) -> tuple[Tensor, None]:
-        """Neighbours [n,1,2 M] of complete chunks [n,M]: what `generate` asks for whenever a chunk completes."""
+        """Return neighbours [n,1,2 M] of chunks [n,M]. `generate` calls it whenever a chunk completes."""
         _, best = rk.topk_chunks(keys(chunks).unsqueeze(0), self.keys, 1)
         return self.entries[best[0]], None
 
 
 def train(model: Retro, steps: int) -> float:
-    """Fresh documents in every step, so that nothing can be learnt by heart. Returns the last loss, nats a token of
-    second chunks."""
+    """Train on new documents in every step. Return the last loss of second chunks, in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     loss = torch.zeros(())
     for _ in range(steps):
         text = documents(32)
         retrieve = Database(torch.cat([text, documents(32)]))
         neighbours, _ = retrieve(text[:, :M])
-        # none is read by what follows the second chunk
+        # no token follows the second chunk, so its neighbours are arbitrary
         neighbours = torch.stack([neighbours, torch.zeros_like(neighbours)], 1)
         logits = model(text, neighbours)
         loss = F.cross_entropy(logits[:, M - 1 : -1].flatten(0, 1), text[:, M:].flatten())
@@ -63,7 +61,7 @@ def train(model: Retro, steps: int) -> float:
 
 
 def main(steps: int = 100) -> tuple[float, float]:
-    """The share of tokens that are right with retrieval and without."""
+    """Train and sample. Return the share of right tokens with retrieval and without."""
     torch.manual_seed(0)
     model = Retro(CONFIG)
     print(f"loss after {steps} steps: {train(model, steps):.3f} nats a token")
@@ -72,16 +70,8 @@ def main(steps: int = 100) -> tuple[float, float]:
     on = torch.stack(generate(model, prompts, M, retrieve=Database(known)))[:, M:]
     off = torch.stack(generate(model, prompts, M))[:, M:]
     for prompt, right, with_it, without in zip(prompts, truth, on, off, strict=True):
-        print(
-            "prompt",
-            *prompt.tolist(),
-            "| truth",
-            *right.tolist(),
-            "| retrieval on",
-            *with_it.tolist(),
-            "| off",
-            *without.tolist(),
-        )
+        rows = {"prompt": prompt, "| truth": right, "| retrieval on": with_it, "| off": without}
+        print(*(word for name, row in rows.items() for word in (name, *row.tolist())))
     shares = (on == truth).float().mean().item(), (off == truth).float().mean().item()
     print(f"right: {shares[0]:.0%} with retrieval, {shares[1]:.0%} without")
     return shares

@@ -1,9 +1,8 @@
-"""A small Memory Mosaic that learns to learn by heart, and goes on far beyond the length that it was trained on.
+"""A small Memory Mosaic that learns to repeat new phrases, far beyond the length of its training.
 
-Every document repeats a random phrase of its own: the first time it is noise, from then on the context tells every
-token. One block is enough, as a memory's value already peeks at the next token. Trained for some seconds on documents
-of 48 tokens, then asked to continue phrases that it never saw for 500, with all it has seen in memory and with memories
-of 24 pairs:
+Every document repeats a random phrase, so after its first occurrence the context determines every token. One block is
+enough, because a memory's value depends on the next token. The model trains for some seconds on documents of 48 tokens.
+Then it continues new phrases for 500 tokens, with all pairs in memory and with memories of 24 pairs:
 
     python examples/memory_mosaics.py
 """
@@ -23,13 +22,13 @@ CONFIG = MosaicsConfig(V, d_model=64, num_heads=4, num_layers=1, persistent_slot
 
 
 def documents(count: int, length: int) -> Tensor:
-    """[count,length] tokens: a random phrase of PHRASE different tokens, again and again."""
+    """Return [count,length] tokens: a random phrase of PHRASE different tokens, repeated."""
     phrases = torch.rand(count, V).argsort(1)[:, :PHRASE]
     return phrases.repeat(1, -(-length // PHRASE))[:, :length]
 
 
 def train(model: MemoryMosaics, steps: int) -> float:
-    """Fresh documents in every step. Returns the last loss, nats a token after the first phrase."""
+    """Train on new documents in every step. Return the last loss after the first phrase, in nats a token."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loss = torch.zeros(())
     for _ in range(steps):
@@ -43,7 +42,7 @@ def train(model: MemoryMosaics, steps: int) -> float:
 
 
 def main(steps: int = 150, new_tokens: int = 500) -> tuple[float, float]:
-    """The share of tokens that are right with everything in memory, and with 24 pairs a memory."""
+    """Train and sample. Return the share of right tokens with all pairs in memory, and with 24 pairs a memory."""
     torch.manual_seed(0)
     model = MemoryMosaics(CONFIG)
     print(f"loss after {steps} steps: {train(model, steps):.3f} nats a token")
@@ -60,10 +59,7 @@ def main(steps: int = 150, new_tokens: int = 500) -> tuple[float, float]:
             for t, p, row in zip(texts, prompts, truth, strict=True)
         ]
         shares.append(sum(right) / len(right))
-        print(
-            f"{'all pairs' if pairs is None else f'{pairs} pairs'} in memory: {shares[-1]:.0%} of {new_tokens} tokens "
-            "right"
-        )
+        print(f"{pairs or 'all'} pairs in memory: {shares[-1]:.0%} of {new_tokens} tokens right")
     return shares[0], shares[1]
 
 

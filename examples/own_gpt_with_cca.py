@@ -1,5 +1,6 @@
-"""A decoder of your own with a chunked cross-attention in every second block, trained as people train: compiled, in
-bfloat16 autocast, with activation checkpointing, on several processes.
+"""Your own decoder with chunked cross-attention in every second block.
+
+It trains with torch.compile, bfloat16 autocast, activation checkpointing and several processes, if asked:
 
     python examples/own_gpt_with_cca.py
     python examples/own_gpt_with_cca.py --compile inductor --autocast --checkpoint
@@ -48,8 +49,7 @@ class Block(nn.Module):
 
 
 class OwnGPT(nn.Module):
-    """Neighbours are embedded tokens here; a model of RETRO's kind would encode them first
-    (`retro_model.NeighbourEncoder`)."""
+    """Decoder that attends embedded tokens of neighbours; RETRO encodes them first (`retro_model.NeighbourEncoder`)."""
 
     def __init__(self, checkpointed: bool = False) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class OwnGPT(nn.Module):
         self.norm, self.readout = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY)
 
     def forward(self, tokens: Tensor, neighbours: Tensor) -> Tensor:
-        """Logits [B,N,V] of tokens [B,N] and neighbours [B,L,K,R]."""
+        """Return logits [B,N,V] of tokens [B,N] and neighbours [B,L,K,R]."""
         x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         context = self.embedding(neighbours)  # [B,L,K,R,WIDTH]
         for block in self.blocks:
@@ -68,9 +68,9 @@ class OwnGPT(nn.Module):
 
 
 def draw(data: torch.Generator, batch: int = 8) -> tuple[Tensor, Tensor, Tensor]:
-    """Random text [B,N], neighbours [B,L,K,R] of which one holds the next chunk, and random neighbours.
+    """Return random text [B,N], neighbours [B,L,K,R] of which one holds the next chunk, and random neighbours.
 
-    Nothing but a neighbour tells the next token, so a model that doesn't look anything up stays at ln 32 = 3.47.
+    Only a neighbour determines the next token, so a model without retrieval stays at ln 32 = 3.47.
     """
     tokens = torch.randint(VOCABULARY, (batch, TOKENS), generator=data)
     shape = (batch, TOKENS // CHUNK, NEIGHBOURS, NEIGHBOUR_LEN)
@@ -80,13 +80,13 @@ def draw(data: torch.Generator, batch: int = 8) -> tuple[Tensor, Tensor, Tensor]
 
 
 def loss_of(model: Callable[..., Tensor], tokens: Tensor, neighbours: Tensor) -> Tensor:
-    """Nats a token, of the tokens that a neighbour holds: all after the first chunk."""
+    """Return the loss, in nats a token, of the tokens after the first chunk, which a neighbour holds."""
     logits = model(tokens, neighbours)[:, CHUNK - 1 : -1]
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, CHUNK:].flatten())
 
 
 def train(arguments: argparse.Namespace) -> tuple[list[float], float, float]:
-    """The losses of all steps; on new text, the loss with its neighbours and with random ones."""
+    """Train. Return the losses of all steps, and on new text the loss with its neighbours and with random ones."""
     torch.manual_seed(0)
     rank = 0
     model: nn.Module = OwnGPT(arguments.checkpoint)
@@ -96,7 +96,7 @@ def train(arguments: argparse.Namespace) -> tuple[list[float], float, float]:
         model = DistributedDataParallel(model)
     step = torch.compile(model, fullgraph=not arguments.ddp, backend=arguments.compile) if arguments.compile else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    data = torch.Generator().manual_seed(rank)  # every process its own batches
+    data = torch.Generator().manual_seed(rank)  # each process draws other batches
     autocast = torch.autocast("cpu", torch.bfloat16) if arguments.autocast else contextlib.nullcontext()
     losses = []
     for number in range(arguments.steps):
@@ -113,9 +113,8 @@ def train(arguments: argparse.Namespace) -> tuple[list[float], float, float]:
     with torch.no_grad(), autocast:
         found, control = (loss_of(step, tokens, given).item() for given in (neighbours, random))
     if rank == 0:
-        print(
-            f"new text: {found:.3f} nats a token with its neighbours, {control:.3f} with random ones; guessing is 3.47"
-        )
+        result = f"{found:.3f} nats a token with its neighbours, {control:.3f} with random ones"
+        print(f"new text: {result}; guessing is 3.47")
     if arguments.ddp:
         dist.destroy_process_group()
     return losses, found, control

@@ -1,7 +1,7 @@
-"""A loop of your own with accelerate: a retrofitted GPT-2 and its LoRA adapters, trained beside each other.
+"""Your own loop with accelerate: train a retrofitted GPT-2 together with LoRA adapters.
 
-A GPT-2 of random weights stands in for yours, so that this runs in seconds and without a download. Needs transformers,
-peft and accelerate.
+The GPT-2 has random weights, so that this runs in seconds and without a download. Needs transformers, peft and
+accelerate.
 
     python examples/retrofit_accelerate.py
     torchrun --nproc-per-node 2 examples/retrofit_accelerate.py
@@ -21,14 +21,14 @@ V, M, N = 64, 8, 32  # vocabulary, chunk length, tokens a row
 
 
 def rows(count: int) -> list[dict]:
-    """Rows of random tokens; the neighbour of a chunk holds it and what follows."""
+    """Return rows of random tokens; the neighbour of a chunk is that chunk and the next one."""
     chunks = torch.randint(V, (count, N // M + 1, M))
     neighbours = torch.cat([chunks[:, :-1], chunks[:, 1:]], -1).unsqueeze(2)  # [count, L, K=1, 2M]
     return [{"input_ids": c[:-1].flatten(), "neighbours": n} for c, n in zip(chunks, neighbours)]
 
 
 def main(steps: int = 60) -> tuple[float, float]:
-    """The loss of the first and of the last step, nats a token."""
+    """Train. Return the loss of the first and of the last step, in nats a token."""
     torch.manual_seed(0)
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=64, n_embd=64, n_layer=2, n_head=4))
     # PEFT first, then retrofit

@@ -1,12 +1,11 @@
-"""Retrieval for a Llama that is already trained, with the Hugging Face Trainer: its weights stay frozen, only what is
-added trains.
+"""Retrieval for a trained Llama with the Hugging Face Trainer: its weights stay frozen, the added ones train.
 
-A Llama of a few thousand random weights stands in for yours, so that this runs in seconds and without a download; put
-`AutoModelForCausalLM.from_pretrained(FOLDER)` in its place. Needs transformers and accelerate.
+The Llama has a few thousand random weights, so that this runs in seconds and without a download. Replace it by
+`AutoModelForCausalLM.from_pretrained(FOLDER)`. Needs transformers and accelerate.
 
     python examples/retrofit_llama_trainer.py
 
-LoRA trains beside it where PEFT goes first: `RetrofitForCausalLM.from_decoder(get_peft_model(...))`.
+To train LoRA adapters too, apply PEFT first: `RetrofitForCausalLM.from_decoder(get_peft_model(...))`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def llama() -> LlamaForCausalLM:
 
 
 class Rows(Dataset):
-    """Rows of random tokens; the neighbour of a chunk holds it and what follows. Precompute yours: see
+    """Rows of random tokens; the neighbour of a chunk is that chunk and the next one. To precompute yours, see
     docs/retro.md."""
 
     def __init__(self, count: int) -> None:
@@ -51,7 +50,7 @@ class Rows(Dataset):
 
 
 def main(steps: int = 80) -> tuple[float, float]:
-    """The loss, nats a token, with retrieval before and after training."""
+    """Train. Return the loss with retrieval before and after training, in nats a token."""
     torch.manual_seed(0)
     model = RetrofitForCausalLM.from_decoder(
         llama(),
@@ -94,7 +93,7 @@ def main(steps: int = 80) -> tuple[float, float]:
     print(f"loss with retrieval: {before:.3f} before, {after:.3f} after")
 
     def retrieve(chunks: Tensor) -> tuple[Tensor, None]:
-        """A search would stand here; random neighbours show the shapes."""
+        """Return random neighbours, in place of a search."""
         return torch.randint(V, (len(chunks), K, R)), None
 
     prompt = held_out["input_ids"][:1, :M]

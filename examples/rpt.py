@@ -1,6 +1,6 @@
-"""RPT from tokens to text: lessons from BM25, some training steps on both losses, decoding with an index that grows.
+"""RPT from tokens to text: supervision by BM25, training steps on both losses, decoding with a growing index.
 
-The documents are made up: a few chunks return again and again, farther back than the window reaches. Runs in seconds:
+The documents are random: a few chunks recur, farther back than the window reaches. Runs in seconds:
 
     python examples/rpt.py
 """
@@ -32,15 +32,15 @@ config = RPTConfig(
 
 
 def document(chunks: int = 24) -> torch.Tensor:
-    """[chunks * M] tokens: chunks drawn from six, so that each has been there before."""
+    """Return [chunks * M] tokens: chunks drawn from six, so that they recur."""
     return torch.randint(V, (6, M))[torch.randint(6, (chunks,))].flatten()
 
 
 def main() -> tuple[float, float]:
-    """Trains, retrieves, decodes; the first and the last loss."""
+    """Train, retrieve and decode. Return the first and the last loss."""
     torch.manual_seed(0)
     tokens = torch.stack([document() for _ in range(16)])
-    # lm=None scores candidates by BM25 (RPT-Lex); any causal language model in its place scores them by what it gains
+    # lm=None scores candidates by BM25 (RPT-Lex); a causal language model would score them by its gain
     lessons = stack([supervise(t, None, chunk_len=M, excluded_chunks=config.excluded_chunks) for t in tokens])
     model = RPT(config)
     settings = Settings(STEPS, max_lr=5e-3, warmup_steps=2)
@@ -58,11 +58,8 @@ def main() -> tuple[float, float]:
 
     model.eval()
     scores, index = model.retrieve(tokens[:1])
-    print(
-        "chunk 20 retrieves",
-        index[0, 20].tolist(),
-        {k: round(v, 2) for k, v in evaluation.ranking(scores[0], lessons.dense()[0]).items()},
-    )
+    ranking = {k: round(v, 2) for k, v in evaluation.ranking(scores[0], lessons.dense()[0]).items()}
+    print("chunk 20 retrieves", index[0, 20].tolist(), ranking)
     cache = model.make_cache(batch=1, num_neighbours=3)  # more neighbours than in training
     model(tokens[:1], cache=cache)
     print(

@@ -1,9 +1,9 @@
-"""A small RPT that looks things up in its own past: what lies beyond its window it has to retrieve.
+"""A small RPT that retrieves from its own past, beyond its window.
 
-Every document is random: eight chunks in four pairs, then the same pairs in another order, too far away for the window.
-The second chunk of a pair that returns can be told only by finding where the pair stood before. In training the right
-chunk is read, and the retriever learns by LambdaRank to prefer it; afterwards the model reads what it finds itself, and
-`generate` lets its index grow with every chunk.
+Every document is random: eight chunks in four pairs, then the same pairs in another order, beyond the window. So the
+second chunk of a pair that recurs can be predicted only by retrieving the pair. In training the model reads the right
+chunk, and the retriever learns by LambdaRank to prefer it. Afterwards the model reads what it retrieves itself, and
+`generate` adds every chunk to its index.
 
     python examples/rpt_lookup.py
 """
@@ -35,22 +35,24 @@ CONFIG = RPTConfig(
 
 
 def documents(count: int) -> Tensor:
-    """[count, 4 M PAIRS] tokens: pairs of random chunks, then the same pairs in another order."""
+    """Return [count, 4 M PAIRS] tokens: pairs of random chunks, then the same pairs in another order."""
     pairs = torch.randint(V, (count, PAIRS, 2 * M))
-    # a turn by two: nothing returns within four chunks
+    # rolled by two pairs: no chunk recurs within four chunks
     return torch.cat([pairs, pairs.roll(2, dims=1)], 1).flatten(1)
 
 
 def returning() -> Tensor:
-    """bool [4 M PAIRS - 1]: the predictions of a second chunk whose pair returns."""
+    """Return bool [4 M PAIRS - 1], True for predictions of a second chunk whose pair recurs."""
     second = torch.zeros(2 * PAIRS, 2, M, dtype=torch.bool)
     second[PAIRS:, 1] = True
     return second.flatten()[1:]
 
 
 def supervision(count: int) -> tuple[Tensor, Tensor]:
-    """The chunk that each should retrieve, [count,L,1] (-1: none), and its worth among all, [count,L,L]. A language
-    model's scores would stand here."""
+    """Return the chunk that each should retrieve, [count,L,1] (-1: none), and target scores, [count,L,L].
+
+    In practice a language model computes the scores.
+    """
     chunks = torch.arange(2 * PAIRS, 4 * PAIRS)
     right = torch.cat([torch.arange(PAIRS, 2 * PAIRS), torch.arange(PAIRS)])
     index, worth = torch.full((4 * PAIRS, 1), -1), torch.zeros(4 * PAIRS, 4 * PAIRS)
@@ -59,16 +61,15 @@ def supervision(count: int) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Nats a token of what returns."""
+    """Return the loss, in nats a token, of the chunks of `returning`."""
     return F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")[:, returning()].mean()
 
 
 def main(steps: int = 60) -> tuple[float, float]:
-    """Nats a token of the second chunks that return, with the model's own retrieval and without."""
+    """Train. Return the loss, in nats a token, of second chunks that recur, with the model's retrieval and without."""
     torch.manual_seed(0)
     model = RPT(CONFIG)
-    # how to read a neighbour, which takes thousands of steps to find out; not which one to retrieve
-    start_copying(model)
+    start_copying(model)  # reading a neighbour would take thousands of steps to learn; what to retrieve is learnt here
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     index, worth = supervision(16)
     for step in range(steps):

@@ -1,9 +1,9 @@
-"""Train a RETRO by many processes on what `retro-model neighbours OUT --shards N` left.
+"""Train a RETRO with many processes on the output of `retro-model neighbours OUT --shards N`.
 
     torchrun --standalone --nproc-per-node 8 examples/train_many.py OUT --preset 172m --sequence 2 --tensor 2
 
-The processes form a mesh data x sequence x tensor: FSDP2 over the first two, ranges of each sequence in the second,
-heads in the third. Worker processes read the windows ahead of time from memory maps.
+The processes form a mesh data x sequence x tensor: FSDP2 over the first two, ranges of each sequence over the second,
+heads over the third. Worker processes prefetch the windows from memory maps.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from retro_model.training import Settings, WindowDataset, sharded_checkpoint
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description="Train a RETRO by many processes.")
-    made.add_argument("out", type=Path, help="folder of `retro-model neighbours`; gets `checkpoint`")
-    made.add_argument("--index", help="as it was given to `retro-model neighbours`")
-    made.add_argument("--nprobe", type=int, default=16, help="as it was given to `retro-model neighbours`")
-    made.add_argument("--preset", help="sizes of the paper's Table 2; default: a tiny model")
+    made = argparse.ArgumentParser(description="Train a RETRO with many processes.")
+    made.add_argument("out", type=Path, help="folder of `retro-model neighbours`; the checkpoint goes there too")
+    made.add_argument("--index", help="the same as for `retro-model neighbours`")
+    made.add_argument("--nprobe", type=int, default=16, help="the same as for `retro-model neighbours`")
+    made.add_argument("--preset", help="model of the paper's Table 2; default: a tiny model")
     made.add_argument("--steps", type=int, default=20)
     made.add_argument("--window", type=int, default=256, help="tokens a sequence")
-    made.add_argument("--batch", type=int, default=4, help="sequences a step, of all processes")
+    made.add_argument("--batch", type=int, default=4, help="sequences a step, over all processes")
     made.add_argument("-k", type=int, default=2, help="neighbours a chunk")
     made.add_argument("--sequence", type=int, default=1, help="processes that share a sequence")
     made.add_argument("--tensor", type=int, default=1, help="processes that share the heads")
     made.add_argument("--save-every", type=int, default=0, help="steps between two checkpoints; 0: one at the end")
-    made.add_argument("--workers", type=int, default=1, help="processes that read ahead, of each process; 0: none")
+    made.add_argument("--workers", type=int, default=1, help="prefetching workers of each process; 0: none")
     return made
 
 
 def make_mesh(options: argparse.Namespace):
-    """This process's device, and the mesh of all processes."""
+    """Return this process's device and the mesh of all processes."""
     gpus = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpus else torch.device("cpu")
     if gpus:
@@ -63,7 +63,7 @@ def make_config(options: argparse.Namespace, store) -> RetroConfig:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train, and continue from OUT/checkpoint where there is one."""
+    """Train, and continue from OUT/checkpoint if it exists."""
     options = parser().parse_args(arguments)
     device, mesh = make_mesh(options)
     data = mesh["data"].size()

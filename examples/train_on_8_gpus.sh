@@ -1,7 +1,7 @@
 #!/bin/bash
-# One machine of 8 GPUs: FSDP2 over 8, then on over 2 x 2 with each sequence's halves on two GPUs and the heads on two.
-#     bash examples/train_on_8_gpus.sh OUT        OUT: what `retro-model neighbours OUT --shards N` left
-# Smaller, on processors too: GPUS=4 SIZES='--window 256 --batch 4' STEPS=10 bash examples/train_on_8_gpus.sh OUT
+# Train on one machine of 8 GPUs by FSDP2, then continue with each sequence on two GPUs and the heads on two.
+#     bash examples/train_on_8_gpus.sh OUT        OUT: folder of `retro-model neighbours OUT --shards N`
+# Smaller, also without GPUs: GPUS=4 SIZES='--window 256 --batch 4' STEPS=10 bash examples/train_on_8_gpus.sh OUT
 set -e
 out=$1 gpus=${GPUS:-8} steps=${STEPS:-1000} sizes=${SIZES:---preset 172m --window 2048 --batch 64 --save-every 100 --workers 2}
 train=$(dirname "$0")/train_many.py

@@ -22,10 +22,7 @@ using Array = py::array_t<T, py::array::c_style>;
 
 constexpr int64_t CHUNKS_A_TASK = 32;
 
-Span span(const Array<int32_t>& array) { return {array.data(), array.size()}; }
-
-// prefix[i] of every token of every chunk: the longest prefix
-// of the chunk from there that occurs in one of its K sources
+// out[c][i]: length of the longest prefix of chunk c from token i that occurs in one of its K sources.
 void prefixes(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const Array<int32_t>& sources,
               Array<int32_t> out, int threads) {
   const int64_t n = chunks.shape(0), width = chunks.shape(1), sources_each = sources.shape(1),
@@ -42,16 +39,6 @@ void prefixes(const Array<int32_t>& chunks, const Array<int64_t>& lengths, const
                              {source + (c * sources_each + k) * source_width, source_width}, result + c * width);
     }
   });
-}
-
-py::tuple substring(const Array<int32_t>& a, const Array<int32_t>& b) {
-  const Span x = span(a), y = span(b);
-  Match found;
-  {
-    py::gil_scoped_release released;
-    found = longest_common_substring(x, y);
-  }
-  return py::make_tuple(found.length, found.start_a, found.start_b);
 }
 
 void signatures(const Array<int32_t>& tokens, const Array<int64_t>& offsets, int64_t ngram, uint64_t seed,
@@ -100,7 +87,7 @@ void count_chunks_of(const Array<int32_t>& tokens, const Array<int32_t>& lengths
   count_chunks(token, length, chunks, width, count);
 }
 
-// Merges one block of chunks into the k best of every query, `best` and `ids` [queries,k].
+// Merge one block of chunks into the k best of every query, `best` and `ids` [queries,k].
 void lexical_search(const Array<int32_t>& tokens, const Array<int32_t>& lengths, const Array<int64_t>& documents,
                     int64_t first, const Array<float>& idf, double k1, double b, double mean,
                     const Array<int32_t>& queries, const Array<int64_t>& sizes, const Array<int64_t>& excluded,
@@ -127,7 +114,6 @@ PYBIND11_MODULE(_text, module) {
   module.doc() = "Token-sequence routines; called through retro_model.data.text";
   module.attr("abi") = 1;  // `ABI` of retro_model/data/text.py; the two change together
   using py::arg;
-  module.def("substring", &substring, arg("a").noconvert(), arg("b").noconvert());
   module.def("prefixes", &prefixes, arg("chunks").noconvert(), arg("lengths").noconvert(), arg("sources").noconvert(),
              arg("out").noconvert(), arg("threads"));
   module.def("signatures", &signatures, arg("tokens").noconvert(), arg("offsets").noconvert(), arg("ngram"),
@@ -142,9 +128,4 @@ PYBIND11_MODULE(_text, module) {
              arg("documents").noconvert(), arg("first"), arg("idf").noconvert(), arg("k1"), arg("b"), arg("mean"),
              arg("queries").noconvert(), arg("sizes").noconvert(), arg("excluded").noconvert(), arg("best").noconvert(),
              arg("ids").noconvert(), arg("threads"));
-  py::enum_<Method>(module, "Method")
-      .value("automatic", Method::automatic)
-      .value("bits", Method::bits)
-      .value("automaton", Method::automaton);
-  module.def("set_method", &set_method);
 }

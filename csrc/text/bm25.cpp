@@ -1,4 +1,4 @@
-// BM25 by an inverted index: a query of 128 tokens touches the chunks that share one with it, and no others.
+// A query touches only the chunks that share a token with it.
 #include "bm25.h"
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace retro::text {
 
-constexpr double FLOOR = 0.25;  // a negative idf becomes this times the mean one, as in Python's rank_bm25
+constexpr double FLOOR = 0.25;  // a negative idf becomes FLOOR * mean idf, as in Python's rank_bm25
 
 Bm25::Bm25(const int32_t* tokens, const int64_t* lengths, int64_t chunks, int64_t width, double k1, double b)
     : chunks_(chunks) {

@@ -1,5 +1,5 @@
-// BM25 by an inverted index of a block of chunks, which is made anew for each batch of queries: it takes as long as a
-// few of them, and no index of the whole store need fit in memory.
+// The inverted index of a block is rebuilt for each batch of queries. Building takes as long as a few queries, and no
+// index of the whole store has to fit in memory.
 #include "lexical.h"
 
 #include <algorithm>
@@ -8,9 +8,9 @@ namespace retro::text {
 
 namespace {
 
-constexpr int64_t DENSE = 4;  // a token that a quarter of the block's chunks hold has a row of weights, not a list
+constexpr int64_t DENSE = 4;  // a token in more than 1/DENSE of the chunks gets a row of weights instead of a list
 
-// f(token, times) for every distinct token of a row, in ascending order.
+// Call f(token, times) for every distinct token of a row, in ascending order.
 template <class Function>
 void each_token(const int32_t* row, int64_t size, std::vector<int32_t>& sorted, Function&& f) {
   sorted.assign(row, row + size);

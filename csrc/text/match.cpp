@@ -1,32 +1,17 @@
-// Common substrings: with bit sets of positions where that is little
-// work (a chunk and its neighbours), else by suffix automaton.
+// Common substrings by bit sets of positions. The memory is (distinct tokens of a) * (size of b) bits.
 #include "match.h"
 
 #include <algorithm>
-#include <atomic>
 #include <vector>
-
-#include "suffix_automaton.h"
 
 namespace retro::text {
 namespace {
 
-std::atomic<Method> method{Method::automatic};
-
 constexpr int64_t WORD = 64;
 
-// Typically a word operation is a nanosecond and a position
-// costs few of them; a token of an automaton costs about 200 ns.
-bool by_bits(Span a, Span b) {
-  const Method chosen = method.load(std::memory_order_relaxed);
-  if (chosen != Method::automatic) return chosen == Method::bits;
-  return a.size <= 4096 && a.size * b.size <= 1 << 20;
-}
-
-// For every distinct token of a sequence the positions of another at which it stands, as bits.
+// Bit set of the positions in b of each distinct token of a.
 class Occurrences {
  public:
-  // of a's tokens in b
   void fill(Span a, Span b) {
     words_ = (b.size + WORD - 1) / WORD;
     int bits = 4;
@@ -48,7 +33,7 @@ class Occurrences {
     running_.resize(words_);
   }
 
-  // Length of the longest prefix of a[i:] in b: bit j of `running_` stays set while the prefix so far ends at b[j].
+  // Length of the longest prefix of a[i:] in b. Bit j of `running_` is set while the prefix read so far ends at b[j].
   int32_t longest_from(int64_t i) {
     const int64_t size = static_cast<int64_t>(numbers_.size());
     const uint64_t* mask = masks_.data() + numbers_[i] * words_;
@@ -89,47 +74,12 @@ class Occurrences {
   std::vector<uint64_t> masks_, running_;
 };
 
-Occurrences& occurrences(Span a, Span b) {
-  thread_local Occurrences kept;
-  kept.fill(a, b);
-  return kept;
-}
-
 }  // namespace
 
-void set_method(Method chosen) { method.store(chosen); }
-
-Match longest_common_substring(Span a, Span b) {
-  Match found{0, 0, 0};
-  if (!by_bits(a, b)) {
-    const SuffixAutomaton automaton(b, false);
-    int32_t state = 0, length = 0;
-    for (int64_t i = 0; i < a.size; ++i) {
-      automaton.step(a.data[i], state, length);
-      if (length > found.length) found = {length, i + 1 - length, automaton.first_end(state) + 1 - length};
-    }
-    return found;
-  }
-  Occurrences& where = occurrences(a, b);
-  for (int64_t i = 0; i + found.length < a.size; ++i)
-    if (const int32_t length = where.longest_from(i); length > found.length) found = {length, i, 0};
-  const int32_t* wanted = a.data + found.start_a;
-  found.start_b = std::search(b.data, b.data + b.size, wanted, wanted + found.length) - b.data;
-  return found;
-}
-
 void raise_prefix_lengths(Span a, Span b, int32_t* out) {
-  if (by_bits(a, b)) {
-    Occurrences& where = occurrences(a, b);
-    for (int64_t i = 0; i < a.size; ++i) out[i] = std::max(out[i], where.longest_from(i));
-    return;
-  }
-  const SuffixAutomaton automaton(b, true);
-  int32_t state = 0, length = 0;
-  for (int64_t i = a.size - 1; i >= 0; --i) {
-    automaton.step(a.data[i], state, length);
-    out[i] = std::max(out[i], length);
-  }
+  thread_local Occurrences where;  // keeps its memory from call to call
+  where.fill(a, b);
+  for (int64_t i = 0; i < a.size; ++i) out[i] = std::max(out[i], where.longest_from(i));
 }
 
 }  // namespace retro::text

@@ -7,7 +7,7 @@
 namespace retro::text {
 namespace {
 
-// splitmix64's finaliser (Steele, Lea, Flood, 2014): a bijection that spreads every bit over the word
+// splitmix64's finaliser (Steele, Lea, Flood, 2014): a bijection in which every input bit affects every output bit
 uint64_t mix(uint64_t x) {
   x += 0x9E3779B97F4A7C15ull;
   x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -17,7 +17,7 @@ uint64_t mix(uint64_t x) {
 
 uint64_t token_hash(int32_t token) { return mix(static_cast<uint32_t>(token)); }
 
-// visit(start, hash) of every n-gram
+// Call visit(start, hash) for every n-gram.
 template <class Visit>
 void each_ngram(Span document, int64_t ngram, Visit&& visit) {
   constexpr uint64_t BASE = 0xD1342543DE82EF95ull;  // odd, so that no power of it vanishes
@@ -25,7 +25,7 @@ void each_ngram(Span document, int64_t ngram, Visit&& visit) {
   if (length == 0) return;
   uint64_t hash = mix(static_cast<uint64_t>(length)), leaving = 1;
   for (int64_t i = 0; i < length; ++i) leaving *= BASE;
-  const uint64_t start = hash * leaving;  // the length's share, kept out of the rolling
+  const uint64_t start = hash * leaving;  // hash of the length, added after the rolling sum
   hash = 0;
   for (int64_t i = 0; i < document.size; ++i) {
     hash = hash * BASE + token_hash(document.data[i]);

@@ -6,11 +6,11 @@
 
 namespace retro::text {
 
-// Least hash of the document's n-grams under each of `permutations` hash functions drawn from `seed`. A document
-// shorter than `ngram` is one n-gram, itself; an empty one has none and all its hashes are the largest number.
+// signature[p] = least hash of the document's n-grams under hash function p of `permutations`, drawn from `seed`. A
+// document shorter than `ngram` is a single n-gram. Every entry of an empty document is UINT32_MAX.
 void minhash(Span document, int64_t ngram, int64_t permutations, uint64_t seed, uint32_t* signature);
 
-// |A n B| / |A u B| over the sets of n-grams, by comparing tokens; 0 where both are empty.
+// |A n B| / |A u B| over the sets of n-grams, by comparing tokens; 0 if both are empty.
 double jaccard(Span a, Span b, int64_t ngram);
 
 }  // namespace retro::text

@@ -1,4 +1,4 @@
-"""Checks of integer arrays: token ids, lengths, numbers of chunks and documents."""
+"""Checks of integer arrays: token ids, lengths, chunk numbers, document numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def integers(name: str, values, dims: int | None = None) -> np.ndarray:
-    """The values as an array; TypeError or ValueError, naming `name`, unless they are integers in `dims` dimensions."""
+    """Return the values as an array. Raise TypeError or ValueError unless they are integers in `dims` dimensions."""
     array = np.asarray(values)
     if array.size == 0 and not isinstance(values, np.ndarray):
         array = array.astype(np.int64)  # NumPy makes an empty list float64
@@ -18,7 +18,7 @@ def integers(name: str, values, dims: int | None = None) -> np.ndarray:
 
 
 def within(name: str, values, low: int, high: int, what: str = "", dims: int | None = None) -> np.ndarray:
-    """`integers` from low to high; ValueError, naming `name`, for others."""
+    """Return `integers` from low to high. Raise ValueError for others."""
     array = integers(name, values, dims)
     if array.size and not low <= array.min() <= array.max() <= high:
         raise ValueError(f"{name}: expected {what}{' ' if what else ''}within {low} .. {high}; got {seen(array)}")
@@ -26,14 +26,14 @@ def within(name: str, values, low: int, high: int, what: str = "", dims: int | N
 
 
 def row_lengths(name: str, lengths, n: int, width: int) -> np.ndarray:
-    """Real tokens of n rows of M = width, int64 [n]; None: all."""
+    """Return the numbers of real tokens of n rows of M = width, int64 [n]. None: all are real."""
     if lengths is None:
         return np.full(n, width, np.int64)
     return of_rows(name, lengths, n, 0, width, f"M={width}")
 
 
 def of_rows(name: str, values, n: int, low: int, high: int, high_name: str = "") -> np.ndarray:
-    """Integers of n rows from low to high, int64 [n]; ValueError, naming `name`, for others."""
+    """Return one integer a row from low to high, int64 [n]. Raise ValueError for others."""
     array = integers(name, values, 1)
     if array.shape != (n,) or (n and not low <= array.min() <= array.max() <= high):
         raise ValueError(f"{name}: expected [n={n}] within {low} .. {high_name or high}; got {seen(array)}")
@@ -41,5 +41,5 @@ def of_rows(name: str, values, n: int, low: int, high: int, high_name: str = "")
 
 
 def seen(array: np.ndarray) -> str:
-    """Shape and range of an array, as an error prints them."""
+    """Format the shape and range of an array for an error."""
     return f"shape {list(array.shape)}" + (f", {array.min()} .. {array.max()}" if array.size else "")

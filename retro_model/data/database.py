@@ -16,14 +16,13 @@ from retro_model.base.progress import track
 from . import files, shards
 from .arrays import of_rows, row_lengths, within
 from .embed import Embedder
-from .executors import each
 from .faiss_index import FaissSearcher
 from .search import DenseSearcher, LexicalSearcher, Searcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
 KEY_TYPES = ("float32", "float16")
-STORES_KEPT = 8  # stores whose `documents_of` are kept; the least recently used goes first
+STORES_KEPT = 8  # size of the LRU cache of `documents_of`
 
 
 def _sizes(settings: dict, facts: dict) -> dict[str, int]:
@@ -32,7 +31,7 @@ def _sizes(settings: dict, facts: dict) -> dict[str, int]:
 
 
 def _key_type(settings: dict) -> str:
-    """Return the type of the keys on disk. The first databases had float32 only and do not say so."""
+    """Return the type of the keys on disk. Manifests name it only if it is not the first of KEY_TYPES."""
     name = settings.get("key_type", KEY_TYPES[0])
     return name if name in KEY_TYPES else KEY_TYPES[0]
 
@@ -41,21 +40,22 @@ FORM = files.Form("chunk database", (KEYS,), ("chunks",), _sizes)
 
 
 class ChunkDatabase:
-    """Neighbours of chunks: `search` gives ids, `values` the tokens of [N, F].
+    """Database of chunks: `search` returns ids of neighbours, `values` their tokens [N, F].
 
         database = ChunkDatabase.build(folder, store, HashedTfidf().fit(store))
         ids = database.search(chunks, k=2)  # [n,2]
         neighbours, mask = database.values(ids)  # [n,2,2M]
 
-    NumPy in gives NumPy out, torch tensors in give torch tensors out, so `lambda chunks:
-    database.values(database.search(chunks, k=2))` serves `generate(retrieve=)`.
+    Arguments and results are NumPy arrays or torch tensors alike, so `generate(retrieve=)` takes
+    `lambda chunks: database.values(database.search(chunks, k=2))`.
 
     Args:
         store: its chunks are the values.
-        searcher: finds them; `ChunkDatabase.lexical(store)` takes BM25.
+        searcher: finds chunks; `ChunkDatabase.lexical(store)` uses BM25.
 
-    passage_chunks: P, chunks that `values` gives of a neighbour: the one found and those that follow it; may be set.
-    The paper has 2.
+    Attributes:
+        passage_chunks: P, chunks that `values` returns for each neighbour: the chunk found and the next ones of its
+            document. May be set; the paper has 2.
     """
 
     passage_chunks = 2
@@ -81,34 +81,30 @@ class ChunkDatabase:
         executor: Executor | None = None,
         progress: bool = False,
     ) -> ChunkDatabase:
-        """Embeds a store's chunks into `folder` in one pass and opens the result; after a kill the same call continues.
+        """Embed a store's chunks into `folder` and open the result. After a kill, the same call continues.
 
         Args:
-            store: of one shard or many: the keys have the same shards.
-            index: a FAISS index factory string; None: exact search.
+            store: its chunks are embedded. The keys get the same shards.
+            index: FAISS index factory string; None: exact search.
             nprobe: lists that an IVF index visits.
-            device: where the search runs, "cuda": the exact one, and the index with a FAISS for GPUs.
-            block: chunks embedded between two points where a killed run continues.
-            key_type: "float16" takes half the disk; distances are computed in float32.
-            executor: embeds the shards, and fills an index's, see `executors`; None: here. The embedder must be one
-                that can be pickled.
+            device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
+            block: chunks between two commits; a killed run continues from the last commit.
+            key_type: "float16" takes half the disk space; distances are computed in float32.
+            executor: embeds the shards and fills the index, see `executors`; None: this process. It pickles the
+                embedder.
             progress: show a bar (rich).
 
         Raises:
-            ValueError: the folder holds a database of another store or embedder, or a corrupt file, by name.
+            ValueError: the folder holds a database of another store or embedder, or a corrupt file.
         """
         if key_type not in KEY_TYPES:
             raise ValueError(f"key_type: expected one of {', '.join(KEY_TYPES)}; got {key_type!r}")
-        folder, parts = Path(folder), shards.shards_of(store)
-        if not isinstance(store, shards.ShardedStore):
-            _embed(folder, store, embedder, block, key_type, progress)
+        folder = Path(folder)
+        if isinstance(store, shards.ShardedStore):
+            calls = [(part, embedder, block, key_type, False) for part in store.shards]
+            shards.build(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
-            with shards.building(folder, FORM.kind):
-                calls = [
-                    (folder / shards.name_of(s), part, embedder, block, key_type, False) for s, part in enumerate(parts)
-                ]
-                each(_embed, calls, executor)
-                shards.write_manifest(folder, FORM.kind, MANIFEST, len(parts))
+            _embed(folder, store, embedder, block, key_type, progress)
         return cls.open(
             folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor
         )
@@ -126,24 +122,20 @@ class ChunkDatabase:
         verify: bool = True,
         executor: Executor | None = None,
     ) -> ChunkDatabase:
-        """Opens what `build` wrote, memory-mapped; its store and embedder must be the same. `verify`: compare
-        checksums.
+        """Open the output of `build`, memory-mapped. Store and embedder must be the same. verify: compare checksums.
 
         Raises:
-            FileNotFoundError, ValueError: naming the file, or what is another.
+            FileNotFoundError, ValueError: naming the file or the setting that differs.
         """
         folder = Path(folder)
-        parts, stores = shards.folders(folder, FORM.kind, MANIFEST), shards.shards_of(store)
-        if len(parts) != len(stores):
-            raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
-        opened = [_keys(part, of, embedder, verify) for part, of in zip(parts, stores)]
-        keys = opened[0][0] if len(parts) == 1 else shards.Joined([keys for keys, _ in opened])
-        searcher = DenseSearcher(embedder, keys, store.chunk_doc, device=device)
+        parts = shards.parts_of(folder, FORM.kind, MANIFEST, store)
+        keys, checksums = zip(*(_keys(part, shard, embedder, verify) for part, shard in parts))
+        searcher = DenseSearcher(embedder, shards.joined(keys), store.chunk_doc, device=device)
         if index is not None:
             name = "".join(c if c.isalnum() else "-" for c in index)
-            crc = opened[0][1] if len(parts) == 1 else zlib.crc32(repr([crc for _, crc in opened]).encode())
+            crc = checksums[0] if len(parts) == 1 else zlib.crc32(repr(list(checksums)).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
-            searcher = FaissSearcher(searcher, index, nprobe=nprobe, path=path, verify=verify, executor=executor)
+            searcher = FaissSearcher(searcher, index, path, nprobe=nprobe, verify=verify, executor=executor)
         made = cls(store, searcher)
         made._again = functools.partial(
             cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False
@@ -152,18 +144,16 @@ class ChunkDatabase:
 
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
-        """By BM25, without an index; `options` of `LexicalSearcher`."""
+        """Return a database searched by BM25, without an index. options: of `LexicalSearcher`."""
         searcher = LexicalSearcher(store, **options)
         made = cls(store, searcher)
         made._again = functools.partial(cls.lexical, store, **options | {"counts": searcher.counts})
         return made
 
     def __reduce__(self):
-        """In another process: opened again there, over the same files."""
+        """Pickle as a call that opens the same files again."""
         if self._again is None:
-            raise TypeError(
-                "database: expected one that `open`, `build` or `lexical` made, to be sent to another process"
-            )
+            raise TypeError("database: expected one made by `open`, `build` or `lexical`: others cannot be pickled")
         return self._again, (), {"passage_chunks": self.passage_chunks}
 
     def __len__(self) -> int:
@@ -175,16 +165,16 @@ class ChunkDatabase:
 
     @property
     def recall(self) -> dict[int, float] | None:
-        """{k: recall@k of the index against exact search}; None where no index was built here: exact search, BM25."""
-        return getattr(self.searcher, "recall", None) or None
+        """{k: recall@k of the index against exact search}; None for exact search and BM25."""
+        return getattr(self.searcher, "recall", None)
 
     def documents_of(self, store: TokenStore) -> np.ndarray:
-        """This database's number of each of a store's documents, int64 [documents]; -1 where it has none.
+        """Return the number in this database of each of a store's documents, int64 [documents]; -1 if it is absent.
 
-        A document is the same by (group, name); by number, where the store is the database's own.
+        Documents are matched by (group, name); by number if the store is the database's own.
 
         Raises:
-            ValueError: the database has two documents of one name.
+            ValueError: the database has two documents of one group and name.
         """
         if store.identity == self.store.identity:
             return np.arange(len(store.documents))
@@ -202,24 +192,24 @@ class ChunkDatabase:
         return known
 
     def document_of(self, ids: np.ndarray) -> np.ndarray:
-        """The number of each chunk's document, int64 [...]; -1 for the id -1."""
+        """Return the number of each chunk's document, int64 [...]; -1 for the id -1."""
         ids = np.asarray(ids)
         return np.where(ids < 0, -1, self.store.chunk_doc[np.maximum(ids, 0)]) if len(self) else np.full(ids.shape, -1)
 
     def search(self, chunks, k: int, *, lengths=None, exclude_doc=None):
-        """The k nearest chunks of each chunk, none from the document excluded.
+        """Return the k nearest chunks of each chunk, outside the excluded document.
 
         Args:
             chunks: token ids [n,M].
-            k: neighbours.
-            lengths: real tokens of each [n]; None: M.
-            exclude_doc: document number of this database's store [n], -1 for none; None: none at all.
+            k: neighbours, at most the number of chunks.
+            lengths: real tokens of each chunk [n]; None: M.
+            exclude_doc: document number in this database's store [n], -1: none; None: no exclusion.
 
         Returns:
-            int64 [n,k], nearest first; -1 only where fewer than k chunks lie outside the document.
+            int64 [n,k], nearest first; -1 only if fewer than k chunks lie outside the document.
 
         Raises:
-            TypeError, ValueError: naming the argument; k above the number of chunks.
+            TypeError, ValueError: naming the argument.
         """
         if isinstance(chunks, torch.Tensor):
             options = {"lengths": _numpy(lengths), "exclude_doc": _numpy(exclude_doc)}
@@ -238,8 +228,7 @@ class ChunkDatabase:
     def search_rows(
         self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None
     ) -> np.ndarray:
-        """`search` for chunks of a store by their rows [n]. Chunks of the database's own store, or of a shard of it,
-        are not embedded again: their keys are the queries."""
+        """`search` for chunks of a store by their rows [n]. The database's own chunks are not embedded again."""
         first, exact = self._first_row(store), getattr(self.searcher, "exact", self.searcher)
         if first is None or not hasattr(exact, "keys"):
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
@@ -255,14 +244,14 @@ class ChunkDatabase:
         return None
 
     def values(self, ids):
-        """Each chunk and what follows it in its document.
+        """Return the tokens of each chunk and of the next chunks of its document.
 
         Args:
-            ids: chunk numbers [...], -1 for none.
+            ids: chunk numbers [...]; -1: no chunk.
 
         Returns:
-            tokens int64 [...,PM] and mask bool [...,PM]: False where the document has ended, and throughout for -1;
-            tokens 0 there.
+            tokens int64 [...,PM] and mask bool [...,PM]. Past the document's end, and for the id -1, the mask is False
+            and the tokens are 0.
 
         Raises:
             TypeError, ValueError: ids out of range.
@@ -282,7 +271,7 @@ class ChunkDatabase:
 
 
 def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_type: str, progress: bool) -> None:
-    """The keys of one shard: `folder` then holds them, wherever this is run and however often."""
+    """Embed the chunks of one shard into `folder`."""
     settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
     if key_type != KEY_TYPES[0]:
         settings["key_type"] = key_type
@@ -292,15 +281,14 @@ def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_
             done = build.facts.get("chunks", 0)
             for start in track(range(done, len(store), block), "embeddings", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
-                build.append(
-                    KEYS, checked_embeddings(embedder, store.chunks(rows), store.lengths[rows]).astype(key_type)
-                )
+                keys = _checked_embeddings(embedder, store.chunks(rows), store.lengths[rows])
+                build.append(KEYS, keys.astype(key_type))
                 build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
 
 
 def _keys(folder: Path, store: TokenStore, embedder: Embedder, verify: bool) -> tuple[np.ndarray, int]:
-    """One shard's keys, memory-mapped, and their checksum."""
+    """Open one shard's keys, memory-mapped. Return them and their checksum."""
     manifest = files.read_manifest(folder / MANIFEST, FORM, complete=True)
     settings = manifest["settings"]
     wanted = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": settings.get("block")}
@@ -312,8 +300,8 @@ def _keys(folder: Path, store: TokenStore, embedder: Embedder, verify: bool) -> 
     return keys, manifest["files"][KEYS]["crc32"]
 
 
-def checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Embeddings, float32 [n, dim] and finite; raises ValueError that names the embedder otherwise."""
+def _checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return embeddings float32 [n, dim]. Raise ValueError unless they have this type and shape and are finite."""
     made = embedder(chunks, lengths)
     if made.dtype != np.float32 or made.shape != (len(chunks), embedder.dim):
         raise ValueError(

@@ -1,6 +1,7 @@
-"""Removes training documents that nearly repeat a validation or test document, and says which and why.
+"""Find training documents that nearly repeat a validation or test document.
 
-MinHash signatures cut into bands find candidate pairs; the exact 13-gram Jaccard similarity of each candidate decides.
+MinHash signatures find candidate pairs: documents whose signatures agree in a band of columns. The exact 13-gram
+Jaccard similarity of each candidate pair decides.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from .shards import shards_of
 from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
 
-MISSED = 1e-6  # chance at most that a pair right at the threshold is no candidate
+MISSED = 1e-6  # upper bound on the probability that a pair at the threshold is not a candidate
 TOKENS_AT_ONCE = 1 << 24  # training tokens in memory
 
 
 class Removal(NamedTuple):
-    """A training document, the held-out document it is most similar to, and how similar."""
+    """Training document to remove, the held-out document most similar to it, and their similarity."""
 
     document: int
     name: str
@@ -37,7 +38,7 @@ class Removal(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Result of `find_leaked`; `candidates`: pairs of distinct documents whose similarity was computed."""
+    """Result of `find_leaked`. candidates: number of pairs of distinct documents whose similarity was computed."""
 
     threshold: float
     ngram: int
@@ -69,24 +70,23 @@ def find_leaked(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Report:
-    """Training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
+    """Find training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
 
-    No document is removed in error; one at the threshold is missed with a probability below 1e-6, one above it with
-    less. Each held-out shard is signed by a task, then each training shard is searched by a task. The result does not
-    depend on the shards.
+    No document is reported in error. A document at or above the threshold is missed with a probability below 1e-6. One
+    task signs each held-out shard, then one task searches each training shard. The shards do not change the result.
 
     Args:
-        training: the documents to be looked through, in blocks of bounded memory.
-        held_out: validation and test stores, of the same tokenizer.
+        training: documents to search, in blocks of bounded memory.
+        held_out: validation and test stores of the same tokenizer.
         threshold: in (0, 1].
-        ngram: tokens; a shorter document is one n-gram, itself.
+        ngram: tokens of an n-gram; a shorter document is a single n-gram.
         num_permutations: columns of a signature.
         seed: of the hash functions.
-        executor: works on the shards, see `executors`; None: here.
-        progress: show a bar (rich), where the training store has one shard.
+        executor: runs the shards, see `executors`; None: this process.
+        progress: show a bar (rich) if the training store has one shard.
 
     Raises:
-        ValueError: naming the argument; a threshold too low for so few permutations.
+        ValueError: naming the argument; the threshold is too low for the number of permutations.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1; Broder, 1997 (MinHash).
     """
@@ -110,7 +110,7 @@ def find_leaked(
 
 
 def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
-    """The training documents without those removed: the input of `build_store`."""
+    """Yield the training documents that the report does not remove, as input of `build_store`."""
     removed = {removal.document for removal in report.removed}
     for number, document in enumerate(training.stream()):
         if number not in removed:
@@ -118,7 +118,7 @@ def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
 
 
 class _Signing(NamedTuple):
-    """How documents are signed and compared. rows: of a band."""
+    """Settings of signatures. rows: columns of a band."""
 
     threshold: float
     ngram: int
@@ -132,7 +132,7 @@ class _Signing(NamedTuple):
 
 
 class _HeldOut(NamedTuple):
-    """The distinct held-out documents: which of which store each is, and its bands, uint64 [documents, bands]."""
+    """Distinct held-out documents. places: (store, document) of each. bands: uint64 [documents, bands]."""
 
     stores: list[TokenStore]
     places: list[tuple[int, int]]
@@ -140,7 +140,7 @@ class _HeldOut(NamedTuple):
 
     @classmethod
     def of(cls, stores: list[TokenStore], signing: _Signing, executor: Executor | None) -> _HeldOut:
-        """Signed a store a task; of equal documents the first counts, whichever store it is in."""
+        """Sign the stores, one task each. Of equal documents the first one is kept."""
         seen: set[bytes] = set()
         places, bands = [], [np.zeros((0, signing.num_permutations // signing.rows), np.uint64)]
         for number, (documents, digests, found) in enumerate(each(_signed, [(s, signing) for s in stores], executor)):
@@ -160,24 +160,24 @@ class _HeldOut(NamedTuple):
 
 
 def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes], np.ndarray]:
-    """The distinct documents of a held-out store: their numbers, digests and bands."""
+    """Return the numbers, digests and bands of the distinct documents of a held-out store."""
     documents, first, _ = _distinct([store.document_tokens(d) for d in range(len(store.documents))])
     return first, [_digest(document) for document in documents], signing.bands(documents)
 
 
 def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
-    """Return (document, held-out document, similarity) of each document of a shard to remove, and the number of pairs
+    """Return (document, held-out document, similarity) for each document of a shard to remove, and the number of pairs
     compared."""
     leaked, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
         pairs = _sharing_a_band(signing.bands(documents), held.bands)
         candidates += len(pairs)
-        theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # only these are read
+        theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # read only these held-out documents
         against = [held.tokens(number) for number in theirs]
         both = np.stack([pairs[:, 0], len(documents) + compact], 1)
         similar = ngram_jaccard(*_joined([*documents, *against]), both, ngram=signing.ngram)
-        best = {}  # of a distinct document: the held-out one and the similarity
+        best = {}  # distinct document -> most similar held-out document, similarity
         for local in np.unique(pairs[similar >= signing.threshold, 0]):
             mine = np.flatnonzero(pairs[:, 0] == local)
             pair = mine[similar[mine].argmax()]
@@ -187,7 +187,7 @@ def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: b
 
 
 def rows_of_a_band(threshold: float, num_permutations: int) -> int:
-    """Columns of a band: as many as still make candidates of all but 1e-6 of the pairs at the threshold."""
+    """Return the largest number of columns a band at which at most MISSED of the pairs at the threshold are missed."""
     if not 0 < threshold <= 1:
         raise ValueError(f"threshold: expected within (0, 1]; got {threshold}")
     fitting = [r for r in range(1, num_permutations + 1) if (1 - threshold**r) ** (num_permutations // r) <= MISSED]
@@ -197,7 +197,7 @@ def rows_of_a_band(threshold: float, num_permutations: int) -> int:
 
 
 def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
-    """uint64 [documents, bands]: equal where all columns of a band are (and hardly ever otherwise)."""
+    """Hash each band of a signature: uint64 [documents, bands]."""
     bands = signatures.shape[1] // rows
     parts = signatures[:, : bands * rows].reshape(len(signatures), bands, rows).astype(np.uint64)
     keys = np.zeros((len(signatures), bands), np.uint64)
@@ -208,7 +208,7 @@ def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
 
 
 def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Distinct pairs (i, j), int64 [p,2], whose keys agree in some band."""
+    """Return the distinct pairs (i, j), int64 [p,2], whose keys agree in a band."""
     pairs = [np.zeros((0, 2), np.int64)]
     for band in range(left.shape[1]):
         order = np.argsort(right[:, band], kind="stable")
@@ -222,7 +222,7 @@ def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 
 def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
-    """Document numbers in runs of about TOKENS_AT_ONCE tokens."""
+    """Yield the document numbers in runs of about TOKENS_AT_ONCE tokens."""
     ends = np.cumsum([entry.num_tokens for entry in store.documents])
     numbers = np.arange(len(store.documents))
     for block in np.unique(ends // TOKENS_AT_ONCE):
@@ -230,9 +230,9 @@ def _blocks(store: TokenStore) -> Iterator[np.ndarray]:
 
 
 def _distinct(documents: list[np.ndarray]) -> tuple[list[np.ndarray], list[int], list[int]]:
-    """The documents without repetitions, where each of them was first, and which of them each document is.
+    """Return the distinct documents, the index where each occurs first, and the distinct number of each document.
 
-    A thousand copies on both sides would be a million pairs.
+    Without it, a thousand copies on both sides would make a million pairs.
     """
     numbers: dict[bytes, int] = {}
     copy_of = [numbers.setdefault(_digest(document), len(numbers)) for document in documents]

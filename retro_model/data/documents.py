@@ -20,18 +20,18 @@ class Document(NamedTuple):
 def as_documents(
     rows: Iterable, *, text_field: str = "text", name_field: str | None = None, group_field: str | None = None
 ) -> Iterator[Document]:
-    """Documents of rows: dicts (of `datasets`, or JSON lines), plain strings, or (name, group, content) as they are.
+    """Convert rows to documents. A row is a dict (of `datasets` or JSON lines), a string or (name, group, content).
 
         articles = datasets.load_dataset("json", data_files="articles.jsonl", split="train")
         as_documents(articles, text_field="body", name_field="url")
 
-    A row without a name is named by a digest of its content. So another store knows it again, whatever its place there:
-    neighbours from a sequence's own document are left out by name. A second row of the same content gets another name.
+    A row without a name is named by a digest of its content, so the name is the same in every store: neighbours from a
+    sequence's own document are excluded by name. A second row with the same content gets another name.
 
     Args:
         rows: read once.
-        text_field: the field of a dict that holds its text, or its token ids.
-        name_field, group_field: the fields that name it and its group; None: as above, and no group.
+        text_field: field of a dict that holds its text or its token ids.
+        name_field, group_field: fields that hold its name and its group; None: a digest as name, no group.
 
     Raises:
         TypeError, ValueError: naming the row and the field.
@@ -41,7 +41,7 @@ def as_documents(
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
         if isinstance(row, str):
-            yield _named(row, None, None, seen)
+            yield _named(row, None, "", seen)
         elif isinstance(row, Mapping):
             content = _field(row, text_field, number, "text_field")
             if not isinstance(content, (str, np.ndarray, list)):
@@ -50,7 +50,7 @@ def as_documents(
                 )
             content = np.asarray(content) if isinstance(content, list) else content
             name = None if name_field is None else str(_field(row, name_field, number, "name_field"))
-            group = None if group_field is None else str(_field(row, group_field, number, "group_field"))
+            group = "" if group_field is None else str(_field(row, group_field, number, "group_field"))
             yield _named(content, name, group, seen)
         elif isinstance(row, tuple) and len(row) == 3:
             yield Document(*row)
@@ -61,13 +61,13 @@ def as_documents(
             )
 
 
-def _named(content: str | np.ndarray, name: str | None, group: str | None, seen: dict[str, int]) -> Document:
+def _named(content: str | np.ndarray, name: str | None, group: str, seen: dict[str, int]) -> Document:
     if name is None:
-        data = content.encode(errors="surrogatepass") if isinstance(content, str) else np.asarray(content).tobytes()
+        data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
         name = hashlib.sha256(data).hexdigest()[:16]
         seen[name] = seen.get(name, 0) + 1
         name += f"-{seen[name]}" if seen[name] > 1 else ""
-    return Document(name, group or "", content)
+    return Document(name, group, content)
 
 
 def _field(row: Mapping, field: str, number: int, argument: str) -> Any:

@@ -1,7 +1,6 @@
-"""Frozen embedders of chunks: hashed TF-IDF that needs no model, any `transformers` encoder averaged over time, any
-text embedder.
+"""Frozen embedders of chunks: hashed TF-IDF, and any `transformers` encoder averaged over the tokens.
 
-All follow `Embedder`. A row of the result depends on its chunk alone, never on the rest of the batch.
+Both follow the protocol `Embedder`. A row of the result depends on its chunk alone, never on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from .arrays import integers, row_lengths
 from .executors import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
-BUCKETS = 1 << 20  # n-grams that share a document frequency
+BUCKETS = 1 << 20  # of n-grams; those of one bucket share a document frequency
 
 
 class Embedder(Protocol):
-    """name: identifies the embedder and its weights, a database refuses another. dim: width."""
+    """Protocol of embedders. name: identifies the embedder and its weights; a database refuses another. dim: width."""
 
     @property
     def name(self) -> str: ...
@@ -42,17 +41,16 @@ class Embedder(Protocol):
 
 
 class HashedTfidf:
-    """TF-IDF over token n-grams, projected to `dim` by feature hashing, of unit length.
+    """Embedder by TF-IDF over token n-grams, projected to `dim` by feature hashing, of unit length.
 
     The inner product of two embeddings estimates the cosine of the two TF-IDF vectors without bias, with a standard
-    deviation of about dim**-0.5. Weights are idf * tf/(tf + 1); idf is learned by `fit`, by hash buckets, in one
-    streaming pass.
+    deviation of about dim**-0.5. Weights are idf * tf/(tf + 1). `fit` learns the idf of hash buckets in one pass.
 
         embedder = HashedTfidf(dim=512).fit(store)
 
     Args:
         dim: width.
-        orders: n-gram orders, each weighted alike.
+        orders: n-gram orders, weighted equally.
         seed: of the hashing.
 
     Source: Weinberger et al., arXiv 0902.2206 (feature hashing).
@@ -70,41 +68,36 @@ class HashedTfidf:
         return f"hashed-tfidf-{self.dim}-{'+'.join(map(str, self.orders))}-{self.seed}-{self.num_chunks}-{state}"
 
     def fit(self, store, *, block: int = 8192, executor: Executor | None = None) -> HashedTfidf:
-        """Counts in how many chunks of a store every n-gram's bucket occurs; the shards' counts add up. Returns self.
+        """Count the chunks of a store in which each bucket occurs. Returns self.
 
-        executor: counts in the shards, see `executors`; None: here.
+        executor: counts the shards, see `executors`; None: this process.
         """
         empty = type(self)(self.dim, self.orders, self.seed)
         counts = each(_count, [(empty, part, block) for part in getattr(store, "shards", [store])], executor)
         self.num_chunks, self.frequency = len(store), sum(counts)
         return self
 
-    def __reduce__(self):
-        """Pickle with compressed counts: an executor sends them with every task."""
-        return _unpacked, (
-            self.dim,
-            self.orders,
-            self.seed,
-            self.num_chunks,
-            zlib.compress(self.frequency.tobytes(), 1),
-        )
+    def __getstate__(self) -> dict:
+        """Compress the counts: an executor pickles them with every task."""
+        return self.__dict__ | {"frequency": zlib.compress(self.frequency.tobytes(), 1)}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state | {"frequency": np.frombuffer(zlib.decompress(state["frequency"]), np.int64)}
 
     def save(self, path: str | Path) -> None:
-        """To one .npz file, replaced at once."""
-        content = io.BytesIO()
-        np.savez_compressed(
-            content, settings=[self.dim, self.seed, self.num_chunks, *self.orders], frequency=self.frequency
-        )
+        """Write one .npz file, atomically."""
+        content, settings = io.BytesIO(), [self.dim, self.seed, self.num_chunks, *self.orders]
+        np.savez_compressed(content, settings=settings, frequency=self.frequency)
         disk.write_plain(Path(path), content.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> HashedTfidf:
-        """From the file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        """Load the file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
         content = disk.read_plain(Path(path))
         try:
             with np.load(io.BytesIO(content)) as saved:
                 (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
-        except Exception as error:  # of the archive, its compression, an array's header: what a flipped bit hits
+        except Exception as error:  # of zipfile, zlib or NumPy, wherever the damage is
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
         try:
             made = cls(dim, tuple(orders), seed)
@@ -130,17 +123,16 @@ class HashedTfidf:
         row, features, count = self._features(chunks, lengths)
         frequency = self.frequency[features % np.uint64(BUCKETS)]
         idf = np.log1p((self.num_chunks - np.minimum(frequency, self.num_chunks) + 0.5) / (frequency + 0.5))
-        mixed = _mix(features)  # not the bits that chose the bucket
+        mixed = _mix(features)  # bits independent of the bucket's
         column, sign = (mixed >> np.uint64(1)) % np.uint64(self.dim), 1 - 2 * (mixed & np.uint64(1)).astype(np.int64)
         at = row * self.dim + column.astype(np.int64)
-        out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim).reshape(
-            len(chunks), self.dim
-        )
+        out = np.bincount(at, sign * idf * count / (count + 1), minlength=len(chunks) * self.dim)
+        out = out.reshape(len(chunks), self.dim)
         norm = np.linalg.norm(out, axis=1, keepdims=True)
         return (out / np.where(norm > 0, norm, 1)).astype(np.float32)
 
     def _features(self, chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The distinct n-grams of every chunk: row, hash (uint64) and count."""
+        """Return the row, hash (uint64) and count of the distinct n-grams of every chunk."""
         rows, hashes = [], []
         tokens = _mix(chunks.astype(np.uint64) + np.uint64((self.seed * 0x9E3779B97F4A7C15) % 2**64))
         for order in self.orders:
@@ -161,14 +153,8 @@ class HashedTfidf:
         return row[first], hashed[first], np.diff(np.r_[first, len(row)])
 
 
-def _unpacked(dim: int, orders: tuple[int, ...], seed: int, num_chunks: int, frequency: bytes) -> HashedTfidf:
-    made = HashedTfidf(dim, orders, seed)
-    made.num_chunks, made.frequency = num_chunks, np.frombuffer(zlib.decompress(frequency), np.int64)
-    return made
-
-
 def _count(embedder: HashedTfidf, store, block: int) -> np.ndarray:
-    """In how many chunks of a shard every bucket occurs."""
+    """Count the chunks of a shard in which each bucket occurs."""
     frequency = np.zeros(BUCKETS, np.int64)
     for start in range(0, len(store), block):
         rows = slice(start, start + block)
@@ -178,19 +164,18 @@ def _count(embedder: HashedTfidf, store, block: int) -> np.ndarray:
 
 
 class EncoderEmbedder:
-    """A frozen encoder's hidden states averaged over the real tokens: RETRO's keys, with BERT.
+    """Embedder by a frozen encoder: its hidden states, averaged over the real tokens. RETRO's keys are BERT's.
 
         EncoderEmbedder(BertModel(...))  # chunks are in the encoder's own vocabulary
         EncoderEmbedder(bert, prepare=retokenized(tokenizer.decode, bert_tokenizer), device="cuda")
 
     Args:
-        encoder: module called with input_ids and attention_mask, both int64 [n,T]; gives the hidden states [n,T,dim] or
-            an output that has them as `last_hidden_state`. Put in evaluation mode; its parameters are not changed.
+        encoder: module called with input_ids and attention_mask, both int64 [n,T]. Returns the hidden states [n,T,dim]
+            or an object with them as `last_hidden_state`. It is put in evaluation mode.
         prepare: (chunks [n,M], lengths [n]) -> (input_ids, attention_mask); None: the chunks themselves.
-        batch: chunks at once.
-        unit: of unit length, so that `DenseSearcher.similarity` is a cosine; not in the paper.
-        device: where it computes, from the first chunks on: in an executor's worker, that worker's own; None: where it
-            is.
+        batch: chunks encoded together.
+        unit: normalise embeddings to unit length, so that `DenseSearcher.similarity` is a cosine; not in the paper.
+        device: device that the encoder moves to at the first call, which may be in an executor's worker; None: stay.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
     """
@@ -204,8 +189,7 @@ class EncoderEmbedder:
         unit: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        self.encoder, self.prepare, self.batch = encoder.eval(), prepare or _as_they_are, batch
-        self.unit = unit
+        self.encoder, self.prepare, self.batch, self.unit = encoder.eval(), prepare or _unchanged, batch, unit
         self.device = next(encoder.parameters()).device
         one = np.zeros((1, 1), np.int64)
         self.dim = self._mean(torch.from_numpy(one), torch.ones(1, 1, dtype=torch.int64)).shape[1]
@@ -236,7 +220,7 @@ class EncoderEmbedder:
 
 
 def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:
-    """A `prepare` for `EncoderEmbedder`: chunk -> text -> the encoder's own ids, by a `transformers` tokenizer."""
+    """Return a `prepare` for `EncoderEmbedder`: chunk -> text -> the encoder's ids, by a `transformers` tokenizer."""
 
     def prepare(chunks: np.ndarray, lengths: np.ndarray) -> tuple[Tensor, Tensor]:
         texts = [decode(row[:length]) for row, length in zip(chunks, lengths)]
@@ -246,7 +230,7 @@ def retokenized(decode: Callable, tokenizer, max_length: int = 512) -> Callable:
     return prepare
 
 
-def _as_they_are(chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _unchanged(chunks: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     mask = np.arange(chunks.shape[1]) < lengths[:, None]
     return np.where(mask, chunks, 0), mask.astype(np.int64)
 

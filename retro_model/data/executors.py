@@ -1,9 +1,9 @@
-"""Run the shards of a stage in this process, in a pool of processes, or on any executor.
+"""Run one task a shard in this process, in a pool of processes, or on any executor.
 
 An executor is any `concurrent.futures.Executor`: a ProcessPoolExecutor (`pool`), Dask's
-`Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a function of a module with
-arguments that can be pickled; stores and databases travel as the names of their folders, so workers need the same file
-system. A shard that was finished is found finished: a task may run twice.
+`Client(...).get_executor()`, mpi4py's MPIPoolExecutor. A task is a module-level function whose arguments can be
+pickled. Stores and databases are pickled as the names of their folders, so workers need the same file system. A task
+may run twice: the second run finds the shard finished.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 
 from retro_model.base import disk
 
-TRIES = 4  # of a task whose worker died, or whose shard another process held; of a cluster one of whose workers did
+TRIES = 4  # attempts at a task that failed because its worker died or another process held its shard
 
 
 def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
-    """Processes on this machine, one thread each.
+    """Return an executor of processes on this machine, one thread each.
 
-    devices: GPUs that are dealt out to them in turn: each worker sees one, as "cuda"; 0: as here.
+    devices: number of GPUs, assigned to the workers in turn: each worker sees one GPU, as "cuda". 0: workers see what
+    this process sees.
     """
     context = multiprocessing.get_context("spawn")
     turns = context.Queue() if devices else None
@@ -44,11 +45,11 @@ def _start(turns) -> None:
 
 
 def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None = None) -> list:
-    """task(*a) for each a, the results in order; None: here, one after the other.
+    """Return task(*a) for each a, in order. executor None: in this process, one after the other.
 
     Raises:
-        What a task raises, once the tasks that run have ended. RuntimeError where the executor itself broke: what is
-        done is kept.
+        The exception of a task, after the running tasks have ended; RuntimeError if the executor broke. Finished shards
+        are kept.
     """
     calls = list(arguments)
     if executor is None:
@@ -81,5 +82,5 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
 
 
 def _passes(error: Exception) -> bool:
-    """Whether trying again may help: a worker was killed, or the one believed dead still holds the shard."""
+    """Whether a retry may help: a worker was killed, or a worker that was believed dead still holds the shard."""
     return isinstance(error, disk.Busy) or type(error).__name__ in ("KilledWorker", "FutureCancelledError")

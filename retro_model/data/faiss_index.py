@@ -1,5 +1,4 @@
-"""Search by a FAISS index: built once, kept with its recall against the exact search, filtered without loss of
-neighbours."""
+"""Search by a FAISS index. The index is built once and kept with its recall against the exact search."""
 
 from __future__ import annotations
 
@@ -15,125 +14,85 @@ from . import files, index_shards
 from .search import KEYS_AT_ONCE, DenseSearcher
 from .shards import Joined
 
-EXCLUDED_AT_FIRST = 8  # neighbours that a search fetches beyond k
-FETCHED_AT_MOST = 2048  # after which the exact search takes over
-TRAINING_KEYS = 1 << 17  # that an index is trained on, at least
-KEYS_A_LIST = 64  # FAISS warns below 39 for each centroid and uses 256 at most
-# codes that order candidates but roughly; candidates sorted anew for a neighbour
-LOSSY, RERANKED = (("PQ", "SQ", "RQ", "ITQ", "LSH"), 8)
-QUERIES_AT_ONCE = 64  # whose candidates' keys are in memory
-RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; keys that are searched for
+EXCLUDED_AT_FIRST = 8  # neighbours beyond k that a search with excluded documents fetches first
+FETCHED_AT_MOST = 2048  # neighbours fetched from the index before the exact search takes over
+TRAINING_KEYS = 1 << 17  # least number of keys that an index is trained on
+KEYS_A_LIST = 64  # training keys a list; FAISS warns below 39 and uses at most 256
+LOSSY = ("PQ", "SQ", "RQ", "ITQ", "LSH")  # codes whose distances are approximate
+RERANKED = 8  # candidates that a lossy index fetches for each neighbour
+QUERIES_AT_ONCE = 64  # queries whose candidates' keys are in memory together
+RECALL_AT, RECALL_SAMPLE = (1, 2, 10), 512  # numbers of neighbours; number of queries
 
 
 class FaissSearcher:
-    """Nearest by a FAISS index; what its filtered result lacks of k comes from the exact search.
+    """Nearest neighbours by a FAISS index, completed by the exact search.
 
-    A search first fetches a few neighbours too many; queries left with fewer than k outside their document fetch four
-    times more, up to 2048, then are searched exactly. So recall is the index's, and the number found is not.
+    A search fetches a few more than k neighbours. A query that has fewer than k outside its document fetches four times
+    as many, up to 2048, and is then searched exactly. So the index decides the recall, but never the number found.
+
+    An index is built once and kept at `path`; its manifest keeps the recall. If the factory string names a lossy code
+    (PQ, SQ, ...), a search fetches 8 candidates for each neighbour and sorts them by exact distance to the stored keys.
 
     Attributes:
-        recall: {k: share} by `measured_recall`; empty for an index that is given whole.
+        recall: {k: share} by `measured_recall`.
 
     Args:
         exact: the searcher of the same keys.
-        index: a FAISS index of them with L2 metric, or an index factory string ("Flat", "IVF256,Flat", "HNSW32"): built
-            here.
-        nprobe: lists an IVF index visits.
-        rerank: candidates fetched for each neighbour and sorted by their exact distances, from the stored keys; None: 8
-            where the factory string names a lossy code (PQ, SQ, ...), else 0, the index's own order.
-        executor: fills the shards of an IVF index, see `executors`; None: here.
-        path: where an index built from a string is kept and found again, its recall in the manifest beside it.
-        verify: compare the checksums of a kept one that is mapped.
+        index: FAISS index factory string ("Flat", "IVF256,Flat", "HNSW32").
+        path: file of the index.
+        nprobe: lists that an IVF index visits.
+        verify: compare the checksums of a kept index whose lists are mapped; others are always compared.
+        executor: fills the shards of an IVF index, see `executors`; None: this process.
 
     Raises:
-        ValueError: no such index, too few keys to train it on; a kept file that is truncated, corrupt or of other keys,
-            by name.
+        ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
     """
 
     def __init__(
         self,
         exact: DenseSearcher,
-        index,
+        index: str,
+        path: Path,
         *,
         nprobe: int = 16,
-        rerank: int | None = None,
-        path: Path | None = None,
         verify: bool = True,
         executor: Executor | None = None,
     ) -> None:
-        self.exact, self.nprobe, self.recall, self.executor = exact, nprobe, {}, executor
-        if rerank is None:
-            rerank = RERANKED if isinstance(index, str) and any(code in index for code in LOSSY) else 0
-        self.rerank = rerank
-        kind = index if isinstance(index, str) else type(index).__name__
-        self.name = f"faiss {kind} nprobe={nprobe} {exact.embedder.name}"
-        self.name += f" rerank={rerank}" if rerank else ""
-        if not isinstance(index, str):
-            self._use(index)
-        elif path is None:
-            self._use(_trained_index(exact.keys, index))
-            self.recall = measured_recall(self)
-        elif index_shards.mergeable(made(exact.keys.shape[1], index)) and not index_shards.in_one_file(path):
-            self._build_shards(index, path, verify)
-        else:
-            self._build(index, path)
-
-    def _use(self, index) -> None:
-        if (index.ntotal, index.d) != self.exact.keys.shape:
-            raise ValueError(f"index: expected {list(self.exact.keys.shape)} vectors; got {[index.ntotal, index.d]}")
-        if index.metric_type != library().METRIC_L2:
-            raise ValueError("index: expected one of L2 metric")
-        inverted = library().try_extract_index_ivf(index)
-        if inverted is not None:
-            inverted.nprobe = self.nprobe
-        self.index = _on_device(index, self.exact.device)
-
-    def _use_kept(self, index, manifest: Path, form: files.Form, facts: dict) -> None:
-        """Use an index that was built before. Its recall at this nprobe is in the manifest, or measured and added."""
-        self._use(index)
-        known = facts.get("recall", {})
-        self.recall = _read_recall(known, self.nprobe) or measured_recall(self)
-        files.amend(manifest, form, recall=known | _written_recall(self.recall, self.nprobe))
-
-    def _build(self, factory: str, path: Path) -> None:
-        """Reads the index kept at `path`, or builds and keeps it; its recall too, for each nprobe."""
-        manifest, form = path.with_name(path.name + ".json"), files.Form("index", (path.name,))
-        with files.Build(manifest, form, {"factory": factory, "vectors": list(self.exact.keys.shape)}) as build:
-            if build.complete:
-                self._use_kept(library().read_index(str(path)), manifest, form, build.facts)
-            else:
-                self._use(_trained_index(self.exact.keys, factory))
-                self.recall = measured_recall(self)
-                unfinished = path.with_name(path.name + ".new")
-                disk.remove(unfinished)
-                library().write_index(self.index, str(unfinished))
-                build.adopt(path.name, unfinished)
-                build.finish(recall=_written_recall(self.recall, self.nprobe))
-
-    def _build_shards(self, factory: str, path: Path, verify: bool) -> None:
-        """`_build` of an index whose shards are filled side by side and whose lists are mapped, not read."""
-        keys = self.exact.keys if isinstance(self.exact.keys, Joined) else Joined([self.exact.keys])
-        manifest, form = path.with_name(path.name + ".json"), index_shards.form(path)
-        settings = {"factory": factory, "vectors": list(self.exact.keys.shape)}
-        if manifest.exists() and files.read_manifest(manifest, form)["complete"]:
-            manifest_there = files.read_manifest(manifest, form, complete=True)
-            files.same_settings(manifest, settings, manifest_there["settings"])
-            files.check_files(manifest, form, manifest_there, verify=verify)
-            return self._use_kept(index_shards.opened(path), manifest, form, manifest_there["facts"])
-        with files.Build(manifest, form, settings) as build:
+        self.exact, keys = exact, exact.keys
+        self.rerank = RERANKED if any(code in index for code in LOSSY) else 0
+        self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
+        self.name += f" rerank={self.rerank}" if self.rerank else ""
+        merged = index_shards.mergeable(made(keys.shape[1], index))
+        form = index_shards.form(path) if merged else files.Form("index", (path.name,))
+        manifest, settings = path.with_name(path.name + ".json"), {"factory": index, "vectors": list(keys.shape)}
+        with files.Build(manifest, form, settings, verify=verify or not merged) as build:
             if not build.complete:
-                index_shards.fill_and_merge(
-                    lambda: _trained(self.exact.keys, factory), keys, path, build, self.executor
-                )
-                self._use(index_shards.opened(path))
-                self.recall = measured_recall(self)
-                build.finish(recall=_written_recall(self.recall, self.nprobe))
+                if merged:
+                    shards = keys if isinstance(keys, Joined) else Joined([keys])
+                    index_shards.fill_and_merge(lambda: _trained(keys, index), shards, path, build, executor)
+                else:
+                    unfinished = path.with_name(path.name + ".new")
+                    disk.remove(unfinished)
+                    library().write_index(_filled(keys, index), str(unfinished))
+                    build.adopt(path.name, unfinished)
+                build.finish()
+        kept = index_shards.opened(path) if merged else library().read_index(str(path))
+        if (kept.ntotal, kept.d) != keys.shape or kept.metric_type != library().METRIC_L2:
+            raise ValueError(f"{path}: expected {list(keys.shape)} vectors, L2; got {[kept.ntotal, kept.d]}")
+        inverted = library().try_extract_index_ivf(kept)
+        if inverted is not None:
+            inverted.nprobe = nprobe
+        self.index = _on_device(kept, exact.device)
+        known = build.facts.get("recall", {})
+        self.recall = _read_recall(known, nprobe) or measured_recall(self)
+        written = {str(nprobe): {str(k): share for k, share in self.recall.items()}}
+        files.amend(manifest, form, recall=known | written)
 
     def search(self, chunks, lengths, k, exclude_doc):
         return self.nearest(self.exact.embedder(chunks, lengths), k, exclude_doc)
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """ids int64 [n,k] for queries that are embedded already, float32 [n, dim]."""
+        """Return ids int64 [n,k] of the chunks nearest to embeddings float32 [n, dim]."""
         hits = np.full((len(queries), k), -1, np.int64)
         left, fetch = np.arange(len(queries)), max(k if exclude_doc is None else k + EXCLUDED_AT_FIRST, self.rerank * k)
         while len(left):
@@ -157,24 +116,18 @@ class FaissSearcher:
         return hits
 
 
-def measured_recall(
-    searcher: FaissSearcher, ks: tuple[int, ...] = RECALL_AT, sample: int = RECALL_SAMPLE
-) -> dict[int, float]:
-    """recall@k against the exact search, for keys drawn at random, each without its own document.
+def measured_recall(searcher: FaissSearcher) -> dict[int, float]:
+    """Return recall@k against the exact search: {k: share of the neighbours found} for k in RECALL_AT.
 
-    A neighbour counts where it is no farther than the k-th of the exact search, so that equal chunks are as good as
-    each other.
+    The queries are keys drawn at random; each search excludes the key's own document. A neighbour counts if it is no
+    farther than the k-th of the exact search, so equal chunks are interchangeable.
 
         database.searcher.recall == {1: 0.51, 2: 0.48, 10: 0.41}
-
-    Returns:
-        {k: share of the neighbours found}, for each k up to the number of chunks.
     """
     exact = searcher.exact
-    rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:sample])
+    rows = np.sort(np.random.default_rng(0).permutation(len(exact.keys))[:RECALL_SAMPLE])
     queries, documents = np.array(exact.keys[rows], np.float32), np.asarray(exact.chunk_doc[rows])
-    ks = [k for k in ks if k <= len(exact.keys)]
-    # its first k are the k nearest
+    ks = [k for k in RECALL_AT if k <= len(exact.keys)]
     nearest = _distances(exact.keys, queries, exact.nearest(queries, max(ks), documents))
     recall = {}
     for k in ks:
@@ -187,7 +140,7 @@ def measured_recall(
 
 
 def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Squared, float64 [n,k]; infinite for the id -1."""
+    """Return squared distances, float64 [n,k]; infinite for the id -1."""
     distances = np.empty(ids.shape)
     for first in range(0, len(ids), QUERIES_AT_ONCE):
         rows = slice(first, first + QUERIES_AT_ONCE)
@@ -196,12 +149,8 @@ def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.nda
     return np.where(ids < 0, np.inf, distances)
 
 
-def _written_recall(recall: dict[int, float], nprobe: int) -> dict:
-    return {str(nprobe): {str(k): share for k, share in recall.items()}}
-
-
 def _read_recall(known, nprobe: int) -> dict[int, float]:
-    """Recall figures of a manifest; empty if they are absent or malformed."""
+    """Return the recall in a manifest; empty if it is absent or malformed."""
     try:
         recall = {int(k): float(share) for k, share in known[str(nprobe)].items()}
     except (KeyError, ValueError, TypeError, AttributeError):
@@ -209,8 +158,8 @@ def _read_recall(known, nprobe: int) -> dict[int, float]:
     return recall if all(0 <= share <= 1 for share in recall.values()) else {}
 
 
-def _trained_index(keys: np.ndarray, factory: str):
-    """A trained index that holds all keys."""
+def _filled(keys: np.ndarray, factory: str):
+    """Return a trained index that holds all keys."""
     index = _trained(keys, factory)
     for first in range(0, len(keys), KEYS_AT_ONCE):
         index.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
@@ -218,7 +167,7 @@ def _trained_index(keys: np.ndarray, factory: str):
 
 
 def made(dim: int, factory: str, name: str = "index", metric: int | None = None):
-    """An index without keys, untrained. metric: None: L2. Raises: ValueError, naming `name`, for no factory string."""
+    """Return an untrained index without keys. metric None: L2. Raise ValueError, naming `name`, for a bad string."""
     faiss = library()
     try:
         return faiss.index_factory(dim, factory, faiss.METRIC_L2 if metric is None else metric)
@@ -227,7 +176,7 @@ def made(dim: int, factory: str, name: str = "index", metric: int | None = None)
 
 
 def _trained(keys: np.ndarray, factory: str):
-    """A trained index without keys."""
+    """Return a trained index without keys."""
     faiss, index = library(), made(keys.shape[1], factory)
     if not index.is_trained:
         inverted = faiss.try_extract_index_ivf(index)
@@ -240,13 +189,12 @@ def _trained(keys: np.ndarray, factory: str):
 
 
 def _training_rows(keys: int, lists: int) -> np.ndarray:
-    """The sample that an index of so many inverted lists is trained on: it grows with them."""
+    """Return the rows that an index is trained on: a sample that grows with the number of inverted lists."""
     return np.sort(np.random.default_rng(0).permutation(keys)[: max(TRAINING_KEYS, KEYS_A_LIST * lists)])
 
 
 def _on_device(index, device: str):
-    """On a GPU where the searcher has one and FAISS can use it (faiss-gpu), with its lists in the GPU's memory; else as
-    it is: a FAISS for CPUs searches there, and the exact search behind it on the GPU."""
+    """Copy the index to the GPU if `device` is one and FAISS supports GPUs; otherwise return it unchanged."""
     faiss, device = library(), torch.device(device)
     if device.type != "cuda" or not hasattr(faiss, "StandardGpuResources"):
         return index
@@ -254,7 +202,7 @@ def _on_device(index, device: str):
 
 
 def library():
-    """The package faiss; ImportError that says how to install it."""
+    """Import faiss. Raise ImportError that says how to install it."""
     try:
         import faiss
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Files that grow by appending and a manifest that says how much of them counts: builds that continue after a kill.
+"""Builds that continue after a kill: files that grow by appending, and a manifest with their committed sizes.
 
 A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. Bytes
-beyond those that the manifest names are left from a killed run; the next build cuts them off. One process builds; a
-second one is refused. A folder may come from a stranger: only the expected names are opened, none through a link, and a
-manifest that contradicts its files is refused.
+beyond the committed size are left from a killed run; the next build truncates them. One process builds; a second one is
+refused. A folder may come from a stranger: only the expected names are opened, never through a link, and a manifest
+that contradicts its files is refused.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ READ_BYTES = 1 << 22  # read at once to compute a checksum
 class Form(NamedTuple):
     """Schema of manifests of one kind.
 
-    kind: in errors, e.g. "token store". files: their names. counts: facts that are numbers of something. sizes:
-    (settings, facts) -> bytes of the files whose size these settle.
+    kind: name of the kind in errors, e.g. "token store". files: names. counts: names of the facts that are counts.
+    sizes: (settings, facts) -> bytes of the files whose size they determine.
     """
 
     kind: str
@@ -39,21 +39,30 @@ class Form(NamedTuple):
 
 
 class Build:
-    """Writes the files of one build; `commit` makes what was appended durable, `finish` completes it.
+    """Writer of the files of one build. `commit` makes the appended data durable, `finish` completes the build.
 
     Args:
-        manifest: path of the manifest; the files lie beside it.
-        form: of the manifest.
-        settings: everything the result depends on, as JSON; a build with others is refused.
-        starts: the bytes that files start with, where there are any.
+        manifest: path of the manifest; the files are beside it.
+        form: schema of the manifest.
+        settings: everything the result depends on, as JSON; a build with other settings is refused.
+        starts: headers of the files that have one.
+        verify: compare checksums of a complete build; those of an unfinished one are always compared.
 
     Raises:
-        ValueError: the folder holds something else, or a damaged file, by name.
+        ValueError: the folder holds something else or a damaged file.
         retro_model.base.disk.Busy: another process is building here.
     """
 
-    def __init__(self, manifest: Path, form: Form, settings: dict, starts: dict[str, bytes] | None = None) -> None:
-        self.path, self.form = Path(manifest), form
+    def __init__(
+        self,
+        manifest: Path,
+        form: Form,
+        settings: dict,
+        starts: dict[str, bytes] | None = None,
+        *,
+        verify: bool = True,
+    ) -> None:
+        self.path, self.form, self.verify = Path(manifest), form, verify
         self.settings = json.loads(json.dumps(settings))
         self.complete, self.facts = False, {}
         self.files = {name: {"bytes": 0, "crc32": 0} for name in form.files}
@@ -81,17 +90,17 @@ class Build:
             raise
 
     def _continue(self, complete_only: bool = False) -> None:
-        """Take over the state in the manifest on disk, if there is one."""
+        """Restore the state in the manifest on disk, if there is one."""
         if not self.path.exists():
             return
         manifest = read_manifest(self.path, self.form)
         same_settings(self.path, self.settings, manifest["settings"])
         if manifest["complete"] or not complete_only:
-            check_files(self.path, self.form, manifest, verify=True)
+            check_files(self.path, self.form, manifest, verify=self.verify or not manifest["complete"])
             self.complete, self.facts, self.files = manifest["complete"], manifest["facts"], manifest["files"]
 
     def append(self, name: str, data: bytes | np.ndarray) -> None:
-        """Adds to the end of a file; an array in C order."""
+        """Append bytes, or an array in C order, to a file."""
         array = isinstance(data, np.ndarray) and data.size
         data = memoryview(np.ascontiguousarray(data)).cast("B") if array else bytes(data)
         self._handles[name].write(data)
@@ -99,7 +108,7 @@ class Build:
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
 
     def adopt(self, name: str, written: Path) -> None:
-        """Put a file that a library wrote in the place of the one under that name."""
+        """Replace the file `name` by one that a library has written."""
         self._handles.pop(name).close()
         disk.sync(written)
         os.replace(written, self.path.parent / name)
@@ -108,7 +117,7 @@ class Build:
             self.files[name] = {"bytes": size, "crc32": checksum(handle, size)}
 
     def commit(self, **facts) -> None:
-        """Commit the rows appended so far and `facts` (the progress): they survive a kill and a power cut."""
+        """Commit the appended data and `facts` (the progress): they survive a kill and a power cut."""
         for handle in self._handles.values():
             handle.flush()
             os.fsync(handle.fileno())
@@ -118,7 +127,7 @@ class Build:
         disk.write_json(self.path, {**whole, "crc32": _own_checksum(whole)})
 
     def finish(self, **facts) -> None:
-        """The build is complete; the same files and manifest come out whether or not it was interrupted."""
+        """Commit and mark the build complete. An interrupted build ends with the same bytes as an uninterrupted one."""
         self.complete = True
         self.commit(**facts)
         self.close()
@@ -138,7 +147,7 @@ class Build:
 
 
 def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
-    """A manifest of the form expected; `complete`: refuse that of an unfinished build.
+    """Read a manifest and check its form. complete: refuse the manifest of an unfinished build.
 
     Raises:
         FileNotFoundError, ValueError: naming the path.
@@ -163,7 +172,7 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
 
 
 def amend(path: Path, form: Form, **facts) -> None:
-    """Adds facts to the manifest of a complete build, where they are new and the folder may be written."""
+    """Add facts to the manifest of a complete build. No-op if they are known or the folder is read-only."""
     manifest = read_manifest(path, form, complete=True)
     if manifest["facts"] | facts == manifest["facts"]:
         return
@@ -199,7 +208,7 @@ def _own_checksum(manifest: dict) -> int:
 
 
 def same_settings(path: Path, wanted: dict, kept: dict) -> None:
-    """Raises ValueError that names the first setting in which a build on disk differs."""
+    """Raise ValueError that names the first setting in which a build on disk differs."""
     for key in sorted({*wanted, *kept}):
         if wanted.get(key) != kept.get(key):
             raise ValueError(
@@ -209,11 +218,10 @@ def same_settings(path: Path, wanted: dict, kept: dict) -> None:
 
 
 def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
-    """Check the files against their manifest, and the manifest's sizes against its counts. `verify`: compare
-    checksums.
+    """Check the files against their manifest, and the manifest's sizes against its counts.
 
-    counts: facts that are known. Raises ValueError that names the file that is missing, a link, too short or (of a
-    complete build) long, or of another checksum.
+    verify: compare checksums. counts: expected values of facts. Raises ValueError naming the file that is missing, a
+    link, of another size or of another checksum. Files of an unfinished build may be longer.
     """
     for name, count in counts.items():
         if manifest["facts"][name] != count:
@@ -238,7 +246,7 @@ def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **count
 
 
 def checksum(handle, size: int) -> int:
-    """crc32 of the next `size` bytes."""
+    """Return the crc32 of the next `size` bytes."""
     crc = 0
     while size > 0 and (block := handle.read(min(size, READ_BYTES))):
         crc, size = zlib.crc32(block, crc), size - len(block)
@@ -246,7 +254,7 @@ def checksum(handle, size: int) -> int:
 
 
 def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.ndarray:
-    """A read-only memory map of a raw file from byte `start` (an ordinary array where it is empty)."""
+    """Map a raw file from byte `start`, read-only. An empty file gives an ordinary array."""
     if not np.prod(shape):
         return np.zeros(shape, dtype)
     with disk.open_plain(path, "rb") as handle:
@@ -254,14 +262,14 @@ def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.n
 
 
 def npy_header(shape: tuple[int, ...], dtype) -> bytes:
-    """Header of an .npy file of this shape: the rows can then be appended."""
+    """Return the header of an .npy file of this shape; the rows can be appended to it."""
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
 
 
 def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """A read-only memory map of an .npy file that must be of this type and shape. Raises ValueError naming the file."""
+    """Map an .npy file, read-only. Raise ValueError naming the file unless it has this type and shape."""
     header = npy_header(shape, dtype)
     with disk.open_plain(path, "rb") as handle:
         if handle.read(len(header)) != header:

@@ -1,5 +1,4 @@
-"""Tokenizers of the Hugging Face libraries as a store takes them. transformers is not imported: its objects come from
-the caller."""
+"""Adapter that makes a Hugging Face tokenizer an `Encoder`, without importing transformers."""
 
 from __future__ import annotations
 
@@ -13,19 +12,23 @@ from ..data.tokens import Encoder, byte_alphabet
 
 
 class HubTokenizer:
-    """Any tokenizer of `transformers`, or of `tokenizers`, as an `Encoder`.
+    """`Encoder` of any tokenizer of `transformers` or `tokenizers`.
 
         store = build_store(folder, rows, AutoTokenizer.from_pretrained("gpt2"), bos=True)
 
-    Text is text: "</s>" in a document is four characters, never the end of a sequence. The bytes behind a token are
-    exact for byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece adds a space at the beginning of every text.
-    Others, such as WordPiece, lose spaces and capitals: bits per byte then count the remaining bytes, with a warning.
-
-    Attributes: name, vocab_size (added tokens included), byte_lengths int64 [vocab_size], bos_id (None where it has
-    none), exact.
+    "</s>" in a document is encoded as four characters, never as a special token. The bytes behind a token are exact for
+    byte-level vocabularies (GPT-2, Llama 3, Qwen). SentencePiece adds a space at the beginning of every text. Other
+    tokenizers, such as WordPiece, lose spaces and capitals: bits per byte count the remaining bytes, with a warning.
 
     Args:
-        tokenizer: theirs; it is not changed.
+        tokenizer: it is not changed.
+
+    Attributes:
+        name: class, size and digest of the vocabulary.
+        vocab_size: added tokens included.
+        byte_lengths: int64 [vocab_size].
+        bos_id: None if there is no BOS.
+        exact: whether byte_lengths are exact.
     """
 
     def __init__(self, tokenizer) -> None:
@@ -33,7 +36,7 @@ class HubTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", tokenizer if hasattr(tokenizer, "to_str") else None)
         self._fast, decoder = None, ""
         if backend is not None:
-            # a copy: padding, truncation and the rest stay as the caller set them
+            # a copy, so that the caller's padding and truncation stay
             self._fast = type(backend).from_str(backend.to_str())
             self._fast.no_padding()
             self._fast.no_truncation()
@@ -49,8 +52,7 @@ class HubTokenizer:
             self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
         if not self.exact:
             warnings.warn(
-                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes are counted of what its tokens decode "
-                "to",
+                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted",
                 stacklevel=3,
             )
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
@@ -58,22 +60,22 @@ class HubTokenizer:
         self.name = f"{type(tokenizer).__name__}-{self.vocab_size}-{digest.hexdigest()[:16]}"
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text, int64, without special tokens."""
+        """Return the token ids of each text, int64, without special tokens."""
         if self._fast is not None:
             return [np.array(e.ids, np.int64) for e in self._fast.encode_batch_fast(texts, add_special_tokens=False)]
         return [np.array(self.theirs.encode(text, add_special_tokens=False), np.int64) for text in texts]
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids of one text, int64."""
+        """Return the token ids of one text, int64."""
         return self.encode_batch([text])[0]
 
     def decode(self, ids) -> str:
-        """The text behind token ids."""
+        """Return the text behind token ids."""
         return self.theirs.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
 
 
 def as_encoder(tokenizer) -> Encoder:
-    """Wrap any Hugging Face tokenizer as an `Encoder`. Raises: TypeError for anything else."""
+    """Return an `Encoder` as it is, a Hugging Face tokenizer as `HubTokenizer`. Raise TypeError for anything else."""
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
     if hasattr(tokenizer, "get_vocab") and (
@@ -87,7 +89,7 @@ def as_encoder(tokenizer) -> Encoder:
 
 
 def _bytes_of(token: str, byte_level: bool) -> int:
-    """Bytes of text behind a token as its vocabulary writes it."""
+    """Return the number of bytes behind a token of the vocabulary."""
     if byte_level:
         known = byte_alphabet()
         return len(token) if all(character in known for character in token) else len(token.encode())

@@ -1,9 +1,8 @@
-"""An inverted-file index of shards, one or many: trained on a sample, filled side by side, merged on disk, searched
-from a memory map.
+"""Inverted-file index of one or more shards: trained on a sample, filled in parallel, merged on disk, memory-mapped.
 
-Beside the index lie `.trained` (without vectors) and `.part-NNNNN`, one a shard, until the merged one is whole: each is
-written under another name and renamed, so that a build continues with those that are missing. The lists of the merged
-index are a file of their own, which is mapped and not read.
+While it is built, `.trained` (without vectors) and one `.part-NNNNN` a shard lie beside the index. Each is written
+under another name and renamed, so a build that was killed makes only the missing ones. The lists of the merged index
+are in a file of their own, which is mapped.
 """
 
 from __future__ import annotations
@@ -27,11 +26,10 @@ def form(path: Path) -> files.Form:
 
 
 def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Executor | None) -> None:
-    """Adds all keys to an empty trained index: `path` and its lists are then files of the build.
+    """Add all keys to a trained index; put `path` and its lists into the build.
 
     Args:
-        trained: makes the trained index (an IVF, with or without transforms before it); not called where it is on disk
-            already.
+        trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
         keys: `shards.Joined`, one part a shard.
     """
     empty = path.with_name(path.name + ".trained")
@@ -52,8 +50,10 @@ def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Exec
 
 
 def mergeable(index) -> bool:
-    """Whether the lists of an empty index can be merged on disk: of an IVF with nothing behind it, but not of one with
-    lists of blocks (fast scan). Transforms may stand before it."""
+    """Whether the lists of an empty index can be merged on disk.
+
+    The index must be an IVF, or transforms and an IVF, without a refinement and without fast-scan codes.
+    """
     import faiss
 
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
@@ -61,15 +61,6 @@ def mergeable(index) -> bool:
     return isinstance(inner, faiss.IndexIVF) and isinstance(
         faiss.downcast_InvertedLists(lists), faiss.ArrayInvertedLists
     )
-
-
-def in_one_file(path: Path) -> bool:
-    """Whether the index at `path` keeps its lists in its own file, as early versions wrote it."""
-    manifest = path.with_name(path.name + ".json")
-    try:
-        return disk.read_json(disk.read_plain(manifest))["files"].keys() == {path.name}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
 
 
 def opened(path: Path):
@@ -84,7 +75,7 @@ def opened(path: Path):
 
 
 def _read(path: Path, flags: int = 0):
-    """To be added to or merged, not searched: without the table that a search by PQ wants, lists * codes * 1 kB."""
+    """Read an index to add to or merge, without the table that only a PQ search needs (lists * codes * 1 kB)."""
     import faiss
 
     return faiss.read_index(str(path), flags | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
@@ -101,7 +92,7 @@ def _write(index, path: Path) -> None:
 
 
 def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
-    """The index of one shard's keys, numbered from `first`."""
+    """Write the index of one shard's keys, numbered from `first`."""
     if part.exists():
         return
     with disk.Lock(part.with_name(f".{part.name}.lock"), f"{part} is being filled"):
@@ -113,9 +104,9 @@ def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
 
 
 def _merge(index, parts: list[Path], lists: Path, name: str) -> None:
-    """Puts the lists of all parts into one file, in the order of the shards, without reading any part whole.
+    """Merge the lists of all parts into one file, in the order of the shards, without reading any part whole.
 
-    name: under which the index will look for the lists, in its own folder, wherever that is.
+    name: file name of the lists in the index's own folder.
     """
     import faiss
 

@@ -11,7 +11,6 @@ from retro_model.base.progress import track
 
 from . import files, shards
 from .database import ChunkDatabase
-from .executors import each
 from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
@@ -21,7 +20,7 @@ FORM = files.Form(
     ("chunks",),
     lambda settings, facts: {FILE: len(files.npy_header((0, 0), np.int64)) + facts["chunks"] * settings["k"] * 8},
 )
-ROWS_AT_ONCE = 1 << 16  # whose ids are checked
+ROWS_AT_ONCE = 1 << 16  # rows whose ids are checked together
 
 
 def precompute_neighbours(
@@ -34,27 +33,26 @@ def precompute_neighbours(
     executor: Executor | None = None,
     progress: bool = False,
 ) -> np.ndarray:
-    """Searches the database for every chunk of a store, without the chunk's own document; continues after a kill.
+    """Search the database for every chunk of a store, outside the chunk's own document. Continues after a kill.
 
-    What is its own document: see `ChunkDatabase.documents_of`. A training window may hold several documents:
-    `training.batches` leaves out the neighbours from any of them, so ask for a few more here than it is to use.
+    `ChunkDatabase.documents_of` says which document of the database is a chunk's own. A training window may hold
+    several documents, and `training.batches` drops neighbours from all of them: ask for a few more than you will use.
 
     Args:
-        folder: gets the two files.
-        store: the data; its chunks are the queries; where it has many shards, so have the neighbours. Where it is the
-            database's own, they are not embedded again.
-        database: searched.
+        folder: output folder.
+        store: its chunks are the queries. The neighbours get the same shards. Chunks of the database's own store are
+            not embedded again.
+        database: the database to search.
         k: neighbours a chunk.
-        block: chunks between two points where a killed run continues.
-        executor: searches for the shards, see `executors`; None: here.
+        block: chunks between two commits; a killed run continues from the last commit.
+        executor: runs the shards, see `executors`; None: this process.
         progress: show a bar (rich).
 
     Returns:
-        int64 [num_chunks,k], memory-mapped; -1 where fewer than k chunks lie outside the document.
+        int64 [num_chunks,k], memory-mapped; -1 if fewer than k chunks lie outside the document.
 
     Raises:
-        ValueError: chunk lengths or tokenizers that differ, k above the database's chunks, other neighbours in the
-            folder.
+        ValueError: chunk lengths or tokenizers differ; k exceeds the database's chunks; the folder has others.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
     """
@@ -66,28 +64,20 @@ def precompute_neighbours(
             )
     if not 1 <= k <= len(database):
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
-    folder = Path(folder)
-    if not isinstance(store, shards.ShardedStore):
-        _search(folder, store, database, database.documents_of(store), k, block, progress)
-        return open_neighbours(folder, store, database)
-    ends = [*store.first_documents[1:], len(store.documents)]
-    documents = [database.documents_of(store)[first:end] for first, end in zip(store.first_documents, ends)]
-    with shards.building(folder, FORM.kind):
-        parts = zip(store.shards, documents)
-        each(
-            _search,
-            [(folder / shards.name_of(s), part, database, own, k, block, False) for s, (part, own) in enumerate(parts)],
-            executor,
-        )
-        shards.write_manifest(folder, FORM.kind, MANIFEST, len(store.shards))
+    folder, documents = Path(folder), database.documents_of(store)
+    if isinstance(store, shards.ShardedStore):
+        own = np.split(documents, store.first_documents[1:])
+        calls = [(part, database, numbers, k, block, False) for part, numbers in zip(store.shards, own)]
+        shards.build(folder, FORM.kind, MANIFEST, _search, calls, executor)
+    else:
+        _search(folder, store, database, documents, k, block, progress)
     return open_neighbours(folder, store, database)
 
 
 def _search(
     folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool
 ) -> None:
-    """The neighbours of one shard's chunks. documents: the database's number of each of the shard's own, -1 for
-    none."""
+    """Write the neighbours of one shard's chunks. documents: `database.documents_of` the shard."""
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:
@@ -100,24 +90,20 @@ def _search(
 
 
 def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
-    """Open the output of `precompute_neighbours`; verifies its checksums, and that store and database are those it was
-    made from.
+    """Open the output of `precompute_neighbours`. Verify its checksums, its store and its database.
 
     Returns:
         int64 [num_chunks,K], memory-mapped, read-only.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file, or what is another.
+        FileNotFoundError, ValueError: naming the file or the setting that differs.
     """
-    parts, stores = shards.folders(Path(folder), FORM.kind, MANIFEST), shards.shards_of(store)
-    if len(parts) != len(stores):
-        raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
-    opened = [_open(part, of, database) for part, of in zip(parts, stores)]
-    return opened[0] if len(opened) == 1 else shards.Joined(opened)
+    parts = shards.parts_of(Path(folder), FORM.kind, MANIFEST, store)
+    return shards.joined([_open(part, shard, database) for part, shard in parts])
 
 
 def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
-    """One shard's neighbours, memory-mapped."""
+    """Open one shard's neighbours, memory-mapped."""
     path = folder / MANIFEST
     manifest = files.read_manifest(path, FORM, complete=True)
     wanted = manifest["settings"] | {"store": store.identity, "database": database.identity}

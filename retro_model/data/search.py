@@ -1,7 +1,6 @@
-"""Searchers: the k nearest chunks of a store outside a given document. Exact and BM25 here; FAISS in
-faiss_index.py.
+"""Searchers: the k nearest chunks of a store outside a given document. Exact and BM25 here; FAISS in faiss_index.py.
 
-All return the k best candidates wherever there are that many, however many chunks of the excluded document lie nearer.
+All return k candidates if there are that many, however many chunks of the excluded document are nearer.
 """
 
 from __future__ import annotations
@@ -19,29 +18,29 @@ from .embed import Embedder
 
 KEYS_AT_ONCE = 1 << 17  # embeddings in memory while scanning
 QUERIES_AT_ONCE = 4096
-CHUNKS_AT_ONCE = 1 << 16  # of BM25: a query's scores of a block stay in the cache
+CHUNKS_AT_ONCE = 1 << 16  # chunks of a BM25 block; a query's scores of it fit the CPU's cache
 
 
 class Searcher(Protocol):
-    """name: identifies what it searches by."""
+    """Protocol of searchers. name: identifies the method and its settings."""
 
     name: str
 
     def search(self, chunks: np.ndarray, lengths: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """chunks [n,M], lengths [n], exclude_doc [n] (-1: none).
-        Returns ids int64 [n,k], nearest first, -1 where none is left.
+        """Return ids int64 [n,k], nearest first, -1 if there are fewer. chunks [n,M], lengths [n], exclude_doc [n]
+        (-1: none).
         """
         ...
 
 
 class DenseSearcher:
-    """Nearest by L2 distance of embeddings: exact, by `rk.topk_chunks` over blocks of the memory-mapped keys.
+    """Exact nearest neighbours by L2 distance of embeddings: `rk.topk_chunks` over blocks of the keys.
 
     Args:
-        embedder: of the queries; the keys were made by the same.
+        embedder: embeds the queries; it made the keys.
         keys: float32 [num_chunks, dim], may be memory-mapped.
         chunk_doc: [num_chunks].
-        device: where the scan runs; keys go there a block at a time.
+        device: device of the scan; keys are copied there a block at a time.
         backend: of `rk.topk_chunks`.
     """
 
@@ -64,7 +63,7 @@ class DenseSearcher:
         return self.nearest(self.embedder(chunks, lengths), k, exclude_doc)
 
     def nearest(self, queries: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """ids int64 [n,k] for queries that are embedded already, float32 [n, dim]."""
+        """Return ids int64 [n,k] of the chunks nearest to embeddings float32 [n, dim]."""
 
         def moved(array, dtype):
             return torch.from_numpy(np.array(array, dtype)).to(self.device)[None]  # a copy: a memory map is read-only
@@ -84,26 +83,28 @@ class DenseSearcher:
         return np.concatenate(parts)
 
     def similarity(self, queries: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """1 - half the squared distance of each query [n,dim] to its chunks `ids` [n,k], float32 [n,k]: the cosine of
-        unit vectors; -inf for the id -1."""
+        """Return 1 - (squared distance) / 2 of each query [n,dim] to its chunks `ids` [n,k], float32 [n,k].
+
+        This is the cosine if all vectors have unit length. -inf for the id -1.
+        """
         distance = np.square(queries[:, None] - self.keys[np.maximum(ids, 0)]).sum(-1)
         return np.where(ids < 0, -np.inf, 1 - distance / 2).astype(np.float32)
 
 
 class LexicalSearcher:
-    """BM25 over token ids, in C++: the store's tokens are read a block at a time for each batch of queries, so that
-    memory is bounded and there is no index to build or keep; search many queries at once.
+    """BM25 over token ids, in C++, without an index on disk.
+
+    Each call reads the store's tokens block by block, so memory is bounded. Search many queries in one call.
 
         score(c, q) = sum over q's tokens of idf * tf / (tf + k1 (1 - b + b |c| / mean |c|))
         idf = log(1 + (N - n + 0.5) / (n + 0.5))
 
-    Equal scores go to the lower id; chunks that share no token score 0 and still count as neighbours.
+    Of equal scores the lower id comes first. Chunks that share no token have score 0 and still count as neighbours.
 
     Args:
-        store: the TokenStore searched.
-        k1, b: BM25's.
-        counts: in how many chunks each token occurs, int64 [vocab_size], for workers that need not count again; None:
-            counted here.
+        store: the TokenStore to search.
+        k1, b: BM25's saturation of a token's count, weight of a chunk's length.
+        counts: number of chunks that hold each token, int64 [vocab_size], if it is known; None: counted here.
 
     Source: Robertson and Zaragoza, 2009; the idf as in Lucene.
     """
@@ -121,15 +122,14 @@ class LexicalSearcher:
         self.mean = store.num_tokens / max(1, len(store))
 
     def _blocks(self):
-        """First chunk, tokens and lengths of each block."""
+        """Yield the first chunk, tokens and lengths of each block."""
         for first in range(0, len(self.store), CHUNKS_AT_ONCE):
             rows = slice(first, first + CHUNKS_AT_ONCE)
             checked = self._checked(f"{self.store.folder}", self.store.tokens[rows], self.store.lengths[rows], np.int32)
             yield first, *checked
 
     def _checked(self, name: str, tokens, lengths, lengths_type) -> tuple[np.ndarray, np.ndarray]:
-        """Copies that C++ may count by: a store opened without `verify` may hold anything, and so may a caller's
-        queries."""
+        """Return checked copies for C++: a store opened without `verify`, or a caller, may pass any token id."""
         tokens = np.asarray(tokens)
         lengths = of_rows(f"{name}: lengths", lengths, len(tokens), 0, tokens.shape[1]).astype(lengths_type)
         real = np.where(np.arange(tokens.shape[1]) < lengths[:, None], tokens, 0)

@@ -1,16 +1,14 @@
-"""Folders of shards: each shard an ordinary folder of its kind, and one manifest, `shards.json`, written when all are
-whole.
+"""Folders of shards: each shard is an ordinary folder of its kind. A manifest, `shards.json`, is written last.
 
-A small corpus is one shard, its folder itself: same files, same code. Documents never cross a shard. Chunks and
-documents are numbered through all shards, in order.
+A small corpus is a single shard without a `shards.json`: the folder itself. Documents never cross a shard. Chunks and
+documents are numbered consecutively over all shards.
 """
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from retro_model.base import disk
 
 from . import store as one
 from .executors import each
-from .store import Entry, TokenStore
+from .store import TokenStore
 
 MANIFEST, VERSION = "shards.json", 1
 
@@ -29,17 +27,26 @@ def name_of(shard: int) -> str:
     return f"{shard:05d}"
 
 
-def write_manifest(folder: Path, kind: str, inner: str, shards: int) -> None:
-    """Write `shards.json`: the shards are whole, each named with its manifest's digest."""
-    entries = [{"name": name_of(s), "sha256": _digest(folder / name_of(s) / inner)} for s in range(shards)]
-    disk.write_json(folder / MANIFEST, {"kind": kind, "version": VERSION, "shards": entries})
+def build(
+    folder: Path, kind: str, inner: str, task: Callable, arguments: Sequence[tuple], executor: Executor | None
+) -> None:
+    """Run task(shard's folder, *arguments) for each shard, then write `shards.json`. A second build is refused at once.
+
+    inner: file name of the shards' own manifests, whose digests go into `shards.json`.
+    """
+    disk.make_folder(folder)
+    with disk.Lock(folder / f".{MANIFEST}.lock", f"{folder}: the {kind} is being built"):
+        names = [name_of(s) for s in range(len(arguments))]
+        each(task, [(folder / name, *rest) for name, rest in zip(names, arguments)], executor)
+        entries = [{"name": name, "sha256": _digest(folder / name / inner)} for name in names]
+        disk.write_json(folder / MANIFEST, {"kind": kind, "version": VERSION, "shards": entries})
 
 
 def folders(folder: Path, kind: str, inner: str) -> list[Path]:
-    """The folders of the shards; the folder itself where it is a single one.
+    """Return the folders of the shards; the folder itself if it is a single shard.
 
     Raises:
-        FileNotFoundError, ValueError: naming the file; a shard whose manifest is another than `shards.json` says.
+        FileNotFoundError, ValueError: naming the file; a shard's manifest has another digest than `shards.json` says.
     """
     path = folder / MANIFEST
     if not path.exists() and not path.is_symlink():
@@ -66,6 +73,14 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     return [folder / name for name in wanted]
 
 
+def parts_of(folder: Path, kind: str, inner: str, store: TokenStore) -> list[tuple[Path, TokenStore]]:
+    """Return `folders` with the shard of the store that each belongs to. Raise ValueError if their numbers differ."""
+    parts, stores = folders(folder, kind, inner), shards_of(store)
+    if len(parts) != len(stores):
+        raise ValueError(f"{folder}: expected the {len(stores)} shards of the store; got {len(parts)}")
+    return list(zip(parts, stores))
+
+
 def _digest(path: Path) -> str:
     try:
         return disk.sha256_of(path)
@@ -74,12 +89,11 @@ def _digest(path: Path) -> str:
 
 
 class Joined:
-    """Arrays of equal rows behind one another as one, read where they lie; what is indexed comes out as an ordinary
-    array.
+    """Concatenation of memory maps along the rows, without a copy. Indexing returns an ordinary array.
 
     Args:
-        parts: memory maps.
-        add: what is added to the values of each; None: nothing.
+        parts: memory maps with rows of one shape.
+        add: number added to the values of each part; None: 0.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], add: Sequence[int] | None = None) -> None:
@@ -118,48 +132,22 @@ class Joined:
         for part, add, start in zip(self.parts, self.add, self.starts):
             if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
                 pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
-        return (
-            pieces[0]
-            if len(pieces) == 1
-            else np.concatenate(pieces)
-            if pieces
-            else np.zeros((0, *self.shape[1:]), self.dtype)
-        )
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *pieces])
 
 
-class _Documents(Sequence):
-    """The entries of all shards, their first chunks counted through."""
-
-    def __init__(self, shards: list[TokenStore]) -> None:
-        self.shards = shards
-        self.starts = np.cumsum([0, *(len(s.documents) for s in shards)]).tolist()
-        self.chunks = np.cumsum([0, *(len(s) for s in shards)]).tolist()
-
-    def __len__(self) -> int:
-        return self.starts[-1]
-
-    def __getitem__(self, number):
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
-        number = int(number)
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"document {number} of {len(self)}")
-        number %= len(self)
-        shard = bisect.bisect_right(self.starts, number) - 1
-        entry = self.shards[shard].documents[number - self.starts[shard]]
-        return entry._replace(first_chunk=entry.first_chunk + self.chunks[shard])
-
-    def __iter__(self) -> Iterator[Entry]:
-        for shard, first in zip(self.shards, self.chunks):
-            for entry in shard.documents:
-                yield entry._replace(first_chunk=entry.first_chunk + first)
+def joined(parts: Sequence[np.ndarray]) -> np.ndarray | Joined:
+    """Return a single part as it is, several as `Joined`."""
+    return parts[0] if len(parts) == 1 else Joined(parts)
 
 
 class ShardedStore(TokenStore):
-    """A store of many shards, with all that a `TokenStore` has; its arrays are `Joined`.
+    """TokenStore of many shards. Its arrays are `Joined`.
 
     Attributes:
-        shards: the TokenStores. first_documents: the number of each one's first document.
+        shards: the TokenStores.
+        first_documents: number of each shard's first document.
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
@@ -173,22 +161,24 @@ class ShardedStore(TokenStore):
             setattr(self, name, sum(getattr(shard, name) for shard in self.shards))
         identities = [shard.identity for shard in self.shards]
         self.identity = hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:16]
-        self.documents = _Documents(self.shards)
-        self.first_documents = self.documents.starts[:-1]
         for name in ("tokens", "lengths", "chunk_bytes"):
             setattr(self, name, Joined([getattr(shard, name) for shard in self.shards]))
+        self.documents, self.first_documents = [], []
+        for shard, first_chunk in zip(self.shards, self.tokens.starts.tolist()):
+            self.first_documents.append(len(self.documents))
+            self.documents += [e._replace(first_chunk=e.first_chunk + first_chunk) for e in shard.documents]
         self.chunk_doc = Joined([shard.chunk_doc for shard in self.shards], self.first_documents)
 
 
 def open_store(folder: str | Path, *, verify: bool = True) -> TokenStore:
-    """The store in a folder, of one shard or of many. Arguments and errors as `TokenStore`."""
+    """Open the store in a folder, of one shard or of many. Arguments and errors as `TokenStore`."""
     folder = Path(folder)
     sharded = (folder / MANIFEST).exists() or (folder / name_of(0)).is_dir()
     return (ShardedStore if sharded else TokenStore)(folder, verify=verify)
 
 
 def shards_of(store: TokenStore) -> list[TokenStore]:
-    """The shards of a store; a small one is its own."""
+    """Return the shards of a store; [store] if it is a single shard."""
     return getattr(store, "shards", [store])
 
 
@@ -200,39 +190,27 @@ def build_sharded_store(
     executor: Executor | None = None,
     **options,
 ) -> ShardedStore:
-    """A store whose shard s holds the documents of sources[s]; killed anywhere, or run again, it continues.
+    """Build a store whose shard s holds the documents of sources[s]. Run again after a kill, it continues.
 
         sources = [functools.partial(read_articles, path) for path in sorted(folder.glob("*.jsonl"))]
         with Client("scheduler:8786") as client:
             store = build_sharded_store("store", sources, tokenizer, executor=client.get_executor())
 
     Args:
-        folder: gets a folder a shard and `shards.json`.
-        sources: what can be pickled: documents as `build_store` takes them, or functions without arguments that give
-            them.
+        folder: output folder, with one folder a shard and `shards.json`.
+        sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
         tokenizer, options: as in `build_store`.
-        executor: see `executors`; None: here.
+        executor: runs the shards, see `executors`; None: this process.
 
     Raises:
-        As `build_store`; retro_model.base.disk.Busy where another process builds the folder.
+        As `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):
         raise ValueError("sources: expected at least one, a shard each; got none")
-    with building(folder, one.FORM.kind):
-        each(
-            _store_shard,
-            [(folder / name_of(s), source, tokenizer, options) for s, source in enumerate(sources)],
-            executor,
-        )
-        write_manifest(folder, one.FORM.kind, one.MANIFEST, len(sources))
+    calls = [(source, tokenizer, options) for source in sources]
+    build(folder, one.FORM.kind, one.MANIFEST, _store_shard, calls, executor)
     return ShardedStore(folder, verify=False)
-
-
-def building(folder: Path, kind: str) -> disk.Lock:
-    """Lock a folder of shards, so that a second build is refused at once."""
-    disk.make_folder(folder)
-    return disk.Lock(folder / f".{MANIFEST}.lock", f"{folder}: the {kind} is being built")
 
 
 def _store_shard(folder: Path, source, tokenizer, options: dict) -> None:

@@ -1,8 +1,7 @@
 """TokenStore: documents as rows of M tokens on disk, memory-mapped; its writer continues after a kill.
 
-A document fills ceil(tokens / M) rows; its last row is padded with `PAD`, and nothing crosses a document. In the
-folder: tokens.bin [chunks,M], lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], documents.jsonl (one line each),
-store.json.
+A document fills ceil(tokens / M) rows; its last row is padded with `PAD`. Files in the folder: tokens.bin [chunks,M],
+lengths.bin, chunk_doc.bin, chunk_bytes.bin [chunks], documents.jsonl (one line a document), store.json.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ FORM = files.Form(
     lambda settings, facts: _sizes(settings, facts["chunks"]),
 )
 ENCODED_AT_ONCE = 64  # documents
-ROWS_AT_ONCE = 1 << 18  # whose token ids are checked
+ROWS_AT_ONCE = 1 << 18  # rows whose token ids are checked together
 
 
 class Entry(NamedTuple):
-    """Entry of a document in a store; its rows are first_chunk .. first_chunk + num_chunks - 1."""
+    """Entry of a document in a store. Its rows are first_chunk .. first_chunk + num_chunks - 1."""
 
     name: str
     group: str
@@ -50,21 +49,21 @@ class Entry(NamedTuple):
 
 
 class TokenStore:
-    """Reads a store: arrays over all chunks, memory-mapped and read-only.
+    """Reader of a store: arrays over all chunks, memory-mapped and read-only.
 
     Attributes:
         tokens: [num_chunks,M], uint16 or uint32.
-        lengths: [num_chunks], how many tokens of a chunk are real.
-        chunk_doc: [num_chunks], the document's number.
-        chunk_bytes: [num_chunks], UTF-8 bytes behind the chunk's tokens.
+        lengths: [num_chunks], real tokens of each chunk.
+        chunk_doc: [num_chunks], number of each chunk's document.
+        chunk_bytes: [num_chunks], UTF-8 bytes behind each chunk's tokens.
         documents: list of Entry.
         chunk_len, vocab_size, num_chunks, num_tokens, num_bytes, tokenizer_name: sizes and names.
         bos_id: the tokenizer's BOS; None: it has none.
         identity: hash of all content.
 
     Args:
-        folder: where `build_store` wrote it.
-        verify: compare checksums (reads everything); sizes are always compared.
+        folder: output folder of `build_store`.
+        verify: compare checksums and token ids, which reads everything; sizes are always compared.
 
     Raises:
         FileNotFoundError, ValueError: naming the file that is missing, truncated, corrupt or unfinished.
@@ -83,18 +82,16 @@ class TokenStore:
         self.identity = hashlib.sha256(content.encode()).hexdigest()[:16]
         shape = (self.num_chunks, self.chunk_len)
         self.tokens = files.mapped(self.folder / "tokens.bin", settings["token_type"], shape)
-        for name, dtype in COLUMNS.items():
-            setattr(self, name, files.mapped(self.folder / f"{name}.bin", dtype, (self.num_chunks,)))
-        self.lengths: np.ndarray
-        self.chunk_doc: np.ndarray
-        self.chunk_bytes: np.ndarray
+        self.lengths, self.chunk_doc, self.chunk_bytes = (
+            files.mapped(self.folder / f"{name}.bin", dtype, shape[:1]) for name, dtype in COLUMNS.items()
+        )
         self.documents = _entries(_read_records(self.folder / "documents.jsonl"))
         self._check_counts(manifest["facts"])
         if verify:
             self._check_rows()
 
     def _check_counts(self, facts: dict) -> None:
-        """ValueError unless the documents add up to the manifest's counts."""
+        """Raise ValueError unless the documents add up to the manifest's counts."""
         whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
         for name, got in zip(("documents", "chunks", "tokens", "bytes"), (len(self.documents), *whole)):
             if got != facts[name]:
@@ -103,7 +100,7 @@ class TokenStore:
                 )
 
     def _check_rows(self) -> None:
-        """ValueError unless the rows match the documents and all ids are in the vocabulary."""
+        """Raise ValueError unless the rows match the documents and all ids are in the vocabulary."""
         rows = np.array([entry.num_chunks for entry in self.documents], np.int64)
         lengths = np.full(self.num_chunks, self.chunk_len, np.int32)
         tokens = np.array([entry.num_tokens for entry in self.documents], np.int64)
@@ -128,17 +125,17 @@ class TokenStore:
         return functools.partial(type(self), self.folder, verify=False), ()  # another process maps the same files
 
     def chunks(self, ids) -> np.ndarray:
-        """Rows of tokens as int64 [..., M]."""
+        """Return rows of tokens, int64 [..., M]."""
         return self.tokens[np.asarray(ids)].astype(np.int64)
 
     def document_tokens(self, document: int) -> np.ndarray:
-        """All tokens of a document without its padding, int64."""
+        """Return all tokens of a document without its padding, int64."""
         entry = self.documents[document]
         rows = self.tokens[entry.first_chunk : entry.first_chunk + entry.num_chunks]
         return rows.reshape(-1)[: entry.num_tokens].astype(np.int64)
 
     def stream(self) -> Iterator[Document]:
-        """Every document again, as token ids: the input of another store."""
+        """Yield every document as token ids, as input of another store."""
         for number, entry in enumerate(self.documents):
             yield Document(entry.name, entry.group, self.document_tokens(number))
 
@@ -156,26 +153,24 @@ def build_store(
     commit_every: int = 256,
     progress: bool = False,
 ) -> TokenStore:
-    """Writes documents to a store as they come; run again with the same input after a kill, it continues.
+    """Write documents to a store. Run again with the same input after a kill, it continues.
 
-    The result is bitwise that of an uninterrupted run. On continuing (and on a complete store) the documents already
-    written are read again, not encoded, and compared by their digests.
+    The result is bitwise that of an uninterrupted run. A second run reads the documents already written again and
+    compares their digests; it does not encode them.
 
     Args:
-        folder: made if need be.
-        documents: (name, group, text or token ids) each, dicts (rows of `datasets`) or plain strings: see
-            `as_documents`.
+        folder: output folder.
+        documents: (name, group, text or token ids), dicts (rows of `datasets`) or strings, see `as_documents`.
         tokenizer: a `Tokenizer`, another `Encoder`, or any tokenizer of transformers or tokenizers (`HubTokenizer`).
         chunk_len: M, tokens a row.
-        bos: the tokenizer's BOS before every document.
-        text_field, name_field, group_field: the fields of a dict that hold its text, its name and its group; see
-            `as_documents`.
-        commit_every: documents between two points where a killed run continues.
+        bos: prepend the tokenizer's BOS to every document.
+        text_field, name_field, group_field: see `as_documents`.
+        commit_every: documents between two commits; a killed run continues from the last commit.
         progress: show a bar (rich).
 
     Raises:
-        TypeError, ValueError: a document without tokens, with ids outside the vocabulary or that isn't UTF-8, by name;
-            a folder built with other settings or from other documents; a corrupt file, by name.
+        TypeError, ValueError: naming the document that has no tokens, ids outside the vocabulary or text that is not
+            UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
     """
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -183,7 +178,7 @@ def build_store(
     tokenizer = as_encoder(tokenizer)
     token_type, bos_id = _token_type(tokenizer.vocab_size), getattr(tokenizer, "bos_id", BOS)
     if bos and bos_id is None:
-        raise ValueError(f"bos: expected False for {tokenizer.name}, which has no token that begins a text; got True")
+        raise ValueError(f"bos: expected False for {tokenizer.name}, which has no BOS token; got True")
     settings = {
         "chunk_len": chunk_len,
         "tokenizer": tokenizer.name,
@@ -211,7 +206,7 @@ def build_store(
 
 
 class _Writer:
-    """Appends documents to the files of a build and counts them."""
+    """Writer that appends documents to the files of a build and counts them."""
 
     def __init__(
         self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str
@@ -264,7 +259,7 @@ class _Writer:
 
 
 def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
-    """Reads past the documents that a build already holds; they must be the same ones."""
+    """Skip the documents that a build already holds. Raise ValueError unless they are the same."""
     if not build.facts:
         return
     for number, record in enumerate(_read_records(folder / "documents.jsonl")[: build.facts["documents"]]):
@@ -295,7 +290,7 @@ def _digest(document: Document) -> str:
 
 
 def _read_records(path: Path) -> list[list]:
-    """Lines of documents.jsonl: name, group, rows, tokens, bytes, digest."""
+    """Read the lines of documents.jsonl: name, group, rows, tokens, bytes, digest."""
     with disk.open_plain(path, "rb") as lines:
         try:
             records = [disk.read_json(line) for line in lines]
@@ -317,7 +312,7 @@ def _entries(records: list[list]) -> list[Entry]:
 
 
 def _check_settings(path: Path, settings: dict) -> None:
-    """ValueError unless they are settings of a store."""
+    """Raise ValueError unless they are settings of a store."""
     kinds = {"chunk_len": int, "vocab_size": int, "tokenizer": str, "token_type": str, "bos": bool}
     for name, kind in kinds.items():
         value = settings.get(name)
@@ -334,9 +329,7 @@ def _token_type(vocab_size: int) -> str:
 
 
 def _sizes(settings: dict, chunks: int) -> dict[str, int]:
-    """Bytes of the files whose rows are chunks."""
+    """Return the bytes of the files whose rows are chunks."""
     tokens = chunks * settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize
-    return {
-        "tokens.bin": tokens,
-        **{f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()},
-    }
+    columns = {f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}
+    return {"tokens.bin": tokens} | columns

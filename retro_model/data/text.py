@@ -1,8 +1,7 @@
-"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, n-gram Jaccard
-similarity, BM25.
+"""Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, Jaccard similarity, BM25.
 
-Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL and give the same result for any
-number of threads.
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. The number of threads does not change
+a result.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from retro_kernels import extensions
 
 from .arrays import integers, row_lengths, seen, within
 
-ABI = 1  # what the bindings of csrc/text take, as they state it in `abi`; the two change together
-NO_TOKEN = -1  # what a masked token becomes: it equals no token of a chunk
+ABI = 1  # version of the bindings' signatures, equal to `abi` in csrc/text/bindings.cpp
+NO_TOKEN = -1  # stands for a masked token; equals no token of a chunk
 
 
 def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None) -> np.ndarray:
-    """For every token of a chunk: the longest prefix of the chunk's rest that occurs anywhere in one of its sources.
+    """Return, for every token of a chunk, the length of the longest run from it that occurs in one of its sources.
 
-    The paper's tables of samples colour tokens by this length, of chunk C_u against the retrieved RET(C_{u-1}).
+    The paper's tables of samples colour the tokens of chunk C_u by this length against the retrieved RET(C_{u-1}).
 
         >>> common_prefix_lengths([[1, 2, 3, 9]], [[[2, 3, 1], [7, 1, 2]]])
         array([[2, 2, 1, 0]], dtype=int32)
 
     Args:
         chunks: token ids [n,M].
-        sources: token ids [n,K,R]; a match lies within one of the K.
-        lengths: real tokens of each chunk [n], 0 .. M; None: all. The rest get 0.
-        source_mask: bool [n,K] or [n,K,R], True = may match; None: all.
-        threads: None: torch's number.
+        sources: token ids [n,K,R]; a match lies within one source.
+        lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
+        source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
+        threads: number of threads; None: torch's.
 
     Returns:
         int32 [n,M].
@@ -64,7 +63,7 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
 def longest_common_substrings(
     chunks, sources, *, lengths=None, source_mask=None, threads: int | None = None
 ) -> np.ndarray:
-    """s of the leakage measure r(C) = s/m: the longest run of tokens that a chunk shares with any one of its sources.
+    """Return s of the leakage measure r(C) = s/m: the longest run of tokens shared by a chunk and one of its sources.
 
         >>> longest_common_substrings([[1, 2, 3, 9]], [[[2, 3, 1], [1, 2, 3]]])
         array([3])
@@ -83,17 +82,17 @@ def longest_common_substrings(
 def minhash_signatures(
     tokens, offsets, num_permutations: int = 128, *, ngram: int = 13, seed: int = 0, threads: int | None = None
 ) -> np.ndarray:
-    """MinHash signatures: two documents agree in a column with a probability that is their n-gram Jaccard similarity.
+    """Return MinHash signatures. Two documents agree in a column with probability equal to their Jaccard similarity.
 
-    A document shorter than `ngram` is a single n-gram, itself. The columns of an empty document hold 2**32 - 1.
+    A document shorter than `ngram` is a single n-gram. The columns of an empty document hold 2**32 - 1.
 
     Args:
         tokens: token ids of all documents, one after the other.
         offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
         num_permutations: columns.
         ngram: tokens of an n-gram.
-        seed: draws the hash functions; signatures of different seeds are not comparable.
-        threads: None: torch's number.
+        seed: of the hash functions; signatures of different seeds are not comparable.
+        threads: number of threads; None: torch's.
 
     Returns:
         uint32 [documents, num_permutations].
@@ -111,7 +110,7 @@ def minhash_signatures(
 
 
 def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | None = None) -> np.ndarray:
-    """The exact Jaccard similarity of the n-gram sets of pairs of documents, by comparing tokens.
+    """Return the exact Jaccard similarity of the n-gram sets of pairs of documents.
 
         >>> ngram_jaccard([1, 2, 3, 1, 2, 4], [0, 3, 6], [[0, 1]], ngram=2)
         array([0.33333333])
@@ -139,11 +138,11 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
 def bm25_scores(
     chunks, queries, *, lengths=None, query_lengths=None, k1: float = 1.5, b: float = 0.75, threads: int | None = None
 ) -> np.ndarray:
-    """BM25 scores of every chunk of a document for every query, with the document's own statistics.
+    """Return BM25 scores of every chunk of a document for every query, with the document's own statistics.
 
-        score(c, q) = sum over q's tokens, repeated ones each time, of
+        score(c, q) = sum over q's tokens, repetitions included, of
                       idf * tf (k1 + 1) / (tf + k1 (1 - b + b |c| / mean |c|))
-        idf = log((N - n + 0.5) / (n + 0.5)), N chunks, n of them with the token; a negative one becomes 0.25 * mean idf
+        idf = log((N - n + 0.5) / (n + 0.5)), N chunks, n of them with the token; a negative idf becomes 0.25 * mean idf
 
         >>> bm25_scores([[1, 2], [3, 4], [5, 6]], [[1, 3], [1, 1]]).round(2)
         array([[0.51, 0.51, 0.  ],
@@ -154,7 +153,7 @@ def bm25_scores(
         queries: token ids [Q,T].
         lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
         k1, b: saturation of a token's count, weight of a chunk's length.
-        threads: None: torch's number.
+        threads: number of threads; None: torch's.
 
     Returns:
         float32 [Q,L].

@@ -1,7 +1,8 @@
 """Byte-level BPE through `tokenizers`, and the exact number of bytes behind every token id.
 
-Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), both of zero bytes and never produced from text, whatever
-it says; then the 256 bytes, then the merges. So any text has tokens, and their bytes add up to its UTF-8 bytes.
+Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), then the 256 bytes, then the merges. The first two stand
+for no bytes and are never produced from text. Any text can be encoded, and the bytes of its tokens add up to its UTF-8
+bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ SPECIAL = ("<pad>", "<bos>")
 class Encoder(Protocol):
     """Tokenizer protocol of `TokenStore`.
 
-    name: identifies the vocabulary; a store built with another is refused. byte_lengths: int64 [vocab_size]. An
-    attribute `bos_id` may say which token begins a text (None: none); without it that is `BOS`.
+    name: identifies the vocabulary; a store built with another name is refused. byte_lengths: int64 [vocab_size].
+    bos_id: optional attribute, the token that begins a text (None: no such token); default `BOS`.
     """
 
     name: str
@@ -42,10 +43,10 @@ class Tokenizer:
         assert tokenizer.decode(ids) == "def f(x):" and tokenizer.byte_lengths[ids].sum() == 9
 
     Args:
-        model: a `tokenizers.Tokenizer` as `train` makes it.
+        model: `tokenizers.Tokenizer` with the vocabulary that `train` makes.
 
     Raises:
-        ValueError: special tokens at other ids, or a vocabulary that is not byte-level.
+        ValueError: the special tokens have other ids, or the vocabulary is not byte-level.
     """
 
     def __init__(self, model) -> None:
@@ -67,10 +68,10 @@ class Tokenizer:
     def train(
         cls, texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
     ) -> Tokenizer:
-        """Learns the merges; the vocabulary is smaller than asked where the text has no more pairs of `min_frequency`.
+        """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur `min_frequency` times.
 
         Raises:
-            ValueError: vocab_size under 258 (the bytes and the special tokens).
+            ValueError: vocab_size below 258 (the bytes and the special tokens).
         """
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
@@ -93,7 +94,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From the JSON file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        """Load the JSON file that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
         try:
             content = disk.read_plain(Path(path))
         except FileNotFoundError:
@@ -103,36 +104,36 @@ class Tokenizer:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library raises nothing more particular, and its panics are no Exception
+        except BaseException as error:  # the library's panics derive from BaseException
             raise ValueError(f"{path}: truncated, corrupt or no tokenizer of ours ({error})") from error
 
     def save(self, path: str | Path) -> None:
-        """To one JSON file in the format of `tokenizers`, replaced at once."""
+        """Write one JSON file in the format of `tokenizers`, atomically."""
         disk.make_folder(Path(path).parent)
         disk.write_plain(Path(path), self.model.to_str(pretty=True).encode())
 
     def encode(self, text: str, *, bos: bool = False) -> np.ndarray:
-        """Token ids, int64; `bos`: BOS first."""
+        """Return token ids, int64. bos: prepend BOS."""
         ids = self.encode_batch([text])[0]
         return np.concatenate([[BOS], ids]) if bos else ids
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        """Token ids of each text, int64, in parallel."""
+        """Return the token ids of each text, int64. Texts are encoded in parallel."""
         encoded = self.model.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int64) for e in encoded]
 
     def decode_bytes(self, ids) -> bytes:
-        """The exact bytes behind token ids; special tokens have none."""
+        """Return the exact bytes behind token ids; special tokens have none."""
         return b"".join(self.token_bytes[i] for i in np.asarray(ids).tolist())
 
     def decode(self, ids) -> str:
-        """The text behind token ids; bytes that are not UTF-8 (a character cut in two) become U+FFFD."""
+        """Return the text behind token ids. Bytes that are not UTF-8 (part of a character) become U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
 
 @functools.cache
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary: itself, or one from U+0100 on."""
+    """Map the characters of a byte-level vocabulary to bytes. A byte that is not printable is written as U+0100 + n."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}

@@ -1,9 +1,10 @@
 """Memory Mosaics (arXiv 2405.06394): networks of associative memories in place of attention and feed-forward.
 
-config.py   MosaicsConfig and the paper's presets
-memory.py   ContextualMemory, PersistentMemory: stand-alone modules
-model.py    MemoryMosaics, the language model
-cache.py    its state while it decodes
+config.py      MosaicsConfig and the paper's presets
+memory.py      ContextualMemory, PersistentMemory: stand-alone modules
+model.py       MemoryMosaics, the language model
+cache.py       MosaicsCache; step.py a decode step for CUDA graphs
+inspection.py  predictions, attention and decay of each contextual memory
 """
 
 from .cache import MosaicsCache

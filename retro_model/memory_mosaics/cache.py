@@ -1,4 +1,4 @@
-"""Cache of a Memory Mosaic that decodes: the pairs of every contextual memory, and the tails of its averages."""
+"""Cache of a Memory Mosaic that decodes: the pairs of every contextual memory, and the last averages."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ EVICTIONS = ("oldest", "least_read")
 
 
 class MosaicsCache:
-    """The memories of B sequences, filled by `model(tokens, cache=cache)`, one token or a block at a time.
+    """Cache of the memories of B sequences. `model(tokens, cache=cache)` appends one token or several.
 
-    A contextual memory holds its pairs and the tail of its average. It also holds the last token's key, because the
-    value of that pair comes with the next token. A persistent memory holds the tail of its average alone. There are no
-    positions: a sequence may be of any length.
+    A contextual memory holds its pairs and its last average. It also holds the last token's key, because the value of
+    that pair depends on the next token. A persistent memory holds only its last average. A sequence may have any
+    length, because there are no positions.
 
     Example:
         cache = model.make_cache(batch=2)                  # grows with the sequence
-        cache = model.make_cache(batch=2, capacity=512)    # forgets the oldest pairs
+        cache = model.make_cache(batch=2, capacity=512)    # evicts the oldest pairs
         logits = model(prompt, cache=cache)
         logits = model(token, cache=cache)                 # [2,1] more
 
     Args:
         config: the model's.
         batch: B.
-        capacity: most pairs that a memory keeps; None: all. A call's tokens read all that is held and one another's
-            pairs, and then each memory is cut; so a step reads at most capacity + N pairs. Room for `capacity` pairs is
-            taken at once.
-        limit: likewise; the smaller of the two holds. `join` keeps it, whatever capacity it is given.
-        evict: which pairs go. "oldest": a sliding memory. "least_read": those, in each head, whose reads, fading by a
-            factor 1 - 1/capacity a token, add up to the least; a pair starts with 1, what an equal share of all reads
-            comes to. Costs one more product of queries and keys a step, and a copy of the memory.
+        capacity: maximum number of pairs of a memory; None: no limit. A call reads all held pairs and those of its N
+            tokens, at most capacity + N, and then evicts. Memory for `capacity` pairs is allocated at once.
+        limit: likewise; the smaller of the two applies. `join` keeps the limit, but not the capacity.
+        evict: "oldest": a sliding window. "least_read": in each head, the pairs with the least sum of attention
+            weights. The sums decay by 1 - 1/capacity a token. A new pair starts with 1, the sum of a pair with average
+            weights. It costs a second product of queries and keys a step, and a copy of the memory.
 
-    Calls with a cache are not differentiable, and the model's weights stay as they are while one is used.
+    Calls with a cache are not differentiable. The model's weights must not change while a cache is used.
 
     Source: Zhang et al., arXiv 2405.06394, section 2 (when a pair is stored); eviction: its section 6.
     """
@@ -66,7 +65,7 @@ class MosaicsCache:
 
     @property
     def pairs(self) -> int:
-        """Pairs that a memory of the longest row holds."""
+        """Number of pairs that a memory of the longest row holds."""
         return self.contextual[0].held
 
     @property
@@ -101,7 +100,7 @@ class MosaicsCache:
 
 
 class Scalars:
-    """A memory's scalars, computed once: weights do not change while a cache is in use."""
+    """Cache of a memory's scalars, which do not change while a cache is used."""
 
     def __init__(self, scalars: dict[str, Tensor] | None = None):
         self.scalars = {} if scalars is None else scalars
@@ -113,22 +112,21 @@ class Scalars:
 
 
 class PersistentState(Scalars):
-    """One layer's `average` [B,h,hd] of the last token."""
+    """State of one persistent layer: `average` [B,h,hd] of the last token."""
 
     def __init__(self):
         super().__init__()
         self.average: Tensor | None = None
 
     def keep(self, average: Tensor) -> None:
-        self.average = average.clone()  # a view would keep a whole prompt's tensors alive
+        self.average = average.clone()  # a view would keep a prompt's whole tensor
 
 
 class ContextualState(Scalars):
-    """One layer's memories: columns `first` to `end` of `keys` and `values` [B,room,h,hd] are held, for `reads`
-    [B,room,h] times.
+    """State of one contextual layer: pairs in columns `first` to `end` of `keys` and `values` [B,room,h,hd].
 
-    Where sequences differ in length, `present` [B,room] says which hold something for a row: the shortest lacks the
-    first `missing`.
+    `reads` [B,room,h] is the decayed sum of each pair's attention weights. If sequences differ in length, `present`
+    [B,room] masks the columns that a row holds; the shortest row lacks the first `missing`.
     """
 
     def __init__(self, capacity: int | None, evict: str):
@@ -137,7 +135,7 @@ class ContextualState(Scalars):
         self.present: Tensor | None = None
         self.average: Tensor | None = None  # [B,h,hd]
         self.last_key: Tensor | None = None  # k_T [B,1,h,hd] of the last token
-        self.last_projected: Tensor | None = None  # W_psi x_T [B,1,h,hd], for its value
+        self.last_projected: Tensor | None = None  # W_psi x_T [B,1,h,hd] of the last token, for its value
         self.keys = self.values = self.reads = None
         self.first = self.end = 0
 
@@ -148,13 +146,15 @@ class ContextualState(Scalars):
     def store(
         self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, dict]:
-        """Takes in N tokens [B,N,h,hd]; the pairs held then, keys and values [B,S,h,hd], and what hides some of them
-        from a read: a mask [B,S] where rows differ."""
+        """Append N tokens [B,N,h,hd]. Return the held keys and values [B,S,h,hd], and options of the read.
+
+        The options are a mask [B,S] if rows differ in length.
+        """
         if self.last_key is None:
             keys, following = key, projected
         else:
             keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
-        # copies: a view would keep a whole prompt's tensors alive
+        # copies: a view would keep a prompt's whole tensor
         self.average, self.last_key = average[:, -1].clone(), key[:, -1:].clone()
         self.last_projected = projected[:, -1:].clone()
         self._append(keys[:, :-1], values(following))
@@ -166,7 +166,7 @@ class ContextualState(Scalars):
         return None if self.present is None else self.present[:, self.first : self.end]
 
     def settle(self, query: Tensor, lse: Tensor) -> None:
-        """After a read by `query` [B,N,h,hd] with its `lse` [B,h,N]: counts it and cuts the memory to its capacity."""
+        """Count a read by `query` [B,N,h,hd] with its `lse` [B,h,N], then evict pairs beyond the capacity."""
         if self.capacity is None:
             return
         if self.evict == "least_read":
@@ -183,37 +183,35 @@ class ContextualState(Scalars):
                 table = getattr(self, name)[:, self.first : self.end]
                 index = kept if name == "reads" else kept.unsqueeze(-1).expand(-1, -1, -1, table.shape[-1])
                 self._replace(name, table.gather(1, index), self.keys.shape[1])
-            if self.present is not None:  # what a row lacks goes first in every head
-                self._replace(
-                    "present", self.present[:, self.first : self.end].gather(1, kept[..., 0]), self.keys.shape[1]
-                )
+            if self.present is not None:  # a column that a row lacks has reads -inf in every head
+                self._replace("present", self._mask.gather(1, kept[..., 0]), self.keys.shape[1])
             self.first, self.end = 0, self.capacity
         self.missing = max(self.missing - surplus, 0)
         if not self.missing:
             self.present = None
 
     def _count(self, query: Tensor, lse: Tensor, mask: Tensor | None) -> None:
-        """Each token of the call fades what was read before and adds its weights softmax_i(query·k_i)."""
-        n, s, fading = query.shape[1], self.held, 1 - 1 / self.capacity
+        """Decay `reads` once a token of the call, and add the token's weights softmax_i(query·k_i)."""
+        n, s, decay = query.shape[1], self.held, 1 - 1 / self.capacity
         held = slice(self.first, self.end)
-        age = torch.arange(n - 1, -1, -1, device=query.device, dtype=lse.dtype)  # tokens of the call after each
+        age = torch.arange(n - 1, -1, -1, device=query.device, dtype=lse.dtype)  # number of later tokens in the call
         new = min(n, s)
-        self.reads[:, self.first : self.end - new] *= fading**n
-        self.reads[:, self.end - new : self.end] = (fading ** age[n - new :])[:, None]
+        self.reads[:, self.first : self.end - new] *= decay**n
+        self.reads[:, self.end - new : self.end] = (decay ** age[n - new :])[:, None]
         logits = torch.einsum("bnhd,bshd->bhns", query.to(lse.dtype), self.keys[:, held].to(lse.dtype))
         visible = torch.arange(s, device=query.device) <= torch.arange(s - n, s, device=query.device)[:, None]
         weights = torch.where(visible, torch.exp(logits - lse.unsqueeze(-1)), 0)
-        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, fading**age)
+        self.reads[:, held] += torch.einsum("bhns,n->bsh", weights, decay**age)
         if mask is not None:
-            self.reads[:, held].masked_fill_(~mask.unsqueeze(-1), -torch.inf)  # what holds nothing goes first
+            self.reads[:, held].masked_fill_(~mask.unsqueeze(-1), -torch.inf)  # empty columns are evicted first
 
     def _append(self, key: Tensor, value: Tensor) -> None:
         held, n = self.held, key.shape[1]
         if self.keys is None or self.end + n > self.keys.shape[1]:
             fits = self.capacity is not None and held + n <= self.capacity
-            room = self.capacity if fits else 2 * held + n  # twice: columns are moved once in as many steps
+            room = self.capacity if fits else 2 * held + n  # doubling: each column is moved O(1) times
             old = slice(self.first, self.end)
-            # a half type would round the fading away
+            # half precision would lose the decay
             reads = key[..., 0].to(torch.promote_types(key.dtype, torch.float32))
             for name, like in (("keys", key), ("values", value), ("reads", reads)):
                 table = getattr(self, name)
@@ -225,12 +223,12 @@ class ContextualState(Scalars):
         self.end += n
 
     def _replace(self, name: str, held: Tensor, room: int) -> None:
-        # later pairs are present in every row
+        # columns to come are present in every row
         setattr(self, name, F.pad(held, (0, 0) * (held.dim() - 2) + (0, room - held.shape[1]), value=name == "present"))
 
     @classmethod
     def join(cls, states: Sequence[ContextualState], capacity: int | None) -> ContextualState:
-        """One state of all rows, moved so that their last pairs stand in one column."""
+        """Return one state of all rows, shifted so that all end in the same column."""
         longest = max(state.held for state in states)
         joined = cls(capacity, states[0].evict)
         joined.missing = max(longest - state.held + state.missing for state in states)

@@ -1,4 +1,4 @@
-"""The shape of a Memory Mosaic: its configuration and the paper's presets."""
+"""Configuration of a Memory Mosaic, and the paper's presets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAPER_DROPOUT = 0.05  # of attention weights and of residual updates, in the aut
 
 @dataclass(frozen=True)
 class MosaicsConfig(Config):
-    """Sizes of a Memory Mosaic. There are no positions, so that no size depends on a sequence's length.
+    """Sizes of a Memory Mosaic. No size depends on a sequence's length, because there are no positions.
 
     Example:
         config = MosaicsConfig.preset("small")   # 123,588,336 parameters, those of GPT2-small's size
@@ -27,8 +27,8 @@ class MosaicsConfig(Config):
         num_heads: h, contextual memories of a block and persistent memories of a block (N_c = N_p).
         num_layers: N_b, blocks.
         persistent_slots: N_m, pairs in each persistent memory. 3.5 d gives a block the size of a transformer's.
-        attention_dropout, output_dropout: probability, in training, of dropping what a pair contributes to a read, or
-            an entry of a residual update.
+        attention_dropout, output_dropout: probability, in training, of dropping a pair from a read, or an entry of a
+            residual update.
         logit_scale, embedding_std: logits are logit_scale * E x, E starts as N(0, embedding_std^2). The authors' two
             versions have (1, 0.02) and (d**-0.5, 1).
 
@@ -48,7 +48,7 @@ class MosaicsConfig(Config):
     logit_scale: float = 1.0
     embedding_std: float = 0.02
 
-    max_len = None  # tokens of a sequence: any number
+    max_len = None  # no limit on a sequence's length
 
     def __post_init__(self):
         self.check_fields()
@@ -61,14 +61,13 @@ class MosaicsConfig(Config):
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = 50_304) -> MosaicsConfig:
-        """A language model of the paper: "small" (12 blocks, as GPT2-small), "small-1" or "small-18" (1 or 18
-        blocks)."""
+        """Return a language model of the paper: "small" (12 blocks, as GPT2-small), "small-1" or "small-18"."""
         dropout = {"attention_dropout": PAPER_DROPOUT, "output_dropout": PAPER_DROPOUT}
         return cls(vocab_size, num_layers=preset(name, PRESETS), **dropout)
 
 
 def check_heads(d_model: int, num_heads: int) -> int:
-    """The width of a head; ValueError where the heads do not divide d_model or are wider than the kernels take."""
+    """Return the width of a head. Raise ValueError unless num_heads divides d_model and the width is supported."""
     for name, value in (("d_model", d_model), ("num_heads", num_heads)):
         checks.integer(name, value, low=1)
     if d_model % num_heads or d_model // num_heads > HEAD_DIM_MAX:

@@ -1,4 +1,4 @@
-"""Inspect each contextual memory: how well it predicts its values, where it attends, how long its keys remember."""
+"""Inspect each contextual memory: its errors of prediction, its attention and the decay of its keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from .model import MemoryMosaics
 
 @dataclass(frozen=True)
 class Inspection:
-    """One block's contextual memories on tokens [B,N]. A value is known when the next token is, so that N-1 of them
-    are.
+    """Contextual memories of one block on tokens [B,N]. N-1 values are known, because a value needs the next token.
 
-    error: [B,N-1,h], ||y_T - v_T|| / value_scale: 0 is a perfect prediction of a value; they all have the length
-    value_scale.
-    baseline: likewise, of the mean of the values before T in place of the read y_T.
-    attention: [B,h,N,N-1], softmax_i(k_T·k_i), 0 where i >= T.
+    error: [B,N-1,h], ||y_T - v_T|| / value_scale. 0 is a perfect prediction; value_scale is the length of all values.
+    baseline: likewise, with the mean of the values before T in place of the read y_T.
+    attention: [B,h,N,N-1], softmax_i(k_T·k_i), 0 for i >= T.
     decay, key_scale, value_next: [h], the memory's scalars.
     """
 
@@ -33,14 +31,13 @@ class Inspection:
 
     @property
     def skill(self) -> Tensor:
-        """[h]: 1 - mean error^2 / mean baseline^2, over tokens with something to read. 1: every value is foreseen; 0:
-        keys do not help."""
+        """[h]: 1 - mean error^2 / mean baseline^2, without the first token. 1: perfect; 0: keys do not help."""
         return 1 - self.error[:, 1:].square().mean((0, 1)) / self.baseline[:, 1:].square().mean((0, 1))
 
 
 @torch.no_grad()
 def inspect(model: MemoryMosaics, tokens: Tensor) -> list[Inspection]:
-    """Every block's memories on tokens [B,N], in evaluation mode. Takes memory for [B,h,N,N] a block.
+    """Inspect every block's memories on tokens [B,N], in evaluation mode. Takes memory for [B,h,N,N] a block.
 
     Example:
         for number, block in enumerate(inspect(model, tokens), 1):
@@ -78,21 +75,14 @@ def _inspect(memory, x: Tensor) -> Inspection:
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:
-    """[h,lags]: the mean weight of the pair 1, 2, .. lags tokens back, over the tokens that have that many before
-    them."""
-    n = attention.shape[-2]
-    return torch.stack(
-        [
-            attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2))
-            for lag in range(1, min(lags, n - 1) + 1)
-        ],
-        1,
-    )
+    """Return the mean weight of the pair 1, 2, .. lags tokens back, [h,lags], over tokens with `lags` before them."""
+    back = range(1, min(lags, attention.shape[-2] - 1) + 1)
+    means = [attention.diagonal(-lag, -2, -1)[..., max(0, lags - lag) :].mean((0, 2)) for lag in back]
+    return torch.stack(means, 1)
 
 
 def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
-    """A picture: for each head its mean attention by distance, with its decay and skill. Figures 12 and 15 of the
-    paper."""
+    """Draw each head's mean attention by distance, with its decay and skill, as figures 12 and 15 of the paper."""
     import matplotlib
 
     matplotlib.use("Agg")

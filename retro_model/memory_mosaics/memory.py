@@ -1,6 +1,6 @@
-"""Contextual and persistent memories: layers of associative memories, to build with on their own.
+"""Contextual and persistent memories: stand-alone layers of associative memories.
 
-Both take activations [B,N,d_model] and give a residual update, without the norm before it or the addition after it.
+Both map activations [B,N,d_model] to a residual update, without the norm before it or the addition after it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .config import check_heads
 if TYPE_CHECKING:
     from .cache import ContextualState, PersistentState
 
-RATE = 10.0  # scalars are stored divided by this: Adam then moves them ten times as fast as weights
+RATE = 10.0  # scalars are stored divided by RATE, so that Adam moves them ten times as fast as weights
 DECAY_MAX = 1 - 2**-20  # a leaky average needs decay < 1
 LOG_KEY_SCALE_MAX = 5.0  # key_scale <= e^5: key_scale^2, the largest logit, fits float16
 FIRST_LOG_DECAYS = (0.5, 5.0)  # -log(decay) of the first and of the last head, initially
@@ -30,17 +30,16 @@ FIRST_LOG_KEY_SCALE, FIRST_LOG_VALUE_SCALE = 1.0, -0.5
 
 
 def normalised(x: Tensor, scale: Tensor) -> Tensor:
-    """scale x / ||x|| for x [B,N,h,hd] and scale [h]; 0, with gradient 0, where x is 0."""
+    """Return scale x / ||x|| for x [B,N,h,hd] and scale [h]; 0, with gradient 0, for x = 0."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=scale.dtype)
     inverse = norm.masked_fill(norm == 0, math.inf).reciprocal()
     return x * (scale[:, None] * inverse).to(x.dtype)
 
 
 def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, Tensor]:
-    """sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the logarithm of the softmax's denominator [B,h,N]; heads of
-    any width."""
+    """Return sum_i softmax_i(query·key_i) value_i [B,N,h,hd] and the log-sum-exp [B,h,N], for heads of any width."""
     width = query.shape[-1]
-    # zeros change neither a dot product nor a sum
+    # padding with zeros changes neither a dot product nor a sum
     missing = max(HEAD_DIM_MIN, -(-width // HEAD_DIM_STEP) * HEAD_DIM_STEP) - width
     if missing:
         query, key, value = (F.pad(t, (0, missing)) for t in (query, key, value))
@@ -49,7 +48,7 @@ def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, 
 
 
 class _Memory(nn.Module):
-    """Base of both memories: keys that are normalised leaky averages, and the map of what was read to an update."""
+    """Base of both memories: keys are normalised leaky averages; an output projection maps reads to an update."""
 
     def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
         super().__init__()
@@ -63,7 +62,7 @@ class _Memory(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(num_heads, **where)))
 
     def reset_parameters(self, depth: int = 1) -> None:
-        """Initial weights; `depth`: memories of this kind that write to the same residual stream."""
+        """Set initial weights. depth: number of memories of this kind that write to the same residual stream."""
         nn.init.normal_(self.key.weight, std=self.d_model**-0.5)
         nn.init.normal_(self.output.weight, std=(self.d_model * depth) ** -0.5)
         with torch.no_grad():
@@ -73,12 +72,12 @@ class _Memory(nn.Module):
 
     @property
     def decay(self) -> Tensor:
-        """lambda_phi [h]: what a key keeps of the one before it."""
+        """lambda_phi [h], decay of the keys' averages."""
         return torch.exp(-(RATE * _wide(self.stored_decay)).abs()).clamp(max=DECAY_MAX)
 
     @property
     def value_scale(self) -> Tensor:
-        """alpha_psi [h]: the length of a value."""
+        """alpha_psi [h], length of a value."""
         return torch.exp(RATE * _wide(self.stored_value_scale))
 
     @property
@@ -86,25 +85,25 @@ class _Memory(nn.Module):
         return torch.exp((RATE * _wide(self.stored_key_scale)).clamp(max=LOG_KEY_SCALE_MAX))
 
     def heads_of(self, x: Tensor) -> Tensor:
-        """[B,N,h,hd] of [B,N,d]."""
+        """Split x [B,N,d] into heads [B,N,h,hd]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
     def averages(self, x: Tensor, segment: Tensor | None, state: ContextualState | PersistentState | None) -> Tensor:
-        """kbar [B,N,h,hd]: leaky averages of the key projections, which restart where `segment` changes."""
+        """Return kbar [B,N,h,hd], leaky averages of the key projections. They restart where `segment` changes."""
         checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
         heads, decay = self.heads_of(self.key(x)), self.scalar("decay", state)
         initial = None if state is None else state.average
         return rk.leaky_average(heads, decay, initial=initial, segment=segment, backend=self.backend)
 
     def scalar(self, name: str, state: ContextualState | PersistentState | None) -> Tensor:
-        """A scalar of every head; for a state computed once, for all its steps."""
+        """Return a scalar of every head. A state caches it."""
         return getattr(self, name) if state is None else state.scalar(self, name)
 
     def read_options(self) -> dict:
         return {"dropout_p": self.attention_dropout if self.training else 0.0, "backend": self.backend}
 
     def update(self, y: Tensor) -> Tensor:
-        """The update [B,N,d] of what was read, y [B,N,h,hd]."""
+        """Return the update [B,N,d] of a read y [B,N,h,hd]."""
         return F.dropout(self.output(y.flatten(-2)), self.output_dropout, self.training)
 
     def extra_repr(self) -> str:
@@ -112,14 +111,14 @@ class _Memory(nn.Module):
 
 
 class ContextualMemory(_Memory):
-    """h associative memories of a sequence's own past: each stores what followed, under a summary of what came before.
+    """h associative memories of a sequence's own past. Keys summarise the past; values depend on the next token.
 
         k_T = key_scale Norm(kbar_T),     kbar_T = W_phi x_T + decay kbar_{T-1}
         v_T = value_scale Norm(vbar_T),   vbar_T = value_now W_psi x_T + value_next W_psi x_{T+1}
         y_T = sum_{i<T} softmax_i(k_T·k_i) v_i,   y_1 = 0;     update_T = W_z [y_T of every head]
 
-    Key and query are one vector and there are no positions. A value peeks at the next token, so a token may read the
-    pairs before its own and not its own: y_T is the memory's prediction of v_T, which is not known yet.
+    Key and query are one vector, and there are no positions. A value depends on the next token, so a token reads only
+    the pairs before its own: y_T predicts v_T, which is not known yet.
 
     Example:
         memory = ContextualMemory(64, num_heads=4)
@@ -127,13 +126,12 @@ class ContextualMemory(_Memory):
 
     Args:
         d_model: d, width in and out; num_heads divides it.
-        num_heads: h, memories; any width d/h up to 256 (below 16 or no multiple of 8: padded with zeros for the
-            kernels).
+        num_heads: h, memories, of any width d/h up to 256. A width below 16 or no multiple of 8 is padded with zeros.
         attention_dropout: probability, in training, of dropping a pair from a read.
         output_dropout: probability, in training, of dropping an entry of the update.
         backend: of `retro_kernels`; None: the fastest that serves the call.
 
-    Cost: time grows with N^2, as that of attention; memory with N (no [N,N] matrix is kept).
+    Cost: time O(N^2), as attention; memory O(N).
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equations 3, 7 and 8. The scalars' form and initial values
     are those of the authors' code.
@@ -153,7 +151,7 @@ class ContextualMemory(_Memory):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
-        #: c [h]: the weight of a token in its own value; any number, 0: the value is the next token's alone
+        #: c [h], weight of a token in its own value; 0: the value depends on the next token alone
         self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -164,25 +162,25 @@ class ContextualMemory(_Memory):
 
     @property
     def key_scale(self) -> Tensor:
-        """alpha_phi [h]: the length of a key; its square is the inverse bandwidth."""
+        """alpha_phi [h], length of a key; its square is the inverse bandwidth."""
         return self._key_scale
 
     @property
     def value_next(self) -> Tensor:
-        """1 - c [h]: the weight of the next token in a value."""
+        """1 - c [h], weight of the next token in a value."""
         return 1 - _wide(self.value_now)
 
     def values(self, projected: Tensor, state: ContextualState | None = None) -> Tensor:
-        """v [B,N-1,h,hd] of W_psi x [B,N,h,hd]: the last token's is not known yet."""
+        """Return v [B,N-1,h,hd] of W_psi x [B,N,h,hd], without the last token's, which is not known yet."""
         now, following = (self.scalar(name, state)[:, None].to(projected.dtype) for name in ("value_now", "value_next"))
         return normalised(now * projected[:, :-1] + following * projected[:, 1:], self.scalar("value_scale", state))
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: ContextualState | None = None) -> Tensor:
-        """The update [B,N,d] of x [B,N,d].
+        """Return the update [B,N,d] of x [B,N,d].
 
         Args:
-            segment: int64 [B,N], documents packed into one row: memories and averages restart where it changes.
-            state: what a cache holds of the tokens before these; takes these in. Not with `segment`.
+            segment: int64 [B,N], for packed documents: memories and averages restart where it changes.
+            state: cache of the tokens before these, which are appended. Not with `segment`.
         """
         average = self.averages(x, segment, state)
         key, projected = normalised(average, self.scalar("key_scale", state)), self.heads_of(self.value(x))
@@ -191,7 +189,7 @@ class ContextualMemory(_Memory):
             stored, value, seen = key[:, :-1], self.values(projected), {}
         else:
             stored, value, seen = state.store(average, key, projected, lambda x: self.values(x, state))
-        # query_offset S-N, unless a state says otherwise: what was stored before it and nothing else
+        # the default query_offset S-N makes a token read the pairs stored before it; a ring passes its own
         y, lse = read(key, stored, value, causal=True, **options, **seen)
         if state is not None:
             state.settle(key, lse)
@@ -199,15 +197,14 @@ class ContextualMemory(_Memory):
 
 
 class PersistentMemory(_Memory):
-    """h associative memories of N_m trained pairs each, for knowledge that outlasts a sequence; in place of a
-    feed-forward.
+    """h associative memories of N_m trained pairs each, in place of a feed-forward layer.
 
         q_T = query_scale Norm(kbar_T),   kbar_T = W_phi x_T + decay kbar_{T-1}
         y_T = value_scale sum_{i=1..N_m} softmax_i(q_T·K_i) V_i;     update_T = W_z [y_T of every head]
 
     Example:
         memory = PersistentMemory(64, num_heads=4, slots=224)
-        y = x + memory(norm(x))  # x [B,N,64]; 3.5 d slots: as many parameters as a feed-forward four times as wide
+        y = x + memory(norm(x))  # x [B,N,64]; 3.5 d slots have the parameters of a feed-forward of width 4d
 
     Args:
         d_model, num_heads, attention_dropout, output_dropout, backend: as in `ContextualMemory`.
@@ -216,7 +213,7 @@ class PersistentMemory(_Memory):
     Source: Zhang et al., arXiv 2405.06394, section 4 and figure 7; Sukhbaatar et al., arXiv 1907.01470.
     """
 
-    decayed = ("keys", "values")  # by the optimiser: they are the matrices of a feed-forward
+    decayed = ("keys", "values")  # weight decay applies to them as to a feed-forward's matrices
 
     def __init__(
         self,
@@ -244,15 +241,15 @@ class PersistentMemory(_Memory):
 
     @property
     def query_scale(self) -> Tensor:
-        """gamma = alpha_phi^2 [h]: the length of a query."""
+        """gamma = alpha_phi^2 [h], length of a query."""
         return self._key_scale.square()
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: PersistentState | None = None) -> Tensor:
-        """The update [B,N,d] of x [B,N,d]; arguments as in `ContextualMemory.forward`."""
+        """Return the update [B,N,d] of x [B,N,d]. Arguments as in `ContextualMemory.forward`."""
         average = self.averages(x, segment, state)
         if state is not None:
             state.keep(average[:, -1])
-        # all rows as one: they share their pairs
+        # one batch entry, because all rows share the pairs
         query = normalised(average, self.scalar("query_scale", state)).flatten(0, 1).unsqueeze(0)
         pairs = (t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, self.values))
         y = read(query, *pairs, **self.read_options())[0].reshape(average.shape)
@@ -260,13 +257,13 @@ class PersistentMemory(_Memory):
 
 
 def visible_documents(segment: Tensor | None) -> dict[str, Tensor]:
-    """Arguments that confine a read to a document: a token sees the pairs of its own run of equal `segment` [B,N]."""
+    """Return arguments of a read in which a token sees only the pairs of its own run of equal `segment` [B,N]."""
     if segment is None:
         return {}
-    run = F.pad((segment[:, 1:] != segment[:, :-1]).cumsum(1), (1, 0))  # a segment that comes back is another document
+    run = F.pad((segment[:, 1:] != segment[:, :-1]).cumsum(1), (1, 0))  # a segment that recurs is another document
     return {"query_segment": run, "key_segment": run[:, :-1]}
 
 
 def _wide(scalar: Tensor) -> Tensor:
-    """Scalars of half types in float32."""
+    """Convert half types to float32."""
     return scalar.float() if scalar.dtype in (torch.float16, torch.bfloat16) else scalar

@@ -16,7 +16,7 @@ from .config import MosaicsConfig
 from .memory import ContextualMemory, PersistentMemory
 from .step import MosaicsStep
 
-NORM_EPS = 1e-5  # of the layer norms, which have a gain and no bias, as in the authors' code
+NORM_EPS = 1e-5  # of the layer norms, which have no bias, as in the authors' code
 
 
 class Block(nn.Module):
@@ -34,17 +34,16 @@ class Block(nn.Module):
         self.persistent = PersistentMemory(*sizes, config.persistent_slots, **options)
 
     def forward(self, x: Tensor, segment: Tensor | None = None, states: tuple = (None, None)) -> Tensor:
-        """x [B,N,d] -> [B,N,d]; `states`: what a cache holds of the two layers."""
+        """x [B,N,d] -> [B,N,d]. states: cached states of the two layers."""
         x = x + self.context(self.context_norm(x), segment=segment, state=states[0])
         return x + self.persistent(self.persistent_norm(x), segment=segment, state=states[1])
 
 
 class MemoryMosaics(nn.Module):
-    """Networks of associative memories: logits of the next token from what followed similar contexts, here and in
-    training.
+    """Language model of associative memories: it predicts the token that followed similar contexts.
 
-    Blocks of contextual and persistent memories between a token embedding and the same matrix as readout. No positions:
-    a sequence may be longer than any in training.
+    Blocks of contextual and persistent memories are between a token embedding and the same matrix as readout. There are
+    no positions, so a sequence may be longer than any in training.
 
     Example:
         model = MemoryMosaics(MosaicsConfig.preset("small"))
@@ -56,7 +55,7 @@ class MemoryMosaics(nn.Module):
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each block's activations in the backward pass rather than keep them.
 
-    Initial weights: N(0, 1/fan_in), residual outputs over the square root of the depth; the memories' scalars as in the
+    Initial weights: N(0, 1/fan_in), residual outputs divided by the square root of the depth; scalars as in the
     authors' code.
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, section 5 and figure 8.
@@ -78,7 +77,7 @@ class MemoryMosaics(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial weights: for a model built on the meta device and then given memory."""
+        """Set initial weights, also of a model that was built on the meta device."""
         nn.init.normal_(self.embedding.weight, std=self.config.embedding_std)
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
@@ -95,21 +94,17 @@ class MemoryMosaics(nn.Module):
         cache: MosaicsCache | None = None,
         loss_mask: Tensor | None = None,
     ) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
+        """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 
         Args:
-            tokens: int64, any N. With a cache, those that follow what it holds.
-            segment: int64 [B,N], for documents packed into one row: everything restarts where it changes. Not with a
-                cache.
-            cache: holds the tokens before these and takes these in; see `MosaicsCache`. Such a call is not
-                differentiable.
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts; a document's first never does, for
-                nothing is before it. The result is then a `NextTokenLoss`, and the logits of all tokens are never in
-                memory together.
+            tokens: int64, any N. With a cache: the tokens after those it holds.
+            segment: int64 [B,N], for packed documents: all memories restart where it changes. Not with a cache.
+            cache: a `MosaicsCache` with the tokens before these; these are appended. The call is not differentiable.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts; a document's first token never does.
+                The result is a `NextTokenLoss`, and the logits of all tokens are never in memory together.
 
         Raises:
-            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on
-                the CPU.
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only on the CPU.
         """
         x = self.activations(tokens, segment=segment, cache=cache)
         if loss_mask is None:
@@ -120,13 +115,13 @@ class MemoryMosaics(nn.Module):
         return next_token_loss(x * self.config.logit_scale, self.embedding.weight, tokens, loss_mask)
 
     def readout(self, x: Tensor) -> Tensor:
-        """Logits [...,V] of final activations [...,d]."""
+        """Return logits [...,V] of final activations [...,d]."""
         return rk.linear(x * self.config.logit_scale, self.embedding.weight)
 
     def activations(
         self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None
     ) -> Tensor:
-        """Final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
+        """Return final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         self._check(tokens, segment, cache)
         if cache is not None:
             return self._decode(tokens, cache)
@@ -145,25 +140,24 @@ class MemoryMosaics(nn.Module):
         return self.norm(x)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
-        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        """Return logits [B,V] after the last token alone, as sampling needs. Arguments as in `forward`."""
         return self.readout(self.activations(tokens, **options)[:, -1])
 
     def make_cache(self, batch: int, capacity: int | None = None, *, evict: str | None = None) -> MosaicsCache:
-        """An empty cache for `batch` rows; at most `capacity` pairs a memory, of which `evict` go first. See
-        `MosaicsCache`."""
+        """Return an empty cache for `batch` rows. Arguments as in `MosaicsCache`."""
         return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
 
     def decode_step(self, cache: MosaicsCache) -> MosaicsStep:
-        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
         return MosaicsStep(self, cache)
 
     def limit_memory(self, pairs: int | None, evict: str = "oldest") -> None:
-        """From now on caches, those of `generate` too, hold at most `pairs` a memory; None: any number."""
-        MosaicsCache(self.config, 1, limit=pairs, evict=evict)  # raises where either is wrong
+        """Limit the caches made from now on, by `generate` too, to `pairs` a memory; None: no limit."""
+        MosaicsCache(self.config, 1, limit=pairs, evict=evict)  # checks both
         self.memory_limit, self.eviction = pairs, evict
 
     def shard_units(self) -> list[nn.Module]:
-        """Modules that FSDP2 gathers one at a time."""
+        """Return the modules that FSDP2 gathers one at a time."""
         return list(self.blocks)
 
     def _check(self, tokens: Tensor, segment: Tensor | None, cache: MosaicsCache | None) -> None:

@@ -1,4 +1,4 @@
-"""One token of every row, as a function of tensors that stay where they are: what a CUDA graph can hold."""
+"""Decode step of one token a row, over tensors at fixed addresses, for capture in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from .cache import ContextualState, MosaicsCache, PersistentState, Scalars
 
 
 class MosaicsStep:
-    """A Memory Mosaic's step of one token a row, which asks the host nothing.
+    """Decode step of a Memory Mosaic, without synchronisation.
 
-    The cache's memories move into rings: the pair that is stored as number i lies in column i % room. There are no
-    positions, so the order in which a read meets pairs does not matter, and a full ring forgets the oldest.
+    The step copies the cache's memories into ring buffers: pair i is in column i % room. A full ring overwrites the
+    oldest pair. The order of pairs has no effect on a read, because there are no positions.
 
     Args:
         model: a `MemoryMosaics` in evaluation mode.
-        cache: holds the prompts; one with a capacity, that forgets the oldest pairs. The step goes on from there by
-            itself: the cache stays as it is.
+        cache: holds the prompts; it must have a capacity and evict the oldest pairs. The step does not change it.
 
     Raises:
-        ValueError: a cache that is empty or grows, or forgets other pairs than the oldest.
+        ValueError: the cache is empty, has no capacity or evicts other pairs.
     """
 
     def __init__(self, model, cache: MosaicsCache):
@@ -36,18 +35,18 @@ class MosaicsStep:
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)
         held = cache.contextual[0]
         there = held.present if held.present is not None else torch.ones_like(held.keys[:, :, 0, 0], dtype=torch.bool)
-        #: pairs that each row's memories have been given, as far as they still matter
+        #: pairs stored in each row's memories, up to the capacity at first
         self.count = there[:, held.first : held.end].sum(1)
-        # a step reads what is held and the pair that it stores itself, and only then is cut
+        # + 1: a step reads the held pairs and the one it stores, before it evicts
         self.contextual = [PairRing(state, self.count, cache.capacity + 1) for state in cache.contextual]
         self.persistent = [KeptAverage(state) for state in cache.persistent]
 
     def begin(self) -> str:
-        """Return the name of the only way."""
+        """Return the name of the step's only way."""
         return "reads"
 
     def run(self, way: str) -> Tensor:
-        """Logits [B,V] after `tokens` [B,1]; on the device alone."""
+        """Return logits [B,V] after `tokens` [B,1], without synchronisation."""
         x = self.model.embedding(self.tokens)
         for block, *states in zip(self.model.blocks, self.contextual, self.persistent):
             x = block(x, None, states)
@@ -59,7 +58,7 @@ class MosaicsStep:
 
 
 class KeptAverage(Scalars):
-    """A persistent memory's average, in memory of its own."""
+    """State of a persistent memory with its average at a fixed address."""
 
     def __init__(self, state: PersistentState):
         super().__init__(state.scalars)
@@ -70,7 +69,7 @@ class KeptAverage(Scalars):
 
 
 class PairRing(Scalars):
-    """One layer's memories, with the same interface as `ContextualState`."""
+    """Ring buffer of one layer's pairs, with the interface of `ContextualState`."""
 
     def __init__(self, state: ContextualState, count: Tensor, room: int):
         super().__init__(state.scalars)
@@ -79,7 +78,7 @@ class PairRing(Scalars):
             t.clone() for t in (state.average, state.last_key, state.last_projected)
         )
         self.row = torch.arange(len(count), device=count.device)
-        # the pairs that a row holds end in the last column: row by row they move to the first ones
+        # move each row's pairs, which end in the last column, to the first columns
         column = torch.arange(room, device=count.device)
         source = (state.end - count[:, None] + column).clamp(max=state.keys.shape[1] - 1)
         self.keys, self.values = (
@@ -90,7 +89,7 @@ class PairRing(Scalars):
     def store(
         self, average: Tensor, key: Tensor, projected: Tensor, values: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, Tensor, dict]:
-        """Takes in a token [B,1,h,hd]: the pair of the last one is known now. A read sees it and those before it."""
+        """Append a token [B,1,h,hd], which completes the last token's pair. A read sees that pair and earlier ones."""
         at = (self.row, self.count % self.room)
         self.keys[at] = self.last_key[:, 0].to(self.keys.dtype)
         self.values[at] = values(torch.cat([self.last_projected, projected], 1))[:, 0].to(self.values.dtype)
@@ -99,4 +98,4 @@ class PairRing(Scalars):
         return self.keys, self.values, {"query_offset": self.count.clamp(max=self.room - 1)}
 
     def settle(self, query: Tensor, lse: Tensor) -> None:
-        """The next pair takes the oldest one's place."""
+        """No-op: the next pair overwrites the oldest one."""

@@ -1,9 +1,9 @@
-"""One model on many processes: ranges of the sequence, heads of the attentions.
+"""One model on many processes: sequences divided into ranges, attentions into heads.
 
-collectives.py  messages between processes, counted
-attention.py    causal attention whose keys lie with several processes
+collectives.py  communication between processes, with a count of bytes
+attention.py    causal attention over keys of several processes
 sequence.py     SequencePart: a process holds a range of chunks
-document.py     DocumentPart: the same of documents that an RPT retrieves from
+document.py     DocumentPart: the same for an RPT's documents
 tensor.py       parallelize: a process holds some of the heads
 """
 

@@ -1,4 +1,4 @@
-"""Causal relative attention over sequences whose ranges several processes hold."""
+"""Causal relative attention over sequences that are divided among processes."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def gathered_attention(
     """Return this process's rows of `rk.relative_attention(..., causal=True)` over the whole sequence.
 
     Args:
-        line: the processes, in the order of their ranges, all of n tokens.
-        query, key, value: this process's, [B,n,H,D] and [B,n,G,D].
+        line: the processes, in the order of their ranges of n tokens.
+        query, key, value: of this process's range, [B,n,H,D] and [B,n,G,D].
         rel_key: [H,(rank+1)*n,D], row t for displacement t.
-        segment: integers [B,n], packed documents: a token sees its own; None: all see all.
+        segment: integers [B,n], for packed documents: a token attends its own segment; None: a single document.
         options: content_bias, position_bias, dropout_p, backend.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Collectives of a process group: differentiable where needed, their bytes counted."""
+"""Collectives of a process group, differentiable where needed, with a count of the bytes sent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 class Line:
-    """Processes in a row, each with the one before and the one after it.
+    """Processes in the order of their ranges; each exchanges tensors with the one before and the one after it.
 
     Attributes:
-        rank, size: this process's place and how many there are.
-        sent: bytes that this process has sent, by what they were.
+        rank, size: rank of this process, number of processes.
+        sent: bytes that this process has sent, by description.
 
     Args:
         group: a process group, or a device mesh of one dimension; None: all processes.
@@ -25,36 +25,29 @@ class Line:
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.sent: Counter[str] = Counter()
 
-    def exchange(self, what: str, outgoing: dict[int, list[Tensor]], incoming: dict[int, list[Tensor]]) -> None:
-        """Sends tensors to ranks and receives into tensors from ranks, all at once; in the same order on both sides."""
-        operations = []
-        for send, places in ((True, outgoing), (False, incoming)):
-            for rank, tensors in places.items():
+    def from_before(self, what: str, tensor: Tensor) -> Tensor:
+        """Return the tensor of the process before. The first process gets its own, a placeholder."""
+        return self._shifted(what, tensor, 1)
+
+    def from_after(self, what: str, tensor: Tensor) -> Tensor:
+        """Return the tensor of the process after. The last process gets its own, a placeholder."""
+        return self._shifted(what, tensor, -1)
+
+    def _shifted(self, what: str, tensor: Tensor, step: int) -> Tensor:
+        to, source = self.rank + step, self.rank - step
+        tensor, operations = tensor.contiguous(), []
+        received = torch.empty_like(tensor) if 0 <= source < self.size else tensor
+        for operation, rank, moved in ((dist.isend, to, tensor), (dist.irecv, source, received)):
+            if 0 <= rank < self.size:
                 peer = rank if self.group is None else dist.get_global_rank(self.group, rank)
-                for tensor in tensors:
-                    operations.append(dist.P2POp(dist.isend if send else dist.irecv, tensor, peer, self.group))
-                    self.sent[what] += tensor.nbytes * send
+                operations.append(dist.P2POp(operation, moved, peer, self.group))
+                self.sent[what] += moved.nbytes * (operation is dist.isend)
         for request in dist.batch_isend_irecv(operations) if operations else []:
             request.wait()
-
-    def from_before(self, what: str, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors of the process before; the first process gets its own back, which mean nothing."""
-        return self._shifted(what, tensors, 1)
-
-    def from_after(self, what: str, tensors: list[Tensor]) -> list[Tensor]:
-        """The tensors of the process after; the last process gets its own back, which mean nothing."""
-        return self._shifted(what, tensors, -1)
-
-    def _shifted(self, what: str, tensors: list[Tensor], step: int) -> list[Tensor]:
-        tensors = [t.contiguous() for t in tensors]
-        to, source = self.rank + step, self.rank - step
-        here = 0 <= source < self.size
-        received = [torch.empty_like(t) if here else t for t in tensors]
-        self.exchange(what, {to: tensors} if 0 <= to < self.size else {}, {source: received} if here else {})
         return received
 
     def gather(self, what: str, tensor: Tensor) -> Tensor:
-        """The tensors of all processes, [size, ...]; without a gradient."""
+        """Return the tensors of all processes, [size, ...], without a gradient."""
         whole = tensor.new_empty(self.size, *tensor.shape)
         dist.all_gather(list(whole.unbind()), tensor.contiguous(), group=self.group)
         self.sent[what] += tensor.nbytes * (self.size - 1)
@@ -62,7 +55,7 @@ class Line:
 
 
 class GatherAll(torch.autograd.Function):
-    """GatherAll.apply(line, what, x): `Line.gather`; each process gets the sum of its own tensor's gradients back."""
+    """GatherAll.apply(line, what, x): differentiable `Line.gather`. Gradients of a tensor are summed over processes."""
 
     @staticmethod
     def forward(ctx, line: Line, what: str, x: Tensor) -> Tensor:
@@ -81,21 +74,21 @@ class GatherAll(torch.autograd.Function):
 
 
 class StateBefore(torch.autograd.Function):
-    """StateBefore.apply(line, x, m): x [B,N,d] and the last m rows of the process before's x [B,m,d].
+    """StateBefore.apply(line, x, m): return x [B,N,d] and the last m rows [B,m,d] of x of the process before.
 
-    x comes out as it went in, so that every process takes part in the backward pass, the first one too.
+    x passes through so that every process, the first one included, takes part in the backward pass.
     """
 
     @staticmethod
     def forward(ctx, line: Line, x: Tensor, m: int) -> tuple[Tensor, Tensor]:
         ctx.line, ctx.m = line, m
-        before = line.from_before("state of the chunk before", [x[:, -m:]])[0]
+        before = line.from_before("state of the chunk before", x[:, -m:])
         return x.view_as(x), before.clone() if line.rank == 0 else before
 
     @staticmethod
     def backward(ctx, grad: Tensor, grad_before: Tensor):
         line, m = ctx.line, ctx.m
-        received = line.from_after("state of the chunk before", [grad_before])[0]
+        received = line.from_after("state of the chunk before", grad_before)
         if line.rank == line.size - 1:
             return None, grad, None
         return None, torch.cat([grad[:, :-m], grad[:, -m:] + received], 1), None

@@ -1,4 +1,4 @@
-"""Documents of an RPT split over processes: each holds a range of segments, and retrieves from all that lies before.
+"""Documents of an RPT split over processes: each holds a range of segments and retrieves from all ranges up to its own.
 
 The processes exchange a window's keys and values, the states and keys of every chunk, the gate's keys and values, and
 the neighbours of the chunk before a range. The paper trains documents of 16,384 tokens on four devices (arXiv
@@ -10,16 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_model.layers import NextTokenLoss
 from retro_model.layers.rotary import rotation
 from retro_model.rpt.layers import Memory, Retrieved
 from retro_model.rpt.supervision import Supervision
 
-from .collectives import GatherAll, Line, StateBefore
-from .sequence import next_token_loss
+from .collectives import GatherAll, StateBefore
+from .sequence import Range
 
 
-class DocumentPart:
+class DocumentPart(Range):
     """This process's range of every document: of N tokens in P processes, rank r holds tokens r*N/P to (r+1)*N/P - 1.
 
         part = DocumentPart()
@@ -28,8 +27,8 @@ class DocumentPart:
         # with the model in DDP or FSDP2, which sum the gradients
         train_step(model, optimizer, tokens, lessons, settings, taught, step, part=part)
 
-    Logits, losses and gradients are those of one process that holds it all. Sent by each process, a document of the
-    batch, forward (the backward pass sends as much again), with n = N/P and l = n/m:
+    Logits, losses and gradients equal those of one process with whole documents. For each document of the batch, a
+    process sends in the forward pass (and as much again in the backward pass), with n = N/P and l = n/m:
 
         window   2S * d elements a layer, to the next process alone
         chunks   (P-1) * (n + l) * d elements: states and keys of all chunks
@@ -43,11 +42,8 @@ class DocumentPart:
         line: the processes; `line.sent` counts the bytes that this one has sent.
     """
 
-    def __init__(self, group=None) -> None:
-        self.line = Line(group)
-
     def split(self, tokens: Tensor, supervision: Supervision | None = None) -> tuple[Tensor, Supervision | None]:
-        """This process's range of documents that it has whole; candidates keep the numbers of whole documents."""
+        """Return this process's range of whole documents. Candidates keep their numbers in the whole document."""
 
         def mine(t: Tensor) -> Tensor:
             if t.shape[1] % self.line.size:
@@ -59,7 +55,7 @@ class DocumentPart:
         return mine(tokens), None if supervision is None else Supervision(*(mine(t) for t in supervision))
 
     def check(self, config, tokens: Tensor, cache) -> None:
-        """ValueError unless a range is whole segments and chunks, and as long as the window."""
+        """Raise ValueError unless a range is whole segments and chunks, at least as long as the window's reach."""
         if cache is not None:
             raise ValueError("part: expected no cache with a part of a document; got both")
         unit = config.segment if config.segment % config.chunk_len == 0 else config.segment * config.chunk_len
@@ -72,11 +68,11 @@ class DocumentPart:
             )
 
     def first(self, width: int) -> int:
-        """The number of this range's first token, or chunk, where ranges have `width` of them."""
+        """Return the number of the range's first token or chunk; `width`: their number in a range."""
         return self.line.rank * width
 
     def window(self, attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The update of a window attention whose first tokens see keys of the process before."""
+        """Return the update of a window attention whose first tokens attend keys of the process before."""
         reach = attention.segment * (2 if attention.sliding else 1)
         both, before = StateBefore.apply(self.line, torch.cat([key, value], -1), reach)
         if self.line.rank:
@@ -86,8 +82,7 @@ class DocumentPart:
     def remember(
         self, model, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
     ) -> tuple[Memory, Retrieved]:
-        """`SelfMemory.remember` for the chunks of the range; the memory is led by the neighbours of the chunk before
-        it."""
+        """`SelfMemory.remember` for the chunks of the range. The memory begins with the chunk before the range."""
         chunks = hidden.unflatten(1, (-1, model.config.chunk_len))
         first, states, scores = self.first(chunks.shape[1]), chunks, None
         if model.retriever is not None:
@@ -100,13 +95,13 @@ class DocumentPart:
         neighbours = model.neighbours.of(every, chunks, index)
         gate = self._gate(model.gate, neighbours, index >= 0)
         retrieved = Retrieved(scores, index, gate)
-        if self.line.rank or self.line.size > 1:
+        if self.line.size > 1:
             neighbours, gate, index = self._led(neighbours, gate, index)
         turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), model.config.head_dim, hidden.dtype)
         return Memory(neighbours, turn, index, gate, model.config.chunk_len if self.line.rank else 0), retrieved
 
     def _gathered(self, what: str, x: Tensor) -> Tensor:
-        """[B,P*l,...] of every process's [B,l,...]."""
+        """Concatenate every process's x [B,l,...]: [B,P*l,...]."""
         return GatherAll.apply(self.line, what, x.contiguous()).transpose(0, 1).flatten(1, 2)
 
     def _gate(self, gate, states: Tensor, neighbour_mask: Tensor) -> Tensor:
@@ -130,13 +125,9 @@ class DocumentPart:
     def _led(self, neighbours: Tensor, gate: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         neighbours, states_before = StateBefore.apply(self.line, neighbours, 1)
         gate, gate_before = StateBefore.apply(self.line, gate, 1)
-        index_before = self.line.from_before("neighbours of the chunk before", [index[:, -1:]])[0]
+        index_before = self.line.from_before("neighbours of the chunk before", index[:, -1:])
         if not self.line.rank:
             return neighbours, gate, index
         return tuple(
             torch.cat(pair, 1) for pair in ((states_before, neighbours), (gate_before, gate), (index_before, index))
         )
-
-    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:
-        """Loss [B,n] of predicting the token after each token of the range; 0 after a document's last."""
-        return next_token_loss(self.line, x, weight, tokens, counted)

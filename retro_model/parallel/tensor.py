@@ -1,5 +1,4 @@
-"""Tensor parallelism: heads of attentions and inner units of feed-forward layers divided among processes, by
-DTensor."""
+"""Tensor parallelism by DTensor: heads of attentions and inner units of feed-forward layers divided among processes."""
 
 from __future__ import annotations
 
@@ -9,29 +8,29 @@ from retro_model.layers import Attention, FeedForward
 
 
 def parallelize(module: nn.Module, mesh) -> nn.Module:
-    """Divides a module's attentions and feed-forward layers over a mesh, in place; every process calls.
+    """Divide a module's attentions and feed-forward layers over a mesh, in place. Every process calls it.
 
         mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("data", "tensor"))
         model = parallelize(Retro(config), mesh["tensor"])
-        training.shard(model, mesh["data"])  # FSDP2 over what is left of each parameter
+        training.shard(model, mesh["data"])  # FSDP2 over this process's part of each parameter
 
-    Each process has H/P heads: their queries, keys and values, u and v, the map of their relative keys, and the rows of
-    the output projection that read them; and d_ff/P units. Activations, norms, embeddings and the readout are whole in
-    every process, and all must be given the same tokens. One all-reduce [B,N,d] a layer forward; in the backward pass
-    one for each projection of an input.
+    Each process has H/P heads (their query, key and value projections, u and v, the projection of their relative keys,
+    their rows of the output projection) and d_ff/P units. Activations, norms, embeddings and the readout are whole in
+    every process, and every process must get the same tokens. A layer does one all-reduce [B,N,d] in the forward pass
+    and one for each projection of an input in the backward pass.
 
-    Processes of one mesh must have the same generator state where residual dropout is used; seed them by their place in
-    the other meshes.
+    With residual dropout, the processes of one mesh must have the same generator state: seed them by their place in the
+    other meshes.
 
     Args:
-        module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (what was added to it), or single layers.
+        module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (its added layers are divided), or single layers.
         mesh: of one dimension; P divides the heads, the key-value heads and d_ff.
 
     Returns:
         The module.
 
     Raises:
-        ValueError: naming the layer that P does not divide; nothing is changed.
+        ValueError: naming the layer that P does not divide. The module is then unchanged.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh: expected one dimension, e.g. mesh['tensor']; got {mesh.ndim}")
@@ -53,11 +52,11 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
 
 
 def _divide(layer: nn.Module, mesh, columns: tuple[str, ...]) -> None:
-    """The linear maps `columns` by their outputs, `output` by its inputs."""
+    """Divide the linear maps `columns` by their outputs and `output` by its inputs."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     parallelize_module(layer, mesh, {name: ColwiseParallel() for name in columns} | {"output": RowwiseParallel()})
-    layer.divided_among = mesh.size()  # these processes read the same tokens, and a step counts them once
+    layer.divided_among = mesh.size()  # a training step counts the tokens of these processes once
 
 
 def _divide_heads(layer: Attention, mesh) -> None:
@@ -68,11 +67,8 @@ def _divide_heads(layer: Attention, mesh) -> None:
     _divide(layer, mesh, ("query", "key", "value", *(["positions.projection"] if relative else [])))
     for name in layer.head_parameters:
         bias = getattr(layer, name)
-        setattr(
-            layer,
-            name,
-            nn.Parameter(distribute_tensor(bias.detach(), mesh, [Shard(0)]), requires_grad=bias.requires_grad),
-        )
+        divided = distribute_tensor(bias.detach(), mesh, [Shard(0)])
+        setattr(layer, name, nn.Parameter(divided, requires_grad=bias.requires_grad))
     layer.num_heads //= mesh.size()
     layer.num_kv_heads //= mesh.size()
     if relative:

@@ -1,10 +1,11 @@
-"""RETRO (arXiv 2112.04426): a decoder that attends the neighbours of the chunks before each token.
+"""RETRO (arXiv 2112.04426): a decoder in which each token attends the neighbours of the chunk before it.
 
 config.py    RetroConfig, the presets of Table 2 and its parameter accounting
 encoder.py   NeighbourEncoder
-recurring.py states of neighbours that recur, computed once
+recurring.py cache of encodings of neighbours that recur
 model.py     Retro, the decoder with its encoder
-cache.py     its state while it decodes
+retrieval.py neighbours within one call; step.py within one decode step
+cache.py     RetroCache
 inputs.py    checks of tokens and neighbours
 retrofit.py  retrieval for a decoder that is trained already
 frozen_decoder.py       base of its two forms: calls, padding, caches, losses
@@ -13,7 +14,7 @@ own_attention.py        "own": the decoder reads and attends neighbours by itsel
 own_pass.py             a pass through its layers
 attention_hook.py       calls into the attention of those layers
 adapters.py  swaps another package's CCA for ours
-copying.py   weights with which a small model starts
+copying.py   initial weights that copy, for small models
 """
 
 from .adapters import swap_retro_pytorch

@@ -1,9 +1,9 @@
-"""Other packages' chunked cross-attention on our kernel, with their weights.
+"""Adapters that run another package's chunked cross-attention on our op, with its weights.
 
     model = RETRO(...)                  # retro-pytorch, trained or not
-    swap_retro_pytorch(model)           # same parameters, same state dict, same outputs; the kernel is ours
+    swap_retro_pytorch(model)           # same parameters, same state dict, same outputs, our op
 
-Source: retro-pytorch 0.3.9 (PyPI), which parts from arXiv 2112.04426 in its positions and in its learned null key and
+Source: retro-pytorch 0.3.9 (PyPI), which differs from arXiv 2112.04426 in its positions and in its learned null key and
 value.
 """
 
@@ -19,16 +19,14 @@ ORIGINAL = "ChunkedCrossAttention"
 
 
 class RetroPytorchCCA(nn.Module):
-    """Drop-in for retro-pytorch's `ChunkedCrossAttention`: its parameters, its arguments, its outputs, on the fused
-    kernel.
+    """Drop-in for retro-pytorch's `ChunkedCrossAttention`: the same parameters, arguments and outputs, by our op.
 
-    The learned null key is one more key of every query. It is merged exactly through the kernel's log-sum-exp: a query
-    gives it the share sigmoid(s0 - lse), where s0 is its logit. Rotary positions are applied to queries and keys
-    beforehand, as retro-pytorch applies them (only the first query of a chunk keeps an angle); `pos_emb=None` turns
-    them off.
+    Every query has one more key, the learned null key. It is merged exactly through the op's log-sum-exp: its weight is
+    sigmoid(s0 - lse), where s0 is its logit. Rotary positions are applied to queries and keys before the op, as in
+    retro-pytorch: only the first query of a chunk has an angle. `pos_emb=None` turns them off.
 
     Args:
-        original: the module to take over; its parameters are shared, not copied, and keep their names.
+        original: the module to replace; its parameters are shared, not copied, and keep their names.
         backend: passed to `rk.chunked_cross_attention`.
     """
 
@@ -47,9 +45,8 @@ class RetroPytorchCCA(nn.Module):
     def forward(self, x: Tensor, *, context: Tensor, context_mask: Tensor | None = None, pos_emb=None) -> Tensor:
         """x [B,N,F], context [B,L,K,R,F'], context_mask bool [B,L,K,R] (True = attend) -> [B,N,F].
 
-        pos_emb: None, or the pair retro-pytorch's decoder makes: angles [1,1,M,P] of the queries, [1,1,R,P] of the
-        keys.
-        Raises: ValueError where context has another number of chunks than x holds.
+        pos_emb: None, or angles [1,1,M,P] of the queries and [1,1,R,P] of the keys, as retro-pytorch's decoder makes.
+        Raises: ValueError if x and context differ in the number of chunks.
         """
         attention, first = self.cross_attn, self.chunk_size - 1
         chunks = x.shape[1] // self.chunk_size
@@ -59,7 +56,7 @@ class RetroPytorchCCA(nn.Module):
             )
         if chunks == 0:
             return torch.zeros_like(x)
-        attending = x[:, first:]  # tokens before the first chunk's last attend nothing, biases included
+        attending = x[:, first:]  # earlier tokens attend nothing and get 0, without the output's bias
         query = attention.to_q(attending).unflatten(-1, (attention.heads, -1))
         key, value = (
             project(context).unflatten(-1, (attention.heads, -1)) for project in (attention.to_k, attention.to_v)
@@ -83,7 +80,7 @@ class RetroPytorchCCA(nn.Module):
         return F.pad(attention.to_out(out.flatten(-2)), (0, 0, first, 0))
 
     def _with_null(self, query: Tensor, out: Tensor, lse: Tensor, dropout_p: float) -> Tensor:
-        """out [B,N,H,D] over the neighbours, and its lse [B,H,N], with the null key and value as one more key."""
+        """Merge the null key and value into out [B,N,H,D] over the neighbours, by its lse [B,H,N]."""
         attention = self.cross_attn
         null_key, null_value = (p.unflatten(-1, (attention.heads, -1)) for p in (attention.null_k, attention.null_v))
         logit = attention.scale * (query * null_key).sum(-1, dtype=torch.float32)  # [B,N,H]
@@ -95,9 +92,9 @@ class RetroPytorchCCA(nn.Module):
 def _collapsed_rotary(
     query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    """The angles as retro-pytorch shifts them: of a chunk's queries only the first has one, 2M-2; the others' are zero.
+    """Rotate as retro-pytorch does: the first query of a chunk by the angle of position 2M-2, the others by 0.
 
-    query starts at the first attending token, so that its row n has index n % M in its chunk.
+    query starts at the first attending token, so its row n has index n % M in its chunk.
     """
     first = query_angles[0, 0, chunk_size - 1]
     rows = torch.zeros(query.shape[1], first.shape[-1], dtype=first.dtype, device=first.device)
@@ -106,7 +103,7 @@ def _collapsed_rotary(
 
 
 def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotates the first angles.shape[-1] entries of x's last dimension, halves paired; the rest pass."""
+    """Rotate the first angles.shape[-1] entries of x's last dimension, halves paired; keep the others."""
     width = angles.shape[-1]
     rotated, passed = x[..., :width], x[..., width:]
     low, high = rotated.chunk(2, dim=-1)
@@ -115,10 +112,10 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
-    """Puts `RetroPytorchCCA` in the place of every chunked cross-attention of a retro-pytorch model, in place.
+    """Replace every chunked cross-attention of a retro-pytorch model by `RetroPytorchCCA`, in place.
 
-    Parameters, their names and the optimiser's hold on them stay. Returns how many were swapped.
-    Raises: ValueError where the model has none.
+    Parameters and their names stay, so an optimiser's references stay valid. Returns the number of modules replaced.
+    Raises: ValueError if the model has none.
     """
     places = [
         (parent, name, child)

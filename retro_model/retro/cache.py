@@ -14,20 +14,24 @@ from .config import RetroConfig
 
 
 def completed(position: int, count: int, chunk_len: int) -> int:
-    """Chunks that `count` more columns complete in a row that holds `position` tokens; -s: s columns of padding come
-    first."""
+    """Count the chunks that `count` more columns complete in a row that holds `position` tokens.
+
+    position -s: the first s of these columns are padding.
+    """
     return max(position + count, 0) // chunk_len - max(position, 0) // chunk_len
 
 
 def left_mask(starts: Sequence[int], columns: int, device: torch.device) -> Tensor:
-    """bool [B,columns], False before each row's first token."""
+    """Return bool [B,columns], False before each row's first token."""
     return torch.arange(columns, device=device) >= transfer.numbers(starts, device)[:, None]
 
 
 class NeighbourKeys:
-    """Cache of one layer's chunked cross-attention: keys and values [B,K,R,G,D] of the neighbours of each row's last
-    complete chunk, and relative keys [H,M+R-1,D]. A later token attends no earlier chunk, so it does not grow with the
-    sequence."""
+    """Cache of one layer's chunked cross-attention, for the neighbours of each row's last complete chunk.
+
+    It holds keys and values [B,K,R,G,D] and relative keys [H,M+R-1,D]. It does not grow with the sequence, because a
+    later token attends no earlier chunk's neighbours.
+    """
 
     def __init__(self):
         self.keys: Tensor | None = None
@@ -35,29 +39,28 @@ class NeighbourKeys:
         self.rel_key: Tensor | None = None
 
     def hold(self, batch: int, rows: Tensor | slice, key: Tensor, value: Tensor) -> None:
-        """Keep the keys and values [B',K,R,G,D] of some of `batch` rows."""
+        """Store keys and values [B',K,R,G,D] of B' of `batch` rows."""
         if self.keys is None:
             self.keys, self.values = (t.new_zeros(batch, *t.shape[1:]) for t in (key, value))
         self.keys[rows], self.values[rows] = key, value
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held."""
         return [t for t in (self.keys, self.values, self.rel_key) if t is not None]
 
 
 class ChunkCache:
-    """Position of each row in its chunks, and the neighbours in use, for B sequences:
+    """Base of caches of B sequences: each row's position in its chunks, and the neighbours in use.
 
-        encoder conditioning  the activations of layer min(P) of the incomplete chunk, [B,M,d]
+        encoder conditioning  activations of layer min(P) of the incomplete chunk, [B,M,d]
         cross-attention       `NeighbourKeys` of each layer with chunked cross-attention, and their mask [B,K,R]
 
-    Sequences of different lengths end in the same column: each row's chunks complete at its own time.
+    Sequences of different lengths end in the same column, so their chunks complete in different calls.
 
     Args:
         config: the model's.
         batch: B.
-        capacity: most tokens a sequence can have; None: config.max_len.
+        capacity: maximum number of tokens of a sequence; None: config.max_len.
     """
 
     def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
@@ -68,26 +71,27 @@ class ChunkCache:
             raise ValueError(f"capacity: expected at most max_len = {config.max_len} tokens; got {capacity}")
         self.config, self.batch, self.capacity = config, batch, capacity
         self.length = 0  # columns filled
-        self.starts = [0] * batch  # the column of each row's first token
-        self._mask: Tensor | None = None  # `key_mask` of all columns, made once
-        self.chunk: Tensor | None = None  # [B,M,d], of which the first `position % M` of each row are filled
+        self.starts = [0] * batch  # column of each row's first token
+        self._mask: Tensor | None = None  # `key_mask` of all columns
+        self.chunk: Tensor | None = None  # [B,M,d]; the first `position % M` of each row are filled
         self.neighbours = {layer: NeighbourKeys() for layer in config.cca_layers}  # layers counted from 1
-        self.neighbour_mask: Tensor | None = None  # bool [B,K,R]; None until neighbours were given
+        self.neighbour_mask: Tensor | None = None  # bool [B,K,R]; None until a call passes neighbours
 
     @property
     def positions(self) -> list[int]:
-        """Tokens that each row holds; -s where the first s columns of the next call are padding."""
+        """Number of tokens that each row holds; -s if the first s columns of the next call are padding."""
         return [self.length - start for start in self.starts]
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's
-        neighbours."""
+        """Return the most chunks that `count` more tokens complete in a row: the L of the next call's neighbours."""
         m = self.config.chunk_len
         return max(completed(p, count, m) for p in self.positions)
 
     def key_mask(self, count: int, device: torch.device) -> Tensor | None:
-        """bool [B,S], False before each row's first token; None where all rows begin in column 0. S = length+count, of
-        a single token the capacity, as `KeyValueCache.extend` has it."""
+        """Return bool [B,S], False before each row's first token; None if all rows begin in column 0.
+
+        S = length + count; for a single token the capacity, as in `KeyValueCache.extend`.
+        """
         if not any(self.starts):
             return None
         if self._mask is None or self._mask.device != device:
@@ -95,7 +99,7 @@ class ChunkCache:
         return self._mask if count == 1 else self._mask[:, : self.length + count]
 
     def pad(self, starts: Sequence[int]) -> None:
-        """The first call's rows begin in these columns."""
+        """Set the columns in which the rows of the first call begin."""
         if self.length:
             raise ValueError(
                 f"token_mask: expected None where the cache holds tokens; got a mask after {self.length} columns"
@@ -104,7 +108,6 @@ class ChunkCache:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held."""
         single = [t for t in (self.chunk, self.neighbour_mask) if t is not None]
         return single + [t for held in self.neighbours.values() for t in held.tensors]
 
@@ -115,18 +118,17 @@ class ChunkCache:
 
 
 class RetroCache(ChunkCache):
-    """Cache of a Retro that decodes: `ChunkCache`, and a `KeyValueCache` of each layer's self-attention.
+    """Cache of a Retro that decodes: a `ChunkCache` with a `KeyValueCache` for each layer's self-attention.
 
-    A cache belongs to one batch of sequences and is filled by `model(tokens, neighbours, cache=cache)`, one token or a
-    block at a time.
+    A cache belongs to one batch of sequences. `model(tokens, neighbours, cache=cache)` appends one token or several.
 
     Example:
         cache = RetroCache(model.config, batch=2)
         logits = model(prompt, neighbours, cache=cache)  # neighbours of the prompt's complete chunks
         logits = model(token, cache=cache)               # [2,1] more; with neighbours where cache.completes(1) is 1
 
-    Calls with a cache are not differentiable. Memory is taken at the first call, in the type the keys then have. A call
-    that fails halfway leaves the cache unusable.
+    Calls with a cache are not differentiable. The first call allocates the memory, in the keys' type. A call that
+    raises leaves the cache unusable.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling").
     """
@@ -137,15 +139,14 @@ class RetroCache(ChunkCache):
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is held."""
         return super().tensors + [t for layer in self.layers for t in layer.tensors]
 
     @classmethod
     def join(cls, caches: Sequence[RetroCache], capacity: int | None = None) -> RetroCache:
-        """One cache of all rows, in order, moved so that all end in the same column.
+        """Return one cache of all rows, in order, shifted so that all end in the same column.
 
         Raises:
-            ValueError: caches of different models, or whose neighbours differ in K or R; too small a capacity.
+            ValueError: the caches differ in configuration, K or R; the capacity is too small.
         """
         if not caches:
             raise ValueError("caches: expected at least one; got none")

@@ -1,5 +1,4 @@
-"""The shape of a RETRO model: its configuration, the presets of the paper's Table 2 and the accounting that reproduces
-it."""
+"""Configuration of a RETRO model, the presets of the paper's Table 2 and its count of parameters."""
 
 from __future__ import annotations
 
@@ -38,9 +37,8 @@ class RetroConfig(Config):
         chunk_len: M, tokens a chunk.
         neighbour_len: R, tokens a neighbour; the paper has R = 2M: the neighbour chunk, then its continuation.
         num_neighbours: K in training; a model takes any K.
-        cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6. () is a plain
-            decoder.
-        encoder_layers, encoder_d_model, encoder_d_ff, encoder_heads, encoder_head_dim: the neighbour encoder.
+        cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6; (): a plain decoder.
+        encoder_layers, encoder_d_model, encoder_d_ff, encoder_heads, encoder_head_dim: sizes of the neighbour encoder.
         encoder_cross_layers: P_enc, the encoder layers (from 1) that attend the retrieving chunk.
         share_embeddings: encoder and decoder use one token embedding; needs encoder_d_model == d_model.
         dropout: probability, in training, of dropping an attention weight or an entry of a residual update.
@@ -95,14 +93,14 @@ class RetroConfig(Config):
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = 128_000) -> RetroConfig:
-        """A model of Table 2 by the size of its RETRO form: "172m", "425m", "1.5b" or "7.5b"."""
+        """Return the configuration of a model of Table 2: "172m", "425m", "1.5b" or "7.5b"."""
         return cls(vocab_size, *preset(name, PRESETS))
 
     @classmethod
     def small(
         cls, vocab_size: int, d_model: int, d_ff: int, num_heads: int, num_layers: int, chunk_len: int, **fields
     ) -> RetroConfig:
-        """A decoder whose last layer retrieves, with one encoder layer of the decoder's sizes; `fields` go before.
+        """Return a decoder whose last layer retrieves, with one encoder layer of the same sizes. fields: overrides.
 
         Example: RetroConfig.small(256, d_model=64, d_ff=128, num_heads=2, num_layers=3, chunk_len=8).encoder_heads == 2
         """
@@ -122,10 +120,10 @@ class RetroConfig(Config):
         return bool(self.cca_layers)
 
     def num_parameters(self) -> int:
-        """Weights by Table 2's accounting: projections and feed-forward matrices; no norms, biases or embeddings.
+        """Count the weights as Table 2 does: projections and feed-forward matrices; no norms, biases or embeddings.
 
-        Every attention has query, key, value and output projections and one of the relative encodings, which are as
-        wide as its query side.
+        Every attention has query, key, value and output projections, and a projection of the relative encodings from
+        the width of its query side.
 
         Example: RetroConfig.preset("172m").num_parameters() == 172_490_752; its .baseline() has 132_120_576.
         """

@@ -1,10 +1,9 @@
-"""Initial weights with which a small model copies before it has learned anything: from its own context, and RETRO from
-its neighbours.
+"""Initial weights with which a small model copies before training: from its context, and RETRO from its neighbours.
 
-To copy, three parts must fit: something writes beside each token the one before it, an attention looks for the current
-token among those and takes what follows, and the readout recognises what was taken. Large models find this (an
-induction circuit) in thousands of steps; in the minutes of a demonstration it has to be where training starts, for
-RETRO and its baseline alike.
+Copying is an induction circuit of three parts. One attention writes the previous token into each token's state. A
+second attention looks up the current token among those and takes the token that follows. The readout recognises that
+token. Large models learn the circuit in thousands of steps. A demonstration of minutes starts with it, RETRO and its
+baseline alike.
 """
 
 from __future__ import annotations
@@ -16,22 +15,25 @@ from retro_model.layers import encode_displacements
 
 from .model import Retro
 
-SHARPNESS = 24.0  # of the look at the token before: the tokens beside that one get a logit lower by about 16
-MATCH = 2.0  # scale of queries: one matching token of 128 then takes about half of the attention
-GAIN = 2.0  # scale of what is copied, beside a residual stream of unit scale
-# of CCA: what self-attention has copied by then takes its share of the stream's norm
+SHARPNESS = 24.0  # of the attention to the previous token: the logits of its neighbours are lower by about 16
+MATCH = 2.0  # scale of queries: one matching token of 128 takes about half of the attention
+GAIN = 2.0  # scale of the copied token, beside a residual stream of unit scale
+# of CCA: larger, because the stream's norm then includes the token copied by self-attention
 LATER_MATCH, LATER_GAIN = (8.0, 3.0)
 
 
 def _rotation(width: int, generator: torch.Generator) -> Tensor:
-    """A random orthogonal matrix: what it turns is nearly orthogonal to what it does not."""
+    """Return a random orthogonal matrix, which turns a vector into a nearly orthogonal one."""
     return torch.linalg.qr(torch.randn(width, width, generator=generator))[0]
 
 
 @torch.no_grad()
 def align(model: Retro, seed: int = 0) -> Tensor:
-    """Embeddings of unit scale, which the first residual updates do not drown, and a readout that is their transpose,
-    turned by a random rotation so that no token predicts itself. Returns: the rotation [d_model, d_model]."""
+    """Set embeddings of unit scale and, as readout, their transpose times a random rotation.
+
+    At unit scale the embeddings are not small beside the first residual updates. The rotation keeps a token from
+    predicting itself. Returns the rotation [d_model, d_model].
+    """
     generator = torch.Generator().manual_seed(seed)
     turn = _rotation(model.config.d_model, generator)
     model.embedding.weight.copy_(torch.randn(model.embedding.weight.shape, generator=generator))
@@ -41,14 +43,14 @@ def align(model: Retro, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def start_copying(model: Retro, seed: int = 0) -> None:
-    """`align`, then the circuit: layer 1 looks one token back, layer 2 copies from the context; in a RETRO the
-    encoder's first attention looks one token back, and every chunked cross-attention copies from the neighbours.
+    """Call `align`, then set the circuit: layer 1 attends the previous token, layer 2 copies from the context.
 
-    Everything stays trainable. A RETRO and its baseline get the same weights wherever both have them.
+    In a RETRO the encoder's first attention attends the previous token, and every chunked cross-attention copies from
+    the neighbours. All weights stay trainable. A RETRO and its baseline get equal weights in the layers that both have.
+
     Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA
-    begins in layer 2 or later.
-    Source: the circuit is that of Olsson et al., arXiv 2209.11895 (induction heads), within one sequence and across
-    two.
+        begins in layer 2 or later.
+    Source: induction heads, Olsson et al., arXiv 2209.11895, within one sequence and across two.
     """
     c = model.config
     widths = {c.d_model, c.encoder_d_model, c.num_heads * c.head_dim, c.encoder_heads * c.encoder_head_dim}
@@ -69,18 +71,17 @@ def start_copying(model: Retro, seed: int = 0) -> None:
 
 
 def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain: float) -> None:
-    """Attends the tokens that follow an occurrence of the current one, and writes them where the readout looks."""
+    """Attend the tokens that follow an occurrence of the current one, and write them turned, as the readout expects."""
     identity = torch.eye(attention.d_model)
     attention.query.weight.copy_(match * identity)
     attention.key.weight.copy_(before.T)
     attention.value.weight.copy_(identity)
     attention.output.weight.copy_(gain * turn)
-    attention.positions.projection.weight.mul_(0.3)  # where a token stands matters less than which it is
+    attention.positions.projection.weight.mul_(0.3)  # weaken positions against contents
 
 
 def _look_one_back(attention: nn.Module, turn: Tensor) -> None:
-    """Every head attends displacement 1, by the fastest waves of the positional encoding, and adds that token
-    turned."""
+    """Attend displacement 1 in every head, by the fastest waves of the encoding, and add that token, turned."""
     heads, dim, width = attention.num_heads, attention.head_dim, attention.d_model
     waves = torch.zeros(dim, width)
     waves[: dim // 2, : dim // 2] = torch.eye(dim // 2)  # sines

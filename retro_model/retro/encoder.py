@@ -1,5 +1,4 @@
-"""The neighbour encoder: a small bidirectional transformer that reads neighbours in the light of the chunk that
-retrieved them."""
+"""Neighbour encoder: a small bidirectional transformer, conditioned on the chunk that retrieved the neighbours."""
 
 from __future__ import annotations
 
@@ -47,17 +46,15 @@ class EncoderLayer(nn.Module):
         """x [S,R,d'] for S neighbours -> [S,R,d'].
 
         Args:
-            chunks: activations [C,M,d] of the retrieving chunks; S is a multiple of C, neighbour s belongs to chunk s
-                // (S/C).
-            key_mask: bool [S,R], True where a neighbour has a token.
-            spread: where x and key_mask are of distinct neighbours only: gives what self-attention made of them to all
-                S, which then attend their chunks.
+            chunks: activations [C,M,d] of the retrieving chunks. Neighbour s belongs to chunk s // (S/C).
+            key_mask: bool [S,R], True = a token.
+            spread: maps states of the distinct neighbours to all S, before they attend their chunks. x and key_mask
+                are then of the distinct neighbours. None: x is of all S.
         """
         x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
             x = x if spread is None else spread(x)
-            # positions restart in every neighbour, so neighbours of one chunk are separate batch entries: projected
-            # once, then repeated
+            # positions restart in every neighbour, so each is a batch entry; a chunk is projected once, then repeated
             neighbours = x.shape[0] // max(chunks.shape[0], 1)
             key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
             first = 1 - chunks.shape[1]  # d_enc(i',i) = i' - i
@@ -70,13 +67,13 @@ class EncoderLayer(nn.Module):
 
 
 class NeighbourEncoder(nn.Module):
-    """Encodes every neighbour by itself, conditioned on the activations of the chunk that retrieved it.
+    """Encoder of neighbours, each by itself, conditioned on the activations of the chunk that retrieved it.
 
-    A token attends the tokens of its own neighbour (those under the mask), in the layers of `encoder_cross_layers` also
-    the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. The activations are normalised once
-    (RMSNorm) because the decoder's residual stream is not; so are the encodings that come out.
+    A token attends the unmasked tokens of its own neighbour. In the layers of `encoder_cross_layers` it also attends
+    the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. RMSNorm is applied to these
+    activations, because the decoder's residual stream is not normalised, and to the result.
 
-    Within `keeping`, a neighbour that recurs is read once.
+    Within `keeping`, a neighbour that recurs is encoded once.
 
     Example:
         encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
@@ -117,20 +114,20 @@ class NeighbourEncoder(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial weights, see `initialise`; the embedding's too."""
+        """Set initial weights, see `initialise`, the embedding's included."""
         initialise(self, branches=2 * self.config.encoder_layers + len(self.config.encoder_cross_layers))
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**28) -> Iterator[Readings]:
-        """Context manager: a neighbour that recurs is read once, within a call and from call to call.
+        """Context manager within which a neighbour that recurs is read once, in a call and in later calls.
 
         The layers up to the first cross-attention depend on a neighbour's tokens alone. Their output is computed once
         for each distinct neighbour of a call, except in training with dropout and in compiled calls. Without gradients,
-        at most `max_bytes` of it are kept for later calls; the least recently used are evicted first. A neighbour of
+        up to `max_bytes` of output are kept for later calls; the least recently used is evicted first. A neighbour of
         128 tokens takes 448 KiB at the paper's width. On a GPU the host waits for the neighbours' ids.
 
-        A changed weight, other types of autocast, an optimiser's step and `train()` empty the cache. Writes through
-        `.data` and by a replayed CUDA graph go unseen.
+        A changed weight, another type of autocast, an optimiser's step and `train()` empty the cache. Writes through
+        `.data` or by a replayed CUDA graph are not detected.
 
         Example:
             with model.encoder.keeping() as kept, torch.no_grad():
@@ -139,7 +136,7 @@ class NeighbourEncoder(nn.Module):
         """
         before, self._kept = self._kept, Readings(max_bytes)
         forget = self._kept.forget
-        steps = register_optimizer_step_post_hook(lambda *_: forget())  # a fused one moves weights unseen by autograd
+        steps = register_optimizer_step_post_hook(lambda *_: forget())  # a fused step changes no version of a weight
         try:
             yield self._kept
         finally:
@@ -148,7 +145,7 @@ class NeighbourEncoder(nn.Module):
 
     @property
     def keeps(self) -> bool:
-        """Whether what was read of neighbours is kept from call to call."""
+        """Whether encodings are kept from call to call."""
         return self._kept is not None
 
     def train(self, mode: bool = True) -> NeighbourEncoder:
@@ -157,7 +154,7 @@ class NeighbourEncoder(nn.Module):
         return super().train(mode)
 
     def _sharing(self, neighbours: Tensor, mask: Tensor | None) -> Sharing | None:
-        """How the call's neighbours [S,R] recur, and what is known of them; None where each is read."""
+        """Find the distinct neighbours of [S,R] and their cached encodings; None to encode every neighbour."""
         if self._kept is None or (self.config.dropout and self.training):
             return None
         keys = row_keys(neighbours, mask)
@@ -171,14 +168,13 @@ class NeighbourEncoder(nn.Module):
     def forward(
         self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None, share: bool = True
     ) -> Tensor:
-        """Encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
+        """Return encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
 
         Args:
-            neighbours: int64 token ids; under a False mask any id of the vocabulary, it does not matter which.
+            neighbours: int64 token ids, in the vocabulary also under a False mask.
             chunks: activations [B,L,M,d] of the retrieving chunks.
-            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. The states of missing tokens are finite
-                and meaningless.
-            share: False: read every neighbour, also within `keeping`.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. Encodings under False are finite and arbitrary.
+            share: False: encode every neighbour, also within `keeping`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -203,7 +199,7 @@ class NeighbourEncoder(nn.Module):
 
     def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:
         """Run the layers on tokens [S,R]: [S,R,d']."""
-        spread, mask = None, key_mask  # of the neighbours that are read
+        spread, mask = None, key_mask
         if sharing is not None:
             spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)
             mask = None if mask is None else mask.index_select(0, sharing.rows)
@@ -213,6 +209,6 @@ class NeighbourEncoder(nn.Module):
                 x = checkpoint(layer, x, chunks, mask, spread, use_reentrant=False)
             else:
                 x = layer(x, chunks, mask, spread)
-            if layer.cross is not None:  # from here on every neighbour is its chunk's
+            if layer.cross is not None:  # from here on x has all S neighbours
                 spread, mask = None, key_mask
         return x if spread is None else spread(x)

@@ -1,4 +1,4 @@
-"""Checks of tokens and neighbours, before any model computes."""
+"""Checks of a model's tokens, neighbours and masks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ def check_inputs(
     cache: ChunkCache | None = None,
     starts: Sequence[int] | None = None,
 ) -> None:
-    """Check tokens [B,N], the neighbours [B,L,K,R] of the chunks they complete and their mask; raise TypeError or
-    ValueError.
+    """Raise TypeError or ValueError unless tokens [B,N], neighbours [B,L,K,R] of the chunks they complete and mask fit.
 
-    starts: the column of each row's first token, see `row_starts`.
+    starts: column of each row's first token, see `row_starts`.
     """
     sizes = checks.tokens(tokens, config, device, cache)
     if cache is None:
@@ -65,11 +64,11 @@ def _check_neighbours(
 
 
 def row_starts(name: str, mask: Tensor | None, tokens: Tensor) -> list[int] | None:
-    """The column of each row's first token, of a mask [B,N] that is True (or 1) from there to the row's last token;
-    None: all begin in column 0. Padding on the right needs no care: nothing attends what comes after it. Waits for the
-    device.
+    """Return the column of each row's first token; None if all rows begin in column 0. Waits for the device.
 
-    Raises: ValueError, naming `name`, for padding between tokens and for a row without any.
+    mask: [B,N], True (or 1) on a row's tokens. Padding on the right has no effect, because attention is causal.
+
+    Raises: ValueError, naming `name`, for padding between tokens and for a row without tokens.
     """
     if mask is None:
         return None

@@ -1,5 +1,4 @@
-"""Retro: a causal decoder that, in some of its layers, attends the neighbours retrieved for the chunks before each
-token."""
+"""Retro: a causal decoder with chunked cross-attention to retrieved neighbours in some of its layers."""
 
 from __future__ import annotations
 
@@ -65,15 +64,14 @@ class DecoderLayer(nn.Module):
         cache: KeyValueCache | None = None,
         part: Part | None = None,
     ) -> tuple[Tensor, Encoded | None]:
-        """x [B,N,d] -> [B,N,d], and the encoded neighbours for the layers to come: the first layer with CCA encodes
-        them.
+        """Return x [B,N,d] and the encoded neighbours, which the first layer with CCA encodes for the later ones.
 
         Args:
-            retrieval: of this call; None: none.
-            encoded: what an earlier layer gave.
+            retrieval: of this call; None: without retrieval.
+            encoded: result of an earlier layer.
             key_mask: bool [B,S], False on the padding before a row's first token.
             cache: of this layer's self-attention.
-            part: where other processes hold the rest of the sequences.
+            part: range of the sequences that this process holds, see `Retro.forward`.
         """
         x = self._residual(self.attention_norm, partial(self.attention, key_mask=key_mask, cache=cache, part=part), x)
         if self.cca is not None and retrieval is not None:
@@ -84,13 +82,12 @@ class DecoderLayer(nn.Module):
         return self._residual(self.feed_forward_norm, self.feed_forward, x), encoded
 
     def _residual(self, norm: nn.Module, update: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """x plus `update` of the normalised x, with dropout."""
+        """Return x plus `update` of the normalised x, with dropout."""
         return x + F.dropout(update(norm(x)), self.dropout, self.training)
 
 
 class Retro(nn.Module):
-    """Retrieval-enhanced transformer: logits of the next token from the tokens so far and the neighbours of their
-    complete chunks.
+    """Retrieval-enhanced transformer: next-token logits from the tokens so far and their chunks' neighbours.
 
     The encoder runs once, conditioned on the residual stream after the self-attention of layer min(P), before that
     layer's chunked cross-attention (Algorithm 1). The logits at token t depend on tokens <= t and on the neighbours of
@@ -151,31 +148,28 @@ class Retro(nn.Module):
         loss_mask: Tensor | None = None,
         part: Part | None = None,
     ) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
+        """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 
         Args:
-            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache, those that follow what
+            tokens: int64, N <= max_len; N need not be a multiple of M = chunk_len. With a cache: the tokens after those
                 it holds.
-            neighbours: int64 [B,L,K,R], those of the L = N // M complete chunks, any K and R; None: RETRO[OFF].
-                With a cache, of the L = cache.completes(N) chunks that complete within this call; a row that completes
-                fewer uses its first ones; None where some complete: they have no neighbours. K and R stay the same.
-            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. The
-                ids under False do not matter, but must be in the vocabulary.
-            cache: holds the tokens before these and takes these in; see `RetroCache`. Such a call is not
-                differentiable.
-            token_mask: bool [B,N], False on padding before (or after) a row's tokens: rows then have what they have
-                alone, their chunks counted from their first token, and L is that of the longest. With a cache, in its
-                first call only.
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a
-                `NextTokenLoss`, and the logits of all tokens are never in memory together; see
-                `layers.linear_cross_entropy`.
-            part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`: tokens and
-                neighbours are the range's.
+            neighbours: int64 [B,L,K,R] of the L = N // M complete chunks, any K and R; None: RETRO[OFF]. With a cache:
+                of the L = cache.completes(N) chunks that complete within this call, with the K and R of the first call.
+                A row that completes fewer uses its first ones. None: these chunks have no neighbours.
+            neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. Ids
+                under False must be in the vocabulary, and have no effect.
+            cache: a `RetroCache` with the tokens before these; these are appended. The call is not differentiable.
+            token_mask: bool [B,N], False on padding before or after a row's tokens. A row's logits are those that it
+                has alone: its chunks are counted from its first token. L is that of the longest row. With a cache: only
+                in its first call.
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is a `NextTokenLoss`, and
+                the logits of all tokens are never in memory together; see `layers.linear_cross_entropy`.
+            part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`. tokens and
+                neighbours are those of the range.
 
         Raises:
-            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only where the tokens are on
-                the CPU: to read them on a GPU would make the host wait in every call. `checks.token_range` does that
-                once, where you want it.
+            ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only on the CPU, because
+                reading them on a GPU would make the host wait in every call; call `checks.token_range` to check them.
         """
         x = self.activations(
             tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask, part=part
@@ -195,7 +189,7 @@ class Retro(nn.Module):
         token_mask: Tensor | None = None,
         part: Part | None = None,
     ) -> Tensor:
-        """Final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
+        """Return final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         if part is not None:
             part.check(self.config, tokens, cache, token_mask)
         starts = row_starts("token_mask", token_mask, tokens)
@@ -206,7 +200,7 @@ class Retro(nn.Module):
             return self._activations(tokens, neighbours, neighbour_mask, cache, starts, part)
 
     def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache, starts, part) -> Tensor:
-        """`activations` of checked arguments; starts: the column of each row's first token."""
+        """`activations` of checked arguments. starts: see `row_starts`."""
         count, retrieval, key_mask = tokens.shape[1], None, None
         if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
             found = (neighbours, neighbour_mask)
@@ -234,19 +228,19 @@ class Retro(nn.Module):
     decodes_ragged = True  # rows of different lengths share a cache
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetroCache:
-        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        """Return an empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetroCache(self.config, batch, capacity)
 
     def decode_step(self, cache: RetroCache) -> RetroStep:
-        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
         return RetroStep(self, cache)
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
-        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        """Return logits [B,V] after the last token alone, as sampling needs. Arguments as in `forward`."""
         return self.readout(self.activations(tokens, neighbours, **options)[:, -1])
 
     def shard_units(self) -> list[nn.Module]:
-        """Modules that FSDP2 gathers one at a time: the layers of encoder and decoder."""
+        """Return the modules that FSDP2 gathers one at a time: the layers of encoder and decoder."""
         return [*(() if self.encoder is None else self.encoder.layers), *self.layers]
 
     def _run(self, layer: DecoderLayer, *args, **options):

@@ -1,7 +1,7 @@
-"""Neighbours that recur are read once, within a call and from call to call, where a caller asks for it (`keeping`).
+"""Cache of encodings of neighbours that recur, within a call and from call to call; `keeping` turns it on.
 
 Up to the first layer that attends the retrieving chunk, a neighbour's encoding is a function of its tokens. Windows of
-one document retrieve the same neighbours again and again, and so do overlapping windows.
+one document, and overlapping windows, often retrieve the same neighbours.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from retro_model.base import checks
 
 
 def row_keys(neighbours: Tensor, mask: Tensor | None = None) -> list[bytes] | None:
-    """Keys that identify neighbours [S,R] under their mask [S,R]; None if the host must not read them.
+    """Return keys that identify neighbours [S,R] under their mask [S,R]. Waits for the device.
 
-    The host waits for a GPU. A call that is compiled, captured or transformed is not read: it runs again with other
-    tokens.
+    None in a call that is compiled, captured or transformed, because it runs again with other tokens.
     """
     if not checks.readable(neighbours) or not neighbours.numel():
         return None
@@ -37,14 +36,14 @@ def row_keys(neighbours: Tensor, mask: Tensor | None = None) -> list[bytes] | No
 
 
 def autocast_types() -> tuple[torch.dtype | None, ...]:
-    """Return the type that autocast computes in on a CPU and on a GPU; None where it is off."""
+    """Return autocast's type on the CPU and on the GPU; None if it is off."""
     return tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in ("cpu", "cuda"))
 
 
 def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
     """Return a value that changes with every weight (memory, type, version) and with autocast.
 
-    None where a weight has no version. A version counts what autograd sees: a write through `.data` goes unseen.
+    None if a weight has no version. A write through `.data` changes no version.
     """
     weights = [w for module in modules for w in (*module.parameters(), *module.buffers())]
     if any(type(w) not in (Tensor, nn.Parameter) or w.is_inference() for w in weights):
@@ -53,7 +52,7 @@ def fingerprint(modules: Iterable[nn.Module]) -> Hashable | None:
 
 
 def digest(modules: Iterable[nn.Module], *facts: object) -> str:
-    """The digest of weights by their bytes, and of facts by what they print as: the same in every process."""
+    """Return a digest of the weights' bytes and the facts' repr, equal in every process."""
     made = hashlib.sha256(repr(facts).encode())
     for module in modules:
         for weight in (*module.parameters(), *module.buffers()):
@@ -63,12 +62,12 @@ def digest(modules: Iterable[nn.Module], *facts: object) -> str:
 
 
 class Shelf:
-    """Folder of encodings of neighbours, a file each; what one process has read another finds.
+    """Folder of encodings, one file a neighbour, shared by processes.
 
-    A file appears whole or not at all. Nothing is ever dropped.
+    Files are written atomically and never evicted.
 
     Args:
-        folder: of the weights that it stands for. state: see `fingerprint`; with another it stands for nothing.
+        folder: folder of one set of weights. state: `fingerprint` of these weights; the folder serves no other state.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype, state: Hashable):
@@ -76,18 +75,18 @@ class Shelf:
         self.folder, self.dtype, self.state = folder, dtype, state
 
     def stands_for(self, state: Hashable) -> bool:
-        """Whether the folder's encodings are of weights in this state."""
+        """Whether the encodings are of weights in this state."""
         return state == self.state
 
     def get(self, key: bytes) -> Tensor | None:
-        """The encoding; None where there is none."""
+        """Return the encoding; None if there is none."""
         try:
             return torch.from_numpy(np.load(self._path(key), allow_pickle=False)).view(self.dtype)
         except FileNotFoundError:
             return None
 
     def put(self, key: bytes, reading: Tensor) -> None:
-        """Writes an encoding, which lies in the host's memory."""
+        """Write an encoding from the host's memory."""
         part = self.folder / f"part-{os.getpid()}-{threading.get_ident()}.npy"
         np.save(part, reading.contiguous().view(torch.uint8).numpy())
         part.replace(self._path(key))
@@ -97,20 +96,20 @@ class Shelf:
 
 
 class Readings:
-    """LRU cache of encodings of neighbours, of at most `max_bytes`; the least recently used go first.
+    """LRU cache of encodings of neighbours, of at most `max_bytes`.
 
-    shelf: keeps all that is read, on disk.
+    shelf: a second cache, on disk and without limit.
     """
 
     def __init__(self, max_bytes: int, shelf: Shelf | None = None):
         self.max_bytes, self.bytes, self.shelf = max_bytes, 0, shelf
-        self.state: Hashable = None  # `fingerprint` of the weights that the readings depend on
-        self.found = self.read = 0  # distinct neighbours that were here, and that were not
+        self.state: Hashable = None  # `fingerprint` of the weights
+        self.found = self.read = 0  # distinct neighbours of all calls: hits and misses
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._lock = threading.Lock()
 
     def __reduce__(self):
-        return Readings, (self.max_bytes,)  # a copy of the model begins with none
+        return Readings, (self.max_bytes,)  # a copy of the model has an empty cache
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -125,7 +124,7 @@ class Readings:
         self.bytes, self.state = 0, None
 
     def known(self, keys: Sequence[bytes], state: Hashable) -> dict[bytes, Tensor]:
-        """Cached encodings of `keys`. A change of state empties the cache first."""
+        """Return the cached encodings of `keys`. A change of state empties the cache first."""
         with self._lock:
             if state != self.state:
                 self._forget()
@@ -182,7 +181,7 @@ class Sharing:
             if read is not None:
                 self.kept.keep(self.new, read, self.state)
             if self.known:
-                here = [reading.to(self.device) for reading in self.known.values()]  # a shelf's are the host's
+                here = [reading.to(self.device) for reading in self.known.values()]  # a shelf's are on the host
                 parts.append(torch.stack(here))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

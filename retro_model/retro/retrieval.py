@@ -1,7 +1,7 @@
-"""Retrieval within one call of a model: chunks that complete, the encoder's conditioning, tokens and their neighbours.
+"""Retrieval within one call of a model: encode the neighbours of chunks that complete, and attend them.
 
-Whole sequences, decoding with a cache and retrofitted decoders all go through `Retrieval`: a whole sequence is a call
-without a cache in which all rows begin at their first token.
+Whole sequences, decoding with a cache and retrofitted decoders all use `Retrieval`. A whole sequence is a call without
+a cache in which all rows begin at their first token.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from retro_model.layers import ChunkedCrossAttention
 from .cache import ChunkCache, NeighbourKeys
 from .encoder import NeighbourEncoder
 
-#: Encodings [B',L,K,R,d'] of each group's neighbours; None where it has none.
+#: Encodings [B',L,K,R,d'] of each group's neighbours; None for a group without neighbours.
 Encoded = list[Tensor | None]
 
 
 class Part(Protocol):
-    """A process's range of sequences whose rest others hold: what `retro_model.parallel.SequencePart` does for a
-    model."""
+    """Protocol of a process's range of sequences, see `retro_model.parallel.SequencePart`."""
 
     def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
 
@@ -36,28 +35,27 @@ class Part(Protocol):
 
 
 class Group(NamedTuple):
-    """Rows of a call that stand at the same place in their chunk, so that one call of the kernel serves them."""
+    """Rows of a call at the same position in their chunk, which one call of the op serves."""
 
     rows: Tensor | slice
-    first: int  # the column of their first token in this call: padding on the left comes before it
+    first: int  # column of their first token in this call, after the padding on the left
     phase: int  # tokens of the incomplete chunk before the call
-    held: bool  # whether the first token still attends the neighbours held for the last complete chunk
+    held: bool  # whether the first token attends the neighbours that the cache holds of the last complete chunk
     completed: int  # chunks that complete within the call
 
 
 class Retrieval:
-    """One call's neighbours.
+    """Neighbours of one call.
 
     Args:
-        encoder: reads the neighbours.
+        encoder: encodes the neighbours.
         count: N, columns of the call.
-        neighbours: [B,L,K,R], of the L chunks that complete in the row where most do; a row that completes fewer uses
-            its first ones.
-            None: none.
+        neighbours: [B,L,K,R] of the L chunks that complete in the row with the most; a row that completes fewer uses
+            its first ones. None: no neighbours.
         neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
         batch: B.
-        starts: the column of each row's first token, in a call without a cache; None: 0. A cache knows its own.
-        cache: what earlier calls left; `finish` advances it.
+        starts: column of each row's first token, in a call without a cache; None: 0.
+        cache: state after the earlier calls; `finish` advances it.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Retrieval:
         self.groups = self._groups([-s for s in starts or [0] * batch] if cache is None else cache.positions)
 
     def _fill_from(self, cache: ChunkCache) -> None:
-        """Fill in what a cache needs: a whole mask, and missing neighbours of chunks that complete without any."""
+        """Expand the mask to [B,L,K,R]. Add masked neighbours for chunks that complete in a call without any."""
         if self.neighbours is None and cache.neighbour_mask is not None and (chunks := cache.completes(self.count)):
             shape = (cache.batch, chunks, *cache.neighbour_mask.shape[1:])
             self.neighbours = torch.zeros(shape, dtype=torch.int64, device=self.device)
@@ -115,8 +113,7 @@ class Retrieval:
         ]
 
     def encode(self, x: Tensor) -> Encoded:
-        """The neighbours of the chunks that complete, conditioned on activations x [B,N,d] and on what is held of their
-        beginnings."""
+        """Encode the neighbours of the chunks that complete, conditioned on x [B,N,d] and the cached part."""
         m, cache = self.encoder.config.chunk_len, self.cache
         if cache is not None and cache.chunk is None:
             cache.chunk = x.new_zeros(cache.batch, m, x.shape[-1])
@@ -130,17 +127,15 @@ class Retrieval:
             if not completed or self.neighbours is None:
                 encoded.append(None)
                 continue
-            chunks = hidden[:, : completed * m].unflatten(1, (completed, m))
-            encoded.append(
-                self.encoder(self.neighbours[rows, :completed], chunks, neighbour_mask=self._mask(rows, completed))
-            )
+            chunks, mask = hidden[:, : completed * m].unflatten(1, (completed, m)), self._mask(rows, completed)
+            encoded.append(self.encoder(self.neighbours[rows, :completed], chunks, neighbour_mask=mask))
         return encoded
 
     def _mask(self, rows: Tensor | slice, chunks: int) -> Tensor | None:
         return None if self.neighbour_mask is None else self.neighbour_mask[rows, :chunks]
 
     def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: Encoded, layer: int) -> Tensor:
-        """The update [B,N,d] that layer `layer`'s chunked cross-attention makes of x [B,N,d]."""
+        """Return the update [B,N,d] of x [B,N,d] by layer `layer`'s chunked cross-attention."""
         kept = None if self.cache is None else self.cache.neighbours[layer]
         updates = [self._cross_attend(group, cca, x, states, kept) for group, states in zip(self.groups, encoded)]
         if len(updates) == 1 and updates[0] is not None and not self.groups[0].first:
@@ -154,13 +149,12 @@ class Retrieval:
     def _cross_attend(
         self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None
     ):
-        """The update of one group's rows; None where no token attends anything."""
+        """Return the update of one group's rows; None if no token attends anything."""
         rows, x = group.rows, x[group.rows, group.first :]
         key, value = (None, None) if encoded is None else cca.project(encoded)
         mask, query_start = self._mask(rows, group.completed), group.phase
-        # before any neighbours were given there are none to hold
-        held = kept is not None and group.held and kept.keys is not None
-        if held:  # chunk 0 of the call is the one held
+        held = kept is not None and group.held and kept.keys is not None  # None: no neighbours so far
+        if held:  # the cached chunk is chunk 0 of the op's call
             query_start += cca.chunk_len
             key = _after(kept.keys[rows], key)
             value = _after(kept.values[rows], value)
@@ -178,7 +172,7 @@ class Retrieval:
         return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
 
     def finish(self) -> None:
-        """Keep the mask of the last complete chunk's neighbours in the cache; their keys are there already."""
+        """Store the mask of the last complete chunk's neighbours in the cache, beside their keys."""
         if self.neighbours is not None:
             for rows, _, _, _, completed in self.groups:
                 if completed:

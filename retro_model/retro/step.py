@@ -1,4 +1,4 @@
-"""One token of every row, as a function of tensors that stay where they are: what a CUDA graph can hold."""
+"""Decode step of one token a row, over tensors at fixed addresses, for capture in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from .cache import RetroCache
 
 
 class RetroStep:
-    """A Retro's step of one token a row, which asks the host nothing: positions are the device's, capacity is fixed.
+    """Decode step of a Retro, without synchronisation: positions are tensors on the device, the capacity is fixed.
 
-    A step goes one of three ways: before any neighbours were given ("alone"), within chunks ("reads"), and where some
-    row completes a chunk ("encodes"). Then the encoder runs for all rows, and the rows that complete a chunk keep its
-    output. Retrieval itself stays outside: its neighbours are copied into the step's own memory.
+    There are three ways: "alone" before any neighbours were passed, "reads" within chunks, and "encodes" if a row
+    completes a chunk. "encodes" runs the encoder for all rows; the rows that complete a chunk keep its output. The
+    caller retrieves; `begin` copies the neighbours into the step's own memory.
 
     Args:
         model: a `Retro` in evaluation mode.
-        cache: holds the prompts, and takes in the tokens.
+        cache: holds the prompts; the tokens are appended.
     """
 
     def __init__(self, model, cache: RetroCache):
         self.model, self.cache = model, cache
         device = model.embedding.weight.device
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)
-        self.column = torch.empty(cache.batch, dtype=torch.int64, device=device)  # of the token, the same for all rows
+        self.column = torch.empty(cache.batch, dtype=torch.int64, device=device)  # of the token, equal in all rows
         self.starts = transfer.numbers(cache.starts, device)
         self.row = torch.arange(cache.batch, device=device)
-        self.neighbours: Tensor | None = None  # [B,K,R] of the chunks that complete, and their mask
+        self.neighbours: Tensor | None = None  # [B,K,R] of the chunks that complete
         self.neighbour_mask: Tensor | None = None
-        self.known = -1  # the column that the device knows
+        self.known = -1  # value of `column`, on the host
 
     def begin(self, neighbours: Tensor | None = None, neighbour_mask: Tensor | None = None) -> str | None:
-        """Copy in the neighbours [B,1,K,R] of chunks that complete; return the name of the step's way.
+        """Copy the neighbours [B,1,K,R] of chunks that complete. Return the name of the step's way.
 
-        None: the model itself must make this step, the first one with neighbours."""
+        None: the caller must run the model instead, for the first neighbours.
+        """
         cache = self.cache
         if cache.length >= cache.capacity:
             raise ValueError(f"cache: expected room for a token; got {cache.length} of {cache.capacity} columns filled")
@@ -61,7 +62,7 @@ class RetroStep:
         return "encodes"
 
     def run(self, way: str) -> Tensor:
-        """Logits [B,V] after `tokens` [B,1]; on the device alone."""
+        """Return logits [B,V] after `tokens` [B,1], without synchronisation."""
         model, cache = self.model, self.cache
         retrieval = None if model.encoder is None else StepRetrieval(self, way)
         key_mask = cache.key_mask(1, self.tokens.device)
@@ -73,7 +74,7 @@ class RetroStep:
         return model.readout(model.norm(x)[:, -1])
 
     def finish(self) -> None:
-        """Advance the host's counters by the token that the device took in."""
+        """Advance the host's counters by one token."""
         self.cache.length += 1
         for layer in self.cache.layers:
             layer.length += 1
@@ -84,7 +85,7 @@ class RetroStep:
 
 
 class StepRetrieval:
-    """`Retrieval` within one decode step: the device holds each row's position."""
+    """`Retrieval` of one decode step, with each row's position on the device."""
 
     def __init__(self, step: RetroStep, way: str):
         self.step, self.cache, self.encodes = step, step.cache, way == "encodes"
@@ -93,11 +94,11 @@ class StepRetrieval:
         position = step.column - step.starts
         self.phase = position % m
         self.done = self.phase == m - 1
-        #: the held neighbours count as chunk 0's, which positions from M-1 on attend
+        #: the cached neighbours are chunk 0's, which positions from M-1 on attend
         self.query_start = (position + 1) % m + m - 1
 
     def encode(self, x: Tensor) -> list[Tensor]:
-        """The encoded neighbours [B,1,K,R,d'] of the chunks that x [B,1,d] completes, if any."""
+        """Return the encoded neighbours [B,1,K,R,d'] if a row of x [B,1,d] completes a chunk."""
         step, cache = self.step, self.cache
         cache.chunk[step.row, self.phase] = x[:, 0].to(cache.chunk.dtype)
         if not self.encodes:
@@ -105,11 +106,11 @@ class StepRetrieval:
         mask = step.neighbour_mask
         cache.neighbour_mask.copy_(torch.where(self.done[:, None, None], mask, cache.neighbour_mask))
         encoder = step.model.encoder
-        # the same launches whatever the tokens are
+        # no sharing: the launches must not depend on the tokens
         return [encoder(step.neighbours[:, None], cache.chunk[:, None], neighbour_mask=mask[:, None], share=False)]
 
     def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: list[Tensor], layer: int) -> Tensor:
-        """The update [B,1,d] that layer `layer`'s chunked cross-attention makes of x [B,1,d]."""
+        """Return the update [B,1,d] of x [B,1,d] by layer `layer`'s chunked cross-attention."""
         kept = self.cache.neighbours[layer]
         for states in encoded:
             for held, new in zip((kept.keys, kept.values), cca.project(states)):

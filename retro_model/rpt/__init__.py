@@ -3,17 +3,17 @@ own past.
 
 config.py       RPTConfig: sizes, switches, the paper's models
 inputs.py       checks of tokens and neighbours
-layers.py       the window of its attention, chunked cross-attention, the decoder layer (on retro_model/layers)
+layers.py       window attention, chunked cross-attention, the decoder layer
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
-neighbours.py   the states of a chunk and its successor, in the light of the chunk that retrieved them
+neighbours.py   NeighbourEncoder: states of a chunk and its successor, conditioned on the chunk that retrieved them
 gate.py         NeighbourGate
-memory.py       the three of them together
-model.py        RPT; retrofit.py adds the same to a decoder that is trained
+memory.py       SelfMemory: retriever, neighbours and gate
+model.py        RPT; retrofit.py adds a memory to a trained decoder
 loss.py         lambda_rank
-supervision.py  BM25 candidates, the reference language model's scores, stored
-index.py        SelfIndex, which grows with a document; cache.py what decoding keeps, decoding.py how it goes on
+supervision.py  BM25 candidates and the reference language model's scores of them, on disk
+index.py        SelfIndex, which grows with a document; cache.py RPTCache; decoding.py, step.py decoding with it
 
-Training lies in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
+Training is in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
 retro_model/apps/rpt.
 """
 

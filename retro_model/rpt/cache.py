@@ -14,13 +14,13 @@ from .index import SelfIndex
 class RPTCache:
     """Cache of B documents: the window's keys and values, the index of every chunk so far, the last chunk's neighbours.
 
-        window      keys and values [B,2S,H,D] of each layer, a ring: the token at position p lies in column p % 2S
+        window      keys and values [B,2S,H,D] of each layer, a ring buffer: position p is in column p % 2S
         index       one `SelfIndex` a row: k_j and the encoded pair (j, j+1) of every chunk, [d] and [2m,d]
         gate        keys and values of every neighbour so far, K a chunk
         neighbours  keys and values [B,K,2m,H,D] of the last complete chunk's neighbours in each CCA layer
 
-    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers a chunk of m tokens. Rows may be of different
-    lengths.
+    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers a chunk of m tokens. Rows may differ in
+    length.
 
     Example:
         cache = model.make_cache(batch=2)
@@ -30,11 +30,11 @@ class RPTCache:
     Args:
         config: the model's.
         batch: B.
-        capacity: most tokens a row can have; None: no limit.
+        capacity: maximum number of tokens of a row; None: no limit.
         num_neighbours: K; None: config.num_neighbours. May exceed training's.
         factory: of the indexes; see `SelfIndex`.
 
-    Calls with a cache are not differentiable; one that fails halfway leaves the cache unusable.
+    Calls with a cache are not differentiable. A call that raises leaves the cache unusable.
 
     Source: arXiv 2306.13421, section 3.4.
     """
@@ -55,14 +55,13 @@ class RPTCache:
         self.num_neighbours = checks.integer("num_neighbours", num_neighbours or config.num_neighbours, low=1)
         self.positions = [0] * batch  # tokens that each row holds
         self.ring = 2 * config.segment if capacity is None else min(capacity, 2 * config.segment)
-        self.retrieval: bool | None = None  # of the first call, and so of all
+        self.retrieval: bool | None = None  # of the first call; later calls must agree
         self.indexes = [SelfIndex(factory=factory) for _ in range(batch)]
-        self.rows: dict[str, Tensor] = {}  # every tensor with a row a document
-        self.decoder = None  # of a retrofitted decoder: its own cache
+        self.rows: dict[str, Tensor] = {}  # tensors with a row a document
+        self.decoder = None  # a retrofitted decoder's own cache
 
     def completes(self, count: int) -> int:
-        """Chunks that `count` more tokens complete, in the row where they complete the most: the L of the next call's
-        `index`."""
+        """Return the most chunks that `count` more tokens complete in a row: the L of the next call's `index`."""
         m = self.config.chunk_len
         return max((p % m + count) // m for p in self.positions)
 
@@ -72,8 +71,7 @@ class RPTCache:
         return sum(t.nbytes for t in self.rows.values()) + sum(index.nbytes for index in self.indexes)
 
     def row(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        """The tensor [B,*shape] of this name; zeros of the type of `like` at first. A longer first dimension makes it
-        grow."""
+        """Return the tensor [B,*shape] of this name, at first zeros of `like`'s type. It grows to a larger shape[0]."""
         held = self.rows.get(name)
         if held is None:
             self.rows[name] = like.new_zeros(self.batch, *shape)
@@ -83,10 +81,10 @@ class RPTCache:
 
     @classmethod
     def join(cls, caches: list[RPTCache], capacity: int | None = None) -> RPTCache:
-        """One cache of all rows, in order.
+        """Return one cache of all rows, in order.
 
         Raises:
-            ValueError: caches of different models or K; too small a capacity.
+            ValueError: the caches differ in configuration or K; the capacity is too small.
         """
         if not caches:
             raise ValueError("caches: expected at least one; got none")
@@ -104,18 +102,14 @@ class RPTCache:
         return joined
 
     def _fitted(self, name: str, cache: RPTCache, caches: list[RPTCache]) -> Tensor:
-        """A part of the joined tensor: rings unrolled into the joined one's columns, the rest padded to the longest."""
+        """Return a cache's rows of the joined tensor: rings moved to the new columns, others padded to the longest."""
         sample = next(c.rows[name] for c in caches if name in c.rows)
         held = cache.rows.get(name)
         if held is None:
             return sample.new_zeros(cache.batch, *sample.shape[1:])
         if not name.startswith("window"):
-            longest = max(c.rows[name].shape[1] for c in caches if name in c.rows) if held.dim() > 1 else 0
-            return (
-                torch.cat([held, held.new_zeros(held.shape[0], longest - held.shape[1], *held.shape[2:])], 1)
-                if longest
-                else held
-            )
+            longest = max(c.rows[name].shape[1] for c in caches if name in c.rows)
+            return torch.cat([held, held.new_zeros(held.shape[0], longest - held.shape[1], *held.shape[2:])], 1)
         fitted = held.new_zeros(cache.batch, self.ring, *held.shape[2:])
         for row, p in enumerate(cache.positions):
             there = torch.arange(max(0, p - min(cache.ring, self.ring)), p, device=held.device)

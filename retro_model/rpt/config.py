@@ -1,4 +1,4 @@
-"""The shape of a Retrieval-Pretrained Transformer: its configuration, the paper's models and their sizes."""
+"""Configuration of a Retrieval-Pretrained Transformer, and the paper's models."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from retro_model.base.config import Config, layer_numbers, preset
 
 WINDOWS = ("segments", "sliding")
 VOCAB_SIZE = 50_277  # GPT-NeoX's tokens, section 3.4
-OWN = -2  # in an index: the retriever's own choice
-RETRIEVED_AS_A_PAIR = 2  # a neighbour is a chunk and the one after it
+OWN = -2  # in an index: take the retriever's choice
 
 
 @dataclass(frozen=True)
@@ -28,19 +27,18 @@ class RPTConfig(Config):
         d_ff: width of the feed-forward layers.
         num_heads: H, of every attention; d_model / num_heads is D, a multiple of 8 from 16 to 256.
         num_layers: n; the first n // 2 feed the retriever, the others may read neighbours.
-        cca_layers: the upper layers (from 1) with chunked cross-attention; () is a plain decoder with a window.
+        cca_layers: the upper layers (from 1) with chunked cross-attention; (): a plain decoder with a window.
         chunk_len: m (the kernels' M), tokens a chunk.
         num_neighbours: K in training; a model takes any K.
-        segment: S, the stride of the window: a token sees its own segment and the one before.
-        excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes what the window may show.
-        gate_floor: eta, the least that a gate lets through; 1 takes the gate out.
+        segment: S, the stride of the window: a token attends its own segment and the one before.
+        excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes the chunks in the window.
+        gate_floor: eta, the least value of a gate; 1: no gate.
         gated_ffn: a feed-forward layer of three matrices (SwiGLU).
-        null_slot: one learned key and value a head, without position, beside the keys of every cross- and bidirectional
-            attention.
+        null_slot: one learned key and value a head, without position, in every cross- and bidirectional attention.
         score_scale: multiplies q·k; the margin of the retrieval loss is in units of the score.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
-        retriever: False: no chunk attention, no W_Q and W_K: neighbours are given in every call (RETRO with BM25).
-        tie_embeddings: the readout is the embedding's transpose; False: a matrix of its own.
+        retriever: False: no chunk attention, W_Q or W_K; every call passes the neighbours (RETRO with BM25).
+        tie_embeddings: the readout is the embedding's transpose; False: a separate matrix.
         window: "segments" (S+1 to 2S keys a token) or "sliding" (the last 2S).
         dropout: probability, in training, of dropping an attention weight or an entry of a residual update.
 
@@ -88,8 +86,7 @@ class RPTConfig(Config):
 
     @classmethod
     def preset(cls, name: str, vocab_size: int = VOCAB_SIZE) -> RPTConfig:
-        """A model of Table 2: "rpt", "retro-bm25" (the same without a retriever), "transformer-xl" (without
-        neighbours)."""
+        """Return a model of Table 2: "rpt", "retro-bm25" (no retriever) or "transformer-xl" (no neighbours)."""
         whole = cls(vocab_size, dropout=0.05)
         presets = {"rpt": whole, "retro-bm25": whole.replace(retriever=False), "transformer-xl": whole.baseline()}
         return preset(name, presets)
@@ -110,8 +107,8 @@ class RPTConfig(Config):
 
     @property
     def neighbour_len(self) -> int:
-        """R = 2m, tokens of a neighbour."""
-        return RETRIEVED_AS_A_PAIR * self.chunk_len
+        """R = 2m, tokens of a neighbour: a chunk and its successor."""
+        return 2 * self.chunk_len
 
     @property
     def uses_neighbours(self) -> bool:
@@ -120,11 +117,11 @@ class RPTConfig(Config):
 
     @property
     def max_len(self) -> None:
-        """No longest sequence: positions are relative, and the window is what a token sees."""
+        """None: sequences may be of any length, because positions are relative and attention has a window."""
         return None
 
     def num_parameters(self) -> int:
-        """Weights of the matrices, the embedding's included; no norms, no w_ng, no null slots.
+        """Count the weights of the matrices, the embedding included, without norms, w_ng and null slots.
 
         Example: RPTConfig.preset("rpt").num_parameters() == 242_324_480
         """
@@ -132,5 +129,5 @@ class RPTConfig(Config):
         total = (1 if self.tie_embeddings else 2) * self.vocab_size * d + self.num_layers * (4 * d * d + feed_forward)
         if not self.uses_neighbours:
             return total
-        total += (len(self.cca_layers) + 3) * 4 * d * d  # and both attentions of the neighbours, the gate's
+        total += (len(self.cca_layers) + 3) * 4 * d * d  # 3: both attentions of the neighbours, and the gate's
         return total + (6 * d * d if self.retriever else 0)

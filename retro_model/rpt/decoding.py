@@ -1,4 +1,4 @@
-"""The forward pass of new tokens that follow what a cache holds."""
+"""Forward pass of the tokens after those in a cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from .cache import RPTCache
 from .config import OWN
 from .layers import Memory, Retrieved
 
-ROOM = 64  # chunks that the gate's cache begins with
+ROOM = 64  # initial size of the gate's cache, in chunks
 
 
 @torch.no_grad()
 def decode(
     model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache: RPTCache
 ) -> tuple[Tensor, Retrieved | None]:
-    """Final activations [B,N,d] of new tokens, and what their chunks retrieved (-1 in rows that complete fewer); the
-    arguments are those of `RPT.forward`, checked."""
+    """Return final activations [B,N,d] of new tokens, and the retrieval (-1 in rows that complete fewer chunks).
+
+    The arguments are those of `RPT.forward`, checked.
+    """
     retrieved = begin(cache, model.embedding.weight, retrieval, tokens.shape[1])
     n, groups = tokens.shape[1], {}
-    for row, p in enumerate(cache.positions):  # single tokens go together wherever their rows stand
+    for row, p in enumerate(cache.positions):  # single tokens form one group, whatever their positions
         groups.setdefault(p if n > 1 else 0, []).append(row)
     out = None
     for members in groups.values():
@@ -41,8 +43,7 @@ def decode(
 
 
 def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retrieved | None:
-    """A call of `count` tokens with this cache: what its chunks retrieve, to be filled; None where none completes or
-    retrieval is off."""
+    """Begin a call of `count` tokens: return its `Retrieved`, to be filled; None without chunks or retrieval."""
     if cache.retrieval not in (None, retrieval):
         raise ValueError(f"retrieval: expected {cache.retrieval}, as in this cache's first call; got {retrieval}")
     cache.retrieval = retrieval
@@ -54,22 +55,22 @@ def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retriev
 
 
 class Call:
-    """New tokens of some rows: one token each, or several where all rows stand at the same position.
+    """New tokens of some rows: one token each, or several if all rows have the same position.
 
-    `complete` takes the lower decoder's states, `read` is an upper layer's chunked cross-attention, `keep` ends the
+    `complete` gets the lower decoder's states, `read` is an upper layer's chunked cross-attention, and `keep` ends the
     call.
     """
 
     def __init__(self, model, cache: RPTCache, rows, positions: list[int], members: list[int], count: int):
         self.model, self.cache, self.rows, self.members, self.count = model, cache, rows, members, count
         self.config, self.starts = model.config, positions
-        self.fresh: list[tuple[Tensor, Memory]] = []  # rows, and the memory of the chunks that complete in them
+        self.fresh: list[tuple[Tensor, Memory]] = []  # rows in which chunks complete, and these chunks' memory
         device = model.embedding.weight.device
         self.row = transfer.numbers(members, device)
         self.position = transfer.numbers(positions, device)[:, None] + torch.arange(count, device=device)  # [b,N]
 
     def run(self, tokens: Tensor, index: Tensor | None) -> Tensor:
-        """Final activations [b,N,d]."""
+        """Return final activations [b,N,d]."""
         model, config = self.model, self.config
         x = model.embedding(tokens)
         turn = rotation(self.position, config.head_dim, x.dtype)
@@ -85,13 +86,13 @@ class Call:
         return model.norm(x)
 
     def keep(self) -> None:
-        """Keep mask and gates of the last chunks' neighbours for the next call."""
+        """Store mask and gates of the last chunks' neighbours for the next call."""
         for rows, memory in self.fresh:
             for name, new in (("neighbour mask", memory.neighbour_mask), ("gate", memory.gate)):
                 self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
 
     def record(self, retrieved: Retrieved | None) -> None:
-        """Write the neighbours that this call's chunks retrieved into their rows of the result of `begin`."""
+        """Write the neighbours of this call's chunks into their rows of the result of `begin`."""
         for at, memory in self.fresh:
             retrieved.index[at, : memory.index.shape[1]] = memory.index
             retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)
@@ -101,7 +102,7 @@ class Call:
 
     @staticmethod
     def _put(held: Tensor, at, new: Tensor) -> None:
-        """Write in the held tensor's type, which the first call chose: autocast may give another."""
+        """Write in the type of `held`, which autocast may differ from."""
         held[at] = new.to(held.dtype)
 
     def _window(self, number: int, attention, x: Tensor, turn: Rotation) -> Tensor:
@@ -124,17 +125,16 @@ class Call:
             return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, (key, value))))
         used = self._used()
         column = torch.arange(used, device=x.device)
-        there = self.position - (self.position - column) % cache.ring  # [b,used]: the position that a column holds
+        there = self.position - (self.position - column) % cache.ring  # [b,used]: position in each column
         first = 0 if attention.sliding else (size * (self.position // size - 1)).clamp(min=0)
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
 
     def _used(self) -> int:
-        """Number of columns of the ring that single tokens may see."""
+        """Return the number of the ring's columns that single tokens may attend."""
         return min(self.cache.ring, max(self.starts) + 1)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
-        """Encodes, searches and gates the chunks that complete with states [b,N,d]: (rows, Memory) of each group of
-        like rows."""
+        """Encode, search and gate the chunks that complete with states [b,N,d], into `fresh`."""
         self.fresh = self._complete(hidden, index)
 
     def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[Tensor, Memory]]:
@@ -166,8 +166,9 @@ class Call:
         return [(self.row, self._remember(self.row, self.members, first, chunks, given))]
 
     def _remember(self, rows: Tensor, members: list[int], first: int, chunks: Tensor, index: Tensor | None):
-        """Memory of chunks [g,c,m,d], numbers first .. of these rows (`members`, as the host knows them);
-        they join the index, each once its successor is there.
+        """Return the memory of chunks [g,c,m,d], numbers first, first + 1, ..., of these rows; `members` on the host.
+
+        A chunk joins the index when its successor completes.
         """
         model, cache, k = self.model, self.cache, self.cache.num_neighbours
         states, query, key = chunks, None, None
@@ -193,16 +194,11 @@ class Call:
             own = torch.stack(own)
             index = own if index is None else torch.where(index == OWN, own, index)
         empty = chunks.new_zeros(*index.shape[1:], 2 * chunks.shape[2], chunks.shape[3])
-        read = torch.stack(
-            [
-                cache.indexes[row].states(index[at]) if len(cache.indexes[row]) else empty
-                for at, row in enumerate(members)
-            ]
-        )
+        indexes = [cache.indexes[row] for row in members]
+        read = torch.stack([held.states(asked) if len(held) else empty for held, asked in zip(indexes, index)])
         neighbours, neighbour_mask = model.neighbours.augment(read, chunks), index >= 0
-        turn = rotation(
-            torch.arange(neighbours.shape[-2], device=chunks.device), self.config.head_dim, neighbours.dtype
-        )
+        position = torch.arange(neighbours.shape[-2], device=chunks.device)
+        turn = rotation(position, self.config.head_dim, neighbours.dtype)
         return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, neighbour_mask))
 
     def _gate(self, rows: Tensor, first: int, neighbours: Tensor, neighbour_mask: Tensor) -> Tensor:
@@ -217,24 +213,19 @@ class Call:
             room *= 2
         parts = []
         for name, new in (("gate key", key), ("gate value", value), ("gate mask", neighbour_mask.flatten(1))):
-            held = self._row(
-                name, new, max(room, self.cache.rows[name].shape[1] if name in self.cache.rows else 0), *new.shape[2:]
-            )
+            held = self._row(name, new, room, *new.shape[2:])
             held[rows, start:end] = new.to(held.dtype)
             parts.append(held[rows, :end])
         update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
         return gate.value(pooled, update).view(neighbour_mask.shape)
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
-        """Layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours held and those of the chunks that
-        complete."""
+        """Return layer `number`'s chunked cross-attention of x [b,N,d] to cached neighbours and those of new chunks."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
         held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]
-        mask, gate = (
-            self._row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k),
-            self._row("gate", x, k),
-        )
+        mask = self._row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k)
+        gate = self._row("gate", x, k)
         if self.count == 1:
             mask, gate = mask.clone(), gate.clone()
             for rows, memory in self.fresh:
@@ -244,7 +235,7 @@ class Call:
                 self._put(gate, rows, memory.gate[:, 0])
             parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]
             return cca.read(x, turn, *parts, query_start=m - 1)
-        parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]  # chunk 0 of the call is the one held
+        parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]  # the cached chunk is chunk 0 of the op's call
         for rows, memory in self.fresh:
             new = (*cca.project(memory.states, memory.turn), memory.neighbour_mask, memory.gate)
             parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, new)]

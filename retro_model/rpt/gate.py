@@ -1,4 +1,4 @@
-"""The neighbour gate: how much of every neighbour the upper decoder gets to read."""
+"""Neighbour gate: a weight for each neighbour that the upper decoder reads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .layers import norm
 
 
 class NeighbourGate(nn.Module):
-    """A number in [floor, 1] for each neighbour, from its mean state and those of the neighbours before it.
+    """Gate in [floor, 1] for each neighbour, from its mean state and the mean states of earlier neighbours.
 
-        c = mean over its tokens of a neighbour's states, in the order (chunk, rank);   c += CausalAttn(norm c)
+        c = mean of a neighbour's states over its tokens, in the order (chunk, rank);   c += CausalAttn(norm c)
         g = max(floor, sigmoid(w·norm(c) / d))
 
-    Division by d and w of order d^-0.5 let g start at about 1/2. Multiply the states by g, or hand it to
-    `rk.chunked_cross_attention(neighbour_gate=)`; a norm between the two would undo it.
+    w is of order d^-0.5 and the product is divided by d, so g starts at about 1/2. Multiply the states by g, or pass it
+    as `rk.chunked_cross_attention(neighbour_gate=)`. A norm after the product would cancel it.
 
     Example:
         gate = NeighbourGate(512, num_heads=8)
@@ -27,7 +27,7 @@ class NeighbourGate(nn.Module):
 
     Args:
         d_model, num_heads: d, H of its attention.
-        floor: eta, keeps a gradient flowing; 1: no gate.
+        floor: eta, the least gate; 1: no gate.
         dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
@@ -54,12 +54,14 @@ class NeighbourGate(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """w of order d^-0.5."""
+        """Set w to N(0, 1/d)."""
         nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
 
     def forward(self, states: Tensor, neighbour_mask: Tensor) -> Tensor:
-        """g [B,L,K] of states [B,L,K,R,d]; neighbour_mask bool [B,L,K]: a neighbour that is not there is not seen by
-        the others."""
+        """Return g [B,L,K] of states [B,L,K,R,d].
+
+        neighbour_mask: bool [B,L,K]; the others do not attend a neighbour under False.
+        """
         sizes: dict[str, int] = {"d_model": len(self.weight)}
         checks.shape("states", states, "B,L,K,R,d_model", sizes)
         checks.shape("neighbour_mask", neighbour_mask, "B,L,K", sizes)
@@ -69,7 +71,7 @@ class NeighbourGate(nn.Module):
         return self.value(pooled, update).view(neighbour_mask.shape)
 
     def value(self, pooled: Tensor, update: Tensor) -> Tensor:
-        """g [...] of means [...,d] and what the attention adds to them."""
+        """Return g [...] of means [...,d] and the attention's update of them."""
         pooled = pooled + F.dropout(update, self.dropout, self.training)
         return torch.sigmoid(self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]).clamp(
             min=self.floor

@@ -1,4 +1,4 @@
-"""Index of a growing document: the keys of its chunks and the states that are read of them."""
+"""Index of a growing document: keys of its chunks for search, and their states."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ import retro_kernels as rk
 from retro_model.base import checks, disk
 from retro_model.data import faiss_index
 
-KEYS, STATES = 1024, 64  # chunks of a block of each: what is written stays where it is
+KEYS, STATES = 1024, 64  # chunks a block; blocks are never moved
 
 
 class SelfIndex:
-    """Keys [n,d] and states [n,...] of one document's chunks; search among those before a chunk. Exact unless FAISS is
-    asked for.
+    """Keys [n,d] and states [n,...] of one document's chunks, with search among the chunks before a chunk.
 
     Example:
         index = SelfIndex()
         index.add(keys, states)                          # chunks 0, 1, ... in order; again as the document grows
         scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # [q,2]; query [q,d] of chunks 40, ...
-        read = index.states(found)                       # [q,2,...]; those of -1 are chunk 0's and to be masked
+        read = index.states(found)                       # [q,2,...]; for -1 those of chunk 0, to be masked
 
     Args:
-        factory: a FAISS index factory string without training ("HNSW32", "Flat"), inner product; None: exact, by
-            `rk.TopkStream`.
+        factory: FAISS index factory string without training ("HNSW32", "Flat"), by inner product; None: exact search by
+            `rk.TopkStream`. FAISS holds a copy of the keys on the CPU.
         backend: of `retro_kernels`, for the exact search.
-
-    FAISS holds a copy of the keys on the CPU and searches approximately; worth its while beyond some 10^7 chunks.
     """
 
     def __init__(self, *, factory: str | None = None, backend: str | None = None):
@@ -39,7 +36,7 @@ class SelfIndex:
         self.reset()
 
     def reset(self) -> None:
-        """An empty index."""
+        """Empty the index."""
         self._keys: list[Tensor] = []
         self._states: list[Tensor] = []
         self._count = 0
@@ -49,8 +46,10 @@ class SelfIndex:
         return self._count
 
     def add(self, keys: Tensor | None, states: Tensor) -> None:
-        """The next chunks: keys [n,d] and states [n,...], of types and widths that stay. keys=None: states to be read
-        by number."""
+        """Append chunks: keys [n,d] and states [n,...]. Types and widths stay those of the first call.
+
+        keys None: the index is not searched.
+        """
         if self._count and (keys is None) != (not self._keys):
             raise ValueError("keys: expected them in every call or in none")
         if keys is not None and len(keys) != len(states):
@@ -74,10 +73,10 @@ class SelfIndex:
             done += len(part)
 
     def search(self, query: Tensor, k: int, *, chunk: int, excluded_chunks: int) -> tuple[Tensor, Tensor]:
-        """The k best chunks j <= i - excluded_chunks for queries [q,d] of chunks i = chunk, chunk + 1, ...
+        """Return the k best chunks j <= i - excluded_chunks for queries [q,d] of chunks i = chunk, chunk + 1, ...
 
         Returns:
-            scores float32 [q,k], descending, and numbers int64 [q,k]; -inf and -1 where there are fewer.
+            scores float32 [q,k], descending, and numbers int64 [q,k]; -inf and -1 if there are fewer.
         """
         checks.integer("k", k, low=1)
         if not self._count:
@@ -93,8 +92,7 @@ class SelfIndex:
         return tuple(t[0] for t in stream.result())
 
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
-        """Query 0 may see chunks up to `last`, query 1 one more, and so on; FAISS is asked for so many more than it may
-        see too many."""
+        """Search by FAISS. Query i may retrieve chunks up to `last` + i; hits after that are fetched and masked."""
         fetched = min(self._count, k + max(0, self._count - 1 - last))
         scores, hits = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
         scores, hits = torch.from_numpy(scores), torch.from_numpy(hits)
@@ -106,7 +104,7 @@ class SelfIndex:
         return scores[:, :k].to(query.device), hits[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
-        """[...,*shape], the states of chunks int64 [...]; of -1 those of chunk 0."""
+        """Return the states [...,*shape] of chunks int64 [...]; for -1 those of chunk 0."""
         rows = index.clamp(min=0).flatten()
         if len(self._states) == 1:
             return self._states[0][rows].unflatten(0, index.shape)
@@ -118,11 +116,11 @@ class SelfIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, without FAISS's copy."""
+        """Bytes of keys and states, without FAISS's copy."""
         return sum(t.nbytes for t in [*self._keys, *self._states])
 
     def save(self, path: str | Path) -> None:
-        """To one file that `restore` reads; replaced at once, so that a kill leaves the old one or the new one."""
+        """Write one file for `restore`, atomically."""
         path = Path(path)
         parts = {
             name: torch.cat(blocks)[: self._count].cpu()
@@ -135,7 +133,7 @@ class SelfIndex:
 
     @classmethod
     def restore(cls, path: str | Path, *, device: str | torch.device = "cpu", backend: str | None = None) -> SelfIndex:
-        """The index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
+        """Load the index that `save` wrote. Raises: FileNotFoundError, ValueError naming the file."""
         with disk.open_plain(Path(path), "rb") as file:
             try:
                 parts = torch.load(file, map_location=device, weights_only=True)

@@ -1,4 +1,4 @@
-"""Checks of an RPT's tokens and neighbours, before it computes."""
+"""Checks of an RPT's tokens and neighbours."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from .config import OWN
 
 
 def check_tokens(model, tokens: Tensor, cache) -> None:
-    """tokens int64 [B,N] of the vocabulary that fit the cache; else TypeError or ValueError."""
+    """Raise TypeError or ValueError unless tokens are int64 [B,N] of the vocabulary and fit the cache."""
     checks.tokens(tokens, model.config, model.embedding.weight.device, cache)
     if cache is not None and cache.capacity is not None:
         checks.room(tokens.shape[1], max(cache.positions), cache.capacity)
 
 
 def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, cache, part=None) -> None:
-    """index int64 [B,L,K] of earlier chunks, -1 or `OWN`; there where the model has no retriever; else TypeError or
-    ValueError."""
+    """Raise TypeError or ValueError unless index is int64 [B,L,K] of earlier chunks, -1 or `OWN`.
+
+    index None: the model must have a retriever.
+    """
     config = model.config
     chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     if index is None:

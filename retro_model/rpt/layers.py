@@ -1,4 +1,4 @@
-"""The layers of RPT: the window of its attention, chunked cross-attention, the decoder layer."""
+"""Layers of RPT: window attention, chunked cross-attention, the decoder layer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ NORM_EPS = 1e-6
 
 
 class Memory(NamedTuple):
-    """Input of the upper decoder: neighbours' states [B,L,K,2m,d] and their positions, which chunks they are (-1:
-    none), gates [B,L,K].
+    """Input of the upper decoder: neighbours' states [B,L,K,2m,d], their rotation, chunk numbers (-1: none) and gates.
 
-    lead: tokens before the first one that reads, counted from where the memory begins.
+    lead: tokens from the beginning of the memory's first chunk to the first token of the call.
     """
 
     states: Tensor
@@ -30,7 +29,7 @@ class Memory(NamedTuple):
 
     @property
     def neighbour_mask(self) -> Tensor:
-        """bool [B,L,K], True = there is one."""
+        """bool [B,L,K], True = a neighbour."""
         return self.index >= 0
 
 
@@ -49,7 +48,7 @@ def norm(d_model: int, **where) -> RMSNorm:
 
 
 class WindowAttention(RotaryAttention):
-    """Causal attention to the token's own segment and the one before it, or to the last 2S tokens.
+    """Causal attention to a token's own segment and the one before it, or to the last 2S tokens.
 
     With S = 2, "segments", x = visible:
 
@@ -68,23 +67,25 @@ class WindowAttention(RotaryAttention):
         self.segment, self.sliding = config.segment, config.window == "sliding"
 
     def forward(self, x: Tensor, turn: Rotation, part=None) -> Tensor:
-        """The update [B,N,d] of x [B,N,d]. part: where other processes hold the rest of the documents."""
+        """Return the update [B,N,d] of x [B,N,d]. part: see `RPT.forward`."""
         query, (key, value) = self.queries(x, turn), self.project(x, turn)
         return self.window(query, key, value) if part is None else part.window(self, query, key, value)
 
     def window(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The update of the last N of S tokens: query [B,N,H,D], key and value [B,S,H,D]; key 0 begins a segment."""
+        """Return the update of the last N of S tokens: query [B,N,H,D], key and value [B,S,H,D].
+
+        Key 0 is the first token of a segment.
+        """
         seen = {"window": 2 * self.segment} if self.sliding else {"window_block": self.segment}
         return self.attend(query, key, value, causal=True, **seen)
 
 
 class CrossAttention(RotaryAttention):
-    """Chunked cross-attention: every token attends the neighbours of the last complete chunk before it, through their
-    gates.
+    """Chunked cross-attention: every token attends the neighbours of its last complete chunk, weighted by their gates.
 
-    Token t reads the neighbours of chunk u = (t+1)//m - 1, all K*2m states in one softmax; the first m-1 tokens read
-    nothing. Its query has position ((t+1) % m) + m - 1, and the states of a neighbour have positions 0 .. 2m-1. Where
-    the neighbour's first chunk equals chunk u, the copy of the token to be predicted is at the next position.
+    Token t attends the neighbours of chunk u = (t+1)//m - 1, all K*2m states in one softmax; the first m-1 tokens
+    attend nothing. Its query has position ((t+1) % m) + m - 1, and the states of a neighbour have positions 0 .. 2m-1.
+    So if the neighbour's first chunk equals chunk u, the copy of the token to predict has the next position.
 
     Source: arXiv 2306.13421, section 3.1; Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
@@ -96,7 +97,7 @@ class CrossAttention(RotaryAttention):
         self.chunk_len = config.chunk_len
 
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
-        """The update [B,N,d] of x [B,N,d]. turn: `positions` of these tokens."""
+        """Return the update [B,N,d] of x [B,N,d]. turn: of `SelfMemory.reader_positions`."""
         key, value = self.project(memory.states, memory.turn)
         return self.read(x, turn, key, value, memory.neighbour_mask, memory.gate, memory.lead)
 
@@ -110,7 +111,7 @@ class CrossAttention(RotaryAttention):
         gate: Tensor,
         query_start: int = 0,
     ) -> Tensor:
-        """`forward` with keys and values [B,L,K,2m,H,D] that are projected already, as a cache holds them."""
+        """`forward` with projected keys and values [B,L,K,2m,H,D], as a cache holds them."""
         return self.attend(
             self.queries(x, turn),
             key,
@@ -121,10 +122,6 @@ class CrossAttention(RotaryAttention):
             neighbour_gate=gate.to(key.dtype),
             query_start=query_start,
         )
-
-    def positions(self, tokens: Tensor) -> Tensor:
-        """Positions at which tokens int64 [...] of a sequence read."""
-        return (tokens + 1) % self.chunk_len + self.chunk_len - 1
 
 
 class DecoderLayer(nn.Module):
@@ -147,17 +144,17 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn: Rotation | None = None, part=None
     ) -> Tensor:
-        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of their positions as readers of `memory`;
-        part: where other processes hold the rest of the documents."""
+        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions. reader_turn: of their `reader_positions`. part: see
+        `RPT.forward`."""
         x = x + self.dropped(self.attention(self.attention_norm(x), turn, part))
         if self.cca is not None and memory is not None:
             x = x + self.dropped(self.cca(self.cca_norm(x), memory, reader_turn))
         return self.feed(x)
 
     def feed(self, x: Tensor) -> Tensor:
-        """The last residual step."""
+        """Add the feed-forward layer's update."""
         return x + self.dropped(self.feed_forward(self.feed_forward_norm(x)))
 
     def dropped(self, update: Tensor) -> Tensor:
-        """A residual update with dropout."""
+        """Apply dropout to a residual update."""
         return F.dropout(update, self.dropout, self.training)

@@ -14,14 +14,13 @@ def lambda_rank(
     positives: int | None = None,
     scored_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Sum over pairs (l, j) with s_t(l) > 0 and s_t(l) > s_t(j) of lambda_jl * max(0, tau - (s_q(l) - s_q(j))).
+    """Return the sum of lambda_jl * max(0, tau - (s_q(l) - s_q(j))) over pairs (l, j) with s_t(l) > max(0, s_t(j)).
 
         lambda_jl = |G_l - G_j| * |1/log2(1+r_l) - 1/log2(1+r_j)| / IDCG
         G = 2^max(s_t, 0) - 1,   IDCG = sum of sorted G / log2(1+rank)
 
-    r is the rank by s_q among the retrievable chunks, from 1, equal scores by index; lambda is a constant in the
-    gradient. Only positives begin a pair, so that l rows of l chunks with at most P positives take P*l*l terms and one
-    sort a row.
+    r is the rank from 1 by s_q among the retrievable chunks, equal scores by index. lambda has no gradient. l rows of l
+    chunks with at most P positives cost P*l*l terms and one sort a row.
 
         >>> total, pairs = lambda_rank(torch.tensor([2, 1, 0.5, -1]), torch.tensor([-0.2, 0.5, -torch.inf, 1]), tau=1.0)
         >>> round(total.item(), 6), pairs.item()
@@ -29,13 +28,13 @@ def lambda_rank(
 
     Args:
         scores: s_q [...,n] of the retriever; -inf: not retrievable.
-        target_scores: s_t [...,n]; -inf: unscored, whose gain is 0.
+        target_scores: s_t [...,n]; -inf: unscored, with gain 0.
         tau: margin, in units of s_q.
-        positives: P, the most positives in a row, 20 for 20 candidates; None: counted, for which the host waits.
-        scored_only: pairs among scored chunks alone; False: every retrievable chunk may lose a pair.
+        positives: P, upper bound of the positives in a row, 20 for 20 candidates; None: counted, and the host waits.
+        scored_only: pairs of scored chunks only; False: j may be any retrievable chunk.
 
     Returns:
-        The sum over all pairs of all rows and their number (int64): the loss is their quotient.
+        The sum over all rows and the number of pairs (int64). The loss is their quotient.
 
     Differentiable in scores; computed in float32 or better.
 
@@ -65,6 +64,6 @@ def lambda_rank(
         weight = (gain.gather(-1, best_index).unsqueeze(-1) - gain.unsqueeze(1)).abs()
         weight = weight * (at_rank.gather(-1, best_index).unsqueeze(-1) - at_rank.unsqueeze(1)).abs()
         weight = (weight / ideal.clamp(min=torch.finfo(acc_dtype).tiny)[:, None, None]).masked_fill(~pair, 0)
-    known = scores.masked_fill(~there, 0)  # an infinite score has no pair and must not meet a zero
+    known = scores.masked_fill(~there, 0)  # an infinite score has weight 0, and inf * 0 is NaN
     margin = known.gather(-1, best_index).unsqueeze(-1) - known.unsqueeze(1)
     return (weight * (tau - margin).clamp(min=0)).sum(), pair.sum()

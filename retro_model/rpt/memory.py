@@ -1,4 +1,4 @@
-"""From the lower decoder's states to the upper decoder's input: retriever, neighbours, gate."""
+"""Memory of an RPT: from the lower decoder's states to the upper decoder's input."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from .retriever import SelfRetriever, in_chunks
 
 
 class SelfMemory(nn.Module):
-    """A model with `retriever`, `neighbours` and `gate` (None where the configuration has none), and the step that uses
-    them."""
+    """Base of models with `retriever`, `neighbours` and `gate`; each is None if the configuration has none."""
 
     def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
-        """Make the parts; called by a model's constructor, which also sets `config`."""
+        """Make the parts. A model's constructor calls it, and sets `config`."""
         self.retriever = self.neighbours = self.gate = None
         where = {"device": device, "dtype": dtype}
         sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
@@ -40,7 +39,7 @@ class SelfMemory(nn.Module):
 
     @torch.no_grad()
     def reset_memory(self) -> None:
-        """Initial weights of the parts, and of every null slot; W_K starts as W_Q does."""
+        """Set initial weights of the parts, null slots included; W_K equal to W_Q."""
         for part, passed in ((self.retriever, 1), (self.neighbours, 2), (self.gate, 1)):
             if part is not None:
                 initialise(part, passed)
@@ -52,7 +51,7 @@ class SelfMemory(nn.Module):
     def remember(
         self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
     ) -> tuple[Memory, Retrieved]:
-        """The neighbours of every complete chunk of the lower decoder's states [B,N,d], ready for the upper layers."""
+        """Retrieve, encode and gate the neighbours of every complete chunk of the lower decoder's states [B,N,d]."""
         chunks = in_chunks(hidden, self.config.chunk_len)
         states, scores = chunks, None
         if self.retriever is not None:
@@ -60,7 +59,7 @@ class SelfMemory(nn.Module):
             query, key = self.retriever.project(states, trunk_share)
             scores = self.retriever.scores(query, key)
             index = self.retriever.choose(query, key, k, index)
-        if not chunks.shape[1]:  # nothing to read but the null slot
+        if not chunks.shape[1]:  # only the null slot is read
             index = index[:, :0]
         neighbours = self.neighbours(states, chunks, index)
         gate = self.gate(neighbours, index >= 0)
@@ -68,5 +67,5 @@ class SelfMemory(nn.Module):
         return Memory(neighbours, turn, index, gate), Retrieved(scores, index, gate)
 
     def reader_positions(self, position: Tensor) -> Tensor:
-        """Positions at which tokens at `position` of a sequence read neighbours."""
+        """Return the positions of queries to neighbours, of tokens at `position` of a sequence."""
         return (position + 1) % self.config.chunk_len + self.config.chunk_len - 1

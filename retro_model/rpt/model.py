@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from retro_model.base import checks
-from retro_model.layers import NextTokenLoss, initialise, next_token_loss, rotation
+from retro_model.layers import NextTokenLoss, Rotation, initialise, next_token_loss, rotation
 
 from .cache import RPTCache
 from .config import RPTConfig
@@ -20,12 +20,12 @@ from .step import RPTStep
 
 
 class RPT(SelfMemory):
-    """Decoder whose upper half reads chunks of the sequence's own past, chosen by its lower half.
+    """Decoder whose upper half reads chunks of the sequence's own past, which its lower half retrieves.
 
-        layer:   x += Attn(norm x);   (some upper ones) x += CCA(norm x);   x += FFN(norm x)      logits = norm(x) E^T
-        chunk i: e_i = H_i + BiAttn(norm H_i), q_i and k_i from its mean; the K best of q_i·k_j, j <= i - w, are read by
-            the tokens
-                 from the last one of chunk i on, as [e_j; e_{j+1}] that has seen itself and chunk i, scaled by its gate
+        layer:   x += Attn(norm x);   (some upper layers) x += CCA(norm x);   x += FFN(norm x)     logits = norm(x) E^T
+        chunk i: e_i = H_i + BiAttn(norm H_i);   q_i and k_i are projections of its mean
+                 its neighbours are the K best j <= i - w by q_i·k_j, as [e_j; e_{j+1}] after attention to themselves
+                 and to chunk i; the tokens from the last one of chunk i on attend them, weighted by their gates
 
     The logits at token t depend on tokens <= t alone.
 
@@ -40,8 +40,8 @@ class RPT(SelfMemory):
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them.
 
-    Initial weights: N(0, 1/fan_in), those that write to the residual stream scaled down by depth; W_K starts as W_Q
-    does, so that chunks are retrieved by their likeness at first.
+    Initial weights: N(0, 1/fan_in), scaled down by depth in the matrices that write to the residual stream. W_K starts
+    equal to W_Q, so that at first chunks retrieve similar chunks.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
@@ -65,7 +65,7 @@ class RPT(SelfMemory):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Initial weights: for a model built on the meta device and then given memory."""
+        """Set initial weights, also of a model that was built on the meta device."""
         branches = 2 * self.config.num_layers + len(self.config.cca_layers)
         for part, passed in ((self.embedding, 1), (self.layers, branches), (self.norm, 1), (self.unembedding, 1)):
             if part is not None:
@@ -85,26 +85,25 @@ class RPT(SelfMemory):
         loss_mask: Tensor | None = None,
         part=None,
     ) -> Tensor | NextTokenLoss | tuple[Tensor | NextTokenLoss, Retrieved | None]:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; any N. With `loss_mask`, what they make of those
-        tokens.
+        """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 
         Args:
-            tokens: int64. With a cache, those that follow what it holds.
-            index: int64 [B,L,K], the neighbours of the L = N // m complete chunks in place of the retriever's: earlier
-                chunks, -1: none, -2 (`OWN`): the retriever's. With a cache, of the chunks that complete in this call.
+            tokens: int64, any N. With a cache: the tokens after those it holds.
+            index: int64 [B,L,K], neighbours of the L = N // m complete chunks in place of the retriever's: numbers of
+                earlier chunks, -1: none, -2 (`OWN`): the retriever's choice. With a cache: of the chunks that complete
+                in this call.
             retrieval: False: chunked cross-attention adds nothing.
-            cache: holds the tokens before these and takes these in; see `RPTCache`. Such a call is not differentiable.
+            cache: a `RPTCache` with the tokens before these; these are appended. The call is not differentiable.
             num_neighbours: K of the retriever's choice; None: config.num_neighbours. A cache has its own.
-            trunk_share: what of the retrieval loss's gradient flows on from q and k into the decoder; 0: none.
-            return_retrieved: also give scores, index and gates (None where nothing was retrieved).
-            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is then a
-                `NextTokenLoss`, and the logits of all tokens are never in memory together; see
-                `layers.linear_cross_entropy`.
-            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`: tokens and index
-                are the range's, the index's numbers the whole documents'.
+            trunk_share: factor of the retrieval loss's gradient that flows from q and k into the decoder.
+            return_retrieved: also return scores, index and gates (None if nothing was retrieved).
+            loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is a `NextTokenLoss`, and
+                the logits of all tokens are never in memory together; see `layers.linear_cross_entropy`.
+            part: this process's range of longer documents, see `retro_model.parallel.DocumentPart`. tokens and index
+                are those of the range; the index has chunk numbers of the whole documents.
 
         Raises:
-            ValueError, TypeError: naming the argument. Values of tokens and index are looked at on the CPU only.
+            ValueError, TypeError: naming the argument. Values of tokens and index are checked on the CPU only.
         """
         options = {"num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
         x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, cache=cache, **options)
@@ -119,11 +118,11 @@ class RPT(SelfMemory):
 
     @property
     def readout_weight(self) -> Tensor:
-        """[V,d]: the embedding's, or its own."""
+        """[V,d], the embedding's if they are tied."""
         return self.embedding.weight if self.unembedding is None else self.unembedding.weight
 
     def readout(self, x: Tensor) -> Tensor:
-        """Logits [...,V] of final activations [...,d]."""
+        """Return logits [...,V] of final activations [...,d]."""
         return F.linear(x, self.readout_weight)
 
     def activations(
@@ -137,7 +136,7 @@ class RPT(SelfMemory):
         trunk_share: float = 1.0,
         part=None,
     ) -> tuple[Tensor, Retrieved | None]:
-        """Final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
+        """Return final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)
         if part is not None:
             part.check(self.config, tokens, cache)
@@ -146,12 +145,7 @@ class RPT(SelfMemory):
         if cache is not None:
             return decode(self, tokens, index, retrieval, cache)
         config = self.config
-        first = 0 if part is None else part.first(tokens.shape[1])
-        position = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        x = F.dropout(self.embedding(tokens), config.dropout, self.training)
-        turn = rotation(position, config.head_dim, x.dtype)
-        for layer in self.layers[: config.lower_layers]:
-            x = self._run(layer, x, turn, None, None, part)
+        x, position, turn = self._lower(tokens, part)
         memory = retrieved = reader_turn = None
         if retrieval and (tokens.shape[1] >= config.chunk_len or config.null_slot):
             asked = (x, index, num_neighbours or config.num_neighbours, trunk_share)
@@ -161,42 +155,45 @@ class RPT(SelfMemory):
             x = self._run(layer, x, turn, memory, reader_turn, part)
         return self.norm(x), retrieved
 
-    def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
-        """Scores [B,L,L] of every pair of chunks (-inf where not retrievable) and the index [B,L,K] of the best (-1:
-        none).
+    def _lower(self, tokens: Tensor, part=None) -> tuple[Tensor, Tensor, Rotation]:
+        """Run the lower half: its states [B,N,d], the positions of the tokens and their rotation."""
+        first = 0 if part is None else part.first(tokens.shape[1])
+        position = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
+        turn = rotation(position, self.config.head_dim, x.dtype)
+        for layer in self.layers[: self.config.lower_layers]:
+            x = self._run(layer, x, turn, None, None, part)
+        return x, position, turn
 
-        Raises: ValueError where the model has no retriever.
+    def retrieve(self, tokens: Tensor, num_neighbours: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores [B,L,L] of every pair of chunks (-inf: not retrievable) and the K best [B,L,K] (-1: none).
+
+        Raises: ValueError if the model has no retriever.
         """
         check_tokens(self, tokens, None)
         if self.retriever is None:
             raise ValueError("retrieve: expected a model with a retriever (config.retriever); got one without")
-        position = torch.arange(tokens.shape[1], device=tokens.device)
-        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
-        turn = rotation(position, self.config.head_dim, x.dtype)
-        for layer in self.layers[: self.config.lower_layers]:
-            x = self._run(layer, x, turn)
-        query, key = self.retriever.project(self.retriever.encode(x))
+        query, key = self.retriever.project(self.retriever.encode(self._lower(tokens)[0]))
         found = self.retriever.search(query, key, num_neighbours or self.config.num_neighbours)
         return self.retriever.scores(query, key), found
 
     def shard_units(self) -> list[nn.Module]:
-        """Modules that FSDP2 gathers when they run; the rest stays gathered."""
+        """Return the modules that FSDP2 gathers one at a time; the others stay gathered."""
         return list(self.layers)
 
     decodes_ragged = True  # rows of different lengths share a cache
     generation_options = ("retrieval",)
 
     def decode_step(self, cache: RPTCache) -> RPTStep:
-        """The next token of every row of the cache as a step that a CUDA graph can hold; see `generate`."""
+        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
         return RPTStep(self, cache)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
-        """An empty cache for `batch` rows; capacity: most tokens a row can have, None: no limit. num_neighbours: K,
-        None: the config's."""
+        """Return an empty cache for `batch` rows. Arguments as in `RPTCache`."""
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
-        """Logits [B,V] after the last token alone: what sampling needs of a prompt. Arguments as in `forward`."""
+        """Return logits [B,V] after the last token alone, as sampling needs. Arguments as in `forward`."""
         return self.readout(self.activations(tokens, **options)[0][:, -1])
 
     def _run(self, layer, *args):

@@ -1,5 +1,4 @@
-"""Neighbours as the decoder reads them: a chunk and its successor, contextualised together, then in the light of the
-chunk that asks."""
+"""Encoder of neighbours: a chunk and its successor attend each other, then the chunk that retrieved them."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ from .layers import norm
 
 
 class NeighbourEncoder(nn.Module):
-    """States [B,L,K,2m,d] of the neighbours that were chosen.
+    """Encoder of the states [B,L,K,2m,d] of retrieved neighbours.
 
         N = [e_j ; e_{j+1}];   N += BiAttn(norm N);   N += CrossAttn(norm N <- norm H_i)
 
-    The first two steps depend on no query: `pair` does them once a chunk, `augment` the last one for every neighbour.
+    `pair` does the first two steps once a chunk, because they depend on no query; `augment` does the last step.
 
     Args:
         d_model, num_heads: d, H.
@@ -47,11 +46,11 @@ class NeighbourEncoder(nn.Module):
         self.cross = RotaryAttention(d_model, num_heads, **options)
 
     def forward(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """States [B,L,K,2m,d] of neighbours `index` [B,L,K] (-1: none, its states are finite and meaningless).
+        """Return states [B,L,K,2m,d] of neighbours `index` [B,L,K]; those of -1 (none) are finite and arbitrary.
 
         Args:
             states: e [B,L,m,d] of the chunks.
-            chunks: H [B,L,m,d], the lower decoder's states of the chunks that ask.
+            chunks: H [B,L,m,d], the lower decoder's states of the retrieving chunks.
         """
         sizes: dict[str, int] = {"d_model": self.attention.d_model}
         checks.shape("states", states, "B,L,m,d_model", sizes)
@@ -66,26 +65,25 @@ class NeighbourEncoder(nn.Module):
         return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
 
     def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """`forward` where `states` [B,S,m,d] are of more chunks than those that ask, `chunks` [B,L,m,d]: only those
-        chosen are encoded."""
+        """`forward` with `states` [B,S,m,d] of more chunks than the retrieving ones. Encodes only retrieved chunks."""
         row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
         first = index.clamp(0, states.shape[1] - 2)
         pairs = self.pair(*(states[row, first + step].flatten(1, 2) for step in range(2)))
         return self.augment(pairs.unflatten(1, index.shape[1:]), chunks)
 
     def pair(self, first: Tensor, second: Tensor) -> Tensor:
-        """States [B,L,2m,d] of consecutive chunks' e, [B,L,m,d] each."""
+        """Return states [B,L,2m,d] of pairs of consecutive chunks' e, [B,L,m,d] each."""
         pairs = torch.cat([first, second], 2)
         x = pairs.flatten(0, 1)
         x = x + self._dropped(self.attention(self.norm(x), self._turn(x)))
         return x.view(pairs.shape)
 
     def augment(self, pairs: Tensor, chunks: Tensor) -> Tensor:
-        """States [B,L,K,2m,d] of neighbours [B,L,K,2m,d] that have read the chunks [B,L,m,d] which retrieved them."""
+        """Return states of neighbours [B,L,K,2m,d] after attention to their retrieving chunks [B,L,m,d]."""
         x = pairs.flatten(0, 2)
         neighbours = pairs.shape[2]
         chunks = self.cross_key_norm(chunks).flatten(0, 1)
-        # projected once, then repeated: positions restart in every neighbour, so each is a batch entry of its own
+        # positions restart in every neighbour, so each is a batch entry; a chunk is projected once, then repeated
         key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks, self._turn(chunks)))
         x = x + self._dropped(
             self.cross.attend(self.cross.queries(self.cross_query_norm(x), self._turn(x)), key, value)

@@ -1,5 +1,4 @@
-"""The self-retriever: chunks of a sequence represented by the decoder's own states, scored against the chunks before
-them."""
+"""Self-retriever: scores the chunks of a sequence against earlier ones by the decoder's own states."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from .layers import norm
 
 
 class SelfRetriever(nn.Module):
-    """Scores every pair of chunks of a sequence and finds the best earlier ones for each.
+    """Retriever of earlier chunks of a sequence for each of its chunks.
 
         e_i = H_i + BiAttn(norm H_i)    c_i = mean over the chunk of e_i
         s(i, j) = scale * (W_Q c_i)·(W_K c_j),  j <= i - w
@@ -25,8 +24,8 @@ class SelfRetriever(nn.Module):
         retriever = SelfRetriever(512, num_heads=8, chunk_len=64, excluded_chunks=32)
         states = retriever.encode(hidden)            # hidden [B,N,512] -> [B,N//64,64,512]
         query, key = retriever.project(states)       # [B,N//64,512] each
-        index = retriever.search(query, key, k=2)    # [B,N//64,2], -1 where there are fewer
-        scores = retriever.scores(query, key)        # [B,N//64,N//64], for the loss; -inf where not retrievable
+        index = retriever.search(query, key, k=2)    # [B,N//64,2]; -1: none
+        scores = retriever.scores(query, key)        # [B,N//64,N//64], for the loss; -inf: not retrievable
 
     Args:
         d_model, num_heads: d, H of the chunk attention.
@@ -68,7 +67,7 @@ class SelfRetriever(nn.Module):
         self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
 
     def encode(self, hidden: Tensor) -> Tensor:
-        """e [B,L,m,d] of the complete chunks of hidden states [B,N,d]."""
+        """Return e [B,L,m,d] of the complete chunks of hidden states [B,N,d]."""
         checks.shape("hidden", hidden, "B,N,d_model", {"d_model": self.attention.d_model})
         chunks = in_chunks(hidden, self.chunk_len)
         x = chunks.flatten(0, 1)
@@ -77,8 +76,7 @@ class SelfRetriever(nn.Module):
         return x.view(chunks.shape)
 
     def project(self, states: Tensor, trunk_share: float = 1.0) -> tuple[Tensor, Tensor]:
-        """q and k [B,L,d] of e [B,L,m,d]; what flows back into e is scaled by `trunk_share` (0: W_Q and W_K learn
-        alone)."""
+        """Return q and k [B,L,d] of e [B,L,m,d]. trunk_share scales the gradient of e; 0: only W_Q and W_K learn."""
         checks.shape("states", states, "B,L,m,d_model", {"d_model": self.attention.d_model})
         pooled = states.mean(-2)
         if trunk_share != 1.0:
@@ -89,25 +87,29 @@ class SelfRetriever(nn.Module):
 
     @torch.no_grad()
     def search(self, query: Tensor, key: Tensor, k: int, first: int = 0) -> Tensor:
-        """int64 [B,L,k], the k chunks of the highest score for each, best first; -1 where fewer are retrievable.
-        Queries are those of chunks first, first + 1, ...; keys of chunks 0, 1, ..."""
+        """Return the k chunks of the highest score for each query, int64 [B,L,k], best first; -1: fewer retrievable.
+
+        Queries are of chunks first, first + 1, ...; keys of chunks 0, 1, ...
+        """
         if not query.shape[1]:
             return torch.empty(*query.shape[:2], k, dtype=torch.int64, device=query.device)
         options = {"causal_gap": self.excluded_chunks, "query_offset": first, "backend": self.backend}
         return rk.topk_chunks(query.detach(), key.detach(), k, **options)[1]
 
     def choose(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
-        """`index` with the retriever's own choice where it says so (`OWN`); None: everywhere, the k best."""
-        looks = index is not None and index.device.type == "cpu" and not torch.compiler.is_compiling()
-        if looks and not bool((index == OWN).any()):  # to look is to wait for a GPU: there the search is run
+        """Return `index` with `OWN` replaced by the retriever's choice. None: the k best for every chunk."""
+        readable = index is not None and index.device.type == "cpu" and not torch.compiler.is_compiling()
+        if readable and not bool((index == OWN).any()):  # on a GPU the host would wait, so the search always runs
             return index
         own = self.search(query, key, k if index is None else index.shape[-1], first)
         return own if index is None else torch.where(index == OWN, own, index)
 
     def scores(self, query: Tensor, key: Tensor, first: int = 0) -> Tensor:
-        """s [B,L,S] of queries of chunks first, first + 1, ... and keys of chunks 0 .. S-1, differentiable; -inf where
-        chunk j may not be retrieved for chunk i."""
-        with torch.autocast(query.device.type, enabled=False):  # ranks and margins are lost in half precision
+        """Return s [B,L,S], differentiable; -inf if chunk i may not retrieve chunk j.
+
+        Queries are of chunks first, first + 1, ...; keys of chunks 0 .. S-1.
+        """
+        with torch.autocast(query.device.type, enabled=False):  # half precision would lose ranks and margins
             acc_dtype = torch.promote_types(query.dtype, torch.float32)
             scores = query.to(acc_dtype) @ key.to(acc_dtype).transpose(-1, -2)
         chunk = torch.arange(scores.shape[-1], device=scores.device)
@@ -116,7 +118,7 @@ class SelfRetriever(nn.Module):
 
 
 def in_chunks(x: Tensor, chunk_len: int) -> Tensor:
-    """[B,L,m,d], the complete chunks of x [B,N,d]."""
+    """Return the complete chunks [B,L,m,d] of x [B,N,d]."""
     if x.shape[1] < chunk_len:
         return x.new_zeros(x.shape[0], 0, chunk_len, x.shape[2])
     return x[:, : x.shape[1] // chunk_len * chunk_len].unflatten(1, (-1, chunk_len))

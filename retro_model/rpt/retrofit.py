@@ -1,5 +1,4 @@
-"""A decoder that is already trained gets a retriever over its own past: what is added trains, the decoder's weights
-stay.
+"""Retrofit a trained decoder with retrieval from its own past. The added weights train; the decoder's stay frozen.
 
 model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or a library's
 logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
@@ -27,8 +26,8 @@ from .layers import CrossAttention, Memory, Retrieved, norm
 from .memory import SelfMemory
 from .model import RPT
 
-HEAD_DIM = 64  # of what is added, where the width allows it
-#: fields that an RPT without neighbours fixes
+HEAD_DIM = 64  # of the added attentions, if the width allows it
+#: fields that an RPT without neighbours determines
 FIXED = (
     *("vocab_size", "d_model", "d_ff", "num_heads", "num_layers"),
     *("segment", "window", "gated_ffn", "tie_embeddings"),
@@ -43,8 +42,9 @@ def retrofit_rpt(
     backend: str | None = None,
     **changes,
 ) -> RPT | RetrofittedRPT:
-    """A model that retrieves from its own past, around a decoder that is frozen in place; it starts at the decoder's
-    own logits.
+    """Return a model that retrieves from its own past, around a decoder that is frozen in place.
+
+    Before training its logits are the decoder's.
 
     Example:
         model = retrofit_rpt(LlamaForCausalLM.from_pretrained(...), cca_layers=(12, 14, 16), excluded_chunks=64)
@@ -52,20 +52,24 @@ def retrofit_rpt(
 
     Args:
         decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output
-            to their input (Hugging Face's GPT-2, Llama, Mistral, Qwen and their kin).
-        blocks, attention: its blocks and the name of a block's self-attention; None: found where the Hugging Face
+            to their input (GPT-2, Llama, Mistral, Qwen and similar models of Hugging Face).
+        blocks, attention: its blocks and the name of a block's self-attention; None: looked up where the Hugging Face
             library keeps them.
         backend: of `retro_kernels`; None: the fastest that serves a call.
         changes: fields of `RPTConfig`: cca_layers, chunk_len, num_neighbours, excluded_chunks (chunks that the decoder
-            sees anyway), ...; num_heads of what is added. cca_layers None or absent: every second layer of the upper
-            half.
+            attends itself), num_heads of the added attentions, ... cca_layers None or absent: every second layer of the
+            upper half.
 
     Returns:
-        An `RPT` with shared weights where the decoder is one, else a `RetrofittedRPT`.
+        An `RPT` that shares the decoder's weights if the decoder is an `RPT`, else a `RetrofittedRPT`.
 
     Raises:
         TypeError, ValueError: naming the argument.
     """
+    if changes.get("cca_layers", ()) is None:
+        del changes["cca_layers"]
+    if not changes.get("cca_layers", True):
+        raise ValueError("cca_layers: expected at least one layer to retrofit; got ()")
     if isinstance(decoder, RPT):
         return _retrofit_own(decoder, backend, changes)
     blocks, attention = named_blocks(decoder, blocks, attention)
@@ -77,9 +81,7 @@ def retrofit_rpt(
     sizes = {"vocab_size": theirs.vocab_size, "d_model": width, "d_ff": 4 * width, "num_layers": len(blocks)}
     sizes |= {"num_heads": max(1, width // HEAD_DIM), "cca_layers": _every_second(len(blocks)), "retriever": True}
     check_fixed(changes, {name: sizes[name] for name in ("vocab_size", "d_model", "num_layers")})
-    return RetrofittedRPT(
-        decoder, _with_neighbours(RPTConfig(**sizes | _given(changes))), blocks, attention, backend=backend
-    )
+    return RetrofittedRPT(decoder, RPTConfig(**sizes | changes), blocks, attention, backend=backend)
 
 
 def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
@@ -89,7 +91,7 @@ def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
         )
     check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
-    config = _with_neighbours(decoder.config.replace(**{"cca_layers": layers, "retriever": True} | _given(changes)))
+    config = decoder.config.replace(**{"cca_layers": layers, "retriever": True} | changes)
     where = next(decoder.parameters())
     model = RPT(config, backend=backend, device=where.device, dtype=where.dtype)
     share_weights(model, decoder)
@@ -103,27 +105,16 @@ def _every_second(num_layers: int) -> tuple[int, ...]:
     return tuple(range(num_layers // 2 + 2, num_layers + 1, 2)) or (num_layers,)
 
 
-def _given(changes: dict) -> dict:
-    return {name: value for name, value in changes.items() if not (name == "cca_layers" and value is None)}
-
-
-def _with_neighbours(config: RPTConfig) -> RPTConfig:
-    if not config.uses_neighbours:
-        raise ValueError("cca_layers: expected at least one layer to retrofit; got ()")
-    return config
-
-
 class RetrofittedRPT(SelfMemory, Frozen):
-    """A frozen causal decoder; the states after half its blocks are the memory that chunked cross-attention reads in
-    some later ones.
+    """Frozen causal decoder. Some of its upper blocks attend chunks of the states after its lower half.
 
-    A block's self-attention update a becomes a + CCA(norm(x + a)), x the block's input. With a cache the decoder keeps
-    its own keys and values beside what an RPT keeps of the document's chunks; rows are then of one length.
+    A block's self-attention update a becomes a + CCA(norm(x + a)), where x is the block's input. With a cache, the
+    decoder keeps its own keys and values beside an RPT's, and all rows have one length.
 
     Args:
-        decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`. Its
-            own `generate` decodes without retrieval, and warns.
-        config: sizes of what is added. blocks, attention, backend: see `retrofit_rpt`.
+        decoder: frozen in place. decoder(tokens, **options) returns logits or an object with `.logits`. Its own
+            `generate` decodes without retrieval, and warns.
+        config: sizes of the added layers. blocks, attention, backend: see `retrofit_rpt`.
     """
 
     def __init__(
@@ -148,7 +139,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         for cca in self.cca.values():
             nn.init.zeros_(cca.output.weight)
         self._pass: _Pass | None = None
-        # partials of methods, not closures: a copy of the model has hooks of its own
+        # methods, not closures: the hooks of a copied model then refer to the copy
         blocks[config.lower_layers - 1].register_forward_hook(self._remember)
         for layer in config.cca_layers:
             blocks[layer - 1].register_forward_pre_hook(self._keep_input, with_kwargs=True)
@@ -166,8 +157,10 @@ class RetrofittedRPT(SelfMemory, Frozen):
         cache: RPTCache | None = None,
         **options,
     ) -> Tensor | tuple[Tensor, Retrieved | None]:
-        """Logits [B,N,V] of tokens [B,N]. Arguments as in `RPT.forward`; options: handed to the decoder. No padding on
-        the left."""
+        """Return logits [B,N,V] of tokens [B,N], without padding on the left. Arguments as in `RPT.forward`.
+
+        options: arguments of the decoder.
+        """
         self._check_options(options)
         check_tokens(self, tokens, cache)
         check_index(self, tokens, index, retrieval, cache)
@@ -199,7 +192,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         return_retrieved: bool,
         options: dict,
     ):
-        """`forward` for tokens that follow what the cache holds."""
+        """`forward` for tokens after those in the cache."""
         retrieved, count = begin(cache, self.embedding.weight, retrieval, tokens.shape[1]), tokens.shape[1]
         here = None
         if retrieval:
@@ -214,15 +207,15 @@ class RetrofittedRPT(SelfMemory, Frozen):
         cache.positions = [p + count for p in cache.positions]
         return (out.logits, retrieved) if return_retrieved else out.logits
 
-    decodes_ragged = False  # the decoder's own cache wants rows of one length
+    decodes_ragged = False  # the decoder's own cache needs rows of one length
     generation_options = ("retrieval",)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
-        """An empty cache for `batch` rows of one length; as `RPT.make_cache`."""
+        """Return an empty cache for `batch` rows of one length. Arguments as in `RPTCache`."""
         return RPTCache(self.config, batch, capacity, num_neighbours=num_neighbours)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
-        """Logits [B,V] after the last token. Arguments as in `forward`."""
+        """Return logits [B,V] after the last token. Arguments as in `forward`."""
         return self(tokens, **options)[:, -1]
 
     @property

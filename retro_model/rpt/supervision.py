@@ -1,13 +1,12 @@
-"""Supervision of the retriever: BM25 candidates, and the gain of a reference language model from each.
+"""Supervision of the retriever: BM25 candidates, and a reference language model's gain from each.
 
-For chunk i with target i+1: the `CANDIDATES` retrievable chunks j <= i - w that share the rarest tokens with both, each
-scored by
+The candidates of chunk i with target i+1 are the `CANDIDATES` retrievable chunks j <= i - w of the highest BM25 score
+for both. Their score is
 
     s_t(j) = mean over the target's tokens of
              log p(c_{i+1} | c_j, c_{j+1}, c_i) - log p(c_{i+1} | c_{i-2}, c_{i-1}, c_i)
 
-so that s_t > 0 says that the far context helps more than the near one. `build_supervision` stores both for a whole data
-set.
+s_t > 0: the far context helps more than the near one. `build_supervision` stores both for a whole data set.
 
 Source: Rubin and Berant, arXiv 2306.13421, section 3.2.
 """
@@ -33,54 +32,56 @@ CANDIDATES = 20
 MANIFEST, INDEX_FILE, SCORE_FILE = "supervision.json", "candidates.i32", "scores.f32"
 FORM = files.Form("supervision", (INDEX_FILE, SCORE_FILE), counts=("sequences",))
 
-#: tokens int64 [B,T] -> logits [B,T,V] (or something with `.logits`): any causal language model, ours or Hugging Face's
+#: any causal language model: tokens int64 [B,T] -> logits [B,T,V], or an object with `.logits`
 ReferenceLM = Callable[[Tensor], Tensor]
 
 
 class Supervision(NamedTuple):
-    """candidates int64 [...,L,C] (-1: none) and their target scores s_t float32 [...,L,C] (-inf: none)."""
+    """Candidates int64 [...,L,C] (-1: none) and their target scores s_t float32 [...,L,C] (-inf: none)."""
 
     candidates: Tensor
     scores: Tensor
 
     def to(self, device) -> Supervision:
-        """Return the lessons on `device`."""
+        """Return the supervision on `device`."""
         return Supervision(*(transfer.send(t, device) for t in self))
 
     def rows(self, which) -> Supervision:
-        """The supervision of some sequences."""
+        """Return the supervision of some sequences."""
         return Supervision(*(t[which] for t in self))
 
     def dense(self, chunks: int | None = None) -> Tensor:
-        """s_t of every pair of chunks [...,L,L], -inf where unscored: what `lambda_rank` takes. chunks: of the whole
-        document, where these are a part of it: [...,L,chunks]."""
+        """Return s_t of every pair of chunks [...,L,chunks], -inf if unscored, as input of `lambda_rank`.
+
+        chunks: number of chunks of the whole document; None: L.
+        """
         chunks = self.candidates.shape[-2] if chunks is None else chunks
         padded = self.scores.new_full((*self.candidates.shape[:-1], chunks + 1), -torch.inf)
-        # missing candidates go to a column that is cut off
+        # missing candidates go to the last column, which is dropped
         return padded.scatter(-1, torch.where(self.candidates < 0, chunks, self.candidates), self.scores)[..., :chunks]
 
     def teacher(self, k: int) -> Tensor:
-        """int64 [...,L,k]: the candidates of the highest positive s_t, best first; -1 where there are fewer."""
+        """Return the candidates of the highest positive s_t, int64 [...,L,k], best first; -1 if there are fewer."""
         best, at = self.scores.topk(min(k, self.scores.shape[-1]), -1)
         index = self.candidates.gather(-1, at).masked_fill(~(best > 0), -1)
         return F.pad(index, (0, k - index.shape[-1]), value=-1)
 
 
 def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The k retrievable chunks of the highest BM25 score for each chunk of a document, and the scores.
+    """Return the k retrievable chunks of the highest BM25 score for each chunk of a document, and the scores.
 
     Args:
         chunks: token ids [L,m].
-        k: slots.
+        k: number of chunks to return.
         excluded_chunks: w, chunk i retrieves j <= i - w.
         with_target: the query is (c_i, c_{i+1}), as in training; else c_i alone, as at inference.
 
     Returns:
-        index int64 [L,k], -1 where there are fewer, and scores float32 [L,k], -inf there. Equal scores: the lower index
-        first.
+        index int64 [L,k] and scores float32 [L,k]; -1 and -inf if there are fewer. Of equal scores the lower index
+        comes first.
 
-    Statistics are those of all L chunks: at inference too, so its idf knows how many later chunks hold a token (not
-    which).
+    The statistics are those of all L chunks, at inference too: the idf depends on the number of later chunks with a
+    token.
     """
     chunks = np.asarray(chunks)
     count, m = chunks.shape
@@ -101,10 +102,10 @@ def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tu
 
 @torch.no_grad()
 def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, batch_size: int = 64) -> Tensor:
-    """s_t float32 [L,C] of candidates [L,C] (-1: none) of a document's chunks [L,m].
+    """Return s_t float32 [L,C] of candidates [L,C] (-1: none) of a document's chunks [L,m].
 
-    The last chunk has no target: its scores are -inf, as a missing candidate's. Near the start of a document the near
-    context is what there is of it.
+    A missing candidate's score is -inf, and so are the last chunk's, which has no target. The first two chunks have a
+    shorter near context.
     """
     count = len(chunks)
     scores = torch.full(candidates.shape, -torch.inf)
@@ -113,7 +114,7 @@ def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, bat
         return scores
     asked = at[:, 0].unique()
     near = torch.full((count,), torch.nan)
-    for length in range(1, 4):  # chunks of near context that there are
+    for length in range(1, 4):  # chunks of near context
         same = asked[asked.clamp(max=2) + 1 == length]
         rows = torch.stack([same + o for o in range(1 - length, 2)], 1)
         near[same] = _target_likelihood(lm, chunks, rows, batch_size)
@@ -124,15 +125,14 @@ def reference_scores(lm: ReferenceLM, chunks: Tensor, candidates: Tensor, *, bat
 
 
 def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    """Mean log-likelihood a token of the last chunk of each of `rows` [n,c] after the others."""
+    """Return the mean log-likelihood of the tokens of the last chunk of each of `rows` [n,c], given the others."""
     m, parts = chunks.shape[1], [torch.zeros(0)]
     for part in rows.split(batch_size) if len(rows) else ():  # a library's model may refuse an empty batch
         tokens = chunks[part.to(chunks.device)].flatten(1)
         out = lm(tokens)
         logits = getattr(out, "logits", out)[:, -m - 1 : -1].float()
-        parts.append(
-            -F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none").view(-1, m).mean(1).cpu()
-        )
+        losses = F.cross_entropy(logits.flatten(0, 1), tokens[:, -m:].flatten(), reduction="none")
+        parts.append(-losses.view(-1, m).mean(1).cpu())
     return torch.cat(parts)
 
 
@@ -145,9 +145,9 @@ def supervise(
     candidates: int = CANDIDATES,
     batch_size: int = 64,
 ) -> Supervision:
-    """Candidates and target scores of one sequence of tokens [N].
+    """Return candidates and target scores of one sequence of tokens [N].
 
-    lm: None scores by BM25 itself (the paper's RPT-Lex): all candidates are positive, the best of a chunk scores 1.
+    lm: None scores by BM25 (the paper's RPT-Lex). All candidates are then positive, and a chunk's best has score 1.
     """
     chunks = tokens[: len(tokens) // chunk_len * chunk_len].view(-1, chunk_len)
     index, lexical = bm25_index(chunks.cpu().numpy(), candidates, excluded_chunks=excluded_chunks, with_target=True)
@@ -155,7 +155,7 @@ def supervise(
     if lm is not None:
         return Supervision(index, reference_scores(lm, chunks, index, batch_size=batch_size))
     scores = torch.from_numpy(lexical)
-    # a gain is 2^s_t: unscaled, one candidate would be all of it
+    # scaled, because gains are 2^s_t: unscaled, the best candidate would outweigh all others
     best = scores[:, :1].clamp(min=torch.finfo(torch.float32).tiny)
     scores = (scores / best).masked_fill(scores <= 0, -torch.inf)
     scores[-1:] = -torch.inf  # no target
@@ -175,44 +175,30 @@ def build_supervision(
     device: str | torch.device = "cpu",
     progress: bool = False,
 ) -> list[Supervision]:
-    """`supervise` for every sequence, stored; a build that was killed continues at the sequence it was at.
+    """Store `supervise` of every sequence. A build that was killed continues at the sequence it had reached.
 
     Args:
-        folder: gets the two files and their manifest.
+        folder: output folder.
         sequences: token ids, each of any length.
         lm: on `device`; see `supervise`.
         name: identifies the language model; a folder built with another is refused.
         progress: show a bar (rich).
 
     Returns:
-        One Supervision a sequence, memory-mapped.
+        One Supervision a sequence.
 
     Raises:
-        ValueError: another build's folder, or a file that is truncated or corrupt, by name.
+        ValueError: the folder has another build, or a file that is truncated or corrupt.
     """
     lengths = [len(s) // chunk_len for s in sequences]
-    settings = {
-        "name": _checked_name(name),
-        "chunk_len": chunk_len,
-        "excluded_chunks": excluded_chunks,
-        "candidates": candidates,
-        "sequences": len(sequences),
-        "tokens": _fingerprint(sequences),
-    }
+    options = {"chunk_len": chunk_len, "excluded_chunks": excluded_chunks, "candidates": candidates}
+    settings = {"name": _checked_name(name), **options, "sequences": len(sequences), "tokens": _fingerprint(sequences)}
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
-            for i in track(
-                range(build.facts.get("sequences", 0), len(sequences)), "supervision", total=None, enabled=progress
-            ):
+            missing = range(build.facts.get("sequences", 0), len(sequences))
+            for i in track(missing, "supervision", enabled=progress):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
-                lessons = supervise(
-                    tokens,
-                    lm,
-                    chunk_len=chunk_len,
-                    excluded_chunks=excluded_chunks,
-                    candidates=candidates,
-                    batch_size=batch_size,
-                )
+                lessons = supervise(tokens, lm, **options, batch_size=batch_size)
                 build.append(INDEX_FILE, lessons.candidates.numpy().astype(np.int32))
                 build.append(SCORE_FILE, lessons.scores.numpy().astype(np.float32))
                 build.commit(sequences=i + 1)
@@ -234,7 +220,7 @@ def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision
 
 
 def _checked_name(name: str) -> str:
-    """A non-empty str; TypeError or ValueError otherwise."""
+    """Return a non-empty str. Raise TypeError or ValueError otherwise."""
     if not isinstance(name, str):
         raise TypeError(f"name: expected a str that identifies the language model; got {type(name).__name__}")
     if not name:
@@ -245,12 +231,10 @@ def _checked_name(name: str) -> str:
 def _fingerprint(sequences: Sequence) -> str:
     digest = hashlib.sha256()
     for tokens in sequences:
-        digest.update(
-            np.asarray(len(tokens), np.int64).tobytes() + np.ascontiguousarray(np.asarray(tokens, np.int64)).tobytes()
-        )
+        digest.update(np.int64(len(tokens)).tobytes() + np.asarray(tokens, np.int64).tobytes())
     return digest.hexdigest()[:16]
 
 
 def stack(parts: Sequence[Supervision]) -> Supervision:
-    """A batch [B,L,C] of sequences of one length."""
+    """Return a batch [B,L,C] of sequences of one length."""
     return Supervision(torch.stack([p.candidates for p in parts]), torch.stack([p.scores for p in parts]))

@@ -63,7 +63,7 @@ def test_the_tokenizers_own_begin_is_free_in_scores(tmp_path):
         without.bos_id is None
         and evaluation.score(Bigram(store.vocab_size), without, window=8, stride=4).tokens.sum() == 3
     )
-    with pytest.raises(ValueError, match=r"bos: expected False for .* no token that begins a text"):
+    with pytest.raises(ValueError, match=r"bos: expected False for .* has no BOS token"):
         build_store(tmp_path / "n", TEXTS, byte_level(), chunk_len=4, bos=True)
 
 

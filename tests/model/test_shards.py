@@ -64,15 +64,6 @@ class Deadly(HashedTfidf):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().__call__(chunks, lengths)
 
-    def __reduce__(self):
-        return _deadly, (self.mark, super().__reduce__())
-
-
-def _deadly(mark, plain):
-    made = plain[0](*plain[1])
-    made.__class__, made.mark = Deadly, mark
-    return made
-
 
 def built(folder: Path, executor=None, mark: str | None = None):
     """Store, keys and neighbours of the documents in four shards."""
@@ -80,7 +71,7 @@ def built(folder: Path, executor=None, mark: str | None = None):
     store = build_sharded_store(folder / "store", sources, Given(), executor=executor, chunk_len=8, commit_every=2)
     embedder = HashedTfidf(32).fit(store, executor=executor)
     if mark:
-        embedder = _deadly(f"{mark}-keys", embedder.__reduce__())
+        embedder.__class__, embedder.mark = Deadly, f"{mark}-keys"
     database = ChunkDatabase.build(folder / "keys", store, embedder, executor=executor, block=5)
     return store, database, precompute_neighbours(folder / "neighbours", store, database, 3, block=7, executor=executor)
 

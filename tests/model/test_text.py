@@ -1,4 +1,4 @@
-"""Common substrings and MinHash against brute force; the two algorithms behind one function against each other."""
+"""Common substrings and MinHash against brute force."""
 
 import os
 import shutil
@@ -17,7 +17,6 @@ from retro_model.data import text
 
 # few distinct tokens: repeats, periodic sequences, many equal matches
 SEQUENCE = st.integers(1, 4).flatmap(lambda alphabet: st.lists(st.integers(0, alphabet), max_size=24))
-METHODS = ["bits", "automaton", "automatic"]
 
 
 def occurs(part, whole) -> int:
@@ -36,11 +35,9 @@ def brute_prefixes(a, b):
     return [max(n for n in range(len(a) - i + 1) if occurs(a[i : i + n], b) >= 0) for i in range(len(a))]
 
 
-@pytest.mark.parametrize("method", METHODS)
 @given(a=SEQUENCE, sources=st.lists(SEQUENCE, max_size=3), data=st.data())
-def test_prefixes_and_substrings_of_batches(method, a, sources, data):
+def test_prefixes_and_substrings_of_batches(a, sources, data):
     """Ragged sources by mask, ragged chunks by length; masked tokens match nothing, a match stays within one source."""
-    _text.set_method(getattr(_text.Method, method))
     width = max([len(s) for s in sources], default=0)
     padded = np.zeros((1, len(sources), width), np.int64)
     mask = np.zeros(padded.shape, bool)
@@ -50,11 +47,8 @@ def test_prefixes_and_substrings_of_batches(method, a, sources, data):
     real = a[:length]
     each = [brute_prefixes(real, source) for source in sources]
     want = [max([lengths[i] for lengths in each], default=0) for i in range(length)] + [0] * (len(a) - length)
-    try:
-        got = text.common_prefix_lengths([a], padded, lengths=[length], source_mask=mask)
-        longest = text.longest_common_substrings(np.array([a], np.uint16), padded, lengths=[length], source_mask=mask)
-    finally:
-        _text.set_method(_text.Method.automatic)
+    got = text.common_prefix_lengths([a], padded, lengths=[length], source_mask=mask)
+    longest = text.longest_common_substrings(np.array([a], np.uint16), padded, lengths=[length], source_mask=mask)
     assert got.tolist() == [want]
     assert longest.tolist() == [max([brute_substring(real, s)[0] for s in sources], default=0)]
 
@@ -66,19 +60,23 @@ def test_a_whole_neighbour_is_masked():
     assert text.longest_common_substrings(chunk, sources, source_mask=np.zeros((1, 2), bool)).tolist() == [0]
 
 
-def test_the_methods_agree_on_documents():
-    """Lengths where the automaton clones states and its table is full; threads do not change a result."""
+def prefixes_of_documents(a, b):
+    """By the recurrence of matches that end at each pair of positions."""
+    want, match = [], np.zeros(len(b) + 1, np.int64)
+    for token in a[::-1]:
+        match[:-1] = np.where(b == token, match[1:] + 1, 0)
+        want.append(match.max())
+    return want[::-1]
+
+
+def test_prefixes_of_documents():
+    """Positions beyond one word of bits; threads do not change a result."""
     rng = np.random.default_rng(0)
     a, b = rng.zipf(1.4, 4000) % 1000, rng.zipf(1.4, 3000) % 1000
     b[700:760] = a[100:160]
     periodic = np.tile([1, 1, 2], 1000)
     for x, y in [(a, b), (periodic, periodic[1:]), (np.zeros(900, int), np.zeros(2000, int))]:
-        rows_of = {}
-        for name in ("bits", "automaton"):
-            _text.set_method(getattr(_text.Method, name))
-            rows_of[name] = text.common_prefix_lengths(x[None], y[None, None]).tolist()
-        _text.set_method(_text.Method.automatic)
-        assert rows_of["bits"] == rows_of["automaton"]
+        assert text.common_prefix_lengths(x[None], y[None, None])[0].tolist() == prefixes_of_documents(x, y)
     chunks, sources = rng.integers(0, 9, (100, 64)), rng.integers(0, 9, (100, 2, 128))
     assert np.array_equal(
         text.common_prefix_lengths(chunks, sources, threads=1), text.common_prefix_lengths(chunks, sources, threads=4)

@@ -44,7 +44,6 @@ TARGETS = (
     _target("csrc/cpu/dropout.h", "ops/cpu_relative_attention ops/cpu_chunked_cross_attention"),
     _target("csrc/text/match.cpp", "model/text"),
     _target("csrc/text/minhash.cpp", "model/text"),
-    _target("csrc/text/suffix_automaton.h", "model/text"),
     _target("retro_kernels/core/arguments.py", "ops/validation ops/contract", 4),
     _target("retro_kernels/core/backends.py", "ops/validation ops/contract ops/fallback ops/linear", 3),
     _target("retro_kernels/core/operator.py", "ops/contract ops/transforms"),
