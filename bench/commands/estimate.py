@@ -21,9 +21,7 @@ HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
-    parser.add_argument(
-        "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
-    )
+    options.add_machine(parser, "A100, H100, H200 or another of `estimate.MACHINES`")
     parser.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
@@ -35,9 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
-    machine = estimate.MACHINES.get(arguments.machine)
-    if machine is None:
-        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    machine = options.machine(arguments)
     if arguments.call:
         return _called(arguments.call, machine)
     if arguments.calibration:
