@@ -14,16 +14,16 @@ from pathlib import Path
 from ..report.tables import align
 from . import calls, exits, options
 
-#: 90th percentile of the error over all published rows, by --calibration
+#: of the calibration's rows nine tenths are nearer to their published times (16.1% is the 90th percentile)
 SPREAD = 0.18
-HEADER = ("launch", "case", "type", "tile", "waves", "us", "bound", "next")
+#: least part of its published times that plain flash attention's estimates are: attention comes out too fast
+ATTENTION, ATTENTIONS = 0.76, ("chunked_cross_attention", "relative_attention")
+HEADER = ("launch", "case", "type", "tile", "waves", "us", "low", "high", "bound", "next")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
-    parser.add_argument(
-        "--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`"
-    )
+    options.add_machine(parser, "A100, H100, H200 or another of `estimate.MACHINES`")
     parser.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
@@ -35,9 +35,7 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
-    machine = estimate.MACHINES.get(arguments.machine)
-    if machine is None:
-        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    machine = options.machine(arguments)
     if arguments.call:
         return _called(arguments.call, machine)
     if arguments.calibration:
@@ -57,7 +55,8 @@ def execute(arguments: argparse.Namespace) -> int:
                 print(f"{one.id}: not emulated: {error}", file=sys.stderr)
                 continue
             second, share = sorted(found.shares.items(), key=lambda item: -item[1])[1]
-            numbers = (f"{found.waves:.2f}", f"{1e6 * found.seconds:.1f}", found.bound, f"{second} {share:.0%}")
+            times = (f"{1e6 * time:.1f}" for time in (found.seconds, *interval(one.op, found.seconds)))
+            numbers = (f"{found.waves:.2f}", *times, found.bound, f"{second} {share:.0%}")
             lines.append((name, case, one.dtype, row["static"]["config"] or "-", *numbers))
             totals.setdefault((one.op, case), []).append((found.seconds, found.hbm_bytes))
             if arguments.json:
@@ -105,6 +104,11 @@ def _calibration() -> int:
     return exits.OK
 
 
+def interval(op: str, seconds: float) -> tuple[float, float]:
+    """Return the least and the most seconds that the calibration lets one expect of an estimate."""
+    return seconds / (1 + SPREAD), seconds / (ATTENTION if op in ATTENTIONS else 1 - SPREAD)
+
+
 def _write(path: Path, one, machine, found) -> None:
     row = {
         "mode": "model",
@@ -112,6 +116,7 @@ def _write(path: Path, one, machine, found) -> None:
         "machine": machine.name,
         "fingerprint": one.fingerprint,
         "predicted_us": round(1e6 * found.seconds, 2),
+        "interval_us": [round(1e6 * time, 2) for time in interval(one.op, found.seconds)],
         "bound": found.bound,
         "shares": found.shares,
         "waves": round(found.waves, 3),

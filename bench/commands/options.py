@@ -79,6 +79,19 @@ def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
         )
 
 
+def add_machine(parser: argparse.ArgumentParser, help: str) -> None:
+    parser.add_argument("--machine", default="H200", metavar="GPU", help=help)
+
+
+def machine(arguments: argparse.Namespace):
+    """Return the `estimate.Machine` that --machine names. Raises UsageError for an unknown one."""
+    from ..static import estimate
+
+    if arguments.machine not in estimate.MACHINES:
+        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
+    return estimate.MACHINES[arguments.machine]
+
+
 def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
     """Return the parts of launches' ids that --launch and --kernel select. Raises UsageError for an unknown kernel."""
     for pattern in arguments.kernel or ():

@@ -11,6 +11,7 @@ rest by `estimate`. --write marks such a row "predicted" until a tile is timed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
         help="with --static: rank these tiles instead of the committed one's neighbours",
     )
+    options.add_machine(parser, "with --static: rank tiles for this GPU (default H200)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
     parser.add_argument("--write", action="store_true", help="write the best tiles into the tables")
 
@@ -103,10 +105,20 @@ def _finished(path: Path | None) -> set[str]:
 
 def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
     rows = [
-        {"op": item.op, "before": item.before, "best": item.best.row, "seconds": item.best.seconds} for item in found
+        {"op": item.op, "before": item.before, "best": item.best.row, "trials": [_trial(one) for one in item.trials]}
+        for item in found
     ]
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
+
+
+def _trial(trial: tune.Trial) -> dict:
+    """Return a tile and its seconds, or why it can't be used."""
+    from ..measure import tune
+
+    return {"tile": tune.tile_text(trial.row)} | (
+        {"reason": trial.reason} if trial.seconds is None else {"seconds": trial.seconds}
+    )
 
 
 def execute_static(arguments: argparse.Namespace) -> int:
@@ -115,30 +127,41 @@ def execute_static(arguments: argparse.Namespace) -> int:
     calls.refuse_interpreter()
     if not arguments.kernel or not arguments.case:
         raise exits.UsageError("--static: name a --kernel and a shipped --case")
-    from ..static import estimate, tiles
+    from ..static import tiles
 
-    machine, pace, tuned = estimate.MACHINES["H200"], Pace([], arguments.deadline), []
-    for op in arguments.kernel:
-        for case in arguments.case:
-            for dtype in arguments.dtype or ("bfloat16",):
-                if not tiles.rows_of(op, case, dtype, machine.arch):
-                    raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
-                for item in tiles.tune(
-                    op,
-                    case,
-                    dtype,
-                    machine,
-                    rounds=arguments.rounds,
-                    kernels=arguments.row,
-                    tiles=arguments.tiles,
-                    say=say,
-                    over=pace.over,
-                ):
-                    tuned.append(item)
-                    if arguments.write and item.best.row != item.before:
-                        configs.keep(op, item.before, {**item.best.row, "predicted": True})
+    machine, pace, tuned, before = (
+        options.machine(arguments),
+        Pace([], arguments.deadline),
+        [],
+        _finished(arguments.json),
+    )
+    for op, case, dtype in itertools.product(arguments.kernel, arguments.case, arguments.dtype or ("bfloat16",)):
+        name = f"{op}/{case}/{dtype}/{machine.name}"
+        if name in before:
+            say(f"{name}: tuned before")
+            continue
+        if not tiles.rows_of(op, case, dtype, machine.arch):
+            raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
+        found = []
+        for item in tiles.tune(
+            op,
+            case,
+            dtype,
+            machine,
+            rounds=arguments.rounds,
+            kernels=arguments.row,
+            tiles=arguments.tiles,
+            say=say,
+            over=pace.over,
+        ):
+            found.append(item)
+            if arguments.write and item.best.row != item.before:
+                configs.keep(op, item.before, {**item.best.row, "predicted": True})
+        tuned += found
+        if arguments.json and not pace.over():
+            _append(arguments.json, name, found)
     if not tuned:
-        return exits.NOTHING_MEASURED
+        return exits.OK if before else exits.NOTHING_MEASURED
     print(tables.align([HEADER, *map(cells, tuned)]))
     print(f"predicted for one {machine.name}, not measured")
     return exits.INCONCLUSIVE if pace.over() else exits.OK

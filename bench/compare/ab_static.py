@@ -1,6 +1,7 @@
 """The static half of `ab`: compile the launches that differ between two trees and compare their metrics. Needs no GPU.
 
-Launches with equal fingerprints have equal machine code under one toolchain, so they are not compiled.
+Launches with equal fingerprints have equal machine code under one toolchain, so they are not compiled. The base does
+not compile a launch that the head lacks: it is a regression without that.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def compare(
         say(f"static metrics: {len(ids)} of {len(before)} launches differ in their sources")
         if not ids:
             return Comparison(len(before), 0, [])
-        (folder / "ids.json").write_text(json.dumps(ids))
+        for side, listing in (("base", before.keys() & after.keys()), ("head", after)):
+            (folder / f"{side}-ids.json").write_text(json.dumps([i for i in ids if i in listing]))
         rows = _both(_rows, base, head, _static, folder, say)
         if rows[0] is None:
             say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
@@ -66,8 +68,7 @@ def compare(
             return Comparison(
                 len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"]
             )
-        worse = regressions.regressions(*rows)
-        return Comparison(len(before), len(ids), list(dict.fromkeys(lost + worse)))
+        return Comparison(len(before), len(ids), lost + regressions.regressions(*rows))
 
 
 def _both(what: Callable, base: Path, head: Path, *rest) -> list:
@@ -91,7 +92,7 @@ def _rows(
 ) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
-    more = ["--counters", "--only", str(folder / "ids.json"), "--json", str(path)]
+    more = ["--counters", "--only", str(folder / f"{side}-ids.json"), "--json", str(path)]
     if not static(side, tree, more):
         return None
     return record.read(path) if path.exists() else []

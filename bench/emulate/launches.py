@@ -11,25 +11,31 @@ from retro_kernels.compile import target as targets
 from retro_kernels.compile.target import KNOWN, Target
 from retro_kernels.core import backends, eager
 
-from .kernel import Compiled, execute, until_ptx
+from .kernel import Compiled, execute
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
 
 
-def compiled(launch, arch: int) -> Compiled:
-    """Return the PTX of a launch, loaded. Triton keeps the PTX on disk, `loaded` the programs."""
-    if isinstance(found := getattr(launch, "compiled", None), Compiled):
-        return found
+def made(launch, arch: int):
+    """Return (source, compiled kernel) of a launch. `aot` may be that of an older tree."""
     import triton
     from triton.backends.compiler import GPUTarget
 
+    source, options = aot.source(launch, KNOWN[arch])
+    return source, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
+
+
+def compiled(launch, arch: int) -> Compiled:
+    """Return the PTX of a launch, loaded. It is compiled to machine code too, which takes a tenth of the time: the
+    cache on disk then serves `static` and the emulator alike.
+    """
+    if isinstance(found := getattr(launch, "compiled", None), Compiled):
+        return found
     from .driver import loaded
 
-    src, options = aot.source(launch, KNOWN[arch])
-    with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx):
-        made = triton.compile(src, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
-    return Compiled.of(loaded(made.asm["ptx"].encode()), src, made.metadata)
+    source, kernel = made(launch, arch)
+    return Compiled.of(loaded(kernel.asm["ptx"].encode()), source, kernel.metadata)
 
 
 def run(

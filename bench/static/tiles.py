@@ -16,15 +16,15 @@ from retro_kernels.compile import aot, configs
 from retro_kernels.compile.target import KNOWN
 
 from ..commands import exits
+from ..emulate.launches import made
 from ..emulate.parse import PtxError
 from ..emulate.program import EmulationError
-from ..measure.tune import Trial, Tuned, in_place, neighbours
+from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
 from . import entry, estimate, sass
 
-#: numbers of a row that make its tile
-NUMBERS = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "max_registers")
-#: share of the estimated time that a tile must save to be kept: the estimate ranks no finer
-LEAST_GAIN = 0.03
+#: share of the estimated time that a tile must save to be kept: the estimate's choice among tiles is not better
+#: (`bench estimate --calibration`)
+LEAST_GAIN = 0.10
 
 
 def launches_of(op: str, case: str, dtype: str, arch: int) -> list:
@@ -63,14 +63,10 @@ def changed(base: list, new: list) -> list:
 
 def static_record(launch, arch: int) -> dict[str, Any]:
     """Return the `static` part of a record of one launch."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    source, options = aot.source(launch, KNOWN[arch])
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options.__dict__)
-    usage = aot.resources(made.asm["cubin"])
+    _, kernel = made(launch, arch)
+    usage = aot.resources(kernel.asm["cubin"])
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(made.asm["cubin"])
+        file.write(kernel.asm["cubin"])
         file.flush()
         functions = sass.functions(sass.disassemble(Path(file.name), aot.tool("cuobjdump")))
     return entry.metrics(
@@ -79,7 +75,7 @@ def static_record(launch, arch: int) -> dict[str, Any]:
         max(functions.values(), key=len),
         registers=usage["REG"],
         stack=usage["STACK"],
-        shared=(usage["SHARED"], made.metadata.shared),
+        shared=(usage["SHARED"], kernel.metadata.shared),
         warps=launch.num_warps,
     )
 
@@ -160,5 +156,4 @@ def _with(op: str, case: str, dtype: str, machine: estimate.Machine, old: dict, 
 
 
 def text(trial: Trial) -> str:
-    numbers = "/".join(str(trial.row[name]) for name in NUMBERS if name in trial.row)
-    return f"{numbers}: " + (f"{1e6 * trial.seconds:.1f} us" if trial.status == "ok" else trial.reason)
+    return f"{tile_text(trial.row)}: " + (f"{1e6 * trial.seconds:.1f} us" if trial.status == "ok" else trial.reason)

@@ -1,11 +1,15 @@
 """`ab`: two trees in processes of their own, plugins, refs, exit codes."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 import bench
 from bench.commands import ab as ab_command
 from bench.compare import ab, ab_static, gate_statistics
 from bench.records import environment
+from tests.bench.helpers import static_record
 
 
 def test_ab_exit_codes():
@@ -100,6 +104,28 @@ def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
         assert bench.main(["ab", f"--base={ref}", *more]) == 4
         assert f"--base {ref!r}" in capsys.readouterr().err
     assert (tmp_path / "victim").read_text() == "untouched"
+
+
+def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished(monkeypatch, tmp_path):
+    rows = {name: static_record(name) for name in ("same", "changed", "gone", "new")}
+    ids = {name: row["id"] for name, row in rows.items()}
+    sources = {"base": {"same": "1", "changed": "1", "gone": "1"}, "head": {"same": "1", "changed": "2", "new": "1"}}
+    compiled = {}
+
+    def static(root, plugins, arches, parts, folder, side, tree, more):
+        path = Path(more[-1])
+        if "--fingerprints" in more:
+            path.write_text(json.dumps({ids[name]: source for name, source in sources[side].items()}))
+            return True
+        wanted = json.loads(Path(more[more.index("--only") + 1]).read_text())
+        compiled[side] = {name for name in rows if ids[name] in wanted}
+        path.write_text("".join(f"{json.dumps(rows[name])}\n" for name in compiled[side]))
+        return True
+
+    monkeypatch.setattr(ab_static, "static", static)
+    changes = ab_static.compare(tmp_path, tmp_path, "90", [], lambda text: None)
+    assert compiled == {"base": {"changed"}, "head": {"changed", "new"}}
+    assert changes == ab_static.Comparison(3, 3, [f"{ids['gone']}: no longer compiled"])
 
 
 def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):

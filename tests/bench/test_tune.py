@@ -2,6 +2,7 @@
 changed in one line.
 """
 
+import functools
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+import bench
 from bench.measure import samples, timing, tune
 from bench.records import environment
 from bench.static import estimate as model
@@ -156,15 +158,11 @@ def test_the_command_tunes_interpreted_kernels(tmp_path):
 
 
 def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
-    import bench
-
     assert bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
     assert "no CUDA GPU" in capsys.readouterr().err
 
 
 def test_other_backends_and_baselines_are_refused(capsys):
-    import bench
-
     for arguments in (["--backend", "cpu"], ["--baselines", "all"]):
         assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
         assert "--backend, --baselines" in capsys.readouterr().err
@@ -189,6 +187,19 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
         assert item.best.row["num_warps"] == 4 and item.best.row["block_n"] == 256
         assert any(trial.reason == "16 bytes of stack" for trial in item.trials)
         assert item.before in configs.table(OP)  # nothing is left in place
+
+
+def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_path, capsys):
+    path = tmp_path / "ranked.jsonl"
+    monkeypatch.setattr(tiles, "tune", functools.partial(tiles.tune, judge=predicted))
+    command = ["tune", "--static", "--kernel", OP, "--case", "wide", "--machine", "A100", "--json", str(path)]
+    assert bench.main(command) == bench.main(command) == 0
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert line["tuned"] == f"{OP}/wide/bfloat16/A100" and line["rows"][0]["before"]["arch"] == 80
+    assert {"tile", "seconds"} == line["rows"][0]["trials"][0].keys()
+    assert any("16 bytes of stack" in trial.get("reason", "") for trial in line["rows"][0]["trials"])
+    assert "predicted for one A100" in capsys.readouterr().out
+    assert bench.main([*command[:-4], "--machine", "H"]) == 4
 
 
 def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_twice():

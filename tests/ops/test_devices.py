@@ -1,6 +1,10 @@
 """Tests that run on a GPU put every tensor there: held to it on a stand-in that refuses to mix devices."""
 
+import contextlib
+import importlib
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,34 +12,44 @@ import torch
 from retro_kernels.testing import inputs
 from tests import standin
 from tests.conftest import COMPILED, INTERPRETER
-from tests.ops import test_leaky_average, test_relative_attention, test_topk_chunks
 
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
 
-MODULES = (test_topk_chunks, test_leaky_average, test_relative_attention)
+#: parts of the names of tests that need what the stand-in has not: torch.compile, autocast, streams, forward-mode
+#: gradients, 32 GB
+BEYOND = ("compile", "autocast", "cuda_graph", "host_synchronisation", "tangent", "past_32_bits")
 
 
-def with_first(module):
-    """Tests of a module that take a backend, each with the first of its parameters."""
+def with_first() -> Iterator:
+    """Yield the tests of this folder that take a backend, each with the first of its parameters."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
+        if path.name == Path(__file__).name:
+            continue
+        with contextlib.suppress(pytest.skip.Exception):  # of a module that runs under the interpreter alone
+            yield from _of_module(importlib.import_module(f"tests.ops.{path.stem}"))
+
+
+def _of_module(module) -> Iterator:
     for name, function in vars(module).items():
-        if not name.startswith("test_") or hasattr(function, "hypothesis"):
+        if not name.startswith("test_") or hasattr(function, "hypothesis") or any(part in name for part in BEYOND):
             continue
         first = {}
         for mark in getattr(function, "pytestmark", ()):
             if mark.name == "parametrize":
-                names, value = mark.args[0], next(iter(mark.args[1]))
+                names, value = mark.args[0], next(iter(mark.args[1]), None)
                 names = names.replace(" ", "").split(",") if isinstance(names, str) else names
                 value = value.values if isinstance(value, type(pytest.param())) else value if names[1:] else (value,)
                 first |= zip(names, value, strict=True)
-        if inspect.signature(function).parameters.keys() == {"backend", *first}:
-            yield pytest.param(function, first, id=f"{module.__name__.rpartition('.')[2]}-{name}")
+        wanted = inspect.signature(function).parameters.keys()
+        if "backend" in wanted and wanted <= {"backend", *first}:
+            yield pytest.param(function, {**first, "backend": "triton"}, id=f"{module.__name__[10:]}-{name}")
 
 
-@pytest.mark.parametrize(("function", "first"), [one for module in MODULES for one in with_first(module)])
-def test_no_tensor_is_left_on_the_host(function, first, monkeypatch):
+@pytest.mark.parametrize(("function", "arguments"), list(with_first()))
+def test_no_tensor_is_left_on_the_host(function, arguments, monkeypatch):
     monkeypatch.setattr(inputs, "DEVICE", standin.DEVICE)
     with standin.standing_in():
-        function("triton", **first)
+        function(**arguments)
 
 
 def test_the_stand_in_refuses_to_mix():
