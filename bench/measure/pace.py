@@ -30,7 +30,7 @@ class Pace:
         return self.limit is not None and self.spent >= self.limit
 
     def share(self, done: int) -> float:
-        """Return the share of the usual effort for the step after the first `done`: below 1 where time runs out."""
+        """Return the share of the usual effort for the step after the first `done`: below 1 if time is short."""
         if self.limit is None:
             return 1.0
         expected = sum(self.work[:done])

@@ -1,4 +1,4 @@
-"""Calls for a profiler: a selection and nothing else, each measurement inside an NVTX range.
+"""Run the kernels of a selection for a profiler, each inside an NVTX range.
 
 docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 """
@@ -31,10 +31,9 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, s
 
 
 def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = False) -> int:
-    """Run every kernel of a selection `count` times, after warm-ups. Return how many kernels there were.
+    """Run every kernel of a selection `count` times, after warm-ups. Return the number of kernels.
 
-    On a GPU the profiler is on (cudaProfilerStart) for those calls alone, not for the warm-ups. Each kernel's calls are
-    inside a range of its id.
+    On a GPU the profiler is on (cudaProfilerStart) for these calls, but not for the warm-ups.
     """
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
@@ -53,7 +52,7 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
 
 @contextlib.contextmanager
 def _profiled(device: str) -> Iterator[None]:
-    """Switch the profiler on inside, for `ncu --profile-from-start off`."""
+    """Switch the GPU's profiler on, for `ncu --profile-from-start off`."""
     if device != "cuda":
         yield
         return

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 torch = Lazy("torch")
 
 OP = "relative_attention"
-
-
 #: a causal mask, with a table of relative keys from displacement 0
 CAUSAL = {"causal": True, "rel_start": 0}
 MOSAIC = {"extras": (), "options": {"causal": True, "causal_gap": 1, "scale": 0.125}}
@@ -55,13 +53,7 @@ CASES = [
     _case("low-rank-8k", "relative logits of width 16, extent 1024", "N=8192 E=16 T=1024", **LOW_RANK, gpu=32),
     _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", "N=1500", gpu=4),
     _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", "N=750", devices=()),
-    _case(
-        "t5",
-        "arXiv 1910.10683: a scalar bias per displacement",
-        "N=512 E=1",
-        extras=LOW_RANK["extras"],
-        devices=shared.BOTH,
-    ),
+    _case("t5", "arXiv 1910.10683: a scalar bias per displacement", "N=512 E=1", extras=LOW_RANK["extras"]),
     _case("grouped-4k", "grouped-query decoder", "N=4096 H=16 G=4 D=128 T=4096", options=CAUSAL, gpu=24),
     _case(
         "decode",
@@ -137,7 +129,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 
 def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mask, device) -> Tensor | None:
-    """bool [1 or B,1,N,S], None where everything is visible."""
+    """Return the visible pairs, bool [1 or B,1,N,S]; None if all are."""
     visible = None
     if causal or window is not None:
         ones = torch.ones(n, keys, dtype=torch.bool, device=device)
@@ -152,25 +144,29 @@ def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mas
     return visible
 
 
+def _padded_band(rel_query, rel_key) -> Tensor:
+    """Return the position logits of every row of the table, with a zero on either side for displacements outside it:
+    [B,H,N,T+2].
+    """
+    band = torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(rel_query.shape[2], -1, -1))
+    return torch.nn.functional.pad(band, (1, 1))
+
+
 def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position) -> Tensor | None:
-    """Position logits [B,H,N,S]: by the skew for a full table, by a gather for a bounded one."""
+    """Return the position logits [B,H,N,S], by a skew for a full table and by a gather for a bounded one."""
     if rel_key is None:
         return None
-    rel_query = query if rel_query is None else rel_query
-    rel_query = rel_query if position is None else rel_query + position
+    rel_query = shared.position_query(query, rel_query, position)
     n, rows = query.shape[1], rel_key.shape[1]
     lowest = offset - (keys - 1)
     if 4 * rows >= n + keys - 1:
         return shared.position_bias(rel_query, rel_key, keys, lowest, rel_start)
     start = lowest if rel_start is None else rel_start
-    logits = torch.nn.functional.pad(
-        torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1)
-    )
-    # column 0 and the last are zero, for displacements outside the table
+    band = _padded_band(rel_query, rel_key)
     column = (
         torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
     )
-    return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
+    return band.gather(-1, column.clamp(0, rows + 1).expand(*band.shape[:2], -1, -1))
 
 
 class Call(NamedTuple):
@@ -182,7 +178,7 @@ class Call(NamedTuple):
     bias: Tensor | None  # [B,H,N,S]: position logits
     visible: Tensor | None  # bool [1 or B,1,N,S]
     scale: float
-    triangle: bool  # nothing but the causal mask of a square
+    triangle: bool  # the causal mask of a square is all
 
 
 class Arguments(NamedTuple):
@@ -232,7 +228,7 @@ def _call(query, key, value, **options) -> Call:
 
 
 def eager(query, key, value, **options) -> Tensor:
-    """Every logit in memory."""
+    """Attend with every logit in memory."""
     call = _call(query, key, value, **options)
     logits = torch.einsum("bnhd,bshd->bhns", call.query, call.key)
     if call.bias is not None:
@@ -241,7 +237,7 @@ def eager(query, key, value, **options) -> Tensor:
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
-    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
+    """Attend by torch's SDPA, with position logits and mask as its additive mask."""
     call = _call(query, key, value, **options)
     mask = call.visible
     if call.bias is not None:
@@ -251,24 +247,19 @@ def sdpa_bias(query, key, value, **options) -> Tensor:
     shown = {"is_causal": True} if call.triangle else {"attn_mask": mask}
     out = torch.nn.functional.scaled_dot_product_attention(*sides, scale=call.scale, **shown).transpose(1, 2)
     if call.visible is not None and not call.triangle:
-        out = out.masked_fill(~call.visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
+        out = out.masked_fill(~call.visible.any(-1).transpose(1, 2)[..., None], 0)  # rows without a visible key
     return out
 
 
 def flex(query, key, value, **options) -> Tensor:
-    """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
+    """Attend by FlexAttention with a block mask. It captures the position logits before the skew."""
     a = Arguments(query, key, value, **options)
     n, h, keys, offset = query.shape[1], query.shape[2], key.shape[1], a.offset
     score = None
     if a.rel_key is not None:
         start = offset - (keys - 1) if a.rel_start is None else a.rel_start
-        wanted = query if a.rel_query is None else a.rel_query
-        wanted = wanted if a.position_bias is None else wanted + a.position_bias
         rows = a.rel_key.shape[1]
-        # a zero row on either side, for displacements outside the table
-        band = torch.nn.functional.pad(
-            torch.einsum("bnhe,hte->bhnt", wanted, a.rel_key.expand(h, -1, -1)) * a.factor, (1, 1)
-        )
+        band = _padded_band(shared.position_query(query, a.rel_query, a.position_bias), a.rel_key) * a.factor
 
         def score(value, batch, head, i, j):
             return value + band[batch, head, i, (i + offset - j - start + 1).clamp(0, rows + 1)]
@@ -281,7 +272,7 @@ def flex(query, key, value, **options) -> Tensor:
     return out.transpose(1, 2)
 
 
-@functools.lru_cache(maxsize=8)  # a model builds it once and uses it in every layer
+@functools.lru_cache(maxsize=8)  # a model would build the mask once for all layers
 def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, device):
     if not causal and window is None:
         return None

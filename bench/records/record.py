@@ -16,7 +16,8 @@ from typing import Any
 
 SCHEMA = 2
 GREATEST = 10**300  # of an integer: beyond it there is no float
-STATUSES = ("ok", "numerics_fail", "oom", "unsupported", "error")
+FAILED = ("numerics_fail", "oom", "error")
+STATUSES = ("ok", "unsupported", *FAILED)
 NUMBER, TEXT, OBJECT, LIST, BOOL = (int, float), (str,), (dict,), (list,), (bool,)
 
 #: field -> (types, may be null)
@@ -50,7 +51,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
 }
 #: fields of results: null in the record of a case that did not run
 RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
-#: keys that an object must have; a dotted path, * for every key or position
+#: path of an object -> keys that it must have; * stands for every key or position
 REQUIRED_INSIDE = {
     "case": ("name", "shape"),
     "git": ("sha", "dirty"),
@@ -254,7 +255,7 @@ def replace(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off a line without its end, which a process leaves that is killed inside a write."""
+    """Cut off an incomplete last line, which a process leaves if it is killed while it writes."""
     if not path.exists():
         return
     with open(path, "rb+") as f:
@@ -264,7 +265,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read all records of a file. A torn last line is left out. Raises BadRecord for any other fault."""
+    """Read all records of a file. An incomplete last line is left out. Raises BadRecord for any other fault."""
     records = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

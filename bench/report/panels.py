@@ -1,18 +1,15 @@
-"""Panels of the pictures, drawn by matplotlib for the PNG and for the page.
-
-Each operator has its colour and each type its marker, in every panel.
-"""
+"""Panels of the pictures. Each operator has one colour and each type one marker in all of them."""
 
 from __future__ import annotations
 
 from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
-#: Okabe and Ito's palette, which colour-blind readers tell apart, on a light and on a dark ground
+#: Okabe and Ito's palette, for colour-blind readers, on a light or dark ground
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#888888")
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 SMALL = 7  # points
-INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page replaces both by its own colours
+INK, FAINT = "#333334", "#8a8a8b"  # text and axes, lines behind the data; the page replaces both by its own colours
 
 
 def colour(names: tuple[str, ...] | list[str], name: str) -> str:
@@ -21,7 +18,7 @@ def colour(names: tuple[str, ...] | list[str], name: str) -> str:
 
 
 def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
-    """Draw FLOP/s against FLOPs a byte. The slope is the memory's rate; the ceilings are those of a product."""
+    """Draw FLOP/s against FLOPs per byte, under the memory's slope and the ceilings of matrix products."""
     from matplotlib.lines import Line2D
 
     known = [(work, r) for r in rows if (work := r.record["work"]) and work["bytes"] and work["flops"]]
@@ -50,7 +47,7 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
 
 
 def bars(axes, rows: list[summary.Row]) -> None:
-    """Draw a bar a row: the speed-up over its fastest rival. Whiskers show the spread where it is known."""
+    """Draw a bar for each row, its speed-up over the fastest rival. Whiskers show the known spreads."""
     places = range(len(rows))
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
@@ -81,7 +78,7 @@ def bars(axes, rows: list[summary.Row]) -> None:
 
 
 def _note(axes, text: str, place: tuple[float, float], points: tuple[int, int], **options) -> None:
-    """Write small text at a place of the data, shifted by some points."""
+    """Write small text at a place of the data, shifted by `points`."""
     axes.annotate(text, place, points, textcoords="offset points", fontsize=SMALL, color=INK, **options)
 
 

@@ -111,7 +111,6 @@ def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatc
     ],
 )
 def test_why_a_clock_is_throttled(monkeypatch, answers, why):
-    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
     monkeypatch.setattr(environment, "_output", lambda command: answers.get(command[3].removeprefix("--query-gpu=")))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1-2-3"))
