@@ -1,8 +1,7 @@
 """show kernels, backends and cases, and what this machine can run
 
-Prints a line for each contender, then one for each case; a star marks the default selection. --why asks each backend of
-this machine whether it can serve the cases and shows its reason where it can't. It imports torch; the plain list does
-not.
+Prints a line for each contender, then one for each case. A star marks the default selection. --why asks each backend of
+this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
-    """Return "yes", or why not: the reason that holds for all cases, or the number of unserved cases and the first
-    reason.
-    """
+    """Return "yes", or the first reason and the number of cases that are not served."""
     if device not in contender.devices:
         return f"no: runs on {', '.join(contender.devices)} only"
     if not ask and contender.role != "baseline":

@@ -1,9 +1,9 @@
 """profile kernels: roofline, memory, launches, traces
 
-Checks kernels first and times only those that pass. --trace DIR gets a trace for each kernel, case, type and mode, with
+Checks kernels first and times only those that pass. --trace writes a trace for each kernel, case, type and mode, with
 the profiler's table beside it; chrome://tracing and Perfetto open them. --calls times nothing: it is for Nsight Compute
-and Nsight Systems. --cuda-graph times and traces the replay of each call. Exit code 3 where the GPU throttled its
-clock, and where a share exceeds 100%, an error of the ceiling.
+and Nsight Systems. --cuda-graph times and traces the replay of each call. The exit code is 3 if the GPU throttled its
+clock, or if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls",
         type=options.positive,
         metavar="N",
-        help="only call each kernel N times, in an NVTX range of its id, for a profiler",
+        help="only call each kernel N times for a profiler, in an NVTX range of its id",
     )
-    parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="write Chrome traces to this folder")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return (
             exits.OK if profilers.calls(selection, arguments.calls, seed, arguments.quiet) else exits.NOTHING_MEASURED
         )
-    # fail now where the file can't be written
+    # fail before the measurements if the file can't be written
     writer = record_module.Writer(arguments.json) if arguments.json else None
     run = measuring.start(
         arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph
@@ -71,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
     counts = measuring.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
     if slow:
         print(
-            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels",
+            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE
@@ -86,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
         print(wrong, file=sys.stderr)
-        if not environment.rehearsing():  # other work may have lowered the ceiling
+        if not environment.rehearsing():  # other work may lower the ceiling of a rehearsal
             return exits.INCONCLUSIVE
     return measuring.exit_code(counts, len(timed))
 
@@ -111,7 +111,7 @@ def _cells(record: dict) -> tuple[str, ...]:
 
 
 def _call(record: dict, device: str):
-    """Return the timed call again, made from the record's seed and warmed up."""
+    """Rebuild the timed call from the record's seed and warm it up."""
     import torch
 
     from ..measure import runner
