@@ -1,9 +1,9 @@
 """Judge top-k results by the float64 scores of the chosen keys.
 
 Two formulations may order near-equal keys differently, so indices are not compared one by one. `scores` is the error of
-the returned scores against the float64 scores of the same keys. `chosen` is the loss of the choice against the float64
-best. An index that is repeated, out of order or no candidate is an infinite error, and so is -1 where a candidate was
-left.
+the returned scores against the float64 scores of the same keys. `chosen` is the error of those float64 scores against
+the best ones. An index that is repeated, out of order or no candidate counts as an infinite error, and so does -1 where
+a candidate was left.
 """
 
 from __future__ import annotations
@@ -31,15 +31,10 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     return scores.masked_fill(indices < 0, -torch.inf)
 
 
-Pair = tuple[Tensor, Tensor]
-
-
 def compare(
     arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]
-) -> dict[str, Pair]:
-    """Return {"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`. Their error norms judge
-    them.
-    """
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return {"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`."""
     arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
     scores, indices = outputs
     truth = true_scores(arguments, indices)
