@@ -1,8 +1,8 @@
-"""Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`, or `make mutants`.
+"""Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`.
 
-For every target the tests run once as they are, which sets their time limit; then once for each fault. C++ is rebuilt
-for one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
-faults in the same sources. `--json FILE` continues a run: faults that FILE notes as noticed are not planted again.
+The tests of a target run once without a fault, which sets their time limit, and once with each fault. C++ is rebuilt
+for one instruction set. The exit code is 1 if a fault survives that explained.json does not explain. A seed plants the
+same faults in the same sources. `--json FILE` continues a run: faults that were noticed are not planted again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from tests import trees
 from tools.mutants import operators, targets
 
-# a mutant may take this many times the tests' time, but at least LEAST_S; beyond that it counts as noticed
-LEAST_S, SLACK = (60, 4.0)
+# time limit of the tests with a fault: SLACK times their time without one, and at least LEAST_S; then it is noticed
+LEAST_S, SLACK = 60, 4.0
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
 def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
-    """Return every rare fault of the file and `target.count` others, at most one a line."""
+    """Return every rare fault of the file and `target.count` others, at most one per line."""
     faults = operators.of(target.path, (tree / target.path).read_text())
     rare, faults = ([f for f in faults if f.rare is kind] for kind in (True, False))
     rng = random.Random(f"{seed} {target.path}")
@@ -43,7 +43,7 @@ def build(tree: Path, isa: str) -> bool:
 
 
 def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[str | None, float]:
-    """Return how the tests notice ("tests", "time" or None), and the seconds they took."""
+    """Run the tests. Return how they notice a fault ("tests", "time" or None), and their seconds."""
     present = [test for test in target.tests if (tree / test).exists()]
     command = [sys.executable, "-m", "pytest", *present, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
     environ = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -58,7 +58,7 @@ def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[st
 
 
 def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float, isa: str) -> str:
-    """killed | timeout | unbuildable | survived. The tree is restored afterwards."""
+    """Return "killed", "timeout", "unbuildable" or "survived". The tree is restored."""
     path = tree / target.path
     source = path.read_text()
     path.write_text(fault.apply(source))
@@ -71,7 +71,7 @@ def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: flo
 
 
 def explained() -> dict[str, dict[str, str]]:
-    """Read path -> {"line -> line": why no test can notice}."""
+    """Read path -> {"line -> line": why no test can notice it}."""
     return json.loads(EXPLAINED.read_text())
 
 
@@ -84,22 +84,22 @@ def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__.split("\n\n")[0])
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="only targets whose path matches (* and ? allowed)")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="select targets by path; * and ? allowed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--isa", default="avx2", help="instruction set that C++ is built for beside portable (default avx2)"
+        "--isa", default="avx2", help="build C++ for this instruction set beside portable (default avx2)"
     )
     parser.add_argument(
         "--tree",
         type=Path,
         metavar="DIR",
-        help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental",
+        help="plant in this copy and keep it for incremental builds (default: a temporary copy)",
     )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="append a line a fault; those it has, survivors apart, are not planted again",
+        help="append a line per fault; skip the faults that this file has, except survivors",
     )
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)

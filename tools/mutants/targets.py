@@ -1,4 +1,4 @@
-"""The tests that hold each file, and how many of its faults are planted."""
+"""The tests of each file, and the number of its faults that are planted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TARGETS = (
     _target("retro_kernels/core/operator.py", "ops/contract ops/transforms"),
     _target("retro_kernels/core/transforms.py", "ops/transforms", 3),
     _target("retro_kernels/core/native.py", "ops/size_one ops/cpu_infrastructure"),
-    # a key there is made by `add`, a statement a part
+    # it makes a key by `add`, one statement for each part
     _target("retro_kernels/core/eager.py", "ops/repeated_calls ops/plans ops/transforms ops/linear ops/contract", 40),
     _target("retro_kernels/core/plan.py", "ops/repeated_calls ops/plans", 3),
     _target("retro_kernels/core/steps.py", "ops/repeated_calls ops/plans aot/launcher", 6),
