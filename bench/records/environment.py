@@ -185,7 +185,7 @@ def caches() -> dict[str, int] | None:
 
 
 def free_memory(kind: str) -> int | None:
-    """Bytes that can still be allocated on the device."""
+    """Return the bytes that can still be allocated on a device."""
     if kind != "cuda":
         return _meminfo("MemAvailable")
     import torch
