@@ -22,7 +22,7 @@ def first_page(chromium, address: str, kind: str) -> None:
 
 
 def forgotten(chromium, address: str) -> None:
-    """Take the page after its first document, which told most, was removed."""
+    """Remove the document that told most, the first, and take the page."""
     page = browser.open_page(chromium, address, scheme="dark")
     with page.expect_response("**/api/read"):
         page.locator("#documents button").first.click()

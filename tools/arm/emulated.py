@@ -94,7 +94,7 @@ class Extension:
         self.process.wait()
 
     def advise_huge_pages(self, address: int, size: int) -> None:
-        """No-op."""
+        """Do nothing."""
 
     def __getattr__(self, name: str):
         return functools.partial(self._call, name)

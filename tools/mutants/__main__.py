@@ -1,8 +1,8 @@
 """Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`.
 
-The tests of a target run once without a fault, which sets their time limit, and once with each fault. C++ is rebuilt
-for one instruction set. The exit code is 1 if a fault survives that explained.json does not explain. A seed plants the
-same faults in the same sources. `--json FILE` continues a run: faults that were noticed are not planted again.
+The tests of a target run once without a fault, which sets their time limit, and once with each fault. The exit code is
+1 if a fault survives that explained.json does not explain. A seed plants the same faults in the same sources. `--json
+FILE` continues a run: faults that were noticed are not planted again.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tools.mutants import operators, targets
 
 # time limit of the tests with a fault: SLACK times their time without one, and at least LEAST_S; then it is noticed
 LEAST_S, SLACK = 60, 4.0
+ISA = "avx2"  # C++ is built for it beside portable
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
@@ -37,8 +38,8 @@ def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operat
     return rare + sorted({f.line: f for f in faults}.values(), key=lambda f: rng.random())[: target.count]
 
 
-def build(tree: Path, isa: str) -> bool:
-    done = trees.build(tree, isa, CXXFLAGS="-O1")
+def build(tree: Path) -> bool:
+    done = trees.build(tree, ISA, CXXFLAGS="-O1")
     return done.returncode == 0 and not re.search(r"failed|left out", done.stdout)
 
 
@@ -57,13 +58,13 @@ def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[st
     return (None if code == 0 else "tests"), time.monotonic() - begun
 
 
-def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float, isa: str) -> str:
+def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float) -> str:
     """Return "killed", "timeout", "unbuildable" or "survived". The tree is restored."""
     path = tree / target.path
     source = path.read_text()
     path.write_text(fault.apply(source))
     try:
-        if target.path.startswith("csrc/") and not build(tree, isa):
+        if target.path.startswith("csrc/") and not build(tree):
             return "unbuildable"
         return {"tests": "killed", "time": "timeout", None: "survived"}[noticed(target, tree, limit)[0]]
     finally:
@@ -87,15 +88,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="select targets by path; * and ? allowed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--isa", default="avx2", help="build C++ for this instruction set beside portable (default avx2)"
-    )
-    parser.add_argument(
-        "--tree",
-        type=Path,
-        metavar="DIR",
-        help="plant in this copy and keep it for incremental builds (default: a temporary copy)",
-    )
-    parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
@@ -114,14 +106,14 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{target.path}:{fault.line}: {fault.text}")
         return 0
     with tempfile.TemporaryDirectory(prefix="retro-mutants-") as folder:
-        counts = run(wanted, trees.copy(arguments.tree or Path(folder)), arguments)
+        counts = run(wanted, trees.copy(Path(folder)), arguments)
     print(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
     return int(counts["survived"] > 0 or counts["target unusable"] > 0)
 
 
 def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace) -> Counter[str]:
     counts: Counter[str] = Counter()
-    if any(t.path.startswith("csrc/") for t in wanted) and not build(tree, arguments.isa):
+    if any(t.path.startswith("csrc/") for t in wanted) and not build(tree):
         raise SystemExit("the copy does not build as it is")
     before = noticed_before(arguments.json)
     for target in wanted:
@@ -136,7 +128,7 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
             counts["target unusable"] += 1
             continue
         for fault in (f for f in faults if f not in done):
-            outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S), arguments.isa)
+            outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S))
             why = explained().get(target.path, {}).get(fault.text)
             outcome = "explained" if outcome == "survived" and why else outcome
             counts[outcome] += 1
@@ -148,7 +140,7 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
                         + "\n"
                     )
         if target.path.startswith("csrc/"):
-            build(tree, arguments.isa)
+            build(tree)
     return counts
 
 

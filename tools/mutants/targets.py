@@ -14,7 +14,7 @@ class Target:
 
 
 def _target(path: str, tests: str, count: int = 2, interpreted: bool = False) -> Target:
-    """tests: "ops/linear" for tests/ops/test_linear.py, "reference/" for a folder."""
+    """Make a target. tests: "ops/linear" for tests/ops/test_linear.py, "reference/" for a folder."""
     words = [word.rpartition("/") for word in tests.split()]
     files = tuple(f"tests/{folder}/test_{name}.py" if name else f"tests/{folder}" for folder, _, name in words)
     return Target(path, files, count, interpreted)
