@@ -147,7 +147,7 @@ def load(plugin: str) -> None:
 
 
 def command() -> None:
-    """The console script `retro-bench`."""
+    """Run the console script `retro-bench`."""
     sys.exit(main())
 
 

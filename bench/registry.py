@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-#: default types of a case; float16 has no fast path on CPUs
+#: default types of a case; float16 has no fast kernels on CPUs
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
 MODES = ("fwd", "fwdbwd", "decode")
 ROLES = ("baseline", "kernel", "reference")
@@ -69,7 +69,7 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     extras: tuple[str, ...] = ()  # optional tensor inputs to draw
     modes: tuple[str, ...] = ("fwd", "fwdbwd")
-    devices: tuple[str, ...] = ("cpu", "cuda")  # whose default selection has the case
+    devices: tuple[str, ...] = ("cpu", "cuda")  # devices whose default selection has the case
     dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DTYPES)
     memory_gib: float = 1.0  # for inputs, gradients and one slice of the oracle; with less free the case is skipped
 
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and bytes that any implementation of a case must at least compute and move.
+    """Least FLOPs and bytes of a case, for any implementation.
 
     FLOPs are those of the matrix products over the visible pairs, 2 a multiply-add; softmax and rotations are left out.
     The backward counts a fused kernel's recomputation, as is customary for attention: 5 products for the 2 of the

@@ -116,6 +116,8 @@ def _ranges(
 
 
 def _row_elements(operator: Operator, case: Case) -> float:
-    """Elements of the score matrix of one query, over the whole batch."""
+    """Count the elements of the score matrix per query, over the whole batch."""
+    if operator.row_elements is not None:
+        return operator.row_elements(case)
     s = case.shape
-    return (operator.row_elements or (lambda _: s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))))(case)
+    return s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
-    """float64 scores [B,Q,k] of the chosen keys; slots of -1 are -inf. Differentiable in query and key."""
+    """Return the float64 scores [B,Q,k] of the chosen keys, -inf for -1. Differentiable in query and key."""
     query, key = arguments["query"].double(), arguments["key"].double()
     index = indices.clamp(0, key.shape[1] - 1)
     batch = (
@@ -48,7 +48,7 @@ def compare(
 
 
 def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
-    """bool [B,Q]: whether a query's indices are in range, unique, and candidates."""
+    """Return bool [B,Q]: whether a query's indices are in range, unique, and candidates."""
     keys = arguments["key"].shape[1]
     taken = indices >= 0
     good = (indices >= -1) & (indices < keys)
@@ -67,7 +67,7 @@ def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
 
 
 def _gather(per_key: Tensor, index: Tensor) -> Tensor:
-    """Values per_key [B or 1,S] at the chosen indices [B,Q,k]."""
+    """Gather the values per_key [B or 1,S] at the chosen indices [B,Q,k]."""
     return per_key.expand(index.shape[0], -1)[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 

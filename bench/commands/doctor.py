@@ -63,7 +63,7 @@ def installed(package: str) -> bool:
 
 
 def remedies(spread: float | None) -> list[str]:
-    """List faults of this machine and their remedies, one a line."""
+    """List the faults of this machine with their remedies."""
     from retro_kernels.core import native
 
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
@@ -79,7 +79,7 @@ def remedies(spread: float | None) -> list[str]:
 
 
 def noise() -> float:
-    """Spread (p90/p10 - 1) of batch medians of one product that keeps all threads busy for about a millisecond."""
+    """Return the spread (p90/p10 - 1) of batch medians of a product that takes all threads about a millisecond."""
     import torch
 
     a = torch.randn(384, 384)

@@ -57,7 +57,7 @@ def _record(files: list[Path], folder: Path) -> int:
 
 
 def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """(id, machine) -> its records, oldest first."""
+    """Group the kernels' timed records by (id, machine), oldest first."""
     series: dict[tuple[str, str], list[dict]] = {}
     for one in records:
         if one["time"] and one["role"] != "baseline":

@@ -64,11 +64,8 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
     ]
     bad = [reason for reason in reasons if reason]
     if not bad:
-        return (
-            "yes"
-            if contender.role != "baseline" or device in contender.default_on
-            else f"on request (--baselines {contender.name})"
-        )
+        asked = contender.role == "baseline" and device not in contender.default_on
+        return f"on request (--baselines {contender.name})" if asked else "yes"
     return f"no: {bad[0]}" if len(bad) == len(cases) else f"yes, but not for {len(bad)} of {len(cases)} cases: {bad[0]}"
 
 

@@ -100,7 +100,7 @@ def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool)
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:
-    """Seconds of one case and type on two quiet cores."""
+    """Return the expected seconds of one case and type on two quiet cores."""
     able = (
         c
         for c in choose.contenders(case, selection)
@@ -117,7 +117,7 @@ def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozen
 
 
 def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
-    """2 if a check failed or a contender broke, 3 if the deadline left something out, 5 if no kernel was measured."""
+    """Return 2 if a check failed or a contender broke, 3 if the deadline left cases out, 5 if no kernel ran."""
     if counts.get("numerics_fail") or counts.get("error"):
         return exits.NUMERICS
     if counts.get("late"):

@@ -26,31 +26,21 @@ def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
             "--device", choices=("cpu", "cuda"), help="run on this device (default: cuda where there is one)"
         )
     add_kernels(parser)
-    parser.add_argument(
-        "--backend", type=names, metavar="NAME[,NAME]", help=f"select backends of {', '.join(_known('kernel'))}"
-    )
-    parser.add_argument("--dtype", type=names, metavar="NAME[,NAME]", help=f"select types of {', '.join(DTYPES)}")
-    parser.add_argument("--mode", type=names, metavar="NAME[,NAME]", help=f"select passes of {', '.join(MODES)}")
-    parser.add_argument(
-        "--baselines",
-        type=names,
-        metavar="NAME[,NAME]",
-        help=f"time all, none or some of {', '.join(_known('baseline'))}",
-    )
+    _add_names(parser, "--backend", f"select backends of {', '.join(_known('kernel'))}")
+    _add_names(parser, "--dtype", f"select types of {', '.join(DTYPES)}")
+    _add_names(parser, "--mode", f"select passes of {', '.join(MODES)}")
+    _add_names(parser, "--baselines", f"time all, none or some of {', '.join(_known('baseline'))}")
 
 
 def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
     """Add --kernel, and --case with `cases`."""
-    parser.add_argument(
-        "--kernel", type=names, metavar="NAME[,NAME]", help=f"select ops of {', '.join(OPERATORS)}; * and ? allowed"
-    )
+    _add_names(parser, "--kernel", f"select ops of {', '.join(OPERATORS)}; * and ? allowed")
     if cases:
-        parser.add_argument(
-            "--case",
-            type=names,
-            metavar="NAME[,NAME]",
-            help=f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}",
-        )
+        _add_names(parser, "--case", f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}")
+
+
+def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:
+    parser.add_argument(option, type=names, metavar="NAME[,NAME]", help=text)
 
 
 def add_executed(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +48,7 @@ def add_executed(parser: argparse.ArgumentParser) -> None:
     calls.add_call(parser)
     add_kernels(parser, cases=False)
     add_launches(parser, arches=None)
-    parser.add_argument("--case", type=names, metavar="NAME[,NAME]", help="select cases of launches; * and ? allowed")
+    _add_names(parser, "--case", "select cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=DTYPES, help="select a type (default bfloat16; of a plug-in all)")
 
 
@@ -145,7 +135,7 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads", type=positive, help="use this many CPU threads in torch and the kernels (default: torch's)"
     )
-    parser.add_argument("--seed", type=int, help="draw inputs by this seed, as a record has it (default: a fresh seed)")
+    parser.add_argument("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
     parser.add_argument(
         "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
     )
@@ -158,7 +148,7 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=seconds,
         metavar="SECONDS",
-        help="stop by then, with less effort per case as it nears; exit with 3 if cases are left",
+        help="limit the time, with less effort per case as it runs short; exit with 3 if cases are left",
     )
 
 

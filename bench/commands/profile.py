@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..measure import runner
 
 COLUMNS = ("time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
-WARMUPS, STEPS = 2, 3
+STEPS = 3  # traced calls
 ROWS = 40  # of the profiler's table
 
 
@@ -96,7 +96,7 @@ def _table(records: list[dict]) -> str:
 
 
 def _cells(record: dict) -> tuple[str, ...]:
-    """A cell for each of COLUMNS."""
+    """Return a cell for each of COLUMNS."""
     row, roofline = summary.rows([record])[0], record["roofline"] or {}
     return (
         summary.duration(row.seconds),
@@ -110,30 +110,16 @@ def _cells(record: dict) -> tuple[str, ...]:
     )
 
 
-def _call(record: dict, device: str):
-    """Rebuild the timed call from the record's seed and warm it up."""
-    import torch
-
-    from ..measure import runner
-
-    case = CASES[(record["kernel"], record["case"]["name"])]
-    tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
-    call = runner.step(
-        CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"]
-    )
-    for _ in range(WARMUPS):
-        call()
-    return call
-
-
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
     """Run a few calls under the profiler. Write a Chrome trace, and its table to a .txt beside it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from ..measure import timing
+    from ..measure import profilers, timing
 
-    device, call = run.device, _call(record, run.device)
+    kernel, device = record["kernel"], run.device
+    contender, case = CONTENDERS[kernel, record["backend"]], CASES[kernel, record["case"]["name"]]
+    call = profilers.warmed(contender, case, record["dtype"], record["mode"], device, record["seed"])
     call = timing.captured(call) if run.graphs else call
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as trace:

@@ -51,7 +51,7 @@ def settled(ratio: Ratio) -> bool:
 
 
 def unchanged(ratio: Ratio) -> bool:
-    """Whether there is no change, so that no control is needed."""
+    """Whether the ratio shows no change, which needs no control."""
     return settled(ratio) and 1 / WARN <= ratio.value <= WARN
 
 

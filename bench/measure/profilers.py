@@ -6,18 +6,19 @@ docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..records.record import identity
+from ..registry import Case, Contender
 from . import choose, runner
 
 WARMUPS = 2
 
 
-def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
+def kernels(selection: choose.Selection) -> Iterator[tuple[str, Contender, Case, str, str]]:
     """Yield (id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
     for case in choose.cases(selection):
         for contender in choose.contenders(case, selection):
@@ -37,10 +38,7 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
     """
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
-        tensors = case.make(seed, device, getattr(torch, dtype))
-        call = runner.step(contender, case, tensors, mode == "fwdbwd", seed)
-        for _ in range(WARMUPS):
-            call()
+        call = warmed(contender, case, dtype, mode, device, seed)
         with _profiled(device), torch.cuda.nvtx.range(name) if device == "cuda" else contextlib.nullcontext():
             for _ in range(count):
                 call()
@@ -48,6 +46,14 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
         if not quiet:
             print(name)
     return done
+
+
+def warmed(contender: Contender, case: Case, dtype: str, mode: str, device: str, seed: int) -> Callable[[], Any]:
+    """Make the timed call from a seed and warm it up."""
+    call = runner.step(contender, case, case.make(seed, device, getattr(torch, dtype)), mode == "fwdbwd", seed)
+    for _ in range(WARMUPS):
+        call()
+    return call
 
 
 @contextlib.contextmanager

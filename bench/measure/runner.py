@@ -6,7 +6,7 @@ import gc
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -152,16 +152,16 @@ def _timed(
 ) -> Iterator[dict[str, Any]]:
     """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
     backward = mode == "fwdbwd"
-    now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
+    now = [replace(entry) for entry in entries]
     calls = {}
-    for entry in now.values():
+    for entry in now:
         if entry.status == "ok" and (why := choose.unsupported(entry.contender, case, dtype, run.device, backward)):
             entry.fail("unsupported", why)
         if entry.status == "ok":
             calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
     times = timing.measure(calls, run.device, run.effort, run.graphs)
     extra = {}
-    for entry in now.values():
+    for entry in now:
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
@@ -170,10 +170,10 @@ def _timed(
     seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
         e.contender.name: seconds[e.contender.name]
-        for e in now.values()
+        for e in now
         if e.contender.role == "baseline" and e.contender.name in seconds
     }
-    for entry in now.values():
+    for entry in now:
         name = entry.contender.name
         done = blank_record(run, case, dtype, mode, entry, seed)
         if name in seconds:

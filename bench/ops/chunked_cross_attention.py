@@ -177,7 +177,7 @@ class Call(NamedTuple):
         return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
 
     def unflat(self, out: Tensor) -> Tensor:
-        """[B*C,H,M,D] -> [B,C,M,H,D]."""
+        """Undo the layout of `flat`: [B*C,H,M,D] to [B,C,M,H,D]."""
         return out.transpose(1, 2).unflatten(0, self.query.shape[:2])
 
 

@@ -131,7 +131,7 @@ def _heat(value: float | None, good_is_high: bool = True) -> str:
 
 
 def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tuple[str, Any, str]]]]) -> str:
-    """`lines`: (id, [(text, value to sort by, style)])."""
+    """Write a table that sorts and filters. `lines`: (id, [(text, value to sort by, style)])."""
     numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
     head = "".join(

@@ -1,4 +1,4 @@
-"""Panels of the pictures. Each operator has one colour and each type one marker in all of them."""
+"""Panels of the pictures. Each of OPERATORS has one colour and each type one marker in all of them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
 #: Okabe and Ito's palette, for colour-blind readers, on a light or dark ground
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#888888")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # the last: any other operator
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 SMALL = 7  # points
 INK, FAINT = "#333334", "#8a8a8b"  # text and axes, lines behind the data; the page replaces both by its own colours
 
 
-def colour(names: tuple[str, ...] | list[str], name: str) -> str:
-    known = list(names)
-    return COLOURS[(known.index(name) if name in known else len(known)) % len(COLOURS)]
+def colour(kernel: str) -> str:
+    return COLOURS[OPERATORS.index(kernel) if kernel in OPERATORS else len(OPERATORS)]
 
 
 def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
@@ -25,9 +24,7 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         marker = MARKERS.get(record["dtype"], "x")
-        drawn = axes.scatter(
-            x, y, s=24, color=colour(OPERATORS, record["kernel"]), marker=marker, linewidths=0, alpha=0.85
-        )
+        drawn = axes.scatter(x, y, s=24, color=colour(record["kernel"]), marker=marker, linewidths=0, alpha=0.85)
         drawn.set_gid(f"point:{record['id']}")
     low = min([p[0] for p in points], default=1) / 2
     high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
@@ -41,7 +38,7 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
     kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
-    handles = [Line2D([], [], linestyle="", marker="o", color=colour(OPERATORS, k), label=k) for k in kernels]
+    handles = [Line2D([], [], linestyle="", marker="o", color=colour(k), label=k) for k in kernels]
     handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=INK, label=d) for d in dtypes]
     axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
@@ -53,7 +50,7 @@ def bars(axes, rows: list[summary.Row]) -> None:
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
     drawn = axes.barh(
-        places, values, left=0, height=0.75, color=[colour(OPERATORS, row.record["kernel"]) for row in rows], alpha=0.85
+        places, values, left=0, height=0.75, color=[colour(row.record["kernel"]) for row in rows], alpha=0.85
     )
     for patch, row in zip(drawn, rows, strict=True):
         patch.set_gid(f"bar:{row.record['id']}")

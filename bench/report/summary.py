@@ -113,9 +113,8 @@ def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
     name, _, rest = record["case"]["name"].partition(":")
     case = rest.split(":")[0] if record["backend"] == "triton" else ""
     cycles = s.get("loop_cycles_at_least")
-    names = ("registers", "stack_bytes", None, "blocks_per_sm")
-    names += ("tensor_instructions", "async_copies", "copies_in_flight")
-    numbers = [shared if name is None else s.get(name) for name in names] + [s["loop_issue_slots"] or None]
+    numbers = (s.get("registers"), s["stack_bytes"], shared, s["blocks_per_sm"], s["tensor_instructions"])
+    numbers += (s["async_copies"], s.get("copies_in_flight"), s["loop_issue_slots"] or None)
     shown = ("-" if value is None else str(value) for value in numbers)
     first = ((s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-")
     return (*first, *shown, "-" if cycles is None else f"{cycles:.0f}")

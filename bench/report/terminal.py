@@ -7,7 +7,7 @@ from typing import Any
 from . import summary
 from .tables import align, notes
 
-#: columns that a narrow terminal lacks, the first ones first
+#: columns that a narrow terminal drops, in this order
 DROP_TIMES = ("MB extra", "error/limit", "vs eager", "roofline", "mode")
 DROP_CHECKS = ("checked", "worst", "error/limit")
 DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "tensor", "CTAs/SM", "sm")

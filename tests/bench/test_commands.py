@@ -153,6 +153,16 @@ def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
     assert "flex" in out and "runs on cuda only" in out
 
 
+def test_list_asks_the_backends_why(monkeypatch, capsys):
+    """The plain list does not ask a kernel, and names no memory."""
+    monkeypatch.setattr(environment, "free_memory", lambda device: 0)
+    asked = ["list", "--device", "cpu", "--kernel", "leaky_average", "--case", "long"]
+    assert bench.main(asked) == 0
+    assert "GiB are free" not in capsys.readouterr().out
+    assert bench.main([*asked, "--why"]) == 0
+    assert "needs 1 GiB; 0.0 GiB are free" in capsys.readouterr().out
+
+
 def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="is taken"):
         bench.register(bench.Contender("relative_attention", "eager", baselines.eager))
