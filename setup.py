@@ -1,12 +1,12 @@
 """Build the optional extensions: `retro_kernels._cpu` and `retro_model._text` (a C++ compiler), `retro_kernels._cuda`
 (nvcc and a CUDA torch).
 
-None includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once per instruction set, and one is chosen at run
-time. Compilation is parallel and incremental. Without a compiler the package installs and works on the reference.
+No extension includes torch's headers. Every csrc/cpu/<op>.cpp is compiled once for each instruction set, and one is
+chosen at run time. Compilation is parallel and incremental. Without a compiler the package works on the reference.
 
 Variables: CXX, CXXFLAGS, LDFLAGS, CUDACXX and MAX_JOBS, e.g. CXXFLAGS="-g -fsanitize=address,undefined".
-RETRO_KERNELS_ISAS lists instruction sets, e.g. "portable,avx2". The default of a build in place is those of this
-processor; a wheel has all that the compiler knows.
+RETRO_KERNELS_ISAS lists instruction sets, e.g. "portable,avx2". By default a build in place has those of this
+processor, and a wheel all that the compiler can target.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 CSRC = ROOT / "csrc"
-# Not setuptools' build_temp: an editable install throws that away, and `make setup` would compile everything twice.
+# Not setuptools' build_temp: an editable install deletes it, and `make setup` would compile everything twice.
 OBJECTS = ROOT / "build" / f"objects-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
 
 # -Wno-uninitialized: GCC 12 warns inside its own AVX-512 header
@@ -37,8 +37,8 @@ CXX_FLAGS = shlex.split(
     "-Wno-psabi -Wno-ignored-attributes -Wno-maybe-uninitialized -Wno-uninitialized"
 )
 
-# Slowest first. The linker keeps the first copy of an inline function that several objects define, so the order also
-# makes sure that no copy compiled for a newer processor runs on an older one.
+# Slowest first. The linker keeps the first copy of an inline function that several objects define, so a copy compiled
+# for a newer processor never runs on an older one.
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512"]
 ISA_FLAGS = {
@@ -51,14 +51,14 @@ ISA_FLAGS = {
     "sve": ["-march=armv8.2-a+sve+bf16", "-msve-vector-bits=256"],
 }
 
-# Code that a compiler must accept to target an instruction set. Without an entry here its flags and header suffice.
+# Code that a compiler must accept beside the flags and the header to target an instruction set.
 PROBES = {
     "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
     "neonbf16": "float32x4_t f(float32x4_t a, bfloat16x8_t b) { return vbfdotq_f32(a, b, b); }",
     "sve": "typedef svfloat32_t Vec __attribute__((arm_sve_vector_bits(256)));\n"
     "Vec f(Vec a, svbfloat16_t b) { return a * svbfdot_f32(a, b, b); }",
 }
-# Features that /proc/cpuinfo lists on a processor that runs the instruction set.
+# Features in /proc/cpuinfo of a processor that runs the instruction set.
 FEATURES = {
     "avx2": {"avx2", "fma", "f16c"},
     "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
@@ -68,12 +68,10 @@ FEATURES = {
 }
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
-ONCE = {"isa.cpp", "parallel.cpp"}  # infrastructure: compiled for the baseline only
-
-# A100 and RTX 30 to 40, Hopper, Blackwell. An nvcc that doesn't know one leaves it out; later GPUs compile the PTX of
-# the first.
+ONCE = {"isa.cpp", "parallel.cpp"}  # sources without vector code, compiled for the baseline only
+# A100 and RTX 30 to 40, Hopper, Blackwell. Those that nvcc doesn't know are left out. Other GPUs compile the PTX of the
+# first.
 CUDA_ARCHES = ("80", "90a", "100a")
-
 
 RULES = """\
 rule compile
@@ -88,9 +86,9 @@ rule link
 
 
 class Objects:
-    """The objects of one extension. Ninja compiles what changed, several at a time, and links it.
+    """Objects of one extension. Ninja compiles changed ones in parallel and links them.
 
-    compiler: command that every compilation begins with.
+    compiler: first words of every compile command.
     """
 
     def __init__(self, folder: Path, compiler: list[str]):
@@ -102,7 +100,7 @@ class Objects:
         self.commands[output] = [*self.compiler, *flags, "-c", str(source.relative_to(ROOT)), "-o", str(output)]
 
     def link(self, target: Path, before: list[str], after: list[str]) -> None:
-        """Run everything. Raises CompileError where ninja is missing or a command fails."""
+        """Compile and link. Raises CompileError if ninja is missing or a command fails."""
 
         def step(rule: str, output: Path, inputs: str, command: list[str]) -> str:
             shown = f"compile {self.folder.name}/{output.name}" if rule == "compile" else f"link {output.name}"
@@ -128,7 +126,7 @@ class Objects:
 
 
 def quoted(path: Path) -> str:
-    """A path as ninja reads it."""
+    """Escape a path for ninja."""
     return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 
@@ -163,7 +161,7 @@ def includes() -> list[str]:
 
 
 def runnable_isas() -> list[str]:
-    """Return the instruction sets that this processor runs: all where the system lists no features."""
+    """Return the instruction sets that this processor runs; all if the system lists no features."""
     cpuinfo = Path("/proc/cpuinfo")
     features = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set().union(*FEATURES.values())
     return [isa for isa in ISA_FLAGS if FEATURES.get(isa, set()) <= features]
@@ -177,9 +175,9 @@ def available_isas(cxx: list[str]) -> list[str]:
         raise CompileError(f"RETRO_KERNELS_ISAS: expected some of {known}; got {', '.join(sorted(unknown))}")
     machine = platform.machine().lower()
     headers = {"avx": "immintrin.h"} if machine in X86 else {"neon": "arm_neon.h"} if machine in ARM else {}
-    if machine in ARM and sys.platform == "linux":  # elsewhere nothing says how long the vectors are
+    if machine in ARM and sys.platform == "linux":  # other systems do not tell the vector length
         headers["sve"] = "arm_sve.h"
-    isas = ["portable"]  # a processor that has none of the others runs it
+    isas = ["portable"]  # for processors that run none of the others
     with tempfile.TemporaryDirectory() as folder:
         probe = Path(folder) / "probe.cpp"
         for isa, flags in ISA_FLAGS.items():
@@ -217,7 +215,7 @@ def build_cpu(folder: Path, target: Path) -> None:
     for source in sources:
         if source.name in ONCE:
             objects.compile(source)
-    for level, isa in enumerate(ISA_FLAGS):  # baseline objects first: see ISA_FLAGS
+    for level, isa in enumerate(ISA_FLAGS):  # portable objects first: see ISA_FLAGS
         for source in sources:
             if isa in isas and source.name not in ONCE:
                 flags = [*ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}"]
@@ -229,7 +227,7 @@ def build_cpu(folder: Path, target: Path) -> None:
 
 def build_cuda(folder: Path, target: Path) -> None:
     nvcc, cxx = cuda_compiler(), compiler()
-    assert nvcc is not None  # else the extension isn't listed
+    assert nvcc is not None  # otherwise EXTENSIONS lacks it
     host = [f"-ccbin={cxx[0]}", "-Xcompiler=-fPIC,-fvisibility=hidden", "-std=c++17", "-O3", "--expt-relaxed-constexpr"]
     arches = available_cuda_arches(nvcc)
     host += [f'-DRETRO_CUDA_ARCHES="{",".join(arches)}"', f"-DRETRO_CUDA_HOPPER={int('90a' in arches)}"]
@@ -259,7 +257,7 @@ def available_cuda_arches(nvcc: str) -> list[str]:
 
 
 def cuda_compiler() -> str | None:
-    """Return nvcc, where torch was built with CUDA."""
+    """Return nvcc if torch was built with CUDA."""
     try:
         import torch
     except ImportError:
@@ -275,7 +273,7 @@ BUILDERS = {"retro_kernels._cpu": build_cpu, "retro_kernels._cuda": build_cuda, 
 
 class Build(build_ext):
     def run(self) -> None:
-        if self.inplace or self.editable_mode:  # it stays on this machine
+        if self.inplace or self.editable_mode:  # the build stays on this machine
             os.environ.setdefault("RETRO_KERNELS_ISAS", ",".join(runnable_isas()))
         super().run()
 
@@ -285,18 +283,18 @@ class Build(build_ext):
         try:
             build(OBJECTS, target)
         except (CompileError, OSError, ImportError) as error:
-            print(f"warning: {ext.name} is left out, the package works without what it does: {error}", file=sys.stderr)
+            print(f"warning: {ext.name} is left out, and the package works without it: {error}", file=sys.stderr)
             raise CompileError(str(error)) from error
 
 
 if not (CSRC / "cpu").is_dir():
-    sys.exit(f"retro-kernels: {CSRC} is missing, so this source tree is not whole; nothing was built")
+    sys.exit(f"retro-kernels: {CSRC} is missing: this source tree is incomplete, and nothing was built")
 
 EXTENSIONS = [Extension(name, [], optional=True) for name in ("retro_kernels._cpu", "retro_model._text")]
 if cuda_compiler():
     EXTENSIONS.append(Extension("retro_kernels._cuda", [], optional=True))
 
-# A top-level package `bench` would collide with a user's own: it is installed under another name.
+# A top-level package `bench` could collide with a user's own, so it is installed under another name.
 PACKAGES = find_packages(include=["retro_kernels*", "retro_model*"])
 PACKAGES += ["retro_bench", *(f"retro_bench.{name}" for name in find_packages("bench"))]
 

@@ -70,8 +70,7 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
             action="append",
             default=[],
             metavar="MODULE",
-            help="module that registers kernels; its own are then the default of --kernel; searched in the working "
-            "directory first",
+            help="import this module, from the working directory first, and select the kernels that it registers",
         )
         sub.set_defaults(execute=module.execute)
     return top
@@ -83,15 +82,15 @@ def described(name: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    # else the profiler announces every start and stop on stderr; its library reads this when it is first used
+    # silence the profiler's start and stop messages; its library reads the variable at its first use
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # advice for those who configure Triton
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")  # no user of the harness configures it
     words = sys.argv[1:] if argv is None else argv
     if words == ["--version"]:
         print(f"retro-bench {importlib.import_module('retro_kernels').__version__}")
         return exits.OK
     try:
-        for name in plugins(words):  # before the parser is made: its help names their kernels
+        for name in plugins(words):  # before the parser is made, because its help lists their kernels
             load(name)
         arguments = parser(words[0] if words and words[0] in COMMANDS else "").parse_args(words)
     except SystemExit as e:
@@ -103,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
             arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
-    except SystemExit as e:  # there is no verdict, whatever called it
+    except SystemExit as e:  # a plug-in or a library may raise it
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
     except exits.UsageError as e:
@@ -112,14 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("retro-bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
-    except BrokenPipeError:  # the reader is gone and has seen no verdict
+    except BrokenPipeError:  # the reader exited before the verdict
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.INCONCLUSIVE
-    except OSError as e:  # a file that can't be read or written
+    except OSError as e:  # mostly a file that can't be read or written
         print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
-    except Exception:  # Python's own exit code, 1, means a regression here
+    except Exception:  # Python would exit with 1, the code of a regression
         traceback.print_exc()
         print("retro-bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
@@ -129,13 +128,13 @@ def plugins(words: list[str]) -> list[str]:
     """Return the modules that `--plugin` names."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     early.add_argument("--plugin", action="append", default=[])
-    with contextlib.suppress(argparse.ArgumentError):  # the parser proper says what is wrong
+    with contextlib.suppress(argparse.ArgumentError):  # the main parser reports the error
         return early.parse_known_args(words)[0].plugin
     return []
 
 
 def load(plugin: str) -> None:
-    """Import a plug-in, which may lie in the working directory. Raises UsageError for any exception of it."""
+    """Import a plug-in, from the working directory first. Raises UsageError if it raises any exception."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -148,7 +147,7 @@ def load(plugin: str) -> None:
 
 
 def command() -> None:
-    """The console script `retro-bench`."""
+    """Run the console script `retro-bench`."""
     sys.exit(main())
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-#: types a case runs in unless it says otherwise; float16 has no fast path on CPUs
+#: default types of a case; float16 has no fast kernels on CPUs
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
 MODES = ("fwd", "fwdbwd", "decode")
 ROLES = ("baseline", "kernel", "reference")
@@ -22,8 +22,8 @@ ROLES = ("baseline", "kernel", "reference")
 
 @dataclass(frozen=True)
 class Later:
-    """Function named by its place, with some named arguments `fixed`. It is imported when it is first called, so that a
-    list needs no torch.
+    """Function `module:name` with some arguments `fixed`. It is imported at its first call, so that a list needs no
+    torch.
 
     >>> Later("math:sqrt")(4.0)
     2.0
@@ -42,9 +42,9 @@ class Later:
 
 
 class Lazy(ModuleType):
-    """Module that is imported when an attribute is first read, so that a list of cases and `--help` need no torch.
+    """Module that is imported when an attribute is first read, so that `list` and `--help` need no torch.
 
-    It is kept out of `sys.modules`, because matplotlib looks there for torch.
+    `sys.modules` does not hold it, because matplotlib looks there for torch.
     """
 
     def __getattr__(self, name: str):
@@ -54,7 +54,7 @@ class Lazy(ModuleType):
 
 
 def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function behind a `Later`, so that a timer measures no indirection."""
+    """Return the function of a `Later`, so that a timer does not measure the indirection."""
     return function.function if isinstance(function, Later) else function
 
 
@@ -69,9 +69,9 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     extras: tuple[str, ...] = ()  # optional tensor inputs to draw
     modes: tuple[str, ...] = ("fwd", "fwdbwd")
-    devices: tuple[str, ...] = ("cpu", "cuda")  # where it is part of the default selection
+    devices: tuple[str, ...] = ("cpu", "cuda")  # devices whose default selection has the case
     dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DTYPES)
-    memory_gib: float = 1.0  # inputs, gradients and one slice of the oracle; a machine with less skips the case
+    memory_gib: float = 1.0  # for inputs, gradients and one slice of the oracle; with less free the case is skipped
 
     def make(self, seed: int, device: str, dtype) -> dict[str, Any]:
         """Return the keyword arguments of one call: fresh Gaussian inputs from `seed`, never zeros."""
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs and fewest bytes of a case, which any implementation must compute and move.
+    """Least FLOPs and bytes of a case, for any implementation.
 
     FLOPs are those of the matrix products over the visible pairs, 2 a multiply-add; softmax and rotations are left out.
     The backward counts a fused kernel's recomputation, as is customary for attention: 5 products for the 2 of the
@@ -103,8 +103,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Operator:
-    """`call(arguments, backend)` returns all outputs. `rows` cuts out a range of queries exactly; None where it
-    can't.
+    """Op of the harness. `call(arguments, backend)` returns all outputs. `rows(arguments, first, last)` cuts a call to
+    a range of queries with the same results; None if the op can't be cut.
     """
 
     name: str
@@ -115,8 +115,8 @@ class Operator:
     work: Callable[..., Work]
     rows: Callable[..., dict[str, Any]] | None = None
     row_axes: tuple[int, ...] = ()
-    row_elements: Callable[[Case], float] | None = None  # of the score matrix that a query takes; None: B * H * S
-    oracle_cost: float = 1.0  # time of such an element in the reference, over a product's
+    row_elements: Callable[[Case], float] | None = None  # elements of the score matrix per query; None: B * H * S
+    oracle_cost: float = 1.0  # time of an element in the reference, over its time in a matrix product
     compare: Callable[..., dict] | None = None  # None: error norms output by output
     gradients: Callable[..., list] | None = None  # None: autograd of `call` with the reference backend
 
@@ -130,7 +130,7 @@ class Operator:
 
 @dataclass(frozen=True)
 class Contender:
-    """`function(**arguments)` returns the op's first output, or several of its outputs in order."""
+    """Implementation of an op. `function(**arguments)` returns the first output, or several outputs in order."""
 
     kernel: str
     name: str
@@ -138,9 +138,9 @@ class Contender:
     role: str = "baseline"  # baseline | kernel | reference
     devices: tuple[str, ...] = ("cpu", "cuda")
     default_on: tuple[str, ...] = ("cpu", "cuda")
-    without_positions: bool = False  # computes the op without its position logits, and is checked as that
+    without_positions: bool = False  # computes the op without position logits, and is checked so
     differentiable: bool = True
-    triton: bool = False  # a call launches Triton kernels: `static`, `emulate` and `estimate` make it without a GPU
+    triton: bool = False  # launches Triton kernels, which `static`, `emulate` and `estimate` read without a GPU
     reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case
     peak_bytes: Callable[..., float] = lambda case, itemsize, backward: 0.0  # memory it needs beyond the inputs
     outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
@@ -160,13 +160,13 @@ OPERATORS: dict[str, Operator] = {}
 LAUNCHES: list[Launch] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
-#: plug-in -> the operators that it registered anything of, in order
+#: plug-in -> operators of the items that it registered, in order
 BY_PLUGIN: dict[str, list[str]] = {}
 _loading: list[str] = []
 
 
 def register(item: Operator | Case | Contender, *, replace: bool = False) -> None:
-    """Add an operator, a case or a contender of your own; a name that is taken needs `replace=True`.
+    """Add an operator, a case or a contender. A taken name needs `replace=True`.
 
     Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator,
         mode, role or device, and a case without a letter that its operator's work formula reads.
@@ -212,7 +212,7 @@ def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float3
 
 @contextlib.contextmanager
 def plugin(name: str) -> Iterator[None]:
-    """Inside, registered items belong to a plug-in."""
+    """Assign the items that are registered inside to a plug-in."""
     BY_PLUGIN.setdefault(name, [])
     _loading.append(name)
     try:

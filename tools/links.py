@@ -1,4 +1,4 @@
-"""Check the links of the built site: every relative href and src is a file of it, every anchor an id in its page.
+"""Check the built site: each relative href and src names a file of it, each anchor an id of the page.
 
 python -m tools.links build/site
 """

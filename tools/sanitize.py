@@ -1,15 +1,12 @@
-"""Run the C++ under the address, undefined-behaviour and thread sanitizers: `python -m tools.sanitize [NAME ...]`, or
-`make sanitize`.
+"""Run the C++ under the address, undefined-behaviour and thread sanitizers: `python -m tools.sanitize [NAME ...]`.
 
-For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental). The tests of the ops and
-of the text routines run there, fuzz included. A report of the sanitizer ends the process, so it can't be overlooked.
-Exit code 1 where one reports.
+For each, the extensions are built in a copy of this tree (build/sanitize/NAME, incremental), and the tests of the ops
+and of the text routines run there, fuzz included. A report of the sanitizer ends the process; the exit code is then 1.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +16,7 @@ from pathlib import Path
 
 from tests import trees
 
-#: without the tests that start compilers, other processes or Triton, into which the library would be preloaded too
+#: without tests that start compilers, other processes or Triton: the library would be preloaded there too
 SELECTION = [
     "tests/ops",
     "tests/model/test_text.py",
@@ -42,7 +39,7 @@ NATIVE = "avx512bf16,avx512,avx2"
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """`library` is preloaded, because Python is not built with it. `environ` makes every report fatal."""
+    """Sanitizer of GCC. `library` is preloaded, because Python is not built with it. `environ` makes reports fatal."""
 
     name: str
     flags: str
@@ -53,7 +50,7 @@ class Sanitizer:
 
 
 TABLE = (
-    # leaks are not looked for: the interpreter and torch leave memory to the end of the process
+    # no leak detection: Python and torch keep memory to the end of the process
     Sanitizer(
         "address",
         "-fsanitize=address",
@@ -91,7 +88,7 @@ def library(name: str) -> str | None:
 
 
 def preloaded(sanitizer: Sanitizer) -> str:
-    """Return the sanitizer's library and the C++ library, whose exceptions the sanitizer intercepts from the start."""
+    """Return the sanitizer's library and the C++ library, whose exceptions it must intercept from the start."""
     return f"{library(sanitizer.library)} {library('libstdc++.so')}"
 
 
@@ -117,15 +114,14 @@ def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.Comple
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sanitize", description=__doc__.split("\n\n")[0])
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"of {', '.join(s.name for s in TABLE)} (default: all)"
+        "names", nargs="*", metavar="NAME", help=f"run some of {', '.join(s.name for s in TABLE)} (default: all)"
     )
     parser.add_argument(
         "--isas",
         default=NATIVE,
-        help=f"instruction sets to build beside portable; the best that runs here is tested (default {NATIVE})",
+        help=f"build these instruction sets beside portable, and test the best that runs here (default {NATIVE})",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a sanitizer")
-    parser.add_argument("-k", metavar="EXPRESSION", help="fewer tests, as pytest's -k")
+    parser.add_argument("-k", metavar="EXPRESSION", help="run fewer tests, as pytest's -k")
     arguments = parser.parse_args(argv)
     known = {s.name: s for s in TABLE}
     if unknown := set(arguments.names) - known.keys():
@@ -139,31 +135,12 @@ def main(argv: list[str] | None = None) -> int:
         tree = trees.copy(trees.ROOT / "build" / "sanitize" / sanitizer.name, binaries=False)
         begun = time.monotonic()
         build(sanitizer, tree, arguments.isas)
-        built = time.monotonic()
-        print(f"{sanitizer.name}: built in {built - begun:.0f} s; running the tests", flush=True)
+        print(f"{sanitizer.name}: built in {time.monotonic() - begun:.0f} s; running the tests", flush=True)
         done = test(sanitizer, tree, ["-k", arguments.k] if arguments.k else [])
         print(done.stdout if done.returncode else (done.stdout.strip().splitlines() or ["no output"])[-1], flush=True)
-        print(
-            f"{sanitizer.name}: ",
-            "clean" if done.returncode == 0 else f"REPORTED OR FAILED (exit code {done.returncode})",
-            sep="",
-            flush=True,
-        )
+        verdict = f"REPORTED OR FAILED (exit code {done.returncode})" if done.returncode else "clean"
+        print(f"{sanitizer.name}: {verdict}", flush=True)
         bad += done.returncode != 0
-        if arguments.json:
-            seconds = {"build": round(built - begun), "tests": round(time.monotonic() - built)}
-            words = [
-                line
-                for line in done.stdout.splitlines()
-                if "passed" in line or "ERROR:" in line or "runtime error" in line or "WARNING: Thread" in line
-            ]
-            with open(arguments.json, "a") as f:
-                f.write(
-                    json.dumps(
-                        {"sanitizer": sanitizer.name, "code": done.returncode, "seconds": seconds, "said": words[:3]}
-                    )
-                    + "\n"
-                )
     return int(bad > 0)
 
 

@@ -2,7 +2,8 @@
 
 python -m tools.screenshots --retro FOLDER --rpt FOLDER --mosaics FOLDER
 
-The folders hold models of `retro-model demo`, `rpt cards` and `mosaics text`. Without a folder its picture stays.
+The folders hold models of `retro-model demo`, `rpt cards` and `mosaics text`. Without its folder a picture stays as it
+is.
 """
 
 import argparse
@@ -14,35 +15,29 @@ from tests.model.serving import browser
 IMAGES = Path(__file__).resolve().parents[1] / "docs/images"
 
 
-def of_retro(chromium, address: str, out: Path) -> None:
-    """Take the first page, and the page after the document that told most is forgotten."""
+def first_page(chromium, address: str, kind: str) -> None:
     page = browser.open_page(chromium, address)
-    page.screenshot(path=out / "serve-retro.png")
+    page.screenshot(path=IMAGES / f"serve-{kind}.png")
     page.close()
+
+
+def forgotten(chromium, address: str) -> None:
+    """Remove the document that told most, the first, and take the page."""
     page = browser.open_page(chromium, address, scheme="dark")
     with page.expect_response("**/api/read"):
         page.locator("#documents button").first.click()
     page.wait_for_selector("body:not(.busy)")
-    page.evaluate("scrollTo(0, 0)")  # the bars stay where the window is
-    page.screenshot(path=out / "serve-forgotten.png", full_page=True)
+    page.evaluate("scrollTo(0, 0)")  # the bars keep their place in the window
+    page.screenshot(path=IMAGES / "serve-forgotten.png", full_page=True)
     page.locator("#reset").click()
     page.wait_for_selector("#reset", state="hidden")
     page.close()
 
 
-def of_another(chromium, address: str, out: Path, kind: str) -> None:
-    """Take the first page."""
-    page = browser.open_page(chromium, address)
-    page.screenshot(path=out / f"serve-{kind}.png")
-    page.close()
-
-
 def main() -> None:
-    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     for kind in ("retro", "rpt", "mosaics"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FOLDER")
-    parser.add_argument("--out", type=Path, default=IMAGES)
     options = parser.parse_args()
     if why := browser.unavailable():
         parser.error(why)
@@ -50,10 +45,9 @@ def main() -> None:
         for kind in ("retro", "rpt", "mosaics"):
             if folder := getattr(options, kind):
                 with browser.serving(open_folder(folder)) as address:
+                    first_page(chromium, address, kind)
                     if kind == "retro":
-                        of_retro(chromium, address, options.out)
-                    else:
-                        of_another(chromium, address, options.out, kind)
+                        forgotten(chromium, address)
 
 
 if __name__ == "__main__":

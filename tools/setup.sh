@@ -19,7 +19,7 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
     say "an NVIDIA GPU is here: installing $TORCH with CUDA"
   else
-    # ask what pip would fetch before it fetches gigabytes of CUDA libraries that nothing here could use
+    # ask pip what it would fetch: CUDA libraries are gigabytes, of no use without a GPU
     plan=$(.venv/bin/python -m pip --disable-pip-version-check install --dry-run --quiet --report - "${index[@]}" "$TORCH")
     if grep -qE '"name": "(nvidia-|cuda-)' <<<"$plan"; then
       printf '%s\n' "No GPU here, but pip's '$TORCH' is the CUDA build (gigabytes). Give the address of the CPU builds" \
@@ -31,13 +31,13 @@ if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
   pip install "${index[@]}" "$TORCH"
 fi
 
-# the compiler needs both cores, pip hardly one: they run side by side, and pip leaves the extensions alone
+# pip takes little processor time, so the compiler runs beside it; pip builds no extensions meanwhile
 compile_and_install() {
   say "compiling the extensions; installing what the tests need"
   .venv/bin/python setup.py -q build_ext --inplace &
   local compiling=$!
   RETRO_KERNELS_NO_EXTENSIONS=1 pip install --no-build-isolation -e '.[dev]' || { kill $compiling; return 1; }
-  # its index builder, which nothing here calls, pins old versions of numpy and faiss: taken without its dependencies
+  # without dependencies: its index builder, which nothing here calls, pins old versions of numpy and faiss
   pip install --no-deps 'retro-pytorch==0.3.9' && wait $compiling
 }
 

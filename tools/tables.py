@@ -1,6 +1,6 @@
-"""The table of speeds in README.md and docs/performance.md, from the records in bench/results: python -m tools.tables
+"""Write the table of speeds in README.md and docs/performance.md from the records in bench/results.
 
-`make docs` writes it; a test holds both pages to the records.
+`make docs` runs it (`python -m tools.tables`). A test compares both pages with the records.
 """
 
 from __future__ import annotations

@@ -19,13 +19,14 @@ from retro_kernels.testing import Error, error, poisoned, tolerances
 from ..registry import Contender, Operator
 from .oracle import Oracle
 
-#: largest error of a baseline that computes the same function: formulations in half types round every intermediate
+#: Largest error of a baseline that computes the op's own function. Half types have a large one, because baselines
+#: round every intermediate result.
 SAME_FUNCTION = {"float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1, "float64": 1e-9}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`tensors`: name -> {frobenius, maximum, yardstick, limit, passed}."""
+    """Result of a check. `tensors`: name -> {frobenius, maximum, yardstick, limit, passed}."""
 
     passed: bool
     checked: str
@@ -58,7 +59,7 @@ def differentiate(
 def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], oracle: Oracle) -> dict[str, Error]:
     """Return the errors of every output, and of every gradient where the oracle has an upstream gradient.
 
-    A kernel's forward pass also runs without autograd: it may take another path there, and returns all its outputs.
+    A kernel also runs without autograd, where it may take another path and returns all its outputs.
     """
     backward = oracle.upstream is not None and contender.differentiable
     with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
@@ -93,8 +94,8 @@ def _output_errors(
 def judge(measured: dict[str, Error], yardstick: dict[str, Error] | None, dtype: str, checked: str) -> Verdict:
     """Hold each error to its limit.
 
-    With a yardstick the limit is that of the tolerance table. Without one (baselines, or eager did not fit in memory)
-    it is SAME_FUNCTION. An output that eager does not return (`lse`) has the limit of the first output.
+    The limit comes from the tolerance table and the yardstick's error. Without a yardstick (a baseline, or eager did
+    not fit in memory) it is SAME_FUNCTION. An output that eager does not return (`lse`) has the limit of the first.
     """
     tensors = {}
     for name, norms in measured.items():

@@ -1,7 +1,7 @@
-"""The float64 answer to one call: the reference in float64, by ranges of queries so that it fits in memory.
+"""The float64 answer to one call. The reference computes it, a range of queries at a time to fit in memory.
 
-The answer is exact for every query that it covers. Where a whole case would take minutes, it covers the first and last
-queries, and the upstream gradient of the others is zero. `checked` says so in the record.
+Where a whole case would take minutes, the answer covers only the first and last queries, and the upstream gradient of
+the others is zero. The record's `checked` says so. The answer is exact for every query that it covers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
 
 @dataclass(frozen=True)
 class Oracle:
-    """`outputs` at the queries `rows` (None: at all); `gradients` by input, for the gradient `upstream` of output 0."""
+    """Exact answer. `outputs` are of the queries `rows` (None: of all). `gradients`, by input, follow from `upstream`,
+    the gradient of output 0.
+    """
 
     rows: Tensor | None
     checked: str
@@ -37,7 +39,7 @@ def solve(
     """Return the float64 outputs of `arguments`; with `backward` also the gradients for a fresh Gaussian upstream
     gradient.
 
-    share: of the usual budget of elements. With less, a large case covers fewer queries.
+    share: part of the usual budget of elements. Below 1 fewer queries of a large case are covered.
     """
     arguments64 = {
         name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
@@ -88,8 +90,9 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
 def _ranges(
     operator: Operator, case: Case, arguments: dict[str, Any], share: float
 ) -> tuple[list[tuple[int, int]], Tensor | None, str]:
-    """Return the ranges of queries to compute, their rows, and the words for the record. Rows are None where the op
-    can't cut out queries: then everything is computed at once.
+    """Return the ranges of queries to compute, their rows, and the record's `checked`.
+
+    An op that can't cut out queries has one range and no rows: everything is computed at once.
     """
     if operator.rows is None:
         return [(0, 0)], None, "every element"
@@ -113,6 +116,8 @@ def _ranges(
 
 
 def _row_elements(operator: Operator, case: Case) -> float:
-    """Elements of the score matrix of one query, over the whole batch."""
+    """Count the elements of the score matrix per query, over the whole batch."""
+    if operator.row_elements is not None:
+        return operator.row_elements(case)
     s = case.shape
-    return (operator.row_elements or (lambda _: s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))))(case)
+    return s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))

@@ -1,9 +1,9 @@
 """Judge top-k results by the float64 scores of the chosen keys.
 
 Two formulations may order near-equal keys differently, so indices are not compared one by one. `scores` is the error of
-the returned scores against the float64 scores of the same keys. `chosen` is the loss of the choice against the float64
-best. An index that is repeated, out of order or no candidate is an infinite error, and so is -1 where a candidate was
-left.
+the returned scores against the float64 scores of the same keys. `chosen` is the error of those float64 scores against
+the best ones. An index that is repeated, out of order or no candidate counts as an infinite error, and so does -1 where
+a candidate was left.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
-    """float64 scores [B,Q,k] of the chosen keys; slots of -1 are -inf. Differentiable in query and key."""
+    """Return the float64 scores [B,Q,k] of the chosen keys, -inf for -1. Differentiable in query and key."""
     query, key = arguments["query"].double(), arguments["key"].double()
     index = indices.clamp(0, key.shape[1] - 1)
     batch = (
@@ -31,15 +31,10 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     return scores.masked_fill(indices < 0, -torch.inf)
 
 
-Pair = tuple[Tensor, Tensor]
-
-
 def compare(
     arguments: dict[str, Any], rows: Tensor, outputs: tuple[Tensor, ...], best: tuple[Tensor, ...]
-) -> dict[str, Pair]:
-    """Return {"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`. Their error norms judge
-    them.
-    """
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return {"scores": (found, expected), "chosen": (found, expected)} at the queries `rows`."""
     arguments = arguments | {n: arguments[n][:, rows] for n in ("query", "query_doc") if arguments.get(n) is not None}
     scores, indices = outputs
     truth = true_scores(arguments, indices)
@@ -53,7 +48,7 @@ def compare(
 
 
 def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
-    """bool [B,Q]: whether a query's indices are in range, unique, and candidates."""
+    """Return bool [B,Q]: whether a query's indices are in range, unique, and candidates."""
     keys = arguments["key"].shape[1]
     taken = indices >= 0
     good = (indices >= -1) & (indices < keys)
@@ -72,7 +67,7 @@ def _valid(arguments: dict[str, Any], rows: Tensor, indices: Tensor) -> Tensor:
 
 
 def _gather(per_key: Tensor, index: Tensor) -> Tensor:
-    """Values per_key [B or 1,S] at the chosen indices [B,Q,k]."""
+    """Gather the values per_key [B or 1,S] at the chosen indices [B,Q,k]."""
     return per_key.expand(index.shape[0], -1)[:, None].expand(-1, index.shape[1], -1).gather(-1, index)
 
 

@@ -1,3 +1,1 @@
-"""The commands, a module each: `add_arguments(parser)` and `execute(arguments) -> exit code`. The docstring is the help
-text.
-"""
+"""The commands, a module each: `add_arguments(parser)`, `execute(arguments)`. The docstring is the help text."""

@@ -16,12 +16,12 @@ def add_call(parser: argparse.ArgumentParser) -> None:
         "call",
         nargs="?",
         metavar="FILE.py::FUNCTION",
-        help="the launches that this call makes, of any @triton.jit kernel",
+        help="execute the launches of this function, of any @triton.jit kernel",
     )
 
 
 def refuse_interpreter() -> None:
-    """Raise UsageError where Triton interprets kernels."""
+    """Raise UsageError if Triton interprets kernels in this process."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise exits.UsageError("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
 
@@ -31,8 +31,8 @@ def launches(target: str, arch: int, counts: bool = True) -> list:
     the CPU.
 
     Raises:
-        UsageError: there is no such file or function, or it launches nothing.
-        EmulationError, PtxError: of a kernel.
+        UsageError: if there is no such file or function, or it launches nothing.
+        EmulationError, PtxError: from a kernel.
     """
     from .. import emulate
 

@@ -35,11 +35,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if not lines:
         print("no differences")
     elif arguments.format == "md":
-        print(
-            "\n".join(
-                [markdown.MARKER, *markdown.folded(markdown.header(HEADER), [markdown.line(line) for line in lines])]
-            )
-        )
+        rows = markdown.folded(markdown.header(HEADER), list(map(markdown.line, lines)))
+        print(markdown.MARKER, *rows, sep="\n")
     else:
         print(tables.align([HEADER, *lines]))
     if any(change.fails for change in changes):

@@ -1,8 +1,8 @@
 """compile the GPU launches of a selection ahead of time
 
 Compiles into Triton's cache, where `check`, `run` and `tune` find the kernels. Names each kernel that does not compile
-and goes on. --presets needs no GPU: it compiles the launches of the published models into a folder.
-`retro_kernels.warm_up(cache=...)` takes that folder over on a machine with the same versions of triton and Python.
+and goes on. --presets needs no GPU: it compiles the launches of the published models for --arch into a folder. On a
+machine with the same versions of triton and Python `retro_kernels.warm_up(cache=...)` takes that folder over.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from .progress import say
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
     options.add_deadline(parser)
-    parser.add_argument("--presets", action="store_true", help="what the published models launch, into --output")
-    parser.add_argument("--arch", default="90", help="with --presets: comma-separated, of 80, 90, 100 (default 90)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="with --presets: the folder")
-    parser.add_argument("--jobs", type=options.positive, help="processes (default one a core)")
+    parser.add_argument("--presets", action="store_true", help="compile the published models' launches into --output")
+    options.add_arch(parser, "90")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="with --presets: write to this folder")
+    parser.add_argument("--jobs", type=options.positive, help="compile in this many processes (default: one per core)")
 
 
 def execute(arguments: argparse.Namespace) -> int:

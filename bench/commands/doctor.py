@@ -1,6 +1,6 @@
 """show versions, the noise floor, and what to fix
 
-The noise floor is how far medians of one call move between fresh batches. `ab` can see no smaller change.
+The noise floor is how far medians of one call move between fresh batches. `ab` cannot detect a smaller change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONAL = {
     "pybind11": ("pybind11", "the extension for token sequences"),
 }
 BATCHES, SAMPLES = 12, 15
-STEADY, NOISY = 0.02, 0.05  # spread of medians: fit for 5% gates, unfit for them
+STEADY, NOISY = 0.02, 0.05  # greatest spread of medians at which a machine is fit, or hardly fit, for gates of 5%
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def execute(arguments: argparse.Namespace) -> int:
     env = environment.environment()
     for name in ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads"):
         print(f"{name:<16} {_shown(env[name])}")
-    print(f"{'isa':<16} {' '.join(env['isa']) or 'none of those we know'}")
+    print(f"{'isa':<16} {' '.join(env['isa']) or 'none known'}")
     print(f"{'nvcc':<16} {_shown(environment.nvcc_version())}")
     print(f"{'c++':<16} {_shown(environment.compiler_version())}")
     print(f"{'git':<16} {_shown(shutil.which('git') and environment.git_state()['sha'])}")
@@ -63,23 +63,23 @@ def installed(package: str) -> bool:
 
 
 def remedies(spread: float | None) -> list[str]:
-    """List faults of this machine and their remedies, one a line."""
+    """List the faults of this machine with their remedies."""
     from retro_kernels.core import native
 
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
     if why := native.unavailable("_cpu"):
         advice.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
-        advice.append("no C++ compiler (CXX, or g++): `ab` cannot build, an extension that is missing stays so")
+        advice.append("install a C++ compiler (g++, or set CXX): `ab` and missing extensions need it")
     if shutil.which("git") is None:
-        advice.append("install git: `ab`, and which tree a record is of")
+        advice.append("install git: `ab` needs it, and records name their commit")
     if spread is not None and spread > STEADY:
-        advice.append("other work moves these times: stop it, or bind it to other cores")
+        advice.append("other work disturbs the times: stop it, or bind it to other cores")
     return advice
 
 
 def noise() -> float:
-    """Spread (p90/p10 - 1) of batch medians of one product that keeps all threads busy for about a millisecond."""
+    """Return the spread (p90/p10 - 1) of batch medians of a product that takes all threads about a millisecond."""
     import torch
 
     a = torch.randn(384, 384)

@@ -9,4 +9,4 @@ NOTHING_MEASURED = 5
 
 
 class UsageError(ValueError):
-    """Error: a command line can't be carried out. The message names the remedy; the exit code is 4."""
+    """Error: a command line that can't be carried out. The message names the remedy; the exit code is 4."""

@@ -1,9 +1,9 @@
 """run the first hours on a GPU in stages: right, fast, tune, look
 
-A stage is a list of commands, each in its own process, with a deadline for the stage. Progress is saved after each
-command, so a stage that was cut off continues; --again starts it anew. Needs no network. A missing tool is named and
-skipped, and a command that breaks does not stop the stage. --rehearse runs the same lists on a CPU with the smallest
-cases, to test that every command is accepted. Its records are marked, and reports and comparisons refuse them.
+A stage is a list of commands, each in its own process, with one deadline. Progress is saved after each command: a
+stage that was cut off continues, and --again starts it anew. Needs no network. A missing tool is named and skipped. A
+command that breaks does not stop the stage. --rehearse runs the same lists on a CPU with the smallest cases, to test
+that every command is accepted. Its records are marked, and reports and comparisons refuse them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from ..records import environment
 from . import exits, options
 from .progress import say
 
-MOST_WORKERS = 16  # of pytest: the CUDA context of each takes some 0.5 GB
-LIMIT_S = 570  # of a stage: under ten minutes with its start
-#: the shapes of the published models, one an op and direction
+MOST_WORKERS = 16  # of pytest; the CUDA context of each takes some 0.5 GB
+LIMIT_S = 570  # deadline of a stage, which stays under ten minutes with its start
+#: shapes of the published models, one for each op and pass
 HEADLINE = (
     "retro-1.5b",
     "rpt-16k",
@@ -42,7 +42,7 @@ HEADLINE = (
     "mosaics-b64",
 )
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
-#: exit codes of a step that ran, whatever it found; an interrupted or impossible step is tried again
+#: exit codes of a step that ran to its end; a step with another exit code runs again
 FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 
 
@@ -50,9 +50,9 @@ FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 class Step:
     """One command of a stage.
 
-    command: arguments of `bench`, or of the program `tool`; {device}, {cases} and the like are filled in. seconds:
-    estimate for an H200 with compiled kernels. needs: modules without which the step is skipped. variables: added to
-    the environment.
+    command: arguments of `bench`, or of the program `tool`; `words` fills in {device}, {cases} and the like.
+    seconds: estimate for an H200 with compiled kernels. needs: modules without which the step is skipped.
+    variables: added to the environment.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Step:
 _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
 _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
 _FOUND = "--error-exitcode 2"
-#: Counters replay each launch some 40 times: so each shipped launch once, and at most this many.
+#: Nsight Compute replays each launch some 40 times, so each shipped launch runs once and at most 60 are counted.
 _FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m bench predicted --once --device {device} {launches}"
 _CHECKED = "{python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
 
@@ -78,7 +78,7 @@ STAGES = {
         Step("doctor", "doctor --no-noise", 15),
         Step("compiled", "compile --device {device} --case {cases} --deadline {left}", 60),
         Step("check", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),
-        Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),  # a race shows in one of two
+        Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),  # a race may show in one alone
         Step("check all", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
         Step("check all again", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
         Step("tests", "-m pytest -q -p no:cacheprovider {tests}", 120, "python", ("pytest", "hypothesis")),
@@ -106,23 +106,23 @@ STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", choices=(*STAGES, "all"), help="stage to run; all: each in turn")
+    parser.add_argument("stage", choices=(*STAGES, "all"), help="run this stage, or all in turn")
     parser.add_argument(
         "--out",
         type=Path,
         default=Path("bench-gpu"),
         metavar="DIR",
-        help="folder for records, traces and progress (default bench-gpu)",
+        help="write records, traces and progress to this folder (default bench-gpu)",
     )
     parser.add_argument(
         "--deadline",
         type=options.seconds,
         default=LIMIT_S,
         metavar="SECONDS",
-        help=f"time limit of a stage in seconds (default {LIMIT_S})",
+        help=f"stop each stage after this time (default {LIMIT_S})",
     )
     parser.add_argument("--again", action="store_true", help="start again from the first command")
-    parser.add_argument("--rehearse", action="store_true", help="rehearse on a CPU that stands in for the GPU")
+    parser.add_argument("--rehearse", action="store_true", help="run the smallest cases, on a CPU")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -132,8 +132,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def stage(name: str, arguments: argparse.Namespace) -> int:
-    """Run the rest of a stage. Return NUMERICS if a step found something wrong, INCONCLUSIVE if one broke, was cut off
-    or did not start.
+    """Run the steps of a stage that are left. Return NUMERICS if a step found wrong numbers, INCONCLUSIVE if one broke,
+    was cut off or did not start.
     """
     begun, codes, state = time.monotonic(), [], arguments.out / f"{name}.json"
     known = {} if arguments.again or not state.exists() else json.loads(state.read_text())
@@ -183,8 +183,9 @@ def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
 
 
 def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:
-    """Return the exit code of a command, INCONCLUSIVE where its time is over. Its children end with it, so that none
-    runs beside the next measurement.
+    """Run a command for at most `seconds`. Return its exit code, or INCONCLUSIVE if it ran out of time.
+
+    Its children end with it, so that none runs beside the next measurement.
     """
     process = subprocess.Popen(
         command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
@@ -222,7 +223,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
 
 
 def records(arguments: argparse.Namespace, name: str) -> str:
-    """Return the options of `run` for its records. The file of an interrupted step is continued."""
+    """Return the options of `run` that name its file. The file of an interrupted step is continued."""
     path = arguments.out / f"{name}.jsonl"
     return f"--resume {path}" if path.exists() and not arguments.again else f"--json {path} --fresh"
 

@@ -15,15 +15,15 @@ from . import exits, options
 
 NAME = "history.jsonl"
 HEADER = ("measurement", "records", "first", "last", "drift", "changed at")
-DRIFT = 1.05  # is named, even where no step stands out
+DRIFT = 1.05  # a greater one is reported even without a change point
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="with --record: records of `run` or `ab`")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history there")
-    what.add_argument("--report", type=Path, metavar="DIR", help="show the history there")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="with --report: also write a page")
+    what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history in DIR")
+    what.add_argument("--report", type=Path, metavar="DIR", help="show the history in DIR")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="with --report: also write a page to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -57,7 +57,7 @@ def _record(files: list[Path], folder: Path) -> int:
 
 
 def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """(id, machine) -> its records, oldest first."""
+    """Group the kernels' timed records by (id, machine), oldest first."""
     series: dict[tuple[str, str], list[dict]] = {}
     for one in records:
         if one["time"] and one["role"] != "baseline":

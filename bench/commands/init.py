@@ -1,7 +1,7 @@
 """write a plug-in, its cases and a workflow into a repository
 
-The plug-in works as it is: `retro-bench check --plugin bench_plugin`. Existing files are left alone, and exit code 4
-names them.
+The plug-in works as it is: `retro-bench check --plugin bench_plugin`. If one of the files exists, nothing is written
+and the exit code is 4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FILES = {"bench_plugin.py": "bench_plugin.py", "kernels.yml": ".github/workflows
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the repository (default: here)")
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="write to this repository (default: .)")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -1,8 +1,7 @@
 """show kernels, backends and cases, and what this machine can run
 
-Prints a line for each contender, then one for each case; a star marks the default selection. --why asks each backend of
-this machine whether it can serve the cases and shows its reason where it can't. It imports torch; the plain list does
-not.
+Prints a line for each contender, then one for each case. A star marks the default selection. --why asks each backend of
+this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:
-    """Return "yes", or why not: the reason that holds for all cases, or the number of unserved cases and the first
-    reason.
-    """
+    """Return "yes", or the first reason and the number of cases that are not served."""
     if device not in contender.devices:
         return f"no: runs on {', '.join(contender.devices)} only"
     if not ask and contender.role != "baseline":
@@ -67,11 +64,8 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
     ]
     bad = [reason for reason in reasons if reason]
     if not bad:
-        return (
-            "yes"
-            if contender.role != "baseline" or device in contender.default_on
-            else f"on request (--baselines {contender.name})"
-        )
+        asked = contender.role == "baseline" and device not in contender.default_on
+        return f"on request (--baselines {contender.name})" if asked else "yes"
     return f"no: {bad[0]}" if len(bad) == len(cases) else f"yes, but not for {len(bad)} of {len(cases)} cases: {bad[0]}"
 
 

@@ -1,4 +1,4 @@
-"""Loop of `check` and `run`: walk the selection, show progress, hand over the records."""
+"""Loop of `check`, `run` and `profile`: walk the selection, show progress, pass on the records."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..measure import choose
 from ..measure.pace import Pace
+from ..records import record
 from . import exits, progress
 
 if TYPE_CHECKING:
     from ..measure import runner
 
-CHECK_S = 1.0  # of one case and type: inputs, oracle, every contender's errors
-USED_SHARE = 0.6  # of a contender's seconds: samples that agree end early
+CHECK_S = 1.0  # time to check one case and type: inputs, oracle, every contender's errors
+USED_SHARE = 0.6  # part of its time that a contender takes: samples that agree end early
 
 
 def start(arguments: argparse.Namespace, selection: choose.Selection, **more) -> runner.Run:
@@ -40,10 +41,9 @@ def walk(
     quiet: bool = False,
     limit: float | None = None,
 ) -> dict[str, int]:
-    """Run every selected case. Return how many records have each status, and how many cases were too "late" for `limit`
-    seconds.
+    """Run every selected case. Return how many records have each status. "late" counts cases that `limit` left out.
 
-    skip: ids that need no measuring again.
+    skip: ids that are measured already. limit: seconds.
     """
     from ..measure import runner
 
@@ -74,21 +74,21 @@ def walk(
         bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
         if not left:
             continue
-        for record in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
-            keep(record)
+        for measured in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
+            keep(measured)
             # a baseline that breaks is shown and not used; a baseline with wrong results fails the run
-            counted = (
-                "baseline error" if record["status"] == "error" and record["role"] == "baseline" else record["status"]
-            )
+            broken = measured["status"] == "error" and measured["role"] == "baseline"
+            counted = "baseline error" if broken else measured["status"]
             counts[counted] = counts.get(counted, 0) + 1
-            if record["status"] in ("numerics_fail", "error", "oom"):
-                bar.note(f"{record['status']}: {record['id']}: {record['reason']}")
+            if measured["status"] in record.FAILED:
+                bar.note(f"{measured['status']}: {measured['id']}: {measured['reason']}")
     return counts
 
 
 def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool) -> float:
-    """Compile the selection's kernels in parallel, before anything is timed. Return the seconds that it took. A kernel
-    that fails here fails again in its call, and is recorded there.
+    """Compile the selection's kernels in parallel, before anything is timed. Return the seconds it took.
+
+    A kernel that fails here fails again in its call, which records it.
     """
     from ..measure import compiling
 
@@ -100,7 +100,7 @@ def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool)
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:
-    """Seconds of one case and type on two quiet cores."""
+    """Return the expected seconds of one case and type on two quiet cores."""
     able = (
         c
         for c in choose.contenders(case, selection)
@@ -117,7 +117,7 @@ def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozen
 
 
 def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
-    """2 if a check failed or a contender broke, 3 if the deadline left something out, 5 if no kernel was measured."""
+    """Return 2 if a check failed or a contender broke, 3 if the deadline left cases out, 5 if no kernel ran."""
     if counts.get("numerics_fail") or counts.get("error"):
         return exits.NUMERICS
     if counts.get("late"):

@@ -14,7 +14,7 @@ from ..registry import CASES, CONTENDERS, MODES, OPERATORS
 from . import calls, exits
 
 DTYPES = ("float32", "float16", "bfloat16")
-#: compiled for by default; 86, 89 and 120 on request
+#: architectures that are compiled for by default
 ARCHES = (80, 90, 100)
 EVERY_ARCH = (80, 86, 89, 90, 100, 120)
 
@@ -26,31 +26,21 @@ def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
             "--device", choices=("cpu", "cuda"), help="run on this device (default: cuda where there is one)"
         )
     add_kernels(parser)
-    parser.add_argument(
-        "--backend", type=names, metavar="NAME[,NAME]", help=f"select backends of {', '.join(_known('kernel'))}"
-    )
-    parser.add_argument("--dtype", type=names, metavar="NAME[,NAME]", help=f"select types of {', '.join(DTYPES)}")
-    parser.add_argument("--mode", type=names, metavar="NAME[,NAME]", help=f"select passes of {', '.join(MODES)}")
-    parser.add_argument(
-        "--baselines",
-        type=names,
-        metavar="NAME[,NAME]",
-        help=f"time all, none or some of {', '.join(_known('baseline'))}",
-    )
+    _add_names(parser, "--backend", f"select backends of {', '.join(_known('kernel'))}")
+    _add_names(parser, "--dtype", f"select types of {', '.join(DTYPES)}")
+    _add_names(parser, "--mode", f"select passes of {', '.join(MODES)}")
+    _add_names(parser, "--baselines", f"time all, none or some of {', '.join(_known('baseline'))}")
 
 
 def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
-    """Add --kernel and --case: names of operators and of their cases, which may hold * and ?."""
-    parser.add_argument(
-        "--kernel", type=names, metavar="NAME[,NAME]", help=f"select ops of {', '.join(OPERATORS)}; * and ? allowed"
-    )
+    """Add --kernel, and --case with `cases`."""
+    _add_names(parser, "--kernel", f"select ops of {', '.join(OPERATORS)}; * and ? allowed")
     if cases:
-        parser.add_argument(
-            "--case",
-            type=names,
-            metavar="NAME[,NAME]",
-            help=f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}",
-        )
+        _add_names(parser, "--case", f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}")
+
+
+def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:
+    parser.add_argument(option, type=names, metavar="NAME[,NAME]", help=text)
 
 
 def add_executed(parser: argparse.ArgumentParser) -> None:
@@ -58,7 +48,7 @@ def add_executed(parser: argparse.ArgumentParser) -> None:
     calls.add_call(parser)
     add_kernels(parser, cases=False)
     add_launches(parser, arches=None)
-    parser.add_argument("--case", type=names, metavar="NAME[,NAME]", help="select cases of launches; * and ? allowed")
+    _add_names(parser, "--case", "select cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=DTYPES, help="select a type (default bfloat16; of a plug-in all)")
 
 
@@ -71,12 +61,24 @@ def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
         help="select GPU launches whose id OP/triton/KERNEL:CASE:smARCH/TYPE contains one of these",
     )
     if arches:
-        parser.add_argument(
-            "--arch",
-            default=arches,
-            metavar="NUMBER[,NUMBER]",
-            help=f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {arches})",
-        )
+        add_arch(parser, arches)
+
+
+def add_arch(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--arch",
+        default=default,
+        metavar="NUMBER[,NUMBER]",
+        help=f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {default})",
+    )
+
+
+def kernels(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the ops that --kernel selects. Raises UsageError for a pattern that matches none."""
+    for pattern in arguments.kernel or ():
+        if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
+            raise exits.UsageError(f"--kernel {pattern}: matches none of {', '.join(OPERATORS)}")
+    return tuple(name for name in OPERATORS if choose.matches(name, arguments.kernel))
 
 
 def add_machine(parser: argparse.ArgumentParser, help: str) -> None:
@@ -93,20 +95,14 @@ def machine(arguments: argparse.Namespace):
 
 
 def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    """Return the parts of launches' ids that --launch and --kernel select. Raises UsageError for an unknown kernel."""
-    for pattern in arguments.kernel or ():
-        if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
-            raise exits.UsageError(
-                f"--kernel {pattern}: matches none of {', '.join(OPERATORS)}; --launch takes parts of a launch's id"
-            )
-    kernels = [f"{name}/" for name in OPERATORS if arguments.kernel and choose.matches(name, arguments.kernel)]
-    if arguments.launch and kernels:
+    """Return the parts of launch ids that --launch or --kernel selects; None for all. Raises UsageError for both."""
+    if arguments.launch and arguments.kernel:
         raise exits.UsageError("--kernel, --launch: name one of them; a launch's id begins with its kernel")
-    return arguments.launch or tuple(kernels) or None
+    return arguments.launch or (tuple(f"{name}/" for name in kernels(arguments)) if arguments.kernel else None)
 
 
 def launch_matches(launch, arguments: argparse.Namespace) -> bool:
-    """Whether a launch is of --case and --dtype. Without --dtype: bfloat16, and every type of a plug-in."""
+    """Whether --case and --dtype select a launch. The default type is bfloat16, or every type of a plug-in."""
     dtype = arguments.dtype or (launch.dtype if launch.recorded else "bfloat16")
     return launch.dtype == dtype and choose.matches(launch.case.split(":")[1], arguments.case)
 
@@ -150,9 +146,9 @@ def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
 
 def add_effort(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--threads", type=positive, help="CPU threads of torch and of the kernels (default: what torch chose)"
+        "--threads", type=positive, help="use this many CPU threads in torch and the kernels (default: torch's)"
     )
-    parser.add_argument("--seed", type=int, help="repeat the inputs of a record; default: fresh ones every time")
+    parser.add_argument("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
     parser.add_argument(
         "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
     )
@@ -165,12 +161,12 @@ def add_deadline(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=seconds,
         metavar="SECONDS",
-        help="spend less on each as it nears, stop there and exit with 3 if something is left",
+        help="limit the time, with less effort per case as it runs short; exit with 3 if cases are left",
     )
 
 
 def arches(text: str) -> list[int]:
-    """Return --arch as numbers. Raises UsageError for an architecture that is not compiled for."""
+    """Return --arch as numbers. Raises UsageError for an unknown architecture."""
     wrong = [arch for arch in text.split(",") if arch not in map(str, EVERY_ARCH)]
     if wrong:
         raise exits.UsageError(f"--arch: expected some of {', '.join(map(str, EVERY_ARCH))}; got {', '.join(wrong)}")
@@ -192,15 +188,13 @@ def seconds(text: str) -> float:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Read all records of a file. Raises UsageError for a missing file, a file of something else, or one of a
-    rehearsal.
-    """
+    """Read all records of a file. Raises UsageError if it is missing, holds something else, or is a rehearsal's."""
     try:
         found = record.read(path)
     except (OSError, record.BadRecord) as e:
         raise exits.UsageError(str(e)) from None
     if not environment.rehearsing() and any(r["environment"].get("rehearsal") for r in found):
-        raise exits.UsageError(f"{path}: a rehearsal's records, which are no results")
+        raise exits.UsageError(f"{path}: expected measured records; got those of a rehearsal")
     return found
 
 

@@ -1,9 +1,9 @@
 """profile kernels: roofline, memory, launches, traces
 
-Checks kernels first and times only those that pass. --trace DIR gets a trace for each kernel, case, type and mode, with
+Checks kernels first and times only those that pass. --trace writes a trace for each kernel, case, type and mode, with
 the profiler's table beside it; chrome://tracing and Perfetto open them. --calls times nothing: it is for Nsight Compute
-and Nsight Systems. --cuda-graph times and traces the replay of each call. Exit code 3 where the GPU throttled its
-clock, and where a share exceeds 100%, an error of the ceiling.
+and Nsight Systems. --cuda-graph times and traces the replay of each call. The exit code is 3 if the GPU throttled its
+clock, or if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..measure import runner
 
 COLUMNS = ("time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
-WARMUPS, STEPS = 2, 3
+STEPS = 3  # traced calls
 ROWS = 40  # of the profiler's table
 
 
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calls",
         type=options.positive,
         metavar="N",
-        help="only call each kernel N times, in an NVTX range of its id, for a profiler",
+        help="only call each kernel N times for a profiler, in an NVTX range of its id",
     )
-    parser.add_argument("--trace", type=Path, metavar="DIR", help="leave Chrome traces there")
+    parser.add_argument("--trace", type=Path, metavar="DIR", help="write Chrome traces to this folder")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -56,7 +56,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return (
             exits.OK if profilers.calls(selection, arguments.calls, seed, arguments.quiet) else exits.NOTHING_MEASURED
         )
-    # fail now where the file can't be written
+    # fail before the measurements if the file can't be written
     writer = record_module.Writer(arguments.json) if arguments.json else None
     run = measuring.start(
         arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph
@@ -71,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
     counts = measuring.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
     if slow:
         print(
-            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): its times say nothing of the kernels",
+            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE
@@ -86,7 +86,7 @@ def execute(arguments: argparse.Namespace) -> int:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
         print(wrong, file=sys.stderr)
-        if not environment.rehearsing():  # other work may have lowered the ceiling
+        if not environment.rehearsing():  # other work may lower the ceiling of a rehearsal
             return exits.INCONCLUSIVE
     return measuring.exit_code(counts, len(timed))
 
@@ -96,7 +96,7 @@ def _table(records: list[dict]) -> str:
 
 
 def _cells(record: dict) -> tuple[str, ...]:
-    """A cell for each of COLUMNS."""
+    """Return a cell for each of COLUMNS."""
     row, roofline = summary.rows([record])[0], record["roofline"] or {}
     return (
         summary.duration(row.seconds),
@@ -110,30 +110,16 @@ def _cells(record: dict) -> tuple[str, ...]:
     )
 
 
-def _call(record: dict, device: str):
-    """Return the timed call again, made from the record's seed and warmed up."""
-    import torch
-
-    from ..measure import runner
-
-    case = CASES[(record["kernel"], record["case"]["name"])]
-    tensors = case.make(record["seed"], device, getattr(torch, record["dtype"]))
-    call = runner.step(
-        CONTENDERS[(record["kernel"], record["backend"])], case, tensors, record["mode"] == "fwdbwd", record["seed"]
-    )
-    for _ in range(WARMUPS):
-        call()
-    return call
-
-
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
     """Run a few calls under the profiler. Write a Chrome trace, and its table to a .txt beside it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from ..measure import timing
+    from ..measure import profilers, timing
 
-    device, call = run.device, _call(record, run.device)
+    kernel, device = record["kernel"], run.device
+    contender, case = CONTENDERS[kernel, record["backend"]], CASES[kernel, record["case"]["name"]]
+    call = profilers.warmed(contender, case, record["dtype"], record["mode"], device, record["seed"])
     call = timing.captured(call) if run.graphs else call
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities, record_shapes=True) as trace:

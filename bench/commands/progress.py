@@ -1,4 +1,4 @@
-"""Progress on standard error, a line a step; results go to standard output."""
+"""Progress on standard error, a line per step. Results go to standard output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def say(text: str) -> None:
 
 
 class Progress:
-    """`quiet`: print nothing."""
+    """Count of the steps of a run. `quiet`: print nothing."""
 
     def __init__(self, total: int, quiet: bool = False):
         self.total, self.quiet, self.done, self.begun = total, quiet, 0, time.monotonic()

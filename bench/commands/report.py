@@ -1,7 +1,7 @@
 """render records as text, Markdown, HTML or PNG
 
-Measures nothing. The last of several records with one id counts; `history` shows all of them. Refuses records of
-different machines (exit code 3).
+Measures nothing. The last of several records with one id counts; `history` shows all. Refuses records of different
+machines (exit code 3).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
         print(
-            f"retro-bench: the records are of different machines, whose times never share a table: {why}",
+            f"retro-bench: expected records of one machine: {why}",
             file=sys.stderr,
         )
         return exits.INCONCLUSIVE
@@ -40,9 +40,7 @@ def execute(arguments: argparse.Namespace) -> int:
             figures.write(records, arguments.output)
             print(f"written: {arguments.output}")
         except ImportError:
-            raise exits.UsageError(
-                "report --format png: needs matplotlib (pip install matplotlib); html draws no pictures without it"
-            ) from None
+            raise exits.UsageError("report --format png: needs matplotlib (pip install matplotlib)") from None
         return exits.OK
     latest = list(record.latest(records).values())
     text = {
@@ -59,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def load(files: list[Path]) -> list[dict]:
-    """Read all records of the files in order. Raises UsageError for a file that is missing, empty or no record file."""
+    """Read all records of the files in order. Raises UsageError for a file that holds none, or something else."""
     records = []
     for path in files:
         records += options.records(path)

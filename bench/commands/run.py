@@ -1,7 +1,7 @@
 """check kernels, time them, and record both
 
-Appends every record to a JSON-lines file at once: an interrupted run keeps its records, and `--resume FILE` measures
-only the rest. Never times a case that fails its check.
+Appends each record to a JSON-lines file as soon as it is measured: an interrupted run keeps its records, and `--resume
+FILE` measures only the rest. Never times a case that fails its check.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from . import exits, measuring, options
 if TYPE_CHECKING:
     from ..measure import runner
 
-CEILINGS_EVERY_S = 30  # on CPUs: other work lowers a ceiling for a while, and shares are of a run's highest
-#: in a checkout beside the other records; of an installed package in the working directory
+CEILINGS_EVERY_S = 30  # on CPUs: other work lowers the ceilings for a while, and the highest of a run count
+#: default folder of records: with the others in a checkout, else in the working directory
 RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
 
 
@@ -36,22 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})"
     )
     where.add_argument(
-        "--resume", type=Path, metavar="FILE", help="append to this file what it doesn't hold yet for this tree"
+        "--resume", type=Path, metavar="FILE", help="measure what this file lacks for this tree, and append it"
     )
     parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
     usual = samples.Effort()
     parser.add_argument(
         "--samples",
         type=options.positive,
-        help=f"least samples (default {usual.least}; 1 of calls beyond {usual.slow_s} s)",
+        help=f"take at least this many samples (default {usual.least}; 1 of a call beyond {usual.slow_s} s)",
     )
     parser.add_argument(
         "--seconds",
         type=options.seconds,
         default=usual.seconds,
-        help=f"time for a contender's samples (default {usual.seconds} s)",
+        help=f"sample each contender for about this long (default {usual.seconds} s)",
     )
-    parser.add_argument("--no-ceilings", action="store_true", help="skip measuring the machine: no roofline")
+    parser.add_argument("--no-ceilings", action="store_true", help="do not measure the machine; leave out the roofline")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -114,7 +114,7 @@ def _look_again(run: runner.Run) -> None:
 
 
 def _share(records: list[dict], best: dict) -> None:
-    """Set the rooflines of one run's records by its highest ceilings, so that no share depends on when a case ran."""
+    """Set the rooflines of a run's records by its highest ceilings: a share must not depend on when a case ran."""
     from ..measure import ceilings
 
     for one in records:
@@ -125,9 +125,7 @@ def _share(records: list[dict], best: dict) -> None:
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:
-    """Return the ids in the file that were measured on this very tree, errors left out. Raises UsageError for a file of
-    another machine.
-    """
+    """Return the ids that the file holds for this tree, errors left out. Raises UsageError for another machine."""
     if not path.exists():
         raise exits.UsageError(f"--resume {path}: no such file")
     records = record.latest(options.records(path)).values()

@@ -1,8 +1,7 @@
 """Find the kernels that a set of changed files can affect on a CPU, for `ab --from-diff`.
 
-A file that carries an operator's name belongs to that operator. A C++ header belongs to the operators that include it.
-Other code of the kernels belongs to all. Triton and CUDA sources are left to the static half of `ab`, which compares
-their code.
+A file with an operator's name belongs to that operator. A C++ header belongs to the operators that include it. Other
+code of the kernels belongs to all operators. The static half of `ab` compares Triton and CUDA sources.
 """
 
 from __future__ import annotations
@@ -14,25 +13,18 @@ from pathlib import Path
 
 from .git_refs import commit
 
-#: no CPU kernel runs through these; the harness itself is the same for both trees
-UNRELATED = (
-    "bench/",
-    "tests/",
-    "retro_model/",
-    "retro_kernels/triton_lib/",
-    "retro_kernels/compile/",
-    "csrc/cuda/",
-    "csrc/text/",
-)
 CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
-#: files in an op's folder that only other backends run through
+#: parts of CODE that no CPU kernel runs
+UNRELATED = ("retro_kernels/triton_lib/", "retro_kernels/compile/", "csrc/cuda/", "csrc/text/")
+#: files of an op's folder that only other backends run
 ELSEWHERE = re.compile(r"retro_kernels/ops/\w+/(triton/.*|cuda\.py|tiles\.json|cases\.py)")
 INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
 def changed_files(root: Path, ref: str) -> list[str]:
-    """Return the paths that differ between `ref` and the working tree, untracked ones included. Raises ValueError for a
-    ref that git doesn't know.
+    """Return the paths that differ between `ref` and the working tree, untracked ones included.
+
+    Raises ValueError for an unknown ref.
     """
     paths = []
     sha = commit(ref, root)

@@ -1,9 +1,7 @@
-"""Statistics of `ab`: ratio of medians, cluster bootstrap over worker pairs, and the verdict. Pure functions of
-numbers.
+"""Statistics of `ab`: ratio of medians, cluster bootstrap over pairs of processes, and the verdict.
 
-A process pair is the unit of chance: memory layout, page placement and clock state are drawn once a process, so samples
-within a pair are no independent evidence. Comparing two pooled means raises false alarms by the dozen on a shared
-machine.
+A process has one memory layout, page placement and clock state, so samples within a pair are not independent. The
+bootstrap therefore resamples pairs. On a shared machine a comparison of pooled means raises many false alarms.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from dataclasses import dataclass
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 WARN, FAIL, CONTROL = 1.03, 1.05, 1.02
-SETTLED = 1.05  # high over low; a wider interval could hide a regression
+SETTLED = 1.05  # greatest high over low; a wider interval could hide a regression
 
 #: samples of one worker pair: times of the base and times of the head, taken in ABBA order
 Pair = tuple[list[float], list[float]]
@@ -24,7 +22,7 @@ Pair = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Head over base: above 1 the head is slower. `low`, `high`: bootstrap interval."""
+    """Time of the head over the base's, with the bootstrap interval from `low` to `high`."""
 
     value: float
     low: float
@@ -32,15 +30,15 @@ class Ratio:
 
 
 def pair_ratio(pair: Pair) -> float:
-    """Median of the ratios of neighbours: adjacent samples of A and B saw the same machine."""
+    """Return the median ratio of adjacent samples, which met the same state of the machine."""
     base, head = pair
     return statistics.median(b / a for a, b in zip(base, head, strict=True))
 
 
-def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
-    """Median over worker pairs of their medians. Its interval comes from resampling whole pairs."""
+def ratio(pairs: list[Pair]) -> Ratio:
+    """Return the median of the pairs' ratios. Its interval comes from resampling whole pairs."""
     centres = [math.log(pair_ratio(pair)) for pair in pairs]
-    rng = random.Random(seed)
+    rng = random.Random(0)
     resampled = sorted(statistics.median(rng.choices(centres, k=len(centres))) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
     low, high = resampled[int(tail * RESAMPLES)], resampled[int((1 - tail) * RESAMPLES) - 1]
@@ -48,25 +46,25 @@ def ratio(pairs: list[Pair], seed: int = 0) -> Ratio:
 
 
 def settled(ratio: Ratio) -> bool:
-    """Whether the interval is narrow enough. Only its width decides, so that sampling on favours no verdict."""
+    """Whether the interval is narrow enough. Only its width decides, so that more samples favour no verdict."""
     return ratio.high <= SETTLED * ratio.low
 
 
 def unchanged(ratio: Ratio) -> bool:
-    """Whether there is plainly no change: a control could only confirm it."""
+    """Whether the ratio shows no change, which needs no control."""
     return settled(ratio) and 1 / WARN <= ratio.value <= WARN
 
 
 def looks_slower(ratio: Ratio) -> bool:
-    """Whether a second batch is needed: the interval lies above 1 and the estimate beyond FAIL."""
+    """Whether a second batch is needed: the interval lies above 1 and the estimate above FAIL."""
     return ratio.low > 1 and ratio.value > FAIL
 
 
 def verdict(first: Ratio, second: Ratio | None, control: Ratio) -> str:
-    """ok | faster | warn | regression | inconclusive.
+    """Return "ok", "faster", "warn", "regression" or "inconclusive".
 
-    A regression is beyond FAIL, with an interval above 1, in both batches. Where base against itself is beyond CONTROL,
-    the machine is too noisy for a verdict.
+    A regression looks slower in both batches. If `control`, the base against itself, differs by more than CONTROL, the
+    machine is too noisy for a verdict.
     """
     if max(control.value, 1 / control.value) > CONTROL:
         return "inconclusive"

@@ -1,7 +1,7 @@
 """Compare two files of records. They must be of one machine.
 
-Times of separate runs prove little: a slow-down here is a hint (`slower`), and `ab` is the gate. Results that need no
-clock do fail: broken numerics, a vanished kernel, worse static metrics.
+Times of separate runs prove little: a slow-down here is a hint (`slower`), and `ab` is the gate. Broken numerics, a
+vanished kernel and worse static metrics need no clock, and fail.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ class Change:
 
 
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
-    """List the differences from `a` to `b`, failures first. Baselines are left out: they are not ours."""
+    """List the differences from `a` to `b`, failures first. Baselines are left out."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
-    differences = [
-        Change(*line.split(": ", 1)[:1], "static", line.split(": ", 1)[1]) for line in _static(before, after)
-    ]
+    differences = [Change(name, "static", detail) for name, detail in _static(before, after)]
     for name, old in before.items():
         if old["mode"] != "static":
             differences += _one(name, old, after.get(name))
@@ -62,6 +60,6 @@ def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Cha
     return []
 
 
-def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[str]:
+def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[list[str]]:
     old, new = ([r for r in side.values() if r["mode"] == "static"] for side in (before, after))
-    return regressions.regressions(old, new) if old and new else []
+    return [line.split(": ", 1) for line in regressions.regressions(old, new)] if old and new else []

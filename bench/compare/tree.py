@@ -1,7 +1,7 @@
 """Run this harness on the code of another tree: `python bench/compare/tree.py TREE ROOT FOLDERS ARGUMENTS...`.
 
-`ab` measures an older commit with it, so harness and checks are the same on both sides. `retro_kernels` comes from the
-tree if it lies there, and so does every module that the head imports from its repository, ROOT.
+`ab` measures an older commit with it, so that harness and checks are the same on both sides. `retro_kernels` comes from
+the tree if it lies there, and so does every module that the head imports from its repository, ROOT.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HOME = HARNESS.parent
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
-    """Return the harness of this file. Modules that lie in `root` are imported from `tree`.
+    """Import modules of `root` from `tree` from now on, and return this harness.
 
-    folders: of plug-ins; relative ones lie in `tree`.
+    folders: folders of plug-ins; relative ones lie in `tree`.
     """
     tree, root = tree.resolve(), root.resolve()
     kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
@@ -43,9 +43,7 @@ def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
 
 
 def _moved(path: Path, tree: Path, root: Path) -> Path:
-    """Return the folder's twin in `tree`, or the folder itself where there is none: an environment in the repository
-    stays.
-    """
+    """Return the same folder in `tree`, or the folder itself if `tree` lacks it, as it lacks a virtual environment."""
     inside = tree / path.relative_to(root) if path.is_relative_to(root) else path
     return inside if inside.exists() else path
 

@@ -1,7 +1,6 @@
-"""Ceilings of this machine, measured once a run: copy bandwidth and the best matrix product in each type.
+"""Measured ceilings of this machine: copy bandwidth and the best matrix product in each type.
 
-A datasheet promises more than any program gets, and a rented machine less than its datasheet. Shares are therefore of
-measured ceilings.
+No program reaches the rates of a datasheet, and a rented machine may be slower still.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ..registry import Work
 
 COPY_BYTES = {"cpu": 256 << 20, "cuda": 2 << 30}  # beyond any last-level cache
 CACHED_COPY_BYTES = 2 << 20  # source and target stay in the last-level cache
-#: (m, n, k): square, and the long-row shapes on which libraries differ
+#: (m, n, k): square, and shapes with long rows, on which libraries differ
 GEMMS = {
     "cpu": ((1024, 1024, 1024), (2048, 1024, 512)),
     "cuda": ((4096, 4096, 4096), (8192, 8192, 8192), (16384, 8192, 4096)),
@@ -30,7 +29,7 @@ def measure(device: str) -> dict[str, Any]:
     """Return {"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}. A rate that can't be
     measured is None.
 
-    The cached rate holds for CPUs, where inputs are warm; GPUs are timed with a cold L2.
+    GPUs have no cached rate, because they are timed with a cold L2.
     """
     types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
     cache = max((environment.caches() or {}).values(), default=None) if device == "cpu" else None
@@ -40,7 +39,7 @@ def measure(device: str) -> dict[str, Any]:
 
 
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """Return the higher of two measurements, rate by rate: other work on the machine only lowers a rate."""
+    """Return the higher of two measurements, rate by rate. Other work on the machine only lowers a rate."""
     flops = {
         dtype: max((x for x in (a["flops_per_s"].get(dtype), b["flops_per_s"].get(dtype)) if x), default=None)
         for dtype in b["flops_per_s"]
@@ -53,8 +52,8 @@ def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
 
 
 def _copy(device: str, size: int) -> float:
-    """Bytes read and written per second, by a copy or by reading alone, whichever is faster: a copy may also read its
-    target.
+    """Return bytes read and written per second: the higher of a copy and of reading alone, because a copy may also read
+    its target.
     """
     elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
@@ -63,7 +62,7 @@ def _copy(device: str, size: int) -> float:
 
 
 def products(device: str, dtype: str) -> float | None:
-    """FLOP/s of the best library product in that type."""
+    """Return the FLOP/s of the best library product in a type."""
     rates = []
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
@@ -80,9 +79,7 @@ def products(device: str, dtype: str) -> float | None:
 
 
 def _formulations(a, b, device: str):
-    """Yield one product in several forms, for a library takes another kernel for each: plain, transposed, and oneDNN's
-    packed linear.
-    """
+    """Yield one product in several forms, because libraries take another kernel for each."""
     straight = b.mT.contiguous()
     yield lambda: a @ straight
     yield lambda: F.linear(a, b)
@@ -93,7 +90,7 @@ def _formulations(a, b, device: str):
 
 
 def _best(call, device: str) -> float:
-    """Least seconds of some repeats. Short calls are repeated for LEAST_S."""
+    """Return the least seconds of several calls. Short calls are repeated for LEAST_S."""
     times = []
     with torch.no_grad():
         while len(times) <= REPEATS[device] or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
@@ -112,8 +109,8 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """FLOP/s of a type, None where it was not measured. A half type has at least float32's rate: its operands can be
-    widened.
+    """Return the FLOP/s of a type, or None if it was not measured. A half type has at least float32's rate, because its
+    operands can be widened.
     """
     rates = ceilings["flops_per_s"]
     known = [
@@ -125,8 +122,8 @@ def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
-    """Return the time floor max(bytes/bandwidth, FLOPs/rate), its bound, and the fraction of it that was reached. None
-    without ceilings.
+    """Return the least time max(bytes/bandwidth, FLOPs/rate), which of the two it is, and its fraction of `seconds`.
+    None without ceilings.
     """
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
@@ -137,6 +134,6 @@ def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: f
 
 
 def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
-    """Bandwidth of memory; of the cache for a case that fits there, because its inputs may be warm."""
+    """Return the bandwidth of memory, or of the cache if the case fits there: its inputs may be warm."""
     cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
     return cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]

@@ -16,9 +16,7 @@ ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
 
 @dataclass(frozen=True)
 class Selection:
-    """Patterns (`*` and `?` allowed); None means the default.
-    `baselines`: None the default ones, () none, names, or ("all",).
-    """
+    """Patterns of a command line, with `*` and `?`. None selects the default. No baselines: (); all: ("all",)."""
 
     device: str = "cpu"
     kernels: tuple[str, ...] | None = None
@@ -68,18 +66,13 @@ def modes(case: Case, selection: Selection) -> list[str]:
 
 
 def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
-    """Yield the yardstick first, then kernels (without the reference, if another can run here), then the other
-    baselines.
-    """
+    """Yield the yardstick, the kernels, and the other baselines. The reference is a kernel only if no other can run."""
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
     if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
-        # the reference is timed only where no kernel can run
         kernels = [c for c in kernels if c.role != "reference"]
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
-    yield from (
-        sorted(baselines, key=lambda c: c.name != YARDSTICK)[:1] if any(c.name == YARDSTICK for c in baselines) else ()
-    )
+    yield from (c for c in baselines if c.name == YARDSTICK)
     yield from kernels
     yield from (c for c in baselines if c.name != YARDSTICK)
 
@@ -90,14 +83,14 @@ def _can_run(contender: Contender, case: Case, device: str) -> bool:
 
 def _wanted(contender: Contender, selection: Selection) -> bool:
     if contender.name == YARDSTICK:
-        return True  # nothing can be judged without it
+        return True  # the check needs it
     if selection.baselines is None:
         return selection.device in contender.default_on and selection.device in contender.devices
     return "all" in selection.baselines or matches(contender.name, selection.baselines)
 
 
 def unsupported_case(case: Case, device: str) -> str | None:
-    """Why this machine can't run the case at all, or None."""
+    """Return why this machine can't run the case at all, or None."""
     free = environment.free_memory(device)
     if free is not None and case.memory_gib * 2**30 > free:
         return f"needs {case.memory_gib:g} GiB; {free / 2**30:.1f} GiB are free"
@@ -105,7 +98,7 @@ def unsupported_case(case: Case, device: str) -> str | None:
 
 
 def unsupported(contender: Contender, case: Case, dtype: str, device: str, backward: bool) -> str | None:
-    """Why this contender can't serve the case, as far as is known without trying, or None."""
+    """Return why this contender can't serve the case, or None. Nothing is called to find out."""
     why = contender.reason(case, dtype, device)
     if why:
         return why

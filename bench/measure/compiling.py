@@ -1,4 +1,4 @@
-"""Compile the launches of a selection ahead, in one process a core. Triton alone would compile at the first launch."""
+"""Compile the launches of a selection ahead of time, in one process per core."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from .pace import Pace
 def compile_selection(
     selection: choose.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
 ) -> tuple[int, int, bool]:
-    """Return how many kernels were compiled or found, how many cases can't be planned or compiled, and whether `limit`
-    seconds left some out.
-    """
+    """Return how many kernels are compiled now, how many cases failed, and whether `limit` seconds left some out."""
     import torch
 
     import retro_kernels as rk
@@ -22,7 +20,7 @@ def compile_selection(
     pace, failed, late = Pace([], limit), 0, False
 
     def planned(case, dtype: str, mode: str) -> None:
-        """Make one call with its launches left out. Its inputs are freed at once."""
+        """Make one call, whose launches `warm_up` replaces. Its inputs are freed at once."""
         nonlocal failed, late
         if late or pace.over():
             late = True
@@ -45,7 +43,7 @@ def compile_selection(
         return 0, 0, False
     try:
         count = rk.warm_up(*calls, jobs=jobs)
-    except RuntimeError as error:  # the others are compiled all the same
+    except RuntimeError as error:  # the other kernels are compiled
         say(str(error))
         return 0, failed + 1, late
     return count, failed, late

@@ -1,9 +1,8 @@
-"""Host time of a call: checks, choice of backend, plan, arguments and autograd; of Triton kernels all but the launch.
+"""Host time of a call: checks, choice of backend, plan, arguments and autograd.
 
-Measured is the CPU time of this thread, the least of some batches: other work disturbs it little. The Triton backend
-serves a stub of a GPU (`retro_kernels.testing.stub`), and torch's operations between launches run on small CPU tensors.
-The CPU kernels compute, on the smallest calls. `floor` is the cost of an autograd function with as many leaves that
-does nothing.
+The time is CPU time of this thread, the least of several batches: other work disturbs it little. The Triton backend
+runs on a stub of a GPU (`retro_kernels.testing.stub`) that launches nothing. CPU kernels compute, on small calls.
+`floor` is the time of an empty autograd function with six inputs.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from torch import Tensor
 import retro_kernels as rk
 
 BATCHES, CALLS = 9, 300
-CHUNKS = 512  # room for a position that differs in each call
+CHUNKS = 512  # so that the position can differ in each call
 M, R, D = 8, 16, 16
-#: calls that are also made as a decoder makes them ("step"): with another position each time, an int
+#: calls with a mode "step", in which this argument grows by one each time, as in a decoder
 MOVES = {"chunked_cross_attention/decode": "query_start", "relative_attention/decode": "query_offset"}
 
 
@@ -45,7 +44,7 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
 
 
 def once(run: Callable[[], Any]) -> float:
-    """Return the CPU time of this thread for one run."""
+    """Return the CPU seconds of this thread for one run."""
     begun = time.thread_time()
     run()
     return time.thread_time() - begun

@@ -10,9 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def observe(call: Callable[[], Any], device: str) -> tuple[dict[str, Any] | None, int | None]:
-    """Return ({"peak_extra_bytes"}, launches). On CPUs launches are None, and only memory that torch allocates
-    counts.
-    """
+    """Return ({"peak_extra_bytes"}, launches). On CPUs launches are None, and only torch's allocations count."""
     try:
         return _cuda(call) if device == "cuda" else _cpu(call)
     except RuntimeError:  # the profiler is missing or busy: unknown, not an error of the kernel

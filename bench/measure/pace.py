@@ -1,4 +1,4 @@
-"""Pace of a run against its deadline: how long it takes, and how much effort the rest may have."""
+"""Pace of a run with a deadline: how much effort each step may have."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-LEAST_SHARE = 0.1  # of the usual effort: with less a number says nothing
-LEARNT = 3  # steps after which this machine's pace is known
+LEAST_SHARE = 0.1  # of the usual effort; below it a time means nothing
+LEARNT = 3  # steps after which this machine's speed is known
 
 
 @dataclass
 class Pace:
-    """`work`: expected seconds of each step on a quiet machine. `limit`: seconds for all; None: no deadline."""
+    """Pace of a run. `work`: expected seconds of each step on a quiet machine. `limit`: seconds for all, or None."""
 
     work: list[float]
     limit: float | None = None
@@ -30,7 +30,7 @@ class Pace:
         return self.limit is not None and self.spent >= self.limit
 
     def share(self, done: int) -> float:
-        """Return the share of the usual effort for the step after the first `done`: below 1 where time runs out."""
+        """Return the share of the usual effort for the step after the first `done`: below 1 if time is short."""
         if self.limit is None:
             return 1.0
         expected = sum(self.work[:done])

@@ -1,4 +1,4 @@
-"""Calls for a profiler: a selection and nothing else, each measurement inside an NVTX range.
+"""Run the kernels of a selection for a profiler, each inside an NVTX range.
 
 docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 """
@@ -6,18 +6,19 @@ docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..records.record import identity
+from ..registry import Case, Contender
 from . import choose, runner
 
 WARMUPS = 2
 
 
-def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, str]]:
+def kernels(selection: choose.Selection) -> Iterator[tuple[str, Contender, Case, str, str]]:
     """Yield (id, contender, case, dtype, mode) of every kernel of a selection that serves its call."""
     for case in choose.cases(selection):
         for contender in choose.contenders(case, selection):
@@ -31,17 +32,13 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Any, Any, str, s
 
 
 def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = False) -> int:
-    """Run every kernel of a selection `count` times, after warm-ups. Return how many kernels there were.
+    """Run every kernel of a selection `count` times, after warm-ups. Return the number of kernels.
 
-    On a GPU the profiler is on (cudaProfilerStart) for those calls alone, not for the warm-ups. Each kernel's calls are
-    inside a range of its id.
+    On a GPU the profiler is on (cudaProfilerStart) for these calls, but not for the warm-ups.
     """
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
-        tensors = case.make(seed, device, getattr(torch, dtype))
-        call = runner.step(contender, case, tensors, mode == "fwdbwd", seed)
-        for _ in range(WARMUPS):
-            call()
+        call = warmed(contender, case, dtype, mode, device, seed)
         with _profiled(device), torch.cuda.nvtx.range(name) if device == "cuda" else contextlib.nullcontext():
             for _ in range(count):
                 call()
@@ -51,9 +48,17 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
     return done
 
 
+def warmed(contender: Contender, case: Case, dtype: str, mode: str, device: str, seed: int) -> Callable[[], Any]:
+    """Make the timed call from a seed and warm it up."""
+    call = runner.step(contender, case, case.make(seed, device, getattr(torch, dtype)), mode == "fwdbwd", seed)
+    for _ in range(WARMUPS):
+        call()
+    return call
+
+
 @contextlib.contextmanager
 def _profiled(device: str) -> Iterator[None]:
-    """Switch the profiler on inside, for `ncu --profile-from-start off`."""
+    """Switch the GPU's profiler on, for `ncu --profile-from-start off`."""
     if device != "cuda":
         yield
         return

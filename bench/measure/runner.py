@@ -6,7 +6,7 @@ import gc
 import secrets
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from ..registry import OPERATORS, Case, Contender, contenders_of, resolved
 from . import ceilings, choose, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
-LONG_CALL_S = 2.0  # beyond this, peak memory is not worth one more call
-MOST_CEILINGS = 3  # repeated measurements of ceilings that a kernel exceeded
+LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
+MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
-BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions, which only show a cost
+BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Run:
     effort: timing.Effort = field(default_factory=timing.Effort)
     graphs: bool = False  # GPU: time the replay of a CUDA graph
     seed: int | None = None
-    oracle_share: float = 1.0  # of the oracle's usual budget; infinite: every element of every case
+    oracle_share: float = 1.0  # of the oracle's usual budget; infinite: cover every case whole
     ceilings: dict[str, Any] | None = None
     remeasured: int = 0  # how often the ceilings were measured again
     run: str = field(default_factory=record.new_run)
@@ -75,9 +75,7 @@ def run_case(
 
 
 def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """Return the inputs, and fill in every entry's verdict. Where inputs or oracle do not fit in memory, all entries
-    get that status and the run goes on.
-    """
+    """Return the inputs, and fill in every entry's verdict. If inputs or oracle fail, all entries have that status."""
     arguments: dict[str, Any] = {}
     try:
         arguments = case.make(seed, run.device, getattr(torch, dtype))
@@ -92,9 +90,7 @@ def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entrie
 def _check(
     run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
 ) -> None:
-    """Fill in every entry's verdict. Oracle and yardstick are computed once, and once more for contenders without
-    positions.
-    """
+    """Fill in every entry's verdict. Contenders without positions have an oracle of their own."""
     operator = OPERATORS[case.kernel]
     yardstick = None
     yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != choose.YARDSTICK)
@@ -119,7 +115,7 @@ def _check(
 def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
-    """Return one contender's verdict beside the yardstick's, and its arguments: for callers with their own timer."""
+    """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
     yardstick = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
     entries = [Entry(yardstick), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
@@ -133,7 +129,7 @@ def _judge(
     """Return the contender's errors. An exception becomes its status."""
     try:
         measured = numerics.errors(operator, entry.contender, arguments, truth)
-    except Exception as e:  # a check survives any contender; the record has the message
+    except Exception as e:  # of any contender: the record has the message
         entry.fail(*_status_of(e))
         return None
     entry.verdict = numerics.judge(measured, yardstick, dtype, truth.checked)
@@ -156,16 +152,16 @@ def _timed(
 ) -> Iterator[dict[str, Any]]:
     """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
     backward = mode == "fwdbwd"
-    now = {id(entry): Entry(entry.contender, entry.status, entry.reason, entry.verdict) for entry in entries}
+    now = [replace(entry) for entry in entries]
     calls = {}
-    for entry in now.values():
+    for entry in now:
         if entry.status == "ok" and (why := choose.unsupported(entry.contender, case, dtype, run.device, backward)):
             entry.fail("unsupported", why)
         if entry.status == "ok":
             calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
     times = timing.measure(calls, run.device, run.effort, run.graphs)
     extra = {}
-    for entry in now.values():
+    for entry in now:
         outcome = times.get(entry.contender.name)
         if isinstance(outcome, Exception):
             entry.fail(*_status_of(outcome))
@@ -174,10 +170,10 @@ def _timed(
     seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
     baselines = {
         e.contender.name: seconds[e.contender.name]
-        for e in now.values()
+        for e in now
         if e.contender.role == "baseline" and e.contender.name in seconds
     }
-    for entry in now.values():
+    for entry in now:
         name = entry.contender.name
         done = blank_record(run, case, dtype, mode, entry, seed)
         if name in seconds:
@@ -224,8 +220,8 @@ def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """Return the roofline of a time. A share above 1 means that other work lowered the ceilings: they are measured
-    again, a few times a run.
+    """Return the roofline of a time. A share above 1 means that other work lowered the ceilings. Then they are measured
+    again, up to MOST_CEILINGS times per run.
     """
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)
@@ -276,7 +272,7 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
 def _release(device: str) -> None:
     gc.collect()
     if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # else dynamo stops compiling after a number of shapes
+        torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
     if device == "cuda":
         torch.cuda.empty_cache()
 

@@ -6,17 +6,17 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-SLOW_CALL_S = 0.4  # a call this long, a reference or a slow baseline, is sampled once by default
-
 
 @dataclass(frozen=True)
 class Effort:
-    """Samples of a contender: at least `least` (one of a call beyond `slow_s`), at most `most`, for about `seconds`."""
+    """Bounds on the samples of a contender: their number, and about how long to sample. A call that takes `slow_s`, a
+    reference or a slow baseline, is sampled once.
+    """
 
     least: int = 3
     most: int = 50
     seconds: float = 0.4
-    slow_s: float = SLOW_CALL_S
+    slow_s: float = 0.4
 
 
 def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """Linear interpolation between the order statistics of a sorted list."""
+    """Interpolate linearly between the order statistics of a sorted list."""
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)

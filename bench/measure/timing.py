@@ -1,9 +1,8 @@
-"""Timing by raw samples. Contenders are interleaved, so that drift of the machine hits all alike.
+"""Timing by raw samples. Contenders take turns, so that drift of the machine hits all alike.
 
-CPU: wall clock, warm inputs as in a training step, every sample kept. The minimum is the estimate, because it repeats
-best; the median is stored beside it. GPU: device events. Before each sample other memory is read through the L2 cache,
-and a delay kernel lets the host run ahead. The host's time to launch the call is recorded too. Sampling ends early
-where samples agree.
+CPU: wall clock, with inputs warm as in a training step. Every sample is kept. The minimum is the estimate, because it
+repeats best. GPU: device events. Before each sample other memory is read through the L2 cache, and a delay kernel lets
+the host run ahead. The host's time to launch the call is recorded too. Sampling ends early if samples agree.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from .samples import Effort, quantile, summary
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
 LEAST_SAMPLE_S = 200e-6  # shorter calls are repeated inside one sample, so that the clock's own cost is below 1%
-SLEEP_CYCLES_PER_S = 2.0e9  # no more than the GPU's clock, so that the delay is long enough
+SLEEP_CYCLES_PER_S = 2.0e9  # a GPU's highest clock: a lower one only lengthens the delay
 L2_MULTIPLE = 2  # bytes read to evict, in units of the L2
-# samples that agree within this share of their estimate are enough
-NARROW_SAMPLES, NARROW = ({"cpu": 5, "cuda": 10}, 0.01)
-DEFAULT_L2_BYTES = 64 << 20
+NARROW = 0.01  # samples agree within this share of their estimate
+NARROW_SAMPLES = {"cpu": 5, "cuda": 10}  # number of agreeing samples that is enough
 
 
 def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
-    """Return the `time` record of every call, or the exception that it raised. Samples are taken in turns. graphs: time
-    the replay as a CUDA graph.
+    """Return the `time` record of every call, or the exception that it raised.
+
+    graphs: time the replay of each call as a CUDA graph.
     """
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
@@ -86,7 +85,7 @@ class _CpuSampler:
         return (time.perf_counter() - begun) / repeats
 
     def narrow(self, samples: list[float]) -> bool:
-        """Whether the minimum was met three times: a disturbance only adds to a sample."""
+        """Whether the three lowest samples agree. Other work only adds to a sample."""
         lowest = sorted(samples)[:3]
         return lowest[-1] <= (1 + NARROW) * lowest[0]
 
@@ -108,10 +107,7 @@ class _CudaSampler:
     def __init__(self, graphs: bool):
         self.graphs = graphs
         self.calls: dict[str, Callable[[], Any]] = {}
-        cache = (
-            getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None)
-            or DEFAULT_L2_BYTES
-        )
+        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self.flush = torch.zeros(L2_MULTIPLE * cache // 4, dtype=torch.int32, device="cuda")
         self.cycles: dict[str, int] = {}
         self.host: dict[str, list[float]] = {}
@@ -139,13 +135,13 @@ class _CudaSampler:
         return begin.elapsed_time(end) * 1e-3
 
     def narrow(self, samples: list[float]) -> bool:
-        """Whether the middle eight tenths of the samples are within NARROW of the median."""
+        """Whether the 10th and the 90th percentile agree."""
         ordered = sorted(samples)
         return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
 
     def more(self, name: str) -> dict[str, Any]:
-        """host_s: the host's time until the call returns. The host runs ahead of the device, so the samples do not
-        contain it.
+        """Return host_s: the host's time until the call returns. The samples do not contain it, because the host runs
+        ahead of the device.
         """
         return {"host_s": quantile(sorted(self.host[name]), 0.5)}
 

@@ -1,7 +1,7 @@
 """Find the fastest tile on this GPU: the committed one against its neighbours, each checked before it is timed.
 
-Rows of `retro_kernels/ops/<op>/tiles.json`, one for each kernel, serve a call. Rows are tuned one after the other, with
-the best of the earlier rows in place. Steps lead from the best tile so far until no neighbour is faster.
+A call takes one row of `retro_kernels/ops/<op>/tiles.json` for each of its kernels. The rows are tuned one after the
+other, with the best of the earlier rows in place. A search steps to the fastest neighbour until none is faster.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from ..check import numerics, oracle
 from ..registry import OPERATORS, Case, Contender, contenders_of
 from . import choose, runner, samples, timing
 
-#: steps of a row's numbers: these are halved or doubled within bounds, the others counted up or down
+#: numbers of a row that a step halves or doubles, or counts up or down, with their bounds
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
 _COUNTED = {"num_stages": (1, 5)}
-_MOST_CHANGES = 2  # numbers that a neighbour has different
+_MOST_CHANGES = 2  # numbers in which a neighbour differs
 LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: less is noise
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One row in place of the committed one: the time of the whole call, or why the row can't be used."""
+    """One row in place of the committed one: the time of the whole call, or why the row is not usable."""
 
     row: dict
     status: str  # ok | numerics | error
@@ -72,7 +72,7 @@ def _steps(row: dict) -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
-    """Inside, the op's table has the `old` rows of (old, new) exchanged for the new ones."""
+    """Replace each `old` row of the op's table by its `new` one, for `changes` of (old, new)."""
     rows = list(configs.table(op))
     for old, new in changes:
         rows[rows.index(old)] = new
@@ -81,7 +81,7 @@ def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
 
 
 class Bench:
-    """One case, type and mode. Its inputs, its float64 truth and eager's errors are made once for all trials."""
+    """Tuning of one case, type and mode. Inputs, float64 answer and eager's errors are made once for all trials."""
 
     def __init__(self, run: runner.Run, case: Case, dtype: str, mode: str, contender: Contender):
         self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
@@ -96,7 +96,7 @@ class Bench:
         return runner.step(self.contender, self.case, self.arguments, self.mode == "fwdbwd", self.seed)
 
     def rows(self) -> list[tuple[str, dict]]:
-        """Return (op, row) of every tile that serves the call."""
+        """Return (op, row) of every tile that the call looks up."""
         with configs.watched() as seen:
             self.call()()
         return seen
@@ -110,18 +110,12 @@ class Bench:
         verdict = numerics.judge(measured, self.yardstick, self.dtype, self.truth.checked)
         return None if verdict.passed else ("numerics", verdict.complaint())
 
-    def compile(self, *calls: Callable[[], Any]) -> None:
-        """Compile the launches of the calls, one process a core. Failures show when they are timed."""
-        with contextlib.suppress(RuntimeError, ValueError):
-            retro_kernels.warm_up(*calls)
-
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
-        """Return a trial of each of `rows` in place of `old`, beside the changes already `kept`: checked, then timed in
-        turns.
-        """
+        """Check each of `rows` in place of `old`, then time the right ones in turns. `kept` changes stay in place."""
         trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
-        self.compile(*[self._with(op, [*kept, (old, row)]) for row in rows])
+        with contextlib.suppress(RuntimeError, ValueError):  # `fault` finds them again
+            retro_kernels.warm_up(*[self._with(op, [*kept, (old, row)]) for row in rows])
         for i, row in enumerate(rows):
             with in_place(op, [*kept, (old, row)]):
                 fault = self.fault()
@@ -150,10 +144,8 @@ class Bench:
 def tune(
     bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False
 ) -> list[Tuned]:
-    """Tune every row that serves the call, in the order of the call's look-ups: at most `rounds` steps a row, none once
-    it is `over`.
-
-    Raises ValueError if the committed rows fail.
+    """Tune every row of the call, in the order of its look-ups, with at most `rounds` steps each. Once `over()` is
+    true, the other rows are left out. Raises ValueError if a committed row fails.
     """
     tuned: list[Tuned] = []
     for op, row in bench.rows():
@@ -172,7 +164,7 @@ def _tune_row(
         fresh = [new for new in neighbours(centre) if new not in tried]
         tried += fresh
         say(f"{op} {row['kernel']}: {len(fresh)} tiles around {tile_text(centre)}")
-        # the centre runs beside its neighbours: times of different rounds are not compared
+        # the centre runs again beside its neighbours: times of different rounds are not comparable
         first, *others = bench.trials(op, kept, row, [centre, *fresh])
         if first.status != "ok":
             raise ValueError(f"{op} {row['kernel']} {tile_text(centre)}: {first.status}: {first.reason}")
@@ -186,7 +178,7 @@ def _tune_row(
 
 
 def tile_text(row: dict) -> str:
-    """Write the settings that a step may change, in short: `m64 n32 w4 s2`."""
+    """Write the numbers of a tile in short: `m64 n32 w4 s2`."""
     letters = {
         "block_m": "m",
         "block_n": "n",

@@ -3,9 +3,9 @@
     python -m bench.models.steps --out steps.json  # Memory Mosaics and a rotary transformer
     python -m bench.models.steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
 
-A step is `training.train_step`: forward, loss, backward, clipping and AdamW. bfloat16 is autocast's, with parameters in
-float32. The process keeps freed memory, as `training.train` does with keep_memory. Contenders take turns, one in memory
-at a time, so that other work on the machine hits all. The least time of each counts.
+A step is `training.train_step`: forward, loss, backward, clipping and AdamW. For bfloat16 it runs under autocast, with
+parameters in float32. The process keeps freed memory, as `training.train` does with keep_memory. Contenders take turns,
+one in memory at a time, so that other work on the machine hits all. The least time of each counts.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..records import environment, record
 
 MOSAICS, TRANSFORMER = "Memory Mosaics", "transformer, rotary"
 RETRO, BASELINE = "RETRO", "its baseline"
-DTYPES = {"float32": None, "bfloat16": "bfloat16"}  # of products -> training.Settings.autocast
-DIVISOR, NEIGHBOURS = 4, 2  # of RETRO 425m's widths; K
+DTYPES = {"float32": None, "bfloat16": "bfloat16"}  # type of products -> training.Settings.autocast
+DIVISOR, NEIGHBOURS = 4, 2  # divisor of RETRO 425m's widths, and K
 
 
 class Contender(NamedTuple):
@@ -41,7 +41,7 @@ class Contender(NamedTuple):
 
 
 def mosaics_contenders(config: MosaicsConfig, shape: tuple[int, int]) -> dict[str, Contender]:
-    """Return two models of equal size, but for the memories' scalars."""
+    """Return a transformer and Memory Mosaics, which has as many parameters and a few scalars more."""
     sizes, batch = (config.vocab_size, config.d_model, config.num_heads, config.num_layers), _batch(config, shape)
     return {
         TRANSFORMER: Contender(lambda: Transformer(TransformerConfig(*sizes)), batch),
@@ -118,7 +118,7 @@ def run(
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.models.steps", description=__doc__.split("\n\n")[0])
     parser.add_argument("family", nargs="?", choices=("mosaics", "retro"), default="mosaics")
-    parser.add_argument("--out", type=Path, help="the record, JSON")
+    parser.add_argument("--out", type=Path, help="write the record to this file, as JSON")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))

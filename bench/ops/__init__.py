@@ -1,7 +1,7 @@
 """The ops of `retro_kernels` in the harness, a file each: OPERATOR, CASES, BASELINES. Delete a file and its op is gone.
 
-A baseline is an independent formulation: it was written without the op's reference, and is checked against it before it
-is timed. `eager` is also the yardstick of accuracy: plain PyTorch with every product and softmax in the case's type.
+A baseline is written without the op's reference, and is checked against it before it is timed. `eager` is also the
+yardstick of accuracy: plain PyTorch with every product and softmax in the case's type.
 """
 
 from __future__ import annotations
@@ -26,9 +26,7 @@ def fill() -> None:
 
 
 def backends(operator: Operator) -> list[Contender]:
-    """Return every backend of an operator, the reference included. A backend that this machine can't run has a
-    reason.
-    """
+    """Return every backend of an operator, the reference included."""
     return [_backend(operator, name) for name in BACKENDS]
 
 
@@ -49,9 +47,7 @@ def _backend(operator: Operator, backend: str) -> Contender:
 
 
 def _devices(backend: str) -> tuple[str, ...]:
-    """Return the devices of a backend. Triton's interpreter runs on CPU tensors, where it is checked and never
-    timed.
-    """
+    """Return the devices of a backend. Triton's interpreter runs on CPU tensors."""
     if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
         return ("cpu",)
     return {"cpu": ("cpu",), "triton": ("cuda",), "cuda": ("cuda",)}.get(backend, ("cpu", "cuda"))

@@ -1,6 +1,6 @@
-"""Shared parts of the harness's ops: words of their cases, work of an attention, pieces of the baselines.
+"""Parts that the harness's ops share: constants of cases, the work of an attention, functions of baselines.
 
-Importing it loads no torch: `list` and `--help` read every op.
+Importing it loads no torch, because `list` and `--help` read every op.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 torch = Lazy("torch")
 
-CPU, CUDA, BOTH = ("cpu",), ("cuda",), ("cpu", "cuda")
+CPU, CUDA = ("cpu",), ("cuda",)
 FORWARD, DECODE = ("fwd",), ("decode",)
 BIASES = ("rel_key", "rel_query", "content_bias", "position_bias")
 TRANSFORMER_XL = ("rel_key", "content_bias", "position_bias")
-#: types of stored embeddings, in which retrieval scores them: float32 on CPUs, all three on GPUs
+#: types in which retrieval scores stored embeddings
 EMBEDDINGS = {"cpu": ("float32",), "cuda": DTYPES["cuda"]}
-#: fields of a case whose kernel is for float32 on CPUs alone
+#: fields of a case of a kernel that serves only float32 on CPUs
 FLOAT32_ON_CPU = {"dtypes": {"cpu": ("float32",), "cuda": ("float32",)}, "devices": CPU}
 RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
@@ -44,7 +44,7 @@ def letters(text: str) -> dict[str, int]:
 
 
 def case(op: str, name: str, source: str, shape: str | dict[str, int], *, gpu: int | None = None, **more) -> Case:
-    """Make a case. gpu: GiB of memory that it needs, which keeps it off CPUs."""
+    """Make a case. gpu: GiB of memory that it needs on a GPU; CPUs leave it out by default."""
     if gpu is not None:
         more |= {"devices": CUDA, "memory_gib": gpu}
     return Case(op, name, letters(shape) if isinstance(shape, str) else shape, source, **more)
@@ -56,7 +56,7 @@ def public(name: str, **fixed) -> Later:
 
 
 def outputs(name: str, **fixed) -> Callable[..., tuple]:
-    """Return `call` of an operator: it returns all outputs."""
+    """Return `call` of an operator."""
 
     def call(arguments: dict[str, Any], backend: str) -> tuple:
         outs = public(name, backend=backend, **fixed)(**arguments)
@@ -105,34 +105,45 @@ def no_mask(name: str) -> Callable[..., str | None]:
 
 def compiled(op: str, eager: Callable[..., Any], **more) -> Contender:
     """Return `eager` under `torch.compile`, on request only: each case takes tens of seconds to compile."""
-    return Contender(op, "eager_compiled", CompiledTwin(eager), default_on=(), **more)
+
+    @functools.cache
+    def compiler():
+        return torch.compile(eager, dynamic=False)
+
+    return Contender(op, "eager_compiled", lambda **arguments: compiler()(**arguments), default_on=(), **more)
 
 
 def hidden(dtype) -> float:
-    """Return a logit that softmax turns into 0. It is finite, so a row that sees no key holds no NaN."""
+    """Return a logit that softmax turns into 0. It is finite, so that a row without a visible key holds no NaN."""
     return -6e4 if dtype == torch.float16 else -1e30
 
 
 def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -> Tensor:
-    """The table cut or zero-padded to displacements lowest .. lowest+rows-1: [H or 1, rows, E]."""
+    """Return the table cut or zero-padded to displacements lowest .. lowest+rows-1: [H or 1, rows, E]."""
     before = (lowest if rel_start is None else rel_start) - lowest
     return torch.nn.functional.pad(rel_key, (0, 0, before, rows - before - rel_key.shape[1]))
 
 
 def skewed(band: Tensor, keys: int) -> Tensor:
-    """band [..., n, n+keys-1], column n-1-i+j for the pair (i, j) ->
-    [..., n, keys]: Transformer-XL's shift by reshaping.
+    """Skew a band [..., n, n+keys-1], whose column n-1-i+j is the pair (i, j), to [..., n, keys] by Transformer-XL's
+    reshape.
     """
     n, width = band.shape[-2:]
     if n == 1:
-        return band  # one query: its columns are its keys, and there is nothing to shift
+        return band  # the columns of a single query are its keys
     flat = band.flatten(-2)[..., n - 1 :]
     return flat[..., : n * (width - 1)].unflatten(-1, (n, width - 1))[..., :keys]
 
 
+def position_query(query: Tensor, rel_query: Tensor | None, position_bias: Tensor | None) -> Tensor:
+    """Return the query of the position logits, with its bias."""
+    rel_query = query if rel_query is None else rel_query
+    return rel_query if position_bias is None else rel_query + position_bias
+
+
 def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:
-    """rel_query [..., n, H, E] against every displacement i-j+const ->
-    [..., H, n, keys]; pair (i, j) has displacement lowest+keys-1+i-j.
+    """Return the position logits [..., H, n, keys] of rel_query [..., n, H, E]. The displacement of the pair (i, j) is
+    lowest+keys-1+i-j.
     """
     n, h = rel_query.shape[-3:-1]
     table = full_table(rel_key, rel_start, lowest, n + keys - 1).flip(1).expand(h, -1, -1)
@@ -140,33 +151,17 @@ def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, re
 
 
 def repeat_groups(tensor: Tensor, heads: int) -> Tensor:
-    """[..., G, D] -> [..., H, D]."""
+    """Repeat the heads of groups, [..., G, D], to [..., H, D]."""
     groups = tensor.shape[-2]
     return tensor if groups == heads else tensor.repeat_interleave(heads // groups, dim=-2)
 
 
 def attend(logits: Tensor, visible: Tensor | None, value: Tensor, equation: str) -> Tensor:
-    """Softmax over the visible keys in the tensors' own type; a row that sees nothing gives 0."""
+    """Attend the visible keys, with the softmax in the tensors' own type. A row without a visible key is 0."""
     if visible is None:
         return torch.einsum(equation, logits.softmax(-1), value)
     probabilities = logits.masked_fill(~visible, hidden(logits.dtype)).softmax(-1)
     return torch.einsum(equation, probabilities * visible.any(-1, keepdim=True), value)
-
-
-class CompiledTwin:
-    """A function under `torch.compile`. Its first call compiles it, and each new shape does again; the runner resets
-    the compiler between cases.
-    """
-
-    def __init__(self, function):
-        self.function = function
-
-    @functools.cached_property
-    def compiled(self):
-        return torch.compile(self.function, dynamic=False)
-
-    def __call__(self, **arguments):
-        return self.compiled(**arguments)
 
 
 @functools.cache
@@ -178,7 +173,7 @@ def flex_attention():
 
 
 def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
-    """Return the baselines of an attention: eager, compiled, torch's own with and without a bias, and FlexAttention."""
+    """Return the baselines of an attention: eager, compiled, torch's SDPA with and without bias, FlexAttention."""
     eager, sdpa_bias, flex = functions
     return (
         Contender(op, "eager", eager, peak_bytes=score_bytes),

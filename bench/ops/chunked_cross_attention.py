@@ -21,8 +21,6 @@ torch = Lazy("torch")
 
 OP = "chunked_cross_attention"
 GATE_LOW = 0.1  # RPT: at least eta = 0.1
-
-
 GATED = ("neighbour_gate",)
 LATE = {"query_start": 2000}
 USUAL = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64}
@@ -110,7 +108,7 @@ def row_elements(case) -> float:
 
 
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
-    """Cut to queries first .. last-1 and the chunks that they attend: gradients of whole key tensors would be slow."""
+    """Cut to queries first .. last-1 and the chunks that they attend. Gradients of whole key tensors would be slow."""
     m = call["chunk_len"]
     start = call.get("query_start", 0) + first
     low = max((start + 1) // m - 1, 0)
@@ -121,7 +119,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 
 def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int, int]:
-    """query [B,N,H,D] -> [B,C,M,H,D] by attended chunk, its first chunk, and the zero rows put in front."""
+    """Fold query [B,N,H,D] by attended chunk, [B,C,M,H,D]. Return it, its first chunk, and its zero rows in front."""
     front = (query_start + 1) % chunk_len
     first = (query_start + 1) // chunk_len - 1
     rows = front + query.shape[1]
@@ -130,13 +128,13 @@ def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int,
 
 
 def _unfold(out: Tensor, front: int, n: int) -> Tensor:
-    """out [B,C,M,H,D] -> [B,N,H,D]; rows before the first chunk are 0."""
+    """Unfold out [B,C,M,H,D] to [B,N,H,D]. Rows before the first chunk are 0."""
     out = out.flatten(1, 2)
     return torch.nn.functional.pad(out, (0, 0, 0, 0, -front, 0))[:, :n] if front < 0 else out[:, front : front + n]
 
 
 def _memory(tensor: Tensor, first: int, chunks: int, gate: Tensor | None, heads: int) -> Tensor:
-    """[B,L,K,R,G,D] -> [B,C,K*R,H,D], gated."""
+    """Return keys or values [B,L,K,R,G,D] of the attended chunks, gated: [B,C,K*R,H,D]."""
     tensor = tensor[:, first : first + chunks]
     if gate is not None:
         tensor = tensor * gate[:, first : first + chunks, :, None, None, None]
@@ -144,17 +142,16 @@ def _memory(tensor: Tensor, first: int, chunks: int, gate: Tensor | None, heads:
 
 
 def _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position) -> Tensor | None:
-    """Position logits of every pair, [B,C,H,M,R]: the same for all K neighbours."""
+    """Return the position logits [B,C,H,M,R], the same for all K neighbours."""
     if rel_key is None:
         return None
-    rel_query = query if rel_query is None else rel_query
-    rel_query = rel_query if position is None else rel_query + position
+    rel_query = shared.position_query(query, rel_query, position)
     length = key.shape[3]
     return shared.position_bias(_fold(rel_query, chunk_len, query_start)[0], rel_key, length, 1 - length, rel_start)
 
 
 def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tensor | None:
-    """bool [B,C,1,1,K*R]."""
+    """Return the visible neighbour tokens, bool [B,C,1,1,K*R]."""
     if mask is None:
         return None
     mask = mask[:, first : first + chunks]
@@ -180,7 +177,7 @@ class Call(NamedTuple):
         return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
 
     def unflat(self, out: Tensor) -> Tensor:
-        """[B*C,H,M,D] -> [B,C,M,H,D]."""
+        """Undo the layout of `flat`: [B*C,H,M,D] to [B,C,M,H,D]."""
         return out.transpose(1, 2).unflatten(0, self.query.shape[:2])
 
 
@@ -210,7 +207,7 @@ def _call(
 
 
 def eager(query, key, value, **options) -> Tensor:
-    """Attend the whole batch at once, every logit in memory."""
+    """Attend with every logit in memory."""
     call = _call(query, key, value, **options)
     logits = torch.einsum("bcmhd,bcshd->bchms", call.query, call.key)
     if call.bias is not None:
@@ -221,7 +218,7 @@ def eager(query, key, value, **options) -> Tensor:
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
-    """torch's scaled dot-product attention over the folded chunks, with the position logits as additive mask."""
+    """Attend the folded chunks by torch's SDPA, with the position logits as additive mask."""
     call = _call(query, key, value, **options)
     b, chunks, rows, h, _ = call.query.shape
     bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
@@ -238,7 +235,7 @@ def sdpa_bias(query, key, value, **options) -> Tensor:
 
 
 def flex(query, key, value, **options) -> Tensor:
-    """FlexAttention over the folded chunks; the un-repeated position logits [.., M, R] are a captured tensor."""
+    """Attend the folded chunks by FlexAttention, which captures the position logits [B*C,H,M,R]."""
     call = _call(query, key, value, **options)
     length, score = key.shape[3], None
     if call.bias is not None:
@@ -252,7 +249,7 @@ def flex(query, key, value, **options) -> Tensor:
 
 
 def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
-    """retro-pytorch's module as the op without positions: identity projections, no null key, rotary angles of zero."""
+    """Attend by retro-pytorch's module, without positions: identity projections, no null key, rotary angles of zero."""
     h, d = query.shape[2:]
     module = _retro_pytorch(chunk_len, h, d)
     mask = (
@@ -264,7 +261,7 @@ def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_st
 
 
 def retro_pytorch_package():
-    """`retro_pytorch.retro_pytorch`, with a stand-in for its index builder, autofaiss, which pins old versions."""
+    """Import `retro_pytorch.retro_pytorch` with a stand-in for its index builder autofaiss, which pins old versions."""
     stand_in = types.ModuleType("autofaiss")
     stand_in.build_index = None
     sys.modules.setdefault("autofaiss", stand_in)
@@ -304,7 +301,7 @@ def _no_retro_pytorch(case, dtype, device) -> str | None:
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    """Logits, position logits and probabilities of every pair, and as much again for the backward."""
+    """Return the bytes of logits, position logits and probabilities, and of their gradients."""
     s = case.shape
     return s["B"] * s["H"] * s["N"] * s["K"] * s["R"] * itemsize * (7 if backward else 4)
 

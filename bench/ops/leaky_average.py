@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 torch = Lazy("torch")
 
 OP = "leaky_average"
-
-
-BLOCK = 128  # time steps a product
+BLOCK = 128  # time steps of one product
 LONGEST_MATRIX = 2048  # time steps
 DECAYS = (0.3, 0.99)
 
@@ -47,14 +45,14 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def _toeplitz(decay: Tensor, n: int) -> Tensor:
-    """[H,n,n]: decay**(t-s) for s <= t, else 0."""
+    """Return [H,n,n]: decay**(t-s) for s <= t, else 0."""
     steps = torch.arange(n, device=decay.device)
     power = steps[:, None] - steps
     return decay[:, None, None].pow(power.clamp_min(0).to(decay.dtype)).tril()
 
 
 def eager(x, decay, *, initial=None) -> Tensor:
-    """Blocks of 128 steps: a triangular product inside each, the last state carried to the next."""
+    """Multiply blocks of 128 steps by a triangular matrix, and carry the last state to the next block."""
     n = x.shape[1]
     matrix = _toeplitz(decay, min(n, BLOCK))
     steps = torch.arange(1, matrix.shape[1] + 1, device=x.device, dtype=decay.dtype)
@@ -71,7 +69,7 @@ def eager(x, decay, *, initial=None) -> Tensor:
 
 
 def toeplitz(x, decay, *, initial=None) -> Tensor:
-    """The whole [N,N] matrix a head: O(N^2)."""
+    """Multiply by the whole [N,N] matrix of each head."""
     y = torch.einsum("hts,bshd->bthd", _toeplitz(decay, x.shape[1]), x)
     if initial is not None:
         steps = torch.arange(1, x.shape[1] + 1, device=x.device, dtype=decay.dtype)
@@ -81,7 +79,7 @@ def toeplitz(x, decay, *, initial=None) -> Tensor:
 
 def _long_matrix(case, dtype, device) -> str | None:
     n = case.shape["N"]
-    return f"N={n}: the [N,N] matrix costs more than it tells" if n > LONGEST_MATRIX else None
+    return f"the [N,N] matrix is for N up to {LONGEST_MATRIX}; got {n}" if n > LONGEST_MATRIX else None
 
 
 def _matrix_bytes(case, itemsize: int, backward: bool) -> float:

@@ -1,4 +1,4 @@
-"""The merge of partial attentions in the harness: its cases, its work, and the formula in plain PyTorch."""
+"""The merge of partial attentions in the harness: its cases, its work and its baseline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def eager(outs, lses) -> tuple[Tensor, Tensor]:
-    """A softmax over the parts and their weighted sum."""
+    """Weigh the parts by a softmax and sum them."""
     weights = lses.softmax(0).mT.unsqueeze(-1).to(outs.dtype)
     return (weights * outs).sum(0), lses.logsumexp(0)
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 torch = Lazy("torch")
 
 OP = "relative_attention"
-
-
 #: a causal mask, with a table of relative keys from displacement 0
 CAUSAL = {"causal": True, "rel_start": 0}
 MOSAIC = {"extras": (), "options": {"causal": True, "causal_gap": 1, "scale": 0.125}}
@@ -55,13 +53,7 @@ CASES = [
     _case("low-rank-8k", "relative logits of width 16, extent 1024", "N=8192 E=16 T=1024", **LOW_RANK, gpu=32),
     _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", "N=1500", gpu=4),
     _case("conformer-750", "arXiv 2005.08100: bidirectional over 30 s of speech", "N=750", devices=()),
-    _case(
-        "t5",
-        "arXiv 1910.10683: a scalar bias per displacement",
-        "N=512 E=1",
-        extras=LOW_RANK["extras"],
-        devices=shared.BOTH,
-    ),
+    _case("t5", "arXiv 1910.10683: a scalar bias per displacement", "N=512 E=1", extras=LOW_RANK["extras"]),
     _case("grouped-4k", "grouped-query decoder", "N=4096 H=16 G=4 D=128 T=4096", options=CAUSAL, gpu=24),
     _case(
         "decode",
@@ -136,57 +128,8 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut
 
 
-def _visible(n: int, keys: int, offset: int, causal, causal_gap, window, key_mask, device) -> Tensor | None:
-    """bool [1 or B,1,N,S], None where everything is visible."""
-    visible = None
-    if causal or window is not None:
-        ones = torch.ones(n, keys, dtype=torch.bool, device=device)
-        visible = ones
-        if causal:
-            visible = visible & ones.tril(offset - causal_gap)
-        if window is not None:
-            visible = visible & ones.triu(offset - window + 1)
-        visible = visible[None, None]
-    if key_mask is not None:
-        visible = key_mask[:, None, None] if visible is None else visible & key_mask[:, None, None]
-    return visible
-
-
-def _bias(query, keys: int, offset: int, rel_key, rel_query, rel_start, position) -> Tensor | None:
-    """Position logits [B,H,N,S]: by the skew for a full table, by a gather for a bounded one."""
-    if rel_key is None:
-        return None
-    rel_query = query if rel_query is None else rel_query
-    rel_query = rel_query if position is None else rel_query + position
-    n, rows = query.shape[1], rel_key.shape[1]
-    lowest = offset - (keys - 1)
-    if 4 * rows >= n + keys - 1:
-        return shared.position_bias(rel_query, rel_key, keys, lowest, rel_start)
-    start = lowest if rel_start is None else rel_start
-    logits = torch.nn.functional.pad(
-        torch.einsum("bnhe,hte->bhnt", rel_query, rel_key.expand(query.shape[2], -1, -1)), (1, 1)
-    )
-    # column 0 and the last are zero, for displacements outside the table
-    column = (
-        torch.arange(n, device=query.device)[:, None] + (offset - start + 1) - torch.arange(keys, device=query.device)
-    )
-    return logits.gather(-1, column.clamp(0, rows + 1).expand(*logits.shape[:2], -1, -1))
-
-
-class Call(NamedTuple):
-    """Tensors of a call for the baselines that materialise every logit."""
-
-    query: Tensor  # [B,N,H,D], content bias added
-    key: Tensor  # [B,S,H,D]
-    value: Tensor
-    bias: Tensor | None  # [B,H,N,S]: position logits
-    visible: Tensor | None  # bool [1 or B,1,N,S]
-    scale: float
-    triangle: bool  # nothing but the causal mask of a square
-
-
 class Arguments(NamedTuple):
-    """Arguments of the op that the baselines serve."""
+    """Arguments of the op that the baselines serve, and the tensors that they materialise from them."""
 
     query: Tensor
     key: Tensor
@@ -217,71 +160,104 @@ class Arguments(NamedTuple):
     def factor(self) -> float:
         return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
+    @property
+    def first_row(self) -> int:
+        """Displacement of the table's first row."""
+        return self.offset - (self.key.shape[1] - 1) if self.rel_start is None else self.rel_start
 
-def _call(query, key, value, **options) -> Call:
-    """Materialise the op's arguments."""
-    a = Arguments(query, key, value, **options)
-    n, h, keys = query.shape[1], query.shape[2], key.shape[1]
-    bias = _bias(query, keys, a.offset, a.rel_key, a.rel_query, a.rel_start, a.position_bias)
-    visible = _visible(n, keys, a.offset, a.causal, a.causal_gap, a.window, a.key_mask, query.device)
-    masked = a.causal_gap != 0 or a.window is not None or a.key_mask is not None
-    triangle = bias is None and a.causal and not masked and n == keys and a.offset == 0
-    return Call(
-        a.content, shared.repeat_groups(key, h), shared.repeat_groups(value, h), bias, visible, a.factor, triangle
-    )
+    @property
+    def triangle(self) -> bool:
+        """Whether the call is plain causal attention over a square, which SDPA needs no mask for."""
+        masked = self.causal_gap != 0 or self.window is not None or self.key_mask is not None
+        square = self.query.shape[1] == self.key.shape[1] and self.offset == 0
+        return self.rel_key is None and self.causal and square and not masked
+
+    def heads(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value with as many heads, the content bias added."""
+        return self.content, *(shared.repeat_groups(t, self.query.shape[2]) for t in (self.key, self.value))
+
+    def visible(self) -> Tensor | None:
+        """Return the visible pairs, bool [1 or B,1,N,S]; None if all are."""
+        visible = None
+        if self.causal or self.window is not None:
+            ones = torch.ones(self.query.shape[1], self.key.shape[1], dtype=torch.bool, device=self.query.device)
+            visible = ones.tril(self.offset - self.causal_gap) if self.causal else ones
+            if self.window is not None:
+                visible = visible & ones.triu(self.offset - self.window + 1)
+            visible = visible[None, None]
+        if self.key_mask is not None:
+            visible = self.key_mask[:, None, None] if visible is None else visible & self.key_mask[:, None, None]
+        return visible
+
+    def bias(self) -> Tensor | None:
+        """Return the position logits [B,H,N,S], by a skew for a full table and by a gather for a bounded one."""
+        if self.rel_key is None:
+            return None
+        n, keys, rows = self.query.shape[1], self.key.shape[1], self.rel_key.shape[1]
+        if 4 * rows >= n + keys - 1:
+            rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
+            return shared.position_bias(rel_query, self.rel_key, keys, self.offset - (keys - 1), self.rel_start)
+        i, j = (torch.arange(size, device=self.query.device) for size in (n, keys))
+        column = i[:, None] + (self.offset - self.first_row + 1) - j
+        band = self.padded_band()
+        return band.gather(-1, column.clamp(0, rows + 1).expand(*band.shape[:2], -1, -1))
+
+    def padded_band(self) -> Tensor:
+        """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for displacements outside
+        the table.
+        """
+        rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
+        band = torch.einsum("bnhe,hte->bhnt", rel_query, self.rel_key.expand(rel_query.shape[2], -1, -1))
+        return torch.nn.functional.pad(band, (1, 1))
 
 
 def eager(query, key, value, **options) -> Tensor:
-    """Every logit in memory."""
-    call = _call(query, key, value, **options)
-    logits = torch.einsum("bnhd,bshd->bhns", call.query, call.key)
-    if call.bias is not None:
-        logits = logits + call.bias
-    return shared.attend(logits * call.scale, call.visible, call.value, "bhns,bshd->bnhd")
+    """Attend with every logit in memory."""
+    call = Arguments(query, key, value, **options)
+    query, key, value = call.heads()
+    bias = call.bias()
+    logits = torch.einsum("bnhd,bshd->bhns", query, key)
+    logits = logits if bias is None else logits + bias
+    return shared.attend(logits * call.factor, call.visible(), value, "bhns,bshd->bnhd")
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
-    """torch's scaled dot-product attention, the position logits and the mask materialised as its additive mask."""
-    call = _call(query, key, value, **options)
-    mask = call.visible
-    if call.bias is not None:
-        bias = call.bias * call.scale
-        mask = bias if call.visible is None else bias.masked_fill(~call.visible, shared.hidden(query.dtype))
-    sides = [t.transpose(1, 2) for t in (call.query, call.key, call.value)]
-    shown = {"is_causal": True} if call.triangle else {"attn_mask": mask}
-    out = torch.nn.functional.scaled_dot_product_attention(*sides, scale=call.scale, **shown).transpose(1, 2)
-    if call.visible is not None and not call.triangle:
-        out = out.masked_fill(~call.visible.any(-1).transpose(1, 2)[..., None], 0)  # rows that see nothing
+    """Attend by torch's SDPA, with position logits and mask as its additive mask."""
+    call = Arguments(query, key, value, **options)
+    sides = [t.transpose(1, 2) for t in call.heads()]
+    bias, visible = call.bias(), None if call.triangle else call.visible()
+    mask = visible if bias is None else bias * call.factor
+    if bias is not None and visible is not None:
+        mask = mask.masked_fill(~visible, shared.hidden(query.dtype))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *sides, attn_mask=mask, is_causal=call.triangle, scale=call.factor
+    ).transpose(1, 2)
+    if visible is not None:
+        out = out.masked_fill(~visible.any(-1).transpose(1, 2)[..., None], 0)  # rows without a visible key
     return out
 
 
 def flex(query, key, value, **options) -> Tensor:
-    """FlexAttention: a block mask, and the un-skewed position logits [B,H,N,T] as a captured tensor."""
-    a = Arguments(query, key, value, **options)
-    n, h, keys, offset = query.shape[1], query.shape[2], key.shape[1], a.offset
+    """Attend by FlexAttention with a block mask. It captures the position logits before the skew."""
+    call = Arguments(query, key, value, **options)
     score = None
-    if a.rel_key is not None:
-        start = offset - (keys - 1) if a.rel_start is None else a.rel_start
-        wanted = query if a.rel_query is None else a.rel_query
-        wanted = wanted if a.position_bias is None else wanted + a.position_bias
-        rows = a.rel_key.shape[1]
-        # a zero row on either side, for displacements outside the table
-        band = torch.nn.functional.pad(
-            torch.einsum("bnhe,hte->bhnt", wanted, a.rel_key.expand(h, -1, -1)) * a.factor, (1, 1)
-        )
+    if call.rel_key is not None:
+        band, rows = call.padded_band() * call.factor, call.rel_key.shape[1]
+        shift = call.offset - call.first_row + 1
 
         def score(value, batch, head, i, j):
-            return value + band[batch, head, i, (i + offset - j - start + 1).clamp(0, rows + 1)]
+            return value + band[batch, head, i, (i - j + shift).clamp(0, rows + 1)]
 
-    sides = [t.transpose(1, 2).contiguous() for t in (a.content, key, value)]
-    mask = _block_mask(n, keys, offset, a.causal, a.causal_gap, a.window, query.device)
+    sides = [t.transpose(1, 2).contiguous() for t in (call.content, key, value)]
+    n, keys = query.shape[1], key.shape[1]
+    mask = _block_mask(n, keys, call.offset, call.causal, call.causal_gap, call.window, query.device)
     out = shared.flex_attention()(
-        *sides, score_mod=score, block_mask=mask, scale=a.factor, enable_gqa=key.shape[2] != h
+        *sides, score_mod=score, block_mask=mask, scale=call.factor, enable_gqa=key.shape[2] != query.shape[2]
     )
     return out.transpose(1, 2)
 
 
-@functools.lru_cache(maxsize=8)  # a model builds it once and uses it in every layer
+@functools.lru_cache(maxsize=8)  # a model would build the mask once for all layers
 def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, device):
     if not causal and window is None:
         return None

@@ -1,4 +1,4 @@
-"""Relative logits in the harness: its cases, its work, and the product against every displacement."""
+"""Relative logits in the harness: its cases, its work and its baseline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ torch = Lazy("torch")
 
 OP = "relative_logits"
 BIASED = ("position_bias",)
-
 
 CASES = [
     shared.case(OP, "decoder-1k", shared.RETRO, "B=1 N=1024 S=1024 H=8 E=64", extras=BIASED),
@@ -65,9 +64,9 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 
 def eager(query, rel_key, *, key_len, rel_start=None, position_bias=None, query_offset=0) -> Tensor:
-    """Writes the whole band [N, N+key_len-1], then shifts it."""
-    wanted = query if position_bias is None else query + position_bias
-    return shared.position_bias(wanted, rel_key, key_len, query_offset - (key_len - 1), rel_start)
+    """Write the whole band [N, N+key_len-1], then skew it."""
+    rel_query = shared.position_query(query, None, position_bias)
+    return shared.position_bias(rel_query, rel_key, key_len, query_offset - (key_len - 1), rel_start)
 
 
 def _band_bytes(case, itemsize: int, backward: bool) -> float:

@@ -20,7 +20,7 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def eager(input, weight, eps):
-    """torch's own."""
+    """Call torch's own."""
     return torch.nn.functional.rms_norm(input, weight.shape, weight, eps)
 
 

@@ -20,10 +20,8 @@ OP = "topk_chunks"
 JUDGE = __name__.replace(".ops.topk_chunks", ".check.topk")
 INDEX_BYTES = 8  # int64
 DOCUMENTS = 64
-KEY_BLOCK = 65_536  # keys a product of `blocked`: 256 MiB of scores for 1024 queries
-
-
-#: RPT: the 2048 tokens that self-attention sees are 32 chunks, which no query may retrieve
+KEY_BLOCK = 65_536  # keys of one product of `blocked`: 256 MiB of scores for 1024 queries
+#: RPT: self-attention sees 2048 tokens, 32 chunks, which a query does not retrieve
 RETRIEVER = {"options": {"causal_gap": 32}, "modes": ("fwd", "fwdbwd")}
 
 
@@ -109,7 +107,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 def _scores(
     query, key, first=0, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
 ) -> Tensor:
-    """Scores [B,Q,n] of the keys `key`, which are first .. first+n-1 of all; -inf where one is no candidate."""
+    """Return the scores [B,Q,n] of keys first .. first+n-1; -inf for one that is no candidate."""
     scores = query @ key.mT
     if metric == "l2":
         scores = 2 * scores - key.square().sum(-1)[:, None] - query.square().sum(-1)[..., None]
@@ -126,7 +124,7 @@ def _scores(
 
 
 def eager(query, key, k, **options) -> tuple[Tensor, Tensor]:
-    """The whole score matrix in the inputs' type, then torch.topk."""
+    """Compute the whole score matrix in the inputs' type, then torch.topk."""
     best, indices = _scores(query, key, **options).topk(k, dim=-1)
     return best.float(), indices.masked_fill(best == -torch.inf, -1)
 
@@ -146,7 +144,7 @@ def blocked(query, key, k, **options) -> tuple[Tensor, Tensor]:
 
 
 class Faiss:
-    """FAISS's IndexFlat over the keys, built once a key tensor: a database is indexed once and searched often."""
+    """FAISS's exact index, kept while the key tensor stays the same: a database is indexed once and searched often."""
 
     def __init__(self):
         self._key, self._index = None, None
@@ -178,7 +176,7 @@ def _no_faiss(case, dtype, device) -> str | None:
 
 
 def _one_block(case, dtype, device) -> str | None:
-    return "one block holds all keys: the same as eager" if case.shape["S"] <= KEY_BLOCK else None
+    return "one block holds all keys, as in eager" if case.shape["S"] <= KEY_BLOCK else None
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:

@@ -1,6 +1,6 @@
 """Machine and tree of a record: versions, processor, threads, git state. An unknown value is None, never a guess.
 
-torch is imported only where a function needs it: reports of records don't.
+Only the functions that need torch import it, so that reports don't.
 """
 
 from __future__ import annotations
@@ -10,23 +10,22 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
-#: NVML's reasons for a clock below the one asked for (nvmlClocksEventReasons), but the power cap, 0x4, which a loaded
-#: GPU usually meets
+#: NVML's reasons for a clock below the requested one (nvmlClocksEventReasons). The power cap, 0x4, is left out, because
+#: a loaded GPU usually meets it.
 THROTTLED = {
     0x08: "hardware slow-down",
     0x20: "heat, by the driver",
     0x40: "heat, by the hardware",
     0x80: "power brake",
 }
-REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # set: what is measured is no result
-#: variables that a record notes where they are set
+REHEARSAL = "RETRO_KERNELS_REHEARSAL"  # variable that marks records as no results
+#: variables that a record notes if they are set
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "GOMP_CPU_AFFINITY", "TRITON_INTERPRET")
 
 
@@ -35,27 +34,28 @@ def ours(root: Path) -> bool:
     return (root / "retro_kernels" / "__init__.py").exists()
 
 
-#: file of the plug-in that is measured, if one is
+#: file of the plug-in that is measured
 measured: Path | None = None
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Return {"sha", "dirty"} of the measured tree: a plug-in's, or that of `retro_kernels`, which `ab` imports from
-    another tree. Both are None outside a repository.
+    """Return {"sha", "dirty"} of a tree. Both are None outside a repository.
+
+    root: default the tree of the plug-in, or of `retro_kernels`, which `ab` imports from another tree.
     """
     nothing = {"sha": None, "dirty": None}
     if root is None:
         file = measured or Path(importlib.import_module("retro_kernels").__file__).resolve()
         root = file.parent
         if not _output(["git", "-C", str(root), "ls-files", file.name]):
-            return nothing  # installed beside, or inside, some other repository
+            return nothing  # the repository around an installed package is not its own
     sha = _output(["git", "-C", str(root), "rev-parse", "HEAD"])
     status = _output(["git", "-C", str(root), "status", "--porcelain", "--untracked-files=no"])
     return {"sha": sha, "dirty": bool(status)} if sha and status is not None else nothing
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions, the processor, and the threads that calls take now."""
+    """Return the versions, the processor, and the present number of threads."""
     import torch
 
     return {**_versions(), "threads": torch.get_num_threads()}
@@ -80,7 +80,7 @@ def _versions() -> dict[str, Any]:
 
 
 def rehearsing() -> bool:
-    """Whether this process only tests that its command works."""
+    """Whether this process rehearses its command, for `gpu --rehearse`."""
     return bool(os.environ.get(REHEARSAL))
 
 
@@ -90,14 +90,13 @@ def device(kind: str) -> dict[str, Any]:
         import torch
 
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
-        cache = getattr(p, "L2_cache_size", None)
         return {
             "type": "cuda",
             "name": p.name,
             "arch": f"sm_{p.major}{p.minor}",
             "multiprocessors": p.multi_processor_count,
             "memory_bytes": p.total_memory,
-            "l2_bytes": cache,
+            "l2_bytes": p.L2_cache_size,
             "driver": driver_version(),
         }
     cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
@@ -113,42 +112,31 @@ def version(package: str) -> str | None:
 
 @functools.cache
 def ptxas_version() -> str | None:
-    """Return the release of the ptxas inside triton, which assembles its kernels."""
+    """Return the release of triton's ptxas, which assembles its kernels."""
     spec = importlib.util.find_spec("triton")
     if spec is None or not spec.submodule_search_locations:
         return None
-    ptxas = Path(spec.submodule_search_locations[0]) / "backends" / "nvidia" / "bin" / "ptxas"
-    text = _output([str(ptxas), "--version"]) if ptxas.exists() else None
-    return next(
-        (word.strip(",") for line in (text or "").splitlines() if "release" in line for word in line.split()[-1:]), None
-    )
+    return _release([str(Path(spec.submodule_search_locations[0], "backends", "nvidia", "bin", "ptxas")), "--version"])
 
 
 @functools.cache
 def nvcc_version() -> str | None:
-    text = _output(["nvcc", "--version"]) if shutil.which("nvcc") else None
-    return next((line.split()[-1] for line in (text or "").splitlines() if "release" in line), None)
+    return _release(["nvcc", "--version"])
 
 
 @functools.cache
 def compiler_version() -> str | None:
-    compiler = os.environ.get("CXX", "g++")
-    text = _output([compiler, "--version"]) if shutil.which(compiler) else None
-    return text.splitlines()[0] if text else None
+    return (_output([os.environ.get("CXX", "g++"), "--version"]) or "").partition("\n")[0] or None
 
 
 def driver_version() -> str | None:
-    text = (
-        _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"])
-        if shutil.which("nvidia-smi")
-        else None
-    )
-    return text.splitlines()[0].strip() if text else None
+    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
+    return text.partition("\n")[0].strip() or None
 
 
 def throttled(kind: str) -> str | None:
-    """Why the GPU's clock is now lower than asked for. None where it is not, or where nothing tells."""
-    if kind != "cuda" or not shutil.which("nvidia-smi"):
+    """Return why the GPU's clock is lower than requested. None if it is not, or if the driver does not tell."""
+    if kind != "cuda":
         return None
     import torch
 
@@ -197,7 +185,7 @@ def caches() -> dict[str, int] | None:
 
 
 def free_memory(kind: str) -> int | None:
-    """Bytes that can still be allocated on the device."""
+    """Return the bytes that can still be allocated on a device."""
     if kind != "cuda":
         return _meminfo("MemAvailable")
     import torch
@@ -221,7 +209,13 @@ def _meminfo(field: str) -> int | None:
         return None
 
 
+def _release(command: list[str]) -> str | None:
+    """Return the last word of the line in a CUDA tool's --version that names its release: "V13.0.88"."""
+    return next((line.split()[-1] for line in (_output(command) or "").splitlines() if "release" in line), None)
+
+
 def _output(command: list[str]) -> str | None:
+    """Return what a command prints; None if it is not installed or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

@@ -22,11 +22,11 @@ def _text(value: Any) -> str | None:
 
 def _memory(record: dict[str, Any]) -> str | None:
     size = record["device"].get("memory_bytes")
-    # rounded, for the system reserves another amount at each start
+    # rounded, because the system reserves another amount at each boot
     return f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
 
 
-#: part of a machine's identity -> its text in a record, None where the record lacks it
+#: field of a machine's identity -> its text in a record, None if the record lacks it
 IDENTITY: dict[str, Callable[[dict[str, Any]], str | None]] = {
     "device": lambda r: _text(r["device"].get("name")),
     "arch": lambda r: _text(r["device"].get("arch")),
@@ -45,8 +45,8 @@ def identity(record: dict[str, Any]) -> dict[str, str]:
 
 
 def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:
-    """Why timed records of `a` and `b` can't be compared; None if they can. A field that a record lacks is not
-    compared.
+    """Return why timed records of `a` and `b` can't be compared; None if they can. A field that a record lacks is left
+    out.
     """
     sides = [list({tuple(identity(r).items()): None for r in records if r["time"]}) for records in (a, b)]
     for one in map(dict, sides[0]):

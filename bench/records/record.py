@@ -1,4 +1,4 @@
-"""The record of one measurement: one JSON object a line, append-only. A missing value is null, never 0.
+"""The record of one measurement, a JSON object in a line of a file. A missing value is null, never 0.
 
 `FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema.
 """
@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA = 2
-GREATEST = 10**300  # of an integer: beyond it there is no float
-STATUSES = ("ok", "numerics_fail", "oom", "unsupported", "error")
+GREATEST = 10**300  # about the greatest integer that a float can hold
+FAILED = ("numerics_fail", "oom", "error")
+STATUSES = ("ok", "unsupported", *FAILED)
 NUMBER, TEXT, OBJECT, LIST, BOOL = (int, float), (str,), (dict,), (list,), (bool,)
 
 #: field -> (types, may be null)
@@ -50,27 +51,6 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
 }
 #: fields of results: null in the record of a case that did not run
 RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
-#: keys that an object must have; a dotted path, * for every key or position
-REQUIRED_INSIDE = {
-    "case": ("name", "shape"),
-    "git": ("sha", "dirty"),
-    "ceilings": ("bytes_per_s", "flops_per_s"),
-    "numerics": ("passed", "checked", "tensors"),
-    "numerics.tensors.*": ("frobenius", "limit", "passed"),
-    "time": ("samples", "minimum", "median", "method"),
-    "time.method": ("clock",),
-    "work": ("flops", "bytes"),
-    "roofline": ("floor_s", "bound", "fraction"),
-    "memory": ("peak_extra_bytes",),
-    "static": (
-        "stack_bytes",
-        "blocks_per_sm",
-        "tensor_instructions",
-        "async_copies",
-        "loop_issue_slots",
-        "loop_tensor_instructions",
-    ),
-}
 POSITIVE = (
     "time.minimum",
     "time.median",
@@ -80,13 +60,12 @@ POSITIVE = (
     "ceilings.bytes_per_s",
     "ceilings.flops_per_s.*",
 )
-#: path -> (types, may be null) of the values that reports read inside the objects
+STATIC = ("stack_bytes", "blocks_per_sm", "tensor_instructions", "async_copies")
+STATIC += ("loop_issue_slots", "loop_tensor_instructions")
+#: path -> (types, may be null) of values inside the objects; * stands for every key or position
 INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "git.sha": (TEXT, True),
-    "environment.torch": (TEXT, True),
-    "environment.triton": (TEXT, True),
-    "environment.threads": ((int,), True),
-    "device.name": (TEXT, True),
+    "git.dirty": (BOOL, True),
     "ceilings.bytes_per_s": (NUMBER, False),
     "ceilings.flops_per_s": (OBJECT, False),
     "ceilings.flops_per_s.*": (NUMBER, True),
@@ -98,24 +77,37 @@ INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
     "numerics.tensors.*": (OBJECT, False),
     "numerics.tensors.*.frobenius": (NUMBER, True),
     "numerics.tensors.*.limit": (NUMBER, False),
+    "numerics.tensors.*.passed": (BOOL, False),
     "time.samples": (LIST, False),
     "time.samples.*": (NUMBER, False),
-    **{f"time.{name}": (NUMBER, False) for name in ("minimum", "median", "p10", "p90")},
-    "time.host_s": (NUMBER, True),
+    "time.minimum": (NUMBER, False),
+    "time.median": (NUMBER, False),
     "time.method": (OBJECT, False),
     "time.method.clock": (TEXT, False),
-    "work.*": (NUMBER, False),
+    "work.flops": (NUMBER, False),
+    "work.bytes": (NUMBER, False),
     "roofline.floor_s": (NUMBER, True),
-    "roofline.fraction": (NUMBER, True),
     "roofline.bound": (TEXT, True),
+    "roofline.fraction": (NUMBER, True),
     "speedup.*": (NUMBER, False),
     "memory.peak_extra_bytes": (NUMBER, False),
-    **{f"static.{name}": (NUMBER, True) for name in REQUIRED_INSIDE["static"]},
-    **{
-        f"static.{name}": (NUMBER, True)
-        for name in ("registers", "shared_static_bytes", "shared_dynamic_bytes", "loop_cycles_at_least")
-    },
-    **{f"static.{name}": (TEXT, True) for name in ("kernel", "config")},
+    **{f"static.{name}": (NUMBER, True) for name in STATIC},
+}
+#: the same for values that a record may lack
+OPTIONAL: dict[str, tuple[tuple[type, ...], bool]] = {
+    "environment.torch": (TEXT, True),
+    "environment.triton": (TEXT, True),
+    "environment.threads": ((int,), True),
+    "device.name": (TEXT, True),
+    "time.p10": (NUMBER, False),
+    "time.p90": (NUMBER, False),
+    "time.host_s": (NUMBER, True),
+    "static.registers": (NUMBER, True),
+    "static.shared_static_bytes": (NUMBER, True),
+    "static.shared_dynamic_bytes": (NUMBER, True),
+    "static.loop_cycles_at_least": (NUMBER, True),
+    "static.kernel": (TEXT, True),
+    "static.config": (TEXT, True),
 }
 
 
@@ -163,10 +155,11 @@ def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> li
 def _inside(record: dict[str, Any]) -> list[str]:
     """List keys inside the objects that are missing or of another type."""
     wrong = []
-    for pattern, keys in REQUIRED_INSIDE.items():
-        sections = [(path, value) for path, value in _reach(record, pattern) if isinstance(value, dict)]
-        wrong += [f"{path}.{key}: missing" for path, value in sections for key in keys if key not in value]
-    for pattern, (types, nullable) in INSIDE.items():
+    for pattern in INSIDE:
+        parent, _, key = pattern.rpartition(".")
+        sections = [(path, value) for path, value in _reach(record, parent) if isinstance(value, dict)]
+        wrong += [f"{path}.{key}: missing" for path, value in sections if key not in ("*", *value)]
+    for pattern, (types, nullable) in (INSIDE | OPTIONAL).items():
         for path, value in _reach(record, pattern):
             wrong += _typed(path, value, types, nullable)
     return wrong
@@ -208,7 +201,10 @@ def _meaning(record: dict[str, Any]) -> list[str]:
         if v is not None and v <= 0
     ]
     wrong += [
-        f"{path}: expected a number of at least 0; got {value}" for path, value in _reach(record, "work.*") if value < 0
+        f"{path}: expected a number of at least 0; got {value}"
+        for name in ("work.flops", "work.bytes")
+        for path, value in _reach(record, name)
+        if value < 0
     ]
     return wrong
 
@@ -254,7 +250,7 @@ def replace(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """Cut off a line without its end, which a process leaves that is killed inside a write."""
+    """Cut off an incomplete last line, which a process leaves if it is killed while it writes."""
     if not path.exists():
         return
     with open(path, "rb+") as f:
@@ -264,7 +260,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read all records of a file. A torn last line is left out. Raises BadRecord for any other fault."""
+    """Read all records of a file. An incomplete last line is left out. Raises BadRecord for any other fault."""
     records = []
     try:
         lines = path.read_text(encoding="utf-8").split("\n")

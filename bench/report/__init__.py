@@ -1,1 +1,1 @@
-"""Rendering of records: terminal, Markdown, HTML, PNG. Nothing here measures."""
+"""Rendering of records: terminal, Markdown, HTML, PNG."""

@@ -6,15 +6,15 @@ import itertools
 import math
 import statistics
 
-LEAST = 3  # points of a level
-SHIFT = 1.03  # a smaller step is none
-SIGMAS = 4.0  # of the noise of two levels' means
-NOISE = 0.005  # of one point, at least
+LEAST = 3  # least points of a level
+SHIFT = 1.03  # least ratio of two levels
+SIGMAS = 4.0  # least step between two levels, over the noise of their means
+NOISE = 0.005  # least noise of one point
 ENDS = 5  # points at either end that `drift` compares
 
 
 def points(times: list[float]) -> list[int]:
-    """Return the indices at which another level begins, in order.
+    """Return the indices at which a new level begins, in order.
 
     >>> points([1.0, 1.01, 1.0, 1.01, 1.2, 1.21, 1.2, 1.21])
     [4]
@@ -24,7 +24,7 @@ def points(times: list[float]) -> list[int]:
 
 
 def drift(times: list[float]) -> float:
-    """Return the last times over the first ones, by their medians: the sum of many small steps.
+    """Return the median of the last times over that of the first, which shows the sum of many small steps.
 
     >>> drift([1.0, 1.0, 1.1, 1.1])
     1.1
@@ -34,9 +34,9 @@ def drift(times: list[float]) -> float:
 
 
 def _noise(logs: list[float]) -> float:
-    """Spread of one point, from the steps between neighbours: few of them are changes."""
+    """Return the spread of one point, from the steps between adjacent points: few of them are changes."""
     steps = [abs(b - a) for a, b in itertools.pairwise(logs)]
-    return max(statistics.median(steps) / 0.954, NOISE) if steps else NOISE  # |difference of two|: 0.954 sigma
+    return max(statistics.median(steps) / 0.954, NOISE) if steps else NOISE  # median |a - b| = 0.954 sigma
 
 
 def _split(logs: list[float], first: int, last: int, noise: float) -> list[int]:

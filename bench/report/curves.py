@@ -1,4 +1,4 @@
-"""A history as one page: a curve for each case over its commits, with its change points."""
+"""Page of a history: a curve for each case over its commits, with its change points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STYLE = Path(__file__).resolve().parent / "page.css"
 
 
 def page(series: dict[tuple[str, str], list[dict]]) -> str:
-    """`series`: (id, machine) -> records in order."""
+    """Return the page of `series`: (id, machine) -> records in order."""
     curves = "".join(_figure(name, where, rows) for (name, where), rows in series.items())
     style = STYLE.read_text(encoding="utf-8")
     return (

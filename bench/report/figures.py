@@ -1,4 +1,4 @@
-"""The pictures, by matplotlib: `panels` as one PNG for a pull request, or each as SVG for the page."""
+"""Pictures by matplotlib: all `panels` as one PNG for a pull request, or each as SVG for the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAGE_IN = 8.2  # width of a picture on the page
 
 
 def roofs(records: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
-    """Return (type, bytes/s, FLOP/s) of the ceilings that were measured last."""
+    """Return (type, bytes/s, FLOP/s) of the last ceilings."""
     ceilings = next((r["ceilings"] for r in reversed(records) if r["ceilings"]), None)
     if ceilings is None:
         return []
@@ -27,7 +27,7 @@ def roofs(records: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
 
 
 def bar_height(rows: list[summary.Row]) -> float:
-    """Height of a panel of bars in inches."""
+    """Return the height of a panel of bars in inches."""
     return BAR_IN * len(rows) + MARGIN_IN
 
 
@@ -65,10 +65,7 @@ def svg(draw: Callable[..., None], *arguments, height: float = PLOT_IN) -> str:
 
 
 def write(records: list[dict[str, Any]], path: Path) -> None:
-    """Write the roofline and the ratio bars as one PNG.
-
-    Raises ImportError without matplotlib.
-    """
+    """Write the roofline and the ratio bars as one PNG. Raises ImportError without matplotlib."""
     with _plain() as plt:
         latest = list(records_module.latest(records).values())
         rows = [row for row in summary.rows(latest) if row.seconds is not None]

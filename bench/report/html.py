@@ -1,8 +1,9 @@
-"""One self-contained page: cards, a table that sorts and filters, a section for each op. Light and dark; no network."""
+"""Self-contained page of records: cards, a table that sorts and filters, and a section for each op."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,11 @@ from ..records import record as records_module
 from . import figures, panels, ranges, summary
 
 HERE = Path(__file__).resolve().parent
-BAD = ("numerics_fail", "error", "oom")
-#: ratio without heat, and of full green; full red is its inverse
-HEAT_RATIO, FULL_HEAT = 1.0, 4.0
+FULL_HEAT = 4.0  # ratio of full green; its inverse is full red
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Return the page of the records. Tables show the last record of every id. Without matplotlib the page has no
-    pictures and says so.
-    """
+    """Return the page of the last record of every id. Without matplotlib it has no pictures and says so."""
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     compiled = [r for r in latest if r["static"]]
@@ -47,9 +44,9 @@ def page(records: list[dict[str, Any]]) -> str:
 
 
 def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
-    """Answer on top, a line each: Right? Fast? What is missing?"""
+    """Write the verdict, a line each: Right? Fast? Missing?"""
     kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
-    bad = [r for r in kernels if r["status"] in BAD]
+    bad = [r for r in kernels if r["status"] in records_module.FAILED]
     passed = [r for r in kernels if r["status"] == "ok"]
     missing = [r for r in kernels if r["status"] == "unsupported"]
     compared = [row.rival_speedup for row in rows if row.rival_speedup]
@@ -57,7 +54,7 @@ def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
     right = f"<span class=bad>no: {len(bad)} of {len(kernels)} fail</span>" if bad else f"yes: {len(passed)} pass"
     fast = f"{faster} of {len(compared)} faster than the best baseline" if compared else "not timed"
     if compared:
-        fast += f", {summary.ratio(math.exp(sum(map(math.log, compared)) / len(compared)))} on average (geometric mean)"
+        fast += f", {summary.ratio(statistics.geometric_mean(compared))} on average (geometric mean)"
     untimed = len(passed) - sum(row.record["role"] != "baseline" for row in rows)
     lacks = [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
     lines = (
@@ -86,10 +83,10 @@ def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
     rows = summary.rows(group)
     speedups = [row.rival_speedup for row in rows if row.rival_speedup]
     margins = [m for m in map(summary.margin, group) if m is not None]
-    failed = sum(record["status"] in BAD for record in group)
+    failed = sum(record["status"] in records_module.FAILED for record in group)
     ran = sum(record["status"] == "ok" for record in group)
     verdict = f"<span class=bad>{failed} fail</span>" if failed else f"{ran} pass" if ran else "not run here"
-    mean = math.exp(sum(map(math.log, speedups)) / len(speedups)) if speedups else None
+    mean = statistics.geometric_mean(speedups) if speedups else None
     against = f"geometric mean of {len(speedups)} against the best baseline" if speedups else "not timed"
     worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
     return (
@@ -100,7 +97,7 @@ def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
 
 
 def _failures(records: list[dict[str, Any]]) -> str:
-    bad = [r for r in records if r["status"] in BAD]
+    bad = [r for r in records if r["status"] in records_module.FAILED]
     items = "".join(f"<li class=bad>{escape(r['status'])}: {escape(r['id'])}: {escape(r['reason'])}</li>" for r in bad)
     return _section("Failures", "failures", f"<ul>{items}</ul>") if items else ""
 
@@ -117,28 +114,24 @@ def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str
 
 
 def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]) -> str:
-    content = _figure(figures.svg(panels.roofline, rows, figures.roofs(latest)))
+    drawn = [figures.svg(panels.roofline, rows, figures.roofs(latest))]
     compared = [row for row in rows if row.rival_speedup is not None]
     if compared:
-        content += _figure(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
-    return _section(kernel, kernel, content)
-
-
-def _figure(drawn: str) -> str:
-    return f"<figure>{drawn}</figure>"
+        drawn.append(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
+    return _section(kernel, kernel, "".join(f"<figure>{picture}</figure>" for picture in drawn))
 
 
 def _heat(value: float | None, good_is_high: bool = True) -> str:
     """Return a background from red (below 1) over none (1) to green (FULL_HEAT)."""
     if not value or value <= 0 or not math.isfinite(value):
         return ""
-    strength = math.log(value / HEAT_RATIO) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
+    strength = math.log(value) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
     tone = "--good" if strength > 0 else "--bad"
     return f"background: rgba(var({tone}), {min(abs(strength), 1) * 0.45:.2f})"
 
 
 def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tuple[str, Any, str]]]]) -> str:
-    """`lines`: (id, [(text, value to sort by, style)])."""
+    """Write a table that sorts and filters. `lines`: (id, [(text, value to sort by, style)])."""
     numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
     head = "".join(

@@ -1,9 +1,10 @@
-"""Markdown for a pull-request comment: at most 20 rows shown, the rest folded."""
+"""Markdown for a pull-request comment. It shows 20 rows and folds the others."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..records import record
 from . import summary
 
 #: first line of a comment, by which a workflow finds the comment to update
@@ -15,11 +16,11 @@ HEADER = """\
 
 
 def table(records: list[dict[str, Any]]) -> str:
-    """Return the kernels of `records`, the slowest against their rivals first."""
+    """Return a table of the kernels of `records`, the slowest against their rivals first."""
     timed = [row for row in summary.rows(records) if row.seconds is not None]
     timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lines = [f"{line}  " for line in summary.machine(records)]
-    bad = [r for r in records if r["status"] in ("numerics_fail", "error", "oom")]
+    bad = [r for r in records if r["status"] in record.FAILED]
     lines += [f"- {wrong}"] if (wrong := summary.beyond(records)) else []
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]

@@ -10,7 +10,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     const rows = [...table.tBodies[0].rows];
     rows.sort((a, b) => {
       const [x, y] = [value(a.cells[column]), value(b.cells[column])];
-      if (x === null || y === null) return (x === null) - (y === null);  // what is missing stays last
+      if (x === null || y === null) return (x === null) - (y === null);  // missing values stay last
       return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
     });
     table.tBodies[0].append(...rows);

@@ -1,36 +1,30 @@
-"""Panels of the pictures, drawn by matplotlib for the PNG and for the page.
-
-Each operator has its colour and each type its marker, in every panel.
-"""
+"""Panels of the pictures. Each of OPERATORS has one colour and each type one marker in all of them."""
 
 from __future__ import annotations
 
 from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
-#: Okabe and Ito's palette, which colour-blind readers tell apart, on a light and on a dark ground
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31", "#888888")
+#: Okabe and Ito's palette, for colour-blind readers, on a light or dark ground
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # the last: any other operator
 MARKERS = {"float32": "o", "bfloat16": "s", "float16": "^"}
 SMALL = 7  # points
-INK, FAINT = "#333334", "#8a8a8b"  # text and axes; lines behind the data. The page replaces both by its own colours
+INK, FAINT = "#333334", "#8a8a8b"  # text and axes, lines behind the data; the page replaces both by its own colours
 
 
-def colour(names: tuple[str, ...] | list[str], name: str) -> str:
-    known = list(names)
-    return COLOURS[(known.index(name) if name in known else len(known)) % len(COLOURS)]
+def colour(kernel: str) -> str:
+    return COLOURS[OPERATORS.index(kernel) if kernel in OPERATORS else len(OPERATORS)]
 
 
 def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
-    """Draw FLOP/s against FLOPs a byte. The slope is the memory's rate; the ceilings are those of a product."""
+    """Draw FLOP/s against FLOPs per byte, under the memory's slope and the ceilings of matrix products."""
     from matplotlib.lines import Line2D
 
     known = [(work, r) for r in rows if (work := r.record["work"]) and work["bytes"] and work["flops"]]
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         marker = MARKERS.get(record["dtype"], "x")
-        drawn = axes.scatter(
-            x, y, s=24, color=colour(OPERATORS, record["kernel"]), marker=marker, linewidths=0, alpha=0.85
-        )
+        drawn = axes.scatter(x, y, s=24, color=colour(record["kernel"]), marker=marker, linewidths=0, alpha=0.85)
         drawn.set_gid(f"point:{record['id']}")
     low = min([p[0] for p in points], default=1) / 2
     high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
@@ -44,19 +38,19 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
     kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
-    handles = [Line2D([], [], linestyle="", marker="o", color=colour(OPERATORS, k), label=k) for k in kernels]
+    handles = [Line2D([], [], linestyle="", marker="o", color=colour(k), label=k) for k in kernels]
     handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=INK, label=d) for d in dtypes]
     axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
 
 def bars(axes, rows: list[summary.Row]) -> None:
-    """Draw a bar a row: the speed-up over its fastest rival. Whiskers show the spread where it is known."""
+    """Draw a bar for each row, its speed-up over the fastest rival. Whiskers show the known spreads."""
     places = range(len(rows))
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
     drawn = axes.barh(
-        places, values, left=0, height=0.75, color=[colour(OPERATORS, row.record["kernel"]) for row in rows], alpha=0.85
+        places, values, left=0, height=0.75, color=[colour(row.record["kernel"]) for row in rows], alpha=0.85
     )
     for patch, row in zip(drawn, rows, strict=True):
         patch.set_gid(f"bar:{row.record['id']}")
@@ -81,7 +75,7 @@ def bars(axes, rows: list[summary.Row]) -> None:
 
 
 def _note(axes, text: str, place: tuple[float, float], points: tuple[int, int], **options) -> None:
-    """Write small text at a place of the data, shifted by some points."""
+    """Write small text at a place of the data, shifted by `points`."""
     axes.annotate(text, place, points, textcoords="offset points", fontsize=SMALL, color=INK, **options)
 
 

@@ -1,4 +1,4 @@
-"""Range of a ratio over the kept records of one processor: one night's figure is not the machine's."""
+"""Range of a ratio over the kept records of one processor, because runs of one machine differ."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def of_run(records: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def timed(path: Path) -> list[dict[str, Any]]:
-    """Return the timed records of a file. A file of predictions, which lies in the same folder, has none."""
+    """Return the timed records of a file. A file of predictions in the same folder has none."""
     return _timed(path, path.stat().st_mtime_ns)
 
 
@@ -43,5 +43,5 @@ def _timed(path: Path, changed: int) -> list[dict[str, Any]]:
 
 
 def _processor(one: dict[str, Any]) -> tuple:
-    caches = one["device"].get("caches") or {}  # generations of a processor share its name
+    caches = one["device"].get("caches") or {}  # generations of a processor share one name
     return one["device"].get("name"), tuple(one["environment"].get("isa") or ()), *sorted(caches.items())

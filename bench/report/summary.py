@@ -1,4 +1,4 @@
-"""Rows that every format shows: one for each kernel, case, type and mode, with its best rivals of the same run."""
+"""Rows of every format: one for each kernel, case, type and mode, with its best rivals of the same run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..measure.samples import estimate
 
-#: baselines that compute another function than the op: they show a cost and are no rivals
+#: baselines that compute another function than the op: they show a cost and do not compete
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
 
 
@@ -28,8 +28,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """`speedup`: over eager. `rival`: the fastest baseline that computes the same function, with the speed-up over it.
-    `spread`: 10th to 90th percentile of that speed-up, from both sides' samples; None where the rival has no record.
+    """Line of a table. `speedup`: over eager. `rival`: fastest baseline that computes the same function, with the
+    speed-up over it. `spread`: 10th to 90th percentile of that speed-up; None if the rival has no record.
     """
 
     record: dict[str, Any]
@@ -113,9 +113,8 @@ def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
     name, _, rest = record["case"]["name"].partition(":")
     case = rest.split(":")[0] if record["backend"] == "triton" else ""
     cycles = s.get("loop_cycles_at_least")
-    names = ("registers", "stack_bytes", None, "blocks_per_sm")
-    names += ("tensor_instructions", "async_copies", "copies_in_flight")
-    numbers = [shared if name is None else s.get(name) for name in names] + [s["loop_issue_slots"] or None]
+    numbers = (s.get("registers"), s["stack_bytes"], shared, s["blocks_per_sm"], s["tensor_instructions"])
+    numbers += (s["async_copies"], s.get("copies_in_flight"), s["loop_issue_slots"] or None)
     shown = ("-" if value is None else str(value) for value in numbers)
     first = ((s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-")
     return (*first, *shown, "-" if cycles is None else f"{cycles:.0f}")
@@ -161,7 +160,7 @@ def percent(value: float | None) -> str:
 
 
 def beyond(records: list[dict[str, Any]]) -> str | None:
-    """Return a warning where kernels are faster than the measured ceiling: then the ceiling is wrong."""
+    """Return a warning if a kernel is faster than the measured ceiling, which is then wrong."""
     above = [r["roofline"]["fraction"] for r in records if r["roofline"] and (r["roofline"]["fraction"] or 0) > 1]
     if not above:
         return None
@@ -172,8 +171,8 @@ def beyond(records: list[dict[str, Any]]) -> str | None:
     )
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def megabytes(record: dict[str, Any]) -> str:

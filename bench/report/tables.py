@@ -1,4 +1,4 @@
-"""Tables for a terminal, drawn by rich. A narrow terminal drops columns; a file or a pipe gets the whole table."""
+"""Tables for a terminal, drawn by rich. Columns that do not fit are dropped. A file or a pipe gets all of them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ def width() -> int | None:
     return shutil.get_terminal_size((80, 24)).columns if drawn else None
 
 
-def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | None = None) -> str:
-    """Format a table, whose first row is the header, in `room` characters (default: the terminal's). Columns in `drop`
-    are left out in order until it fits.
-    """
-    room = room or width()
+def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = ()) -> str:
+    """Format a table, whose first row is the header. Columns in `drop` are left out in order until it fits."""
+    room = width()
     header, lines = table[0], table[1:]
     kept = list(range(len(header)))
     for name in drop if room else ():
@@ -39,13 +37,13 @@ def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = (), room: int | 
         text = _plain(rows)
     gone = [name for i, name in enumerate(header) if i not in kept]
     return "\n".join(
-        [text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"], room) if gone and lines else [])]
+        [text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"]) if gone and lines else [])]
     )
 
 
-def notes(lines: list[str], room: int | None = None) -> list[str]:
-    """Sentences, wrapped to the terminal with a hanging indent."""
-    room = room or width()
+def notes(lines: list[str]) -> list[str]:
+    """Wrap sentences to the terminal, with a hanging indent."""
+    room = width()
     return [
         textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) if room else line for line in lines
     ]

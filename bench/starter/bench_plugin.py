@@ -1,4 +1,4 @@
-"""This repository's kernels for retro-bench. Put your own operator in the place of `row_norm`.
+"""This repository's kernels for retro-bench. Replace `row_norm` by your own operator.
 
 retro-bench check --plugin bench_plugin    right?
 retro-bench run --plugin bench_plugin      fast?
@@ -12,23 +12,23 @@ EPS = 1e-6
 
 
 def reference(x, weight):
-    """The definition: y = x / rms(x) * weight. In float64 it decides what is right."""
+    """Define y = x / rms(x) * weight. Kernels are checked against it in float64."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight
 
 
 def kernel(x, weight):
-    """The kernel under test: call yours here."""
+    """Call the kernel under test: put yours here."""
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPS)
 
 
 def arguments(case, draw):
-    """Fresh random inputs of one case."""
+    """Draw random inputs of one case."""
     rows, width = case.shape["B"], case.shape["D"]
     return {"x": draw.normal(rows, width), "weight": draw.uniform(width, low=0.5, high=1.5)}
 
 
 def work(case, itemsize, mode):
-    """FLOPs and fewest bytes of one call; with its backward about twice as many of both."""
+    """Count FLOPs and least bytes of one call. The backward adds about twice as many."""
     elements = case.shape["B"] * case.shape["D"]
     times = 3 if mode == "fwdbwd" else 1
     return retro_bench.Work(flops=4.0 * elements * times, bytes=2 * elements * itemsize * times)
@@ -46,6 +46,6 @@ retro_bench.register(
 )
 for name, rows, width in (("narrow", 512, 256), ("wide", 64, 4096)):
     retro_bench.register(retro_bench.Case(OP, name, {"B": rows, "D": width}, "a row norm of a small model"))
-# the baseline `eager` is the yardstick: a kernel may be twice as inaccurate as plain PyTorch in the same type
+# `eager` is the yardstick: a kernel may have twice the error of plain PyTorch in the same type
 retro_bench.register(retro_bench.Contender(OP, "eager", reference))
 retro_bench.register(retro_bench.Contender(OP, "mine", kernel, role="kernel", devices=("cpu",)))

@@ -111,7 +111,6 @@ def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatc
     ],
 )
 def test_why_a_clock_is_throttled(monkeypatch, answers, why):
-    monkeypatch.setattr(environment.shutil, "which", lambda name: name)
     monkeypatch.setattr(environment, "_output", lambda command: answers.get(command[3].removeprefix("--query-gpu=")))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1-2-3"))
@@ -152,6 +151,16 @@ def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
         name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny")
     )
     assert "flex" in out and "runs on cuda only" in out
+
+
+def test_list_asks_the_backends_why(monkeypatch, capsys):
+    """The plain list does not ask a kernel, and names no memory."""
+    monkeypatch.setattr(environment, "free_memory", lambda device: 0)
+    asked = ["list", "--device", "cpu", "--kernel", "leaky_average", "--case", "long"]
+    assert bench.main(asked) == 0
+    assert "GiB are free" not in capsys.readouterr().out
+    assert bench.main([*asked, "--why"]) == 0
+    assert "needs 1 GiB; 0.0 GiB are free" in capsys.readouterr().out
 
 
 def test_registered_names_are_checked(tables):

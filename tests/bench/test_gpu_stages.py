@@ -170,7 +170,7 @@ def test_a_rehearsals_records_are_no_results(tmp_path, monkeypatch, capsys):
     line = json.loads((environment.ROOT / "bench/results/cpu-zen5-2core-2026-11-22.jsonl").read_text().splitlines()[0])
     file.write_text(json.dumps(line | {"environment": line["environment"] | {"rehearsal": True}}) + "\n")
     assert bench.main(["report", str(file)]) == bench.main(["compare", str(file), str(file)]) == exits.USAGE
-    assert "a rehearsal's records, which are no results" in capsys.readouterr().err
+    assert "expected measured records; got those of a rehearsal" in capsys.readouterr().err
     monkeypatch.setenv(environment.REHEARSAL, "1")
     assert bench.main(["report", str(file)]) == exits.OK
 

@@ -1,7 +1,7 @@
-"""The CPU kernels' tests on an emulated 64-bit ARM processor: `python -m tools.arm [ISA ...]`.
+"""Test the CPU kernels on an emulated 64-bit ARM processor: `python -m tools.arm [ISA ...]`.
 
-Compiles the kernels for each instruction set (about a minute of one core each), then runs the cases of
-`tools.arm.cases` against the float64 reference, as `tests/ops` does for the processor at hand.
+For each instruction set the kernels are compiled (about a minute of one core) and compared with the float64 reference,
+on the cases of `tools.arm.cases`. `tests/ops` does so on the processor at hand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(isa: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.arm", description=__doc__.split("\n\n")[0])
-    parser.add_argument("isas", nargs="*", default=emulated.ISAS, metavar="ISA", help=f"of {', '.join(emulated.ISAS)}")
+    parser.add_argument("isas", nargs="*", default=emulated.ISAS, metavar="ISA", help="test these instruction sets")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.isas) - set(emulated.ISAS):
         parser.error(f"expected some of {', '.join(emulated.ISAS)}; got {', '.join(sorted(unknown))}")

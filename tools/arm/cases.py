@@ -1,4 +1,4 @@
-"""Calls of every op at the edges of the kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
+"""Calls of every op at the edges of its kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SELF = {
 
 
 def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield small cases of the ops that compile within seconds."""
+    """Yield (description, op, keyword arguments) of the ops that compile within seconds."""
     yield "odd sizes", "leaky_average", inputs.leaky(4, dtype=dtype)
     yield ("odd sizes", "relative_logits", inputs.relative_logits(4, dtype=dtype, B=1, N=70, H=2, key_len=90, E=5))
     if dtype == torch.float32:
@@ -37,7 +37,7 @@ def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def every() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield (description, op, keyword arguments)."""
+    """Yield (description, op, keyword arguments) of all ops, in every type."""
     for dtype in DTYPES:
         for name, sizes in CROSS.items():
             yield f"{name}, {dtype}", "chunked_cross_attention", inputs.cross_attention(3, dtype=dtype, **sizes)

@@ -1,4 +1,4 @@
-// Prints the instruction sets that csrc/cpu/isa.cpp finds on the processor that runs this.
+// Print the instruction sets that csrc/cpu/isa.cpp finds on this processor.
 #include <cstdio>
 
 #include "cpu/isa.h"

@@ -1,5 +1,5 @@
-// Runs calls of one instruction set's kernels, as tools/arm/emulated.py sends them: compiled for 64-bit ARM, and run
-// under an emulator. Numbers in the machine's order, which is the same on both sides.
+// Run the kernel calls that tools/arm/emulated.py sends, compiled for one instruction set of 64-bit ARM and under an
+// emulator. Numbers have the byte order of the machine, which is the same on both sides.
 //
 //   call   name '\n', argument
 //   argument  'n' none; 'i' int64; 'd' double; 'v' type rank sizes strides bytes data; 't' count arguments
@@ -39,7 +39,7 @@ struct Argument {
   int64_t integer = 0;
   double real = 0;
   retro::View view;
-  std::unique_ptr<char[]> data;  // 64 guard bytes on either side: an emulator finds no stray store by itself
+  std::unique_ptr<char[]> data;  // 64 guard bytes on either side: the emulator does not check bounds
   int64_t bytes = 0;
   std::vector<Argument> parts;
 

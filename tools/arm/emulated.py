@@ -1,7 +1,7 @@
-"""CPU kernels of 64-bit ARM on another processor: cross-compiled, and run by qemu's user-mode emulator.
+"""Run the CPU kernels of 64-bit ARM on another processor: cross-compiled, under qemu's user-mode emulator.
 
-`Extension` stands in for `retro_kernels._cpu`. A call's tensors go to the emulated process, and its results come back
-to their addresses. Only correctness counts: an emulator's time says nothing.
+`Extension` stands in for `retro_kernels._cpu`. It sends a call's tensors to the emulated process and copies them back
+to their addresses. An emulator's time means nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-#: emulated processor of each instruction set; by default `max` has scalable vectors of 64 bytes
+#: emulated processor of each instruction set; the default vectors of `max` have 64 bytes
 PROCESSORS = {"neon": "max", "neonbf16": "max", "sve": "max,sve-default-vector-length=32"}
 ISAS = tuple(PROCESSORS)
 ROOT_OF_TARGET = f"/usr/{COMPILER.removesuffix('-g++')}"  # where Debian has the target's libraries
@@ -37,8 +37,9 @@ def missing() -> str | None:
 
 
 def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Path:
-    """Build the driver with the kernels of one instruction set. `kernels` names sources and leaves the attentions out.
-    It is compiled again where a source is newer.
+    """Build the driver with the kernels of one instruction set, unless it is newer than all sources.
+
+    kernels: names of sources, without the attentions; default all.
     """
     setup = _setup()
     level = list(setup.ISA_FLAGS).index(isa)
@@ -80,7 +81,7 @@ def build_choice(folder: Path) -> Path:
 
 
 class Extension:
-    """The functions of `retro_kernels._cpu`, computed by an emulated processor."""
+    """`retro_kernels._cpu` on an emulated processor."""
 
     def __init__(self, driver: Path, isa: str):
         self.isa, command = isa, emulator(PROCESSORS[isa], driver)
@@ -93,11 +94,9 @@ class Extension:
         self.process.wait()
 
     def advise_huge_pages(self, address: int, size: int) -> None:
-        """No-op."""
+        """Do nothing."""
 
     def __getattr__(self, name: str):
-        if not name.islower():  # calls that repeat
-            raise AttributeError(name)
         return functools.partial(self._call, name)
 
     def _call(self, name: str, *arguments) -> None:
@@ -112,7 +111,7 @@ class Extension:
                 raise RuntimeError(self.process.stdout.readline().decode().strip() or "the emulated process ended")
             for address, size in views:
                 data = self.process.stdout.read(size)
-                if data != ctypes.string_at(address, size):  # inputs may be shared, and are as they were
+                if data != ctypes.string_at(address, size):  # leave inputs alone, which may be shared
                     ctypes.memmove(address, data, size)
 
 
@@ -135,7 +134,7 @@ def _packed(x, views: list[tuple[int, int]]) -> bytes:
 
 @functools.cache
 def _setup():
-    """Read setup.py's tables without running a build."""
+    """Import setup.py for its tables, without a build."""
     spec = importlib.util.spec_from_file_location("setup_of_the_kernels", ROOT / "setup.py")
     module = importlib.util.module_from_spec(spec)
     with mock.patch.object(sys, "argv", ["setup.py", "--version"]), contextlib.redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-// The vector type of one instruction set, function by function, against plain C++ on each lane.
+// Compare each function of one instruction set's vector type with plain C++ on each lane.
 #include "cpu/simd.h"
 
 #include <cmath>
@@ -23,7 +23,7 @@ struct Lanes {
 };
 
 constexpr float INF = std::numeric_limits<float>::infinity(), NAN_ = std::numeric_limits<float>::quiet_NaN();
-// What rounds up, down and to even in both half types, overflows, is subnormal, infinite or no number.
+// Values that round up, down and to even in both half types, that overflow, and subnormal, infinite and NaN values.
 const float EDGES[] = {0.f,        -0.f,       1.f,        -1.5f,   0x1.01p0f,        0x1.03p0f, 0x1.010002p0f,
                        0x1.002p0f, 0x1.006p0f, 65504.f,    65519.f, 65520.f,          0x1p-14f,  0x1.8p-24f,
                        0x1p-25f,   0x1p-130f,  -0x1p-149f, 3e38f,   -0x1.fffffep127f, INF,       -INF,
@@ -36,7 +36,7 @@ Vec edges_from(int at) {
   return load(x);
 }
 
-// Elements as stored by whole vectors and by the first n lanes, which leave what lies behind alone.
+// Load and store whole vectors and the first n lanes. The elements behind must not change.
 template <class T>
 void check_memory(const char* type) {
   constexpr int GUARDED = LANES + 2;
@@ -75,7 +75,7 @@ void check_arithmetic() {
     expect(bits(first(n)) == (n < 0 ? 0u : n >= LANES ? (1u << LANES) - 1 : (1u << n) - 1), "first", n);
 }
 
-// Within two last places of what is exact, and 0, infinity and NaN where they belong.
+// Powers are within two units in the last place of the exact value. Limits are 0, infinity or NaN.
 void check_powers() {
   for (float x = -160.f; x < 140.f; x += 0.37f) {
     const Lanes e(exp(broadcast(x))), two(exp2(broadcast(x))), rounded(round(broadcast(x)));
@@ -115,7 +115,7 @@ void check_across() {
     for (int c = 0; c < LANES; ++c) expect(Lanes(rows[r]).of[c] == static_cast<float>(c * LANES + r), "transpose", c);
 }
 
-// Pairs of small integers, whose products are exact.
+// Pairs of small integers have exact products.
 void check_pairs() {
   bf16 even[LANES], odd[LANES], both[2 * LANES];
   for (int i = 0; i < LANES; ++i) {

@@ -1,6 +1,5 @@
-"""Mutation testing: faults of one line are planted one at a time in a copy of the tree. Which do the tests miss?
+"""Mutation testing: plant faults of one line, one at a time, in a copy of the tree, and run the tests.
 
-`operators` makes the faults from the current sources, so none goes stale. `targets` says which tests hold which file.
-explained.json explains survivors that no test can notice: an equal program, or a matter of speed. Run `python -m
-tools.mutants`.
+`operators` makes the faults from the current sources. `targets` names the tests of each file. explained.json says why
+no test can notice a survivor: it is equivalent, or changes only speed or memory. Run `python -m tools.mutants`.
 """

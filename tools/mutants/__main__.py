@@ -1,8 +1,8 @@
-"""Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`, or `make mutants`.
+"""Plant faults one at a time and report those that survive: `python -m tools.mutants [PATH ...]`.
 
-For every target the tests run once as they are, which sets their time limit; then once for each fault. C++ is rebuilt
-for one instruction set. Exit code 1 where a fault survives that explained.json does not name. One seed plants the same
-faults in the same sources. `--json FILE` continues a run: faults that FILE notes as noticed are not planted again.
+The tests of a target run once without a fault, which sets their time limit, and once with each fault. The exit code is
+1 if a fault survives that explained.json does not explain. A seed plants the same faults in the same sources. `--json
+FILE` continues a run: faults that were noticed are not planted again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from pathlib import Path
 from tests import trees
 from tools.mutants import operators, targets
 
-# a mutant may take this many times the tests' time, but at least LEAST_S; beyond that it counts as noticed
-LEAST_S, SLACK = (60, 4.0)
+# time limit of the tests with a fault: SLACK times their time without one, and at least LEAST_S; then it is noticed
+LEAST_S, SLACK = 60, 4.0
+ISA = "avx2"  # C++ is built for it beside portable
 EXPLAINED = Path(__file__).resolve().parent / "explained.json"
 
 
 def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operators.Fault]:
-    """Return every rare fault of the file and `target.count` others, at most one a line."""
+    """Return every rare fault of the file and `target.count` others, at most one per line."""
     faults = operators.of(target.path, (tree / target.path).read_text())
     rare, faults = ([f for f in faults if f.rare is kind] for kind in (True, False))
     rng = random.Random(f"{seed} {target.path}")
@@ -37,13 +38,13 @@ def sampled_faults(target: targets.Target, tree: Path, seed: int) -> list[operat
     return rare + sorted({f.line: f for f in faults}.values(), key=lambda f: rng.random())[: target.count]
 
 
-def build(tree: Path, isa: str) -> bool:
-    done = trees.build(tree, isa, CXXFLAGS="-O1")
+def build(tree: Path) -> bool:
+    done = trees.build(tree, ISA, CXXFLAGS="-O1")
     return done.returncode == 0 and not re.search(r"failed|left out", done.stdout)
 
 
 def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[str | None, float]:
-    """Return how the tests notice ("tests", "time" or None), and the seconds they took."""
+    """Run the tests. Return how they notice a fault ("tests", "time" or None), and their seconds."""
     present = [test for test in target.tests if (tree / test).exists()]
     command = [sys.executable, "-m", "pytest", *present, "-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly"]
     environ = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -57,13 +58,13 @@ def noticed(target: targets.Target, tree: Path, limit: float | None) -> tuple[st
     return (None if code == 0 else "tests"), time.monotonic() - begun
 
 
-def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float, isa: str) -> str:
-    """killed | timeout | unbuildable | survived. The tree is restored afterwards."""
+def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: float) -> str:
+    """Return "killed", "timeout", "unbuildable" or "survived". The tree is restored."""
     path = tree / target.path
     source = path.read_text()
     path.write_text(fault.apply(source))
     try:
-        if target.path.startswith("csrc/") and not build(tree, isa):
+        if target.path.startswith("csrc/") and not build(tree):
             return "unbuildable"
         return {"tests": "killed", "time": "timeout", None: "survived"}[noticed(target, tree, limit)[0]]
     finally:
@@ -71,7 +72,7 @@ def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: flo
 
 
 def explained() -> dict[str, dict[str, str]]:
-    """Read path -> {"line -> line": why no test can notice}."""
+    """Read path -> {"line -> line": why no test can notice it}."""
     return json.loads(EXPLAINED.read_text())
 
 
@@ -84,22 +85,13 @@ def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__.split("\n\n")[0])
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="only targets whose path matches (* and ? allowed)")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="select targets by path; * and ? allowed")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--isa", default="avx2", help="instruction set that C++ is built for beside portable (default avx2)"
-    )
-    parser.add_argument(
-        "--tree",
-        type=Path,
-        metavar="DIR",
-        help="plant in this copy (default: a temporary one); kept, so that C++ builds are incremental",
-    )
     parser.add_argument(
         "--json",
         type=Path,
         metavar="FILE",
-        help="append a line a fault; those it has, survivors apart, are not planted again",
+        help="append a line per fault; skip the faults that this file has, except survivors",
     )
     parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)
@@ -114,14 +106,14 @@ def main(argv: list[str] | None = None) -> int:
                 print(f"{target.path}:{fault.line}: {fault.text}")
         return 0
     with tempfile.TemporaryDirectory(prefix="retro-mutants-") as folder:
-        counts = run(wanted, trees.copy(arguments.tree or Path(folder)), arguments)
+        counts = run(wanted, trees.copy(Path(folder)), arguments)
     print(", ".join(f"{count} {word}" for word, count in sorted(counts.items())))
     return int(counts["survived"] > 0 or counts["target unusable"] > 0)
 
 
 def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace) -> Counter[str]:
     counts: Counter[str] = Counter()
-    if any(t.path.startswith("csrc/") for t in wanted) and not build(tree, arguments.isa):
+    if any(t.path.startswith("csrc/") for t in wanted) and not build(tree):
         raise SystemExit("the copy does not build as it is")
     before = noticed_before(arguments.json)
     for target in wanted:
@@ -136,7 +128,7 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
             counts["target unusable"] += 1
             continue
         for fault in (f for f in faults if f not in done):
-            outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S), arguments.isa)
+            outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S))
             why = explained().get(target.path, {}).get(fault.text)
             outcome = "explained" if outcome == "survived" and why else outcome
             counts[outcome] += 1
@@ -148,7 +140,7 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
                         + "\n"
                     )
         if target.path.startswith("csrc/"):
-            build(tree, arguments.isa)
+            build(tree)
     return counts
 
 

@@ -1,6 +1,6 @@
 """Make every fault of a source by a small set of operators: comparisons, arithmetic, conditions, small numbers.
 
-And the faults that break caches and files: parts of a key, bounds of ranges, missing statements, writes before a sync.
+Others break caches and files: parts of a key, bounds of ranges, missing statements, writes before a sync.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fault:
-    """The lines from `line` on (from 1) read `before` and shall read `after`. rare: a missing part of a key, a range
-    one longer, a write before its sync; few sources have any.
+    """Replacement of the text `before`, which begins in `line` (the first is 1), by `after`.
+
+    rare: a missing part of a key, a longer range or a write before its sync; few sources have one.
     """
 
     line: int
@@ -24,7 +25,7 @@ class Fault:
     rare: bool = field(default=False, compare=False)
 
     def apply(self, source: str) -> str:
-        """Return the source with the fault. Raises ValueError where the lines do not read `before`."""
+        """Return the source with the fault. Raises ValueError if the lines are not `before`."""
         lines = source.split("\n")
         planted = slice(self.line - 1, self.line + self.before.count("\n"))
         if (found := "\n".join(lines[planted])) != self.before:
@@ -39,24 +40,24 @@ class Fault:
 
 
 def _either(*pairs: tuple[str, str]) -> dict[str, str]:
-    """Each of a pair for the other."""
+    """Map each of a pair to the other."""
     return {a: b for pair in pairs for a, b in (pair, pair[::-1])}
 
 
 COMPARISONS = _either(("<", "<="), (">", ">="), ("==", "!="), ("is", "is not"), ("in", "not in"))
 ARITHMETIC = {"+": "-", "-": "+", "*": "+", "//": "*", "/": "*", "%": "*"}
 LOGIC = _either(("and", "or"))
-GREATEST_NUMBER = 9  # a larger constant is a size or a bound more often than a case
-#: names of keys of a cache: each part is dropped once
+GREATEST_NUMBER = 9  # larger constants are mostly sizes and bounds
+#: names of cache keys, whose parts are dropped one at a time
 KEY = re.compile(r"(^|_)(key|parts)$")
-#: calls that order writes: the next statement is moved before it
+#: calls that order writes; the next statement is moved before the call
 SYNC = re.compile(r"\b(\w*sync\w*|flush|barrier)\(")
-#: functions whose faults change no result
+#: nodes whose faults change no result
 SILENT = (ast.Raise, ast.Assert, ast.JoinedStr, ast.ImportFrom, ast.Import)
 
 
 def python(source: str) -> list[Fault]:
-    """Yield faults inside functions; messages and annotations are left out."""
+    """Return the faults inside functions, without those in messages and annotations."""
     lines, faults = source.split("\n"), {}
     for node in _live(ast.parse(source)):
         for line, start, end, old, new in _edits(node, lines):
@@ -81,7 +82,7 @@ def _compiles(source: str) -> bool:
 
 
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield nodes of function bodies, without texts of messages and types."""
+    """Yield the nodes of function bodies, without messages and annotations."""
     left: list[ast.AST] = [
         stmt
         for node in ast.walk(tree)
@@ -143,8 +144,8 @@ def _is_key(node: ast.Assign | ast.AnnAssign) -> bool:
 
 
 def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterator[tuple[int, int, int, str, str]]:
-    """Yield each of two or more parts left out, with the text up to the next or from the previous part. alone: text
-    that a single remaining part needs behind it.
+    """Yield edits that leave out each of two or more parts, with a separator. alone: text behind a part that is left
+    alone, as in a tuple.
     """
     for i, part in enumerate(parts if len(parts) > 1 else []):
         first, last = (part, parts[i + 1]) if i + 1 < len(parts) else (parts[i - 1], part)
@@ -165,7 +166,7 @@ def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterat
 
 
 def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:
-    """Yield the statement after a sync in its block, moved before it."""
+    """Yield faults that move the statement after a sync before it."""
     for name in ("body", "orelse", "finalbody"):
         block = getattr(node, name, None)
         for sync, then in itertools.pairwise(block if isinstance(block, list) else []):
@@ -189,9 +190,9 @@ def _between(
 CPP = _either((" < ", " <= "), (" > ", " >= "), (" == ", " != "), (" && ", " || "), (" + ", " - "))
 CPP |= _either(("std::min(", "std::max("), ("true", "false"))
 CPP |= {" * ": " + ", " / ": " * ", " % ": " * ", " += ": " -= ", " = 0;": " = 1;"}
-#: calls that clear memory, as statements: left out
+#: statements that clear memory, which are left out
 CLEARING = re.compile(r"(?<![\w.>:])(clear|std::fill_n|std::memset)\((?:[^();]|\([^();]*\))*\)(?=[,;])")
-#: lines that compute nothing, or whose fault would not compile or only moves work among threads
+#: lines that compute nothing, or whose faults would not compile or only move work among threads
 NO_CODE = re.compile(
     r"^\s*(#|//|/?\*|template|static_assert|using |namespace |struct |class |throw|case "
     r"|RETRO_CHECK)|prefetch|assert\(|constexpr"
@@ -199,7 +200,7 @@ NO_CODE = re.compile(
 
 
 def cpp(source: str) -> list[Fault]:
-    """Yield faults in lines of code, comments left out. Spaces around an operator tell it from template brackets."""
+    """Return the faults in lines of code. Spaces around an operator tell it from a template's bracket."""
     faults = {}
     for number, line in enumerate(source.split("\n"), 1):
         code = line.split("//")[0]

@@ -1,4 +1,4 @@
-"""The tests that hold each file, and how many of its faults are planted."""
+"""The tests of each file, and the number of its faults that are planted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Target:
 
 
 def _target(path: str, tests: str, count: int = 2, interpreted: bool = False) -> Target:
-    """tests: "ops/linear" for tests/ops/test_linear.py, "reference/" for a folder."""
+    """Make a target. tests: "ops/linear" for tests/ops/test_linear.py, "reference/" for a folder."""
     words = [word.rpartition("/") for word in tests.split()]
     files = tuple(f"tests/{folder}/test_{name}.py" if name else f"tests/{folder}" for folder, _, name in words)
     return Target(path, files, count, interpreted)
@@ -49,7 +49,7 @@ TARGETS = (
     _target("retro_kernels/core/operator.py", "ops/contract ops/transforms"),
     _target("retro_kernels/core/transforms.py", "ops/transforms", 3),
     _target("retro_kernels/core/native.py", "ops/size_one ops/cpu_infrastructure"),
-    # a key there is made by `add`, a statement a part
+    # it makes a key by `add`, one statement for each part
     _target("retro_kernels/core/eager.py", "ops/repeated_calls ops/plans ops/transforms ops/linear ops/contract", 40),
     _target("retro_kernels/core/plan.py", "ops/repeated_calls ops/plans", 3),
     _target("retro_kernels/core/steps.py", "ops/repeated_calls ops/plans aot/launcher", 6),
