@@ -1,4 +1,4 @@
-"""`generate` needs of a model what `Decodes` says and nothing else: shown by one that only counts."""
+"""`generate` needs of a model only the protocol `Decodes`, here of a model that only counts."""
 
 from types import SimpleNamespace
 

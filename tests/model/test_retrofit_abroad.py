@@ -1,4 +1,4 @@
-"""Retrofit as users of transformers and PEFT meet it: which decoders fit, padding, checkpointing, adapters."""
+"""Retrofit with transformers and PEFT: supported decoders, padding, checkpointing, adapters."""
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def test_other_types_tell_the_blocks_apart_too(dtype):
 
 
 def test_heads_that_the_kernels_do_not_take():
-    """Heads of 100, as Llama of 3.2 billion parameters had: the cross-attention has its own."""
+    """Heads of 100: the cross-attention has its own width."""
     changes = {"hidden_size": 200, "num_key_value_heads": 1}
     with pytest.raises(ValueError, match="head_dim: expected a multiple of 8 from 16 to 256; got 100"):
         retrofit(make("Llama", changes), **ADDED)
@@ -67,7 +67,7 @@ def test_heads_that_the_kernels_do_not_take():
 
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_padding_on_the_left(decoder):
-    """Each row has what it has alone: with retrieval, without, and decoded with a cache."""
+    """Each row equals the row alone: with retrieval, without, and decoded with a cache."""
     _, model = retrofitted(decoder, effect=True)
     model.double().eval()
     tokens, neighbours, mask = batch()
@@ -90,7 +90,7 @@ def test_padding_on_the_left(decoder):
         for row, (d, e) in enumerate(zip(done, ends)):
             new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
         options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        if begin != N - 6:  # needed in the first call; later it may come or not, without padding
+        if begin != N - 6:  # needed in the first call, optional later without padding
             options["attention_mask"] = real[:, begin : begin + count]
         parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
         done = ends
@@ -106,7 +106,7 @@ def gradients(model, *batches):
 
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_checkpointing_changes_no_gradient(decoder):
-    """Two passes before one backward: each block that is computed again finds the neighbours of its own pass."""
+    """Two passes before one backward pass: each recomputed block uses the neighbours of its own pass."""
     _, model = retrofitted(decoder, effect=True)
     model.double().train()
     batches = [batch(0), batch(1, K=1)]
@@ -119,7 +119,7 @@ def test_checkpointing_changes_no_gradient(decoder):
         m.training for m in blocks[0].modules() if isinstance(m, torch.nn.Dropout)
     )
     got = gradients(model, *batches)
-    assert len(computed) == 4  # once in each pass, once more in each backward
+    assert len(computed) == 4  # once in each pass, again in each backward pass
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-12)
@@ -140,7 +140,7 @@ def lora(decoder, **changes):
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_adapters_and_cross_attention_train_together(inner):
-    """retrofit(peft) and retrofit(what peft wraps): LoRA, CCA and encoder learn, the decoder's own weights stay."""
+    """retrofit(peft) and retrofit(wrapped model): LoRA, CCA and encoder learn, the decoder's own weights stay."""
     torch.manual_seed(0)
     peft_model = lora(llama())
     model = retrofit(peft_model.get_base_model() if inner else peft_model, **ADDED, cca_output="fresh").train()
@@ -182,7 +182,9 @@ def test_lora_dropout_follows_the_mode_and_the_decoders_own_does_not():
 @pytest.mark.parametrize("make", [gpt2, llama])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_loss_without_all_logits(make, bias):
-    """Values and gradients of the plain cross-entropy; the readout makes one column, unless it is no plain matrix."""
+    """Values and gradients of the plain cross-entropy; the readout computes one column, unless it is no
+    plain matrix.
+    """
     before, model = retrofitted(make, effect=True)
     if bias:
         before.lm_head = torch.nn.Linear(32, V)
@@ -215,7 +217,7 @@ def test_the_loss_without_all_logits(make, bias):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_prompts_of_different_lengths_are_decoded_together(make):
-    """Each as alone; the decoder is called as often as for the longest."""
+    """Each equals the prompt alone; the decoder is called as often as for the longest."""
     _, model = retrofitted(make, effect=True)
     model.double()
 

@@ -1,4 +1,4 @@
-"""Common substrings and MinHash against brute force; the two algorithms behind one function against each other."""
+"""Common substrings and MinHash against brute force; the two algorithms of one function against each other."""
 
 import os
 import shutil
@@ -39,7 +39,7 @@ def brute_prefixes(a, b):
 @pytest.mark.parametrize("method", METHODS)
 @given(a=SEQUENCE, sources=st.lists(SEQUENCE, max_size=3), data=st.data())
 def test_prefixes_and_substrings_of_batches(method, a, sources, data):
-    """Ragged sources by mask, ragged chunks by length; masked tokens match nothing, a match stays within one source."""
+    """Ragged sources by mask, ragged chunks by length; masked tokens match nothing, matches stay within a source."""
     _text.set_method(getattr(_text.Method, method))
     width = max([len(s) for s in sources], default=0)
     padded = np.zeros((1, len(sources), width), np.int64)
@@ -67,7 +67,7 @@ def test_a_whole_neighbour_is_masked():
 
 
 def test_the_methods_agree_on_documents():
-    """Lengths where the automaton clones states and its table is full; threads do not change a result."""
+    """Lengths at which the automaton clones states and its table is full; threads change no result."""
     rng = np.random.default_rng(0)
     a, b = rng.zipf(1.4, 4000) % 1000, rng.zipf(1.4, 3000) % 1000
     b[700:760] = a[100:160]
@@ -136,7 +136,7 @@ def test_errors_name_the_argument(call, error, message):
 def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "retro_model._text", None)
     monkeypatch.delattr("retro_model._text")
-    monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # what was found before is kept
+    monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # earlier results are kept
     with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
         text.longest_common_substrings([[1]], [[[1]]])
 
@@ -157,7 +157,7 @@ def test_jaccard_is_exact(documents, n):
 
 
 def test_signatures_estimate_the_jaccard_similarity():
-    """The share of equal columns is binomial about the similarity: 4 standard deviations, at several similarities."""
+    """The share of equal columns is binomial around the similarity: within 4 standard deviations."""
     rng = np.random.default_rng(1)
     base = rng.integers(0, 5000, 400).tolist()
     documents = [base] + [base[:cut] + rng.integers(0, 5000, 400 - cut).tolist() for cut in (40, 120, 250, 360)]
@@ -185,9 +185,7 @@ def test_signatures_depend_on_content_and_seed_only():
     "share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")]
 )
 def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
-    """One of older sources lacks a function, or takes other arguments;
-    one that was cut short would kill the process that maps it.
-    """
+    """One of older sources lacks a function or takes other arguments; a truncated one would kill the process."""
     package, library = Path(text.__file__).parents[1], Path(_text.__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])

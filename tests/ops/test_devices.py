@@ -1,4 +1,4 @@
-"""Tests that run on a GPU put every tensor there: held to it on a stand-in that refuses to mix devices."""
+"""Tests for GPUs put every tensor on the device; checked on a stand-in that refuses to mix devices."""
 
 import inspect
 
@@ -16,7 +16,7 @@ MODULES = (test_topk_chunks, test_leaky_average, test_relative_attention)
 
 
 def with_first(module):
-    """Tests of a module that take a backend, each with the first of its parameters."""
+    """Return a module's tests that take a backend, each with the first of its parameters."""
     for name, function in vars(module).items():
         if not name.startswith("test_") or hasattr(function, "hypothesis"):
             continue
