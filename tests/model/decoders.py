@@ -19,7 +19,7 @@ def gpt2(vocab: int, layers: int, *, width: int = 32, longest: int = 64):
 
 
 def in_steps(model, steps, tokens, neighbours, mask):
-    """Return the logits of two texts that are decoded with a cache, some tokens at a time."""
+    """Decode two texts with a cache, some tokens at a time, and return their logits."""
     cache, parts, at, chunk = model.make_cache(2), [], 0, 0
     for step in steps:
         here = slice(chunk, chunk + cache.completes(step))
@@ -37,3 +37,14 @@ def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:
             whole = text[None, :end]
             neighbours = retrieve(whole[0, : end // chunk_len * chunk_len].view(-1, chunk_len))[0][None]
             assert model(whole, neighbours)[0, -1].argmax() == text[end]
+
+
+def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
+    """Check that a wrong mask, a cache of the library and `past_key_values` are refused by name."""
+    with pytest.raises(ValueError, match="neighbour_mask: "):
+        model(tokens, neighbours, neighbour_mask=mask[..., :3])
+    with pytest.raises(ValueError, match="past_key_values: not supported"):
+        model(tokens, neighbours, past_key_values=object())
+    for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
+        with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
+            model(tokens, neighbours, cache=transformers.DynamicCache(), **options)

@@ -148,10 +148,6 @@ def attention_of(query, key, value):
     return {"query": query, "key": key, "value": value, "causal": True}
 
 
-def cross_attention_of(query, key, value):
-    return {"query": query, "key": key, "value": value, "chunk_len": 2}
-
-
 SHARED = {
     "relative_attention": (attention_of, 3, (1, 6, 2, 16), ("xxx", "xyy", "xyx", "yyx")),
     "topk_chunks": (lambda query, key: {"query": query, "key": key, "k": 3}, 2, (1, 6, 16), ("xx",)),

@@ -27,7 +27,6 @@ CALLS = {
     "cross_entropy": lambda seed: inputs.entropy(seed, N=3, V=5),
 }
 FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chunks")
-SECOND = "retro_kernels.{op}: second derivatives are not implemented"
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
 EVERY = [
     (op, backend)
