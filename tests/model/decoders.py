@@ -48,3 +48,36 @@ def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
     for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
         with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
             model(tokens, neighbours, cache=transformers.DynamicCache(), **options)
+
+
+def assert_padding_on_the_left_changes_nothing(model, chunk_len: int, tokens, neighbours, mask, close) -> None:
+    """Check that a padded row equals the row alone: with retrieval, without, and decoded with a cache.
+
+    close(got, want) compares.
+    """
+    N, pad = tokens.shape[1], chunk_len + 3
+    short = N - pad
+    padded, real = tokens.clone(), torch.ones_like(tokens)
+    padded[1], real[1] = torch.cat([tokens.new_zeros(pad), tokens[1, :short]]), torch.arange(N) >= pad
+    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
+    off = model(padded, attention_mask=real)
+    rows = [(0, N, slice(None)), (1, short, slice(pad, None))]
+    for row, n, here in rows:
+        part, chunks = slice(row, row + 1), n // chunk_len
+        alone = model(tokens[part, :n], neighbours[part, :chunks], neighbour_mask=mask[part, :chunks])
+        close(got[row, here], alone[0])
+        close(off[row, here], model(tokens[part, :n])[0])
+    cache, done, parts = model.make_cache(2), [0, 0], []
+    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
+        ends = [(begin + count) // chunk_len, max(begin + count - pad, 0) // chunk_len]
+        most = max(e - d for e, d in zip(ends, done))
+        new, new_mask = (x.new_zeros(2, most, *x.shape[2:]) for x in (neighbours, mask))
+        for row, (d, e) in enumerate(zip(done, ends)):
+            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
+        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
+        if begin != N - 6:  # needed in the first call, optional later without padding
+            options["attention_mask"] = real[:, begin : begin + count]
+        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
+        done = ends
+    for row, _, here in rows:
+        close(torch.cat(parts, 1)[row, here], got[row, here])

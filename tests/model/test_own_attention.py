@@ -1,6 +1,7 @@
 """Retrofit by the decoder's own attention, against one softmax over own and neighbours' keys (`joint.py`)."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -302,33 +303,9 @@ def test_decoding_with_a_cache_equals_the_whole(name, steps):
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])
 @torch.no_grad()
 def test_padding_on_the_left(name):
-    """Each row equals the row alone: whole, off, and decoded with a cache."""
     _, model = own(name)
-    tokens, neighbours, mask = batch()
-    pad = M + 3
-    short = N - pad
-    padded, real = tokens.clone(), torch.ones_like(tokens)
-    padded[1], real[1] = torch.cat([tokens.new_zeros(pad), tokens[1, :short]]), torch.arange(N) >= pad
-    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
-    rows = [(0, N, slice(None)), (1, short, slice(pad, None))]
-    for row, n, here in rows:
-        part = slice(row, row + 1)
-        alone = model(tokens[part, :n], neighbours[part, : n // M], neighbour_mask=mask[part, : n // M])
-        torch.testing.assert_close(got[row, here], alone[0], rtol=0, atol=1e-11)
-    cache, done, parts = model.make_cache(2), [0, 0], []
-    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
-        ends = [(begin + count) // M, max(begin + count - pad, 0) // M]
-        most = max(e - d for e, d in zip(ends, done))
-        new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
-        for row, (d, e) in enumerate(zip(done, ends)):
-            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
-        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        if begin != N - 6:
-            options["attention_mask"] = real[:, begin : begin + count]
-        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
-        done = ends
-    for row, _, here in rows:
-        torch.testing.assert_close(torch.cat(parts, 1)[row, here], got[row, here], rtol=0, atol=1e-11)
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-11)
+    decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])

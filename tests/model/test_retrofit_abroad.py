@@ -6,6 +6,7 @@ import torch
 from retro_kernels.testing import assert_passes
 from retro_model.generation import generate
 from retro_model.retro.retrofit import retrofit
+from tests.model import decoders
 from tests.model.test_retrofit import ADDED, LAYERS, K, M, N, R, V, batch, gpt2, llama, retrofitted
 
 transformers = pytest.importorskip("transformers")
@@ -67,35 +68,10 @@ def test_heads_that_the_kernels_do_not_take():
 
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_padding_on_the_left(decoder):
-    """Each row equals the row alone: with retrieval, without, and decoded with a cache."""
     _, model = retrofitted(decoder, effect=True)
     model.double().eval()
-    tokens, neighbours, mask = batch()
-    short = N - M - 3
-    padded, real = tokens.clone(), torch.ones_like(tokens)
-    padded[1], real[1] = torch.cat([tokens.new_zeros(M + 3), tokens[1, :short]]), torch.arange(N) >= M + 3
-    alone = lambda row, n, **options: model(tokens[row : row + 1, :n], **options)[0]  # noqa: E731
-    rows = [(0, N, slice(None)), (1, short, slice(M + 3, None))]
-    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
-    off = model(padded, attention_mask=real)
-    for row, n, here in rows:
-        options = {"neighbours": neighbours[row : row + 1, : n // M], "neighbour_mask": mask[row : row + 1, : n // M]}
-        assert_passes("logits", got[row, here], alone(row, n, **options), None, torch.float64)
-        assert_passes("logits", off[row, here], alone(row, n), None, torch.float64)
-    cache, done, parts = model.make_cache(2), [0, 0], []
-    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
-        ends = [(begin + count) // M, max(begin + count - M - 3, 0) // M]
-        most = max(e - d for e, d in zip(ends, done))
-        new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
-        for row, (d, e) in enumerate(zip(done, ends)):
-            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
-        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        if begin != N - 6:  # needed in the first call, optional later without padding
-            options["attention_mask"] = real[:, begin : begin + count]
-        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
-        done = ends
-    for row, _, here in rows:
-        assert_passes("logits", torch.cat(parts, 1)[row, here], got[row, here], None, torch.float64)
+    close = lambda got, want: assert_passes("logits", got, want, None, torch.float64)  # noqa: E731
+    decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
 def gradients(model, *batches):
