@@ -77,7 +77,7 @@ def preset(op: str, name: str, dtype: str) -> bool:
 class Spill(NamedTuple):
     kernel: str
     case: str
-    dtype: str  # bfloat16 stands for float16 too: the same code
+    dtype: str  # float16 has the same code
     bytes: dict[int, int]  # maximum stack of a thread, by architecture
     why: str
 

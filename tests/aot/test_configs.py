@@ -1,6 +1,4 @@
-"""Tables of tiles: rows are complete, rows with options come before rows without, every option named is one that calls
-have.
-"""
+"""Tables of tiles: rows are complete, rows with options come first, and every named option occurs in calls."""
 
 import itertools
 import json

@@ -1,7 +1,7 @@
 """A repository outside this tree: one C++ kernel and one Triton kernel, registered with the harness by a plug-in.
 
-`python -m tests.bench.foreign` plants four faults in it, runs `ab` on an empty change --same times, and counts the
-right verdicts.
+`python -m tests.bench.foreign` plants four faults in the repository, runs `ab` on an empty change --same times, and
+counts the right verdicts.
 """
 
 from __future__ import annotations

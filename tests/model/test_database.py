@@ -324,8 +324,9 @@ def test_other_errors(dense, store, tmp_path):
 
 
 def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch):
-    """Its lists are a file of their own, mapped; the one file of earlier versions, and of what cannot be merged, is
-    read as it is."""
+    """Its lists are a mapped file of their own. An index that is one file, of earlier versions or without lists, is
+    read too.
+    """
     embedder, rows = HashedTfidf(32).fit(store), np.arange(60)
 
     def built(folder, index="IVF4,Flat", **options):

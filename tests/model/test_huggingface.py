@@ -258,7 +258,7 @@ def test_a_folder_that_was_changed_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"model\.safetensors: truncated or corrupt"):
         RetrofitForCausalLM.from_pretrained(tmp_path / "m")
     weights.write_bytes(kept)
-    RetrofitForCausalLM.from_pretrained(tmp_path / "m")  # one that was saved before there were digests
+    RetrofitForCausalLM.from_pretrained(tmp_path / "m")  # saved before there were digests
     wrong = {"decoder": ["llama"], "retrieval": "x", "base": 3, "sha256": 5}
     for name, value in wrong.items():
         config.write_text(json.dumps(said | {name: value}))

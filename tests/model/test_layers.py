@@ -147,7 +147,7 @@ def test_neighbours_are_encoded_independently():
     changed = neighbours.clone()
     changed[1, 2, 0, 3] = (changed[1, 2, 0, 3] + 1) % tiny.VOCAB
     differs = (encoder(changed, chunks) != base).any(-1)
-    # every token of that neighbour, for attention is bidirectional
+    # every token of that neighbour: attention is bidirectional
     assert differs[1, 2, 0].all() and differs.sum() == 6
     altered = chunks.clone()
     altered[0, 1, 3] += 1

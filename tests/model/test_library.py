@@ -197,7 +197,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
     assert said[6] == "  goes on after step 1 of 25"
     other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
-    assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
+    assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     kept = sorted((tmp_path / "stopped").glob("model*"))
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Plan(), tmp_path / "minutes", said.append)
@@ -257,7 +257,7 @@ def test_the_contenders_share_what_was_read_of_neighbours(compared):
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
     assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
     assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
-    assert 0 < near["true"] < every["neighbours"]["true"]  # those that resemble their chunk
+    assert 0 < near["true"] < every["neighbours"]["true"]  # only passages similar to their chunk
     assert all(fact["read"] == fact["reading_cpu_seconds"] == 0 for fact in facts.values())
     rows = json.loads((compared[0] / "compare.json").read_text())["contenders"]
     reading = rows["own-gates"]["reading_cpu_ms_a_token"]

@@ -41,7 +41,7 @@ def test_the_parts_of_the_keys_make_the_whole(backend):
 
 @every
 def test_no_part_that_counts(backend):
-    """out 0, lse -inf and zero gradients, whatever the parts and the gradients hold."""
+    """out 0, lse -inf and zero gradients, for any values and gradients of the parts."""
     outs = torch.full((2, 1, 3, 2, 16), torch.nan, requires_grad=True)
     lses = torch.full((2, 1, 2, 3), -torch.inf, requires_grad=True)
     out, lse = rk.merge_attention(outs, lses, backend=backend)

@@ -141,7 +141,7 @@ def test_a_plan_serves_its_own_op_alone():
         rk.merge_attention(logits, target, backend="reference")
 
 
-# ---------------------------------------------------------------- one tensor given for several arguments
+# ---------------------------------------------------------------- one tensor for several arguments
 
 
 def attention_of(query, key, value):

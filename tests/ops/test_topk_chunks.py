@@ -270,7 +270,7 @@ def test_recall_of_half_types(backend, dtype):
     recall = (got.unsqueeze(-1) == exact.unsqueeze(-2)).any(-1).double().mean().item()
     assert recall > (0.95 if dtype == torch.bfloat16 else 0.99)
     rounded = rk.topk_chunks(**inputs.cast(inputs.cast(kw, dtype), torch.float64), backend="reference")[1]
-    assert torch.equal(got, rounded)  # given the rounded embeddings the search is exact
+    assert torch.equal(got, rounded)  # the search over the rounded embeddings is exact
 
 
 def test_float16_scores_beyond_float16(backend):

@@ -230,7 +230,7 @@ def test_the_guides_table_is_whole():
 @every
 @pytest.mark.parametrize("row", PROBES)
 def test_transform(row, op, backend):
-    """A cell says "yes": the probe finds the right values. "refused": an error of ours that names the op."""
+    """ "yes": the probe finds the right values. "refused": an error that names the op."""
     if INTERPRETER or COMPILED:
         slow = row.startswith("`func") and op not in ("leaky_average", "relative_logits")
         if slow or (row.startswith("`saved") and "attention" in op):
@@ -243,7 +243,7 @@ def test_transform(row, op, backend):
             PROBES[row](op, backend)
 
 
-# ---------------------------------------------------------------- what the table does not say
+# ---------------------------------------------------------------- properties beyond the table
 
 
 @every
