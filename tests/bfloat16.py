@@ -1,8 +1,6 @@
-"""Triton's interpreter with a bfloat16 that is right: it holds one as its bits, multiplies those, and cuts where a GPU
-rounds.
+"""Triton's interpreter with a correct bfloat16: stored as bits, multiplied as float32, rounded where a GPU rounds.
 
-Products are made of the float32 values, float32 is rounded to the nearest; any other arithmetic on bits, which no
-kernel here has, is an error.
+Any other arithmetic on bits is an error; no kernel here has any.
 """
 
 import numpy as np
@@ -11,7 +9,7 @@ from triton.runtime import interpreter
 
 
 def mend() -> None:
-    """Of every kernel interpreted in this process from now on."""
+    """Patch the interpreter for the rest of this process."""
     builder = interpreter.InterpreterBuilder
     product, binary, unary = builder.create_dot, builder.binary_op, builder.unary_op
     cast = builder.cast_impl
@@ -44,7 +42,7 @@ def wide(builder, handle):
 
 
 def rounded(values: np.ndarray) -> np.ndarray:
-    """The bits of the nearest bfloat16 of float32 values, ties to even."""
+    """Return the bits of the nearest bfloat16 of float32 values, ties to even."""
     bits = np.ascontiguousarray(values).view(np.uint32).astype(np.uint64)
     nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
     return np.where(np.isnan(values), (bits >> 16) | 0x40, nearest).astype(np.uint16)

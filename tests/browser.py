@@ -1,4 +1,4 @@
-"""A real browser for what people look at: the system's Chromium, driven by Playwright's Python package."""
+"""A real browser: the system's Chromium, driven by Playwright's Python package."""
 
 import contextlib
 import shutil
@@ -8,7 +8,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def unavailable() -> str | None:
-    """Why no browser can be driven here; None where one can."""
+    """Return the reason why no browser can be driven here, or None."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -18,7 +18,7 @@ def unavailable() -> str | None:
 
 @contextlib.contextmanager
 def chromium() -> Iterator:
-    """A headless browser. It runs as root in containers, where its own sandbox cannot."""
+    """Start a headless browser. Containers run it as root, where its sandbox cannot work."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

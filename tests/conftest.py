@@ -1,8 +1,8 @@
-"""Which backends a test process covers, and on which device.
+"""Backends and device of a test process.
 
-Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in processes of its own: interpreted
-(TRITON_INTERPRET=1), or compiled and emulated (RETRO_KERNELS_EMULATE=90). With a GPU all of them, `triton` and `cuda`
-on it.
+Without a GPU: `reference` and `cpu` in the ordinary process, `triton` in separate processes, either interpreted
+(TRITON_INTERPRET=1) or compiled and emulated (RETRO_KERNELS_EMULATE=90). With a GPU all of them, `triton` and `cuda` on
+it.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from retro_kernels.core import eager
 from retro_kernels.testing import inputs
 from tests import browser
 
-os.environ.pop("COLUMNS", None)  # readline, which pytest loads, sets it for the workers; tables would be narrow
+os.environ.pop("COLUMNS", None)  # readline, loaded by pytest, sets COLUMNS for the workers; tables would be narrow
 
 INTERPRETER = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -35,8 +35,8 @@ if COMPILED:
 
     from bench.emulate import launches
 
-    gc.set_threshold(50_000)  # a compile makes so many objects that collecting takes a sixth of it
-    _EMULATION = contextlib.ExitStack()  # held: a context that nobody holds is closed at once
+    gc.set_threshold(50_000)  # garbage collection takes a sixth of a compile
+    _EMULATION = contextlib.ExitStack()  # keep a reference: without one the context closes at once
     _EMULATION.enter_context(launches.emulating(COMPILED))
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
@@ -44,30 +44,30 @@ hypothesis.settings.load_profile("repeatable")
 
 
 def fast_backends(op: str) -> list[str]:
-    """Backends of `op`, the reference left out, that this process can run; `triton` alone under its interpreter."""
+    """Return the backends of `op` in this process, without the reference; `triton` alone in the interpreter."""
     names = ["triton"] if INTERPRETER or COMPILED else ["cpu", "triton", "cuda"]
     return [name for name in names if rk.backends()[op][name]]
 
 
 def examples(interpreted: int, native: int) -> int:
-    """How many of a property: compiled, each shape is several kernels of a second apiece."""
+    """Return the number of examples of a property; compiled, each shape costs several kernels of a second."""
     return 2 if COMPILED else interpreted if INTERPRETER else native
 
 
 def each_with_each(cases, variants) -> list[tuple]:
-    """(case, variant) of all; interpreted or emulated, which is slow, the cases take the variants in turn."""
+    """Return all (case, variant). Interpreted or emulated, which is slow, the cases take the variants in turn."""
     if INTERPRETER or COMPILED:
         return [(case, variants[i % len(variants)]) for i, case in enumerate(cases)]
     return [(case, variant) for case in cases for variant in variants]
 
 
 def in_types(cases, dtypes) -> list:
-    """(name, dtype) of cases in types."""
+    """Return (name, dtype) for all cases."""
     return [pytest.param(name, dtype, id=f"{name}-{dtype}") for name, dtype in each_with_each(cases, dtypes)]
 
 
 def pytest_generate_tests(metafunc):
-    """`backend` in a test module with `OP = "..."`: every fast backend of that op that this process can run."""
+    """Parametrise `backend` in a test module with `OP = "..."` by the fast backends of that op."""
     if "backend" in metafunc.fixturenames and hasattr(metafunc.module, "OP"):
         metafunc.parametrize("backend", fast_backends(metafunc.module.OP))
 
@@ -81,12 +81,12 @@ def chromium():
 @pytest.fixture(autouse=True)
 def _afresh():
     torch.manual_seed(0)
-    eager.forget()  # what another test patched while a plan was made
+    eager.forget()  # a plan may hold another test's patch
 
 
 @pytest.fixture(autouse=True)
 def _device(request, monkeypatch):
-    """Inputs go where the test's backend runs."""
+    """Put inputs on the device of the test's backend."""
     callspec = getattr(request.node, "callspec", None)
     backend = callspec.params.get("backend") if callspec else None
     monkeypatch.setattr(

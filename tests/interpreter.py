@@ -1,9 +1,8 @@
-"""Triton's interpreter with bounds, and without work of its own that changes no result.
+"""Triton's interpreter with checked bounds, and without redundant work.
 
-A load or store outside the storage of every argument of the launch raises. It would corrupt the heap, if anything.
-
-The interpreter prepared the language again at every call of a device function, made the type and the shape of every
-value anew, looked for overflows of integers, which it then ignores, and scanned element by element.
+A load or store outside the storage of every argument of the launch raises an error instead of corrupting the heap. The
+original interpreter patches the language again at every call of a device function, constructs the type and shape of
+every value anew, checks integers for overflow and ignores the result, and scans element by element.
 """
 
 import functools
@@ -17,7 +16,7 @@ from triton.runtime import interpreter
 
 
 def mend() -> None:
-    """For every kernel interpreted in this process from now on."""
+    """Patch the interpreter for the rest of this process."""
     if hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_lang = once_a_launch(interpreter._patch_lang)
     TritonSemantic.binary_op_sanitize_overflow_impl = where_asserted(TritonSemantic.binary_op_sanitize_overflow_impl)
@@ -35,7 +34,7 @@ def mend() -> None:
         kind.__eq__ = same_or(kind.__eq__)
 
 
-#: (first byte, past the last) of what the running launch was given
+#: (first byte, past the last) of the running launch's arguments
 _STORAGES: list[tuple[int, int]] = []
 
 
@@ -51,9 +50,8 @@ def noted(copy_arguments):
 
 
 def in_bounds(access, mask_at: int):
-    """A block of pointers reaches one tensor: its first and its last byte lie in one storage.
-
-    mask_at: which operand is the mask.
+    """Check that a block of pointers stays within one tensor: its first and last byte lie in one storage. mask_at:
+    index of the mask operand.
     """
 
     def checked(self, ptrs, *operands):
@@ -68,7 +66,7 @@ def in_bounds(access, mask_at: int):
 
 
 def once_a_launch(patch_lang):
-    """What a launch replaces in the language stays so to its end; the functions that it calls replace nothing again."""
+    """Patch the language once per launch instead of at every call of a device function."""
     patched = set()
 
     @functools.cache
@@ -92,7 +90,7 @@ def once_a_launch(patch_lang):
 
 
 def where_asserted(overflow):
-    """`device_assert` does nothing but in debugging: neither does what it would be told."""
+    """Skip the arguments of `device_assert` unless debugging."""
 
     def checked(self, lhs, rhs, operation) -> None:
         if self.builder.options.debug:
@@ -102,7 +100,7 @@ def where_asserted(overflow):
 
 
 def block_types(init):
-    """Return `__new__` and `__init__` of a block type that is made once for each element type and shape."""
+    """Return `__new__` and `__init__` of a block type that is constructed once per element type and shape."""
     made = {}
 
     def new(cls, element_ty, shape):
@@ -111,14 +109,14 @@ def block_types(init):
         if found is None:
             found = object.__new__(cls)
             init(found, element_ty, shape)
-            made[key] = found  # holds the element type, whose id no other can have then
+            made[key] = found  # keeps the element type alive, so that its id stays unique
         return found
 
     return new, lambda self, element_ty, shape: None
 
 
 def by_type(init):
-    """A value's shape, size and scalar type follow from its type."""
+    """Derive a value's shape, size and scalar type from its type."""
 
     def of_type(self, handle, type) -> None:
         if "_of_values" not in type.__dict__:
@@ -154,9 +152,7 @@ def once_a_type(np_dtype):
 
 
 def scan(self, input: list) -> list:
-    """Row after row: what combines two elements combines two rows, and each element sees the same operations in the
-    same order.
-    """
+    """Scan row after row: each element sees the same operations in the same order."""
     rows = [np.moveaxis(arg.handle.data, self.axis, 0) for arg in input]
     found = [np.empty_like(row) for row in rows]
     for i in range(len(rows[0])):

@@ -1,4 +1,4 @@
-"""Kills a function at every one of its system calls: what a process can leave on disk when it dies, all of it.
+"""Kill a function at every one of its system calls, to test every state that a dead process can leave on disk.
 
 Linux only, by ptrace. The function runs in a forked child; the parent counts the child's system calls and sends SIGKILL
 in place of the n-th, for every n until the child ends by itself.
@@ -24,24 +24,26 @@ def allowed() -> bool:
 
 
 def killed_at(n: int, function: Callable[[], object], before: Callable[[], object] | None = None) -> bool | None:
-    """Runs function in a child and kills it before its n-th system call. True: it was killed; False: it had ended;
-    None: not allowed.
+    """Run function in a child and kill it before its n-th system call.
 
-    before: what the child does first, untraced and uncounted.
+    before: run first by the child, untraced and uncounted. Returns: True if it was killed, False if it had ended, None
+    if tracing is not allowed.
     """
     calls = _traced(n, function, before)
     return None if calls is None else calls == n
 
 
 def calls_of(function: Callable[[], object], before: Callable[[], object] | None = None) -> int:
-    """The system calls of a function that runs to its end in a child."""
+    """Return the number of system calls of a function that runs to its end in a child."""
     calls = _traced(sys.maxsize, function, before)
     assert calls is not None, "not allowed"
     return calls
 
 
 def _traced(n: int, function: Callable[[], object], before: Callable[[], object] | None) -> int | None:
-    """n: the child was killed before that call; fewer: it ended after so many; None: not allowed."""
+    """Return n if the child was killed before that call, a smaller number if it ended after so many, None if not
+    allowed.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
@@ -75,7 +77,7 @@ def _traced(n: int, function: Callable[[], object], before: Callable[[], object]
             assert os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0, f"the child failed: {status}"
             return stops // 2
         deliver = os.WSTOPSIG(status) if os.WSTOPSIG(status) != signal.SIGTRAP | 0x80 else 0
-        stops += not deliver  # two a call: on entry and on return
+        stops += not deliver  # two stops a call: on entry and on return
         if stops == 2 * n - 1:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -83,8 +85,8 @@ def _traced(n: int, function: Callable[[], object], before: Callable[[], object]
 
 
 def at_every_call(prepare: Callable[[], object], function: Callable[[], object], check: Callable[[int], object]) -> int:
-    """prepare, function killed at its n-th call, check(n): for n = 1,
-    2, ... until it is not killed. Returns: how many n there were.
+    """Run prepare, function killed at its n-th call, check(n) for n = 1, 2, ... until it is not killed. Returns the
+    last n.
     """
     n = 1
     while True:
@@ -97,7 +99,7 @@ def at_every_call(prepare: Callable[[], object], function: Callable[[], object],
 
 
 def in_a_process(code: str, *arguments) -> str:
-    """Output of Python code in a fresh process with one thread, which may fork."""
+    """Return the output of Python code in a new process with one thread, which may fork."""
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}", *map(str, arguments)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -106,6 +108,6 @@ def in_a_process(code: str, *arguments) -> str:
 
 
 def fast_folder(tmp_path: Path) -> Path:
-    """A name for a folder, in memory where there is such a file system: hundreds of fsync take seconds on a disk."""
+    """Return a folder's name, in a memory file system if there is one: hundreds of fsync take seconds on a disk."""
     memory = Path("/dev/shm")
     return (memory if os.access(memory, os.W_OK) else tmp_path) / f"retro-kernels-{os.getpid()}"

@@ -1,6 +1,4 @@
-"""Processes of a group on this machine, for what must equal one
-process: gloo, or nccl where there is a GPU for each.
-"""
+"""Groups of processes on this machine, to compare with one process: gloo, or nccl with a GPU for each."""
 
 from __future__ import annotations
 
@@ -16,20 +14,19 @@ import torch.multiprocessing as mp
 
 
 def two(worker: Callable, *args, timeout: float = 240):
-    """`several` of two, on CPUs."""
+    """Run `several` with two processes, on CPUs."""
     return several(2, worker, *args, timeout=timeout, backend="gloo")
 
 
 def device(rank: int) -> str:
-    """Where a worker computes."""
+    """Return the device of a worker."""
     return f"cuda:{rank}" if dist.get_backend() == "nccl" else "cpu"
 
 
 def several(count: int, worker: Callable, *args, timeout: float = 240, backend: str | None = None):
-    """What `worker(rank, *args)` returns on rank 0; all must end well. `worker` is a function of a module, its result
-    picklable.
+    """Return the result of `worker(rank, *args)` on rank 0; all must succeed.
 
-    backend: None: nccl where each process has a GPU, else gloo.
+    worker: a function of a module, with a picklable result. backend: None: nccl if each process has a GPU, else gloo.
     """
     backend = backend or ("nccl" if torch.cuda.device_count() >= count else "gloo")
     with socket.socket() as s:
@@ -68,7 +65,7 @@ def _process(worker: Callable, rank: int, count: int, backend: str, port: int, q
 
 
 def _first(queue, workers: list, timeout: float):
-    """What comes out of the queue; no wait for a worker that has failed, nor for those that wait for it."""
+    """Return the first item of the queue, without waiting for a failed worker or for workers that wait for it."""
     until = time.monotonic() + timeout
     while True:
         try:

@@ -1,7 +1,7 @@
-"""A device without hardware: it refuses tensors of another device, as a GPU does, and counts the times the host waits.
+"""A device without hardware: it refuses tensors of another device, like a GPU, and counts the host's waits.
 
-Its tensors are `Far`: they say they are on `meta`, and hold their values on the CPU. Inside `standing_in()` a tensor
-asked for on `meta` is one of them. Ops of the package are served by the reference.
+Its tensors are `Far`: they report `meta` as device and hold their values on the CPU. Inside `standing_in()` a tensor
+created on `meta` is one of them. The reference serves the package's ops.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retro_kernels.core import backends
 
 DEVICE = "meta"
 _aten = torch.ops.aten
-#: operators that read values to know a size: a GPU's host waits for them
+#: operators whose output size depends on values: the host waits for them
 _READ = {
     _aten._local_scalar_dense.default,
     _aten.nonzero.default,
@@ -30,7 +30,7 @@ _READ = {
     _aten.repeat_interleave.Tensor,
 }
 _COPIES = {_aten._to_copy.default, _aten.copy_.default}
-#: a tensor of the CPU may index one of a GPU: torch copies it, and waits
+#: a CPU tensor may index a GPU tensor: torch copies it, and waits
 _INDEX = {_aten.index.Tensor, _aten.index_put_.default, _aten.index_put.default}
 
 
@@ -60,14 +60,14 @@ class Far(torch.Tensor):
 
 
 class _Device(TorchDispatchMode):
-    """Sees the factories too, which take no tensor."""
+    """Catches the factories too, which take no tensor."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return _run(func, args, dict(kwargs or {}))
 
 
 class _Lists(TorchFunctionMode):
-    """torch fills a tensor of `meta` with nothing, so a list becomes a tensor of the CPU first, and is copied."""
+    """Makes a list a CPU tensor first and copies it; torch would leave a `meta` tensor without values."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -81,7 +81,7 @@ class _Lists(TorchFunctionMode):
 
 
 def _run(func, args: tuple, kwargs: dict):
-    """An operator on what the tensors hold; its results are where a GPU's would be."""
+    """Run an operator on the held values and put its results on the stand-in."""
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
     far, near = any(isinstance(t, Far) for t in tensors), any(not isinstance(t, Far) and t.dim() for t in tensors)
     to = kwargs.get("device") and torch.device(kwargs["device"]).type
@@ -113,7 +113,7 @@ def _is_mask(index) -> bool:
 
 
 def module_to(module: torch.nn.Module) -> torch.nn.Module:
-    """The module with its parameters and buffers on the stand-in."""
+    """Move a module's parameters and buffers to the stand-in."""
     for part in module.modules():
         for name, parameter in part._parameters.items():
             if parameter is not None:
@@ -126,7 +126,7 @@ def module_to(module: torch.nn.Module) -> torch.nn.Module:
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[list[str]]:
-    """Inside, DEVICE is the stand-in; the list that it gives holds what the host waited for, and fills."""
+    """Make DEVICE the stand-in; yields the list of the host's waits."""
     Far.waits = waits = []
     enabled = torch.is_autocast_enabled
     without = mock.patch.object(torch, "is_autocast_enabled", lambda device="cpu": device != DEVICE and enabled(device))

@@ -1,4 +1,4 @@
-"""Kernels for 64-bit ARM, under an emulator: those that compile within seconds. `python -m tools.arm` runs all."""
+"""Kernels for 64-bit ARM in an emulator: those that compile within seconds. `python -m tools.arm` runs all."""
 
 import subprocess
 
@@ -39,7 +39,7 @@ def choice(tmp_path_factory):
     ],
 )
 def test_what_a_processor_runs(choice, processor, best):
-    """Kernels for scalable vectors know their length, and are for that one alone."""
+    """Kernels for scalable vectors are compiled for one length."""
     found = subprocess.run(emulated.emulator(processor, choice), capture_output=True, text=True, check=True)
     assert found.stdout.split()[-1] == best
 

@@ -1,4 +1,4 @@
-"""`retro-model`: help that comes at once, one program name, and errors before anything heavy is loaded."""
+"""`retro-model`: quick help, one program name, errors before slow imports."""
 
 import importlib.util
 import re
@@ -26,7 +26,7 @@ print(said.getvalue())
 
 
 def run(*arguments: str) -> tuple[str, str]:
-    """What heavy was loaded, and what was said."""
+    """Return the slow modules that were loaded, and the output."""
     done = subprocess.run([sys.executable, "-c", CODE, *arguments], capture_output=True, text=True)
     loaded, _, said = done.stdout.partition("\n")
     return loaded, said + done.stderr
@@ -77,7 +77,7 @@ def test_a_commands_parser_is_the_one_that_it_runs_with(name):
 
 
 def test_the_version_is_one_everywhere(capsys):
-    """The programs, the changelog's first release, the citation, the header of each page and the index."""
+    """In the programs, the changelog's first release, the citation, the header of each page and the index."""
     root = Path(__file__).resolve().parent.parent
     program.main(["--version"])
     assert harness(["--version"]) == 0

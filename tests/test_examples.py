@@ -1,4 +1,4 @@
-"""The examples run as they stand, and show what they say they show."""
+"""The examples run unchanged and show their claims."""
 
 import importlib.util
 import inspect
@@ -58,7 +58,7 @@ def test_own_gpt_on_two_processes():
 
 
 def test_train_many(tmp_path):
-    """Two processes, each with half of every sequence, on a sharded database that a pool of two built."""
+    """Two processes, each with half of every sequence, on a sharded database from a pool of two."""
     pytest.importorskip("tokenizers")
     from retro_model.apps.evaluate import neighbours
 
@@ -111,14 +111,14 @@ def test_rpt_lookup():
 
 
 def test_every_example_is_run():
-    """A new file gets a test here, of its name."""
+    """Every example has a test of its name in this file."""
     names = {path.stem for path in EXAMPLES.glob("*.py")}
     assert not [name for name in names if f'example("{name}")' not in Path(__file__).read_text()]
 
 
 @pytest.mark.nightly
 def test_examples_and_the_documentation_pass_a_type_checker(tmp_path):
-    """mypy knows the package by its annotations (py.typed); what is wrong inside the package is not asked here."""
+    """mypy checks them against the package's annotations (py.typed), but not the package."""
     pytest.importorskip("mypy")
     for number, code in enumerate(BLOCKS.values()):
         (tmp_path / f"block_{number}.py").write_text(code)
@@ -129,7 +129,7 @@ def test_examples_and_the_documentation_pass_a_type_checker(tmp_path):
 
 @pytest.mark.parametrize("op", [rk.chunked_cross_attention, rk.relative_attention], ids=lambda op: op.__name__)
 def test_overloads_have_the_arguments_of_the_function(op):
-    """What a type checker sees: the same arguments twice, told apart by `return_lse` alone."""
+    """The overloads for a type checker differ in `return_lse` alone."""
     with_lse = []
     for overload in typing.get_overloads(op):
         parameters, expected = inspect.signature(overload).parameters, inspect.signature(op).parameters

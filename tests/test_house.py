@@ -1,4 +1,4 @@
-"""Rules that hold the tree together: who imports whom, what importing does, that the tree reads as a table."""
+"""Rules of the tree: imports, side effects of importing, form."""
 
 import ast
 import os
@@ -15,7 +15,7 @@ from retro_kernels.core import backends
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "retro_kernels"
 MODELS = ROOT / "retro_model"
-#: A module of retro_model imports those of its own storey and of lower ones; what is not listed stands at the top.
+#: A module of retro_model imports from its own storey and from lower ones; unlisted parts form the top storey.
 STOREYS = (
     {"base"},
     {"layers", "data"},
@@ -24,11 +24,11 @@ STOREYS = (
 )
 BACKENDS = ("triton", "cuda", "cpu", "reference")
 LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
-#: what of retro_model loads nothing optional
+#: parts of retro_model that load nothing optional
 LIGHT = ("retro", "layers", "generation", "training", "evaluation")
-MOST_ARGUMENTS = 40  # that stand one a line; the attentions' kernels have more, in rows of a kind
+MOST_ARGUMENTS = 40  # arguments that the formatter puts one a line; the attentions' kernels have more, in rows
 ATTENTIONS = ("relative_attention", "chunked_cross_attention")
-#: what makes a tile in their kernels
+#: operations of their kernels that make a tile
 TILE_OPERATIONS = (
     *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "position_query_gradient"),
     *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
@@ -39,7 +39,7 @@ NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".js
 
 
 def imported(path: Path) -> set[str]:
-    """Absolute names of the modules a file imports, function bodies included."""
+    """Return absolute names of the modules that a file imports, function bodies included."""
     package = list(path.relative_to(ROOT).parts[:-1])
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -59,7 +59,7 @@ def backend_files() -> list[Path]:
 
 @pytest.mark.parametrize("path", backend_files(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_backends_never_import_what_stands_on_them(path):
-    """Neither a public function nor what leads from one to a backend."""
+    """Backends import neither a public function nor the operator."""
     upward = [f"retro_kernels.core.{name}" for name in ("eager", "operator", "backends")]
     upward += [f"retro_kernels.ops.{op}.{op}" for op in backends.OPS]
     assert not [name for name in imported(path) if name.startswith(tuple(upward))]
@@ -86,7 +86,7 @@ def test_the_models_use_only_public_names_of_the_ops():
         assert not [name for name in names if name.startswith(private)], path
 
 
-#: names of torch and Triton that their documents do not promise
+#: undocumented names of torch and Triton
 PRIVATE = re.compile(
     r"torch(\.\w+)*\._(?!_)\w+|forward_ad\._|\._cdata|torch\.utils\._\w+|from torch[\w.]*\._\w+ import"
     r"|from torch[\w.]* import .*\b_\w+|triton\.(runtime|backends|compiler)|\._pack_args"
@@ -104,13 +104,13 @@ def test_private_names_of_torch_and_triton_are_in_one_file():
 
 
 def storey(module: str) -> int:
-    """Of "retro_model.layers.attention" and the like; __init__ gathers and has none."""
+    """Return the storey of a module such as "retro_model.layers.attention"."""
     part = module.split(".")[1]
     return next((height for height, parts in enumerate(STOREYS) if part in parts), len(STOREYS))
 
 
 def model_modules() -> dict[str, set[str]]:
-    """Each module of retro_model, and which others it imports."""
+    """Return the modules of retro_model, each with the others that it imports."""
     names = {
         ".".join(p.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): p for p in MODELS.rglob("*.py")
     }
@@ -127,7 +127,7 @@ def model_modules() -> dict[str, set[str]]:
 
 
 def test_the_models_import_downwards():
-    """Layers know no model, models no training: and through what they import, none imports the whole package."""
+    """Layers know no model, models no training, and no module imports the whole package."""
     upward = [
         f"{name} imports {other}"
         for name, others in model_modules().items()
@@ -143,7 +143,7 @@ def test_the_models_import_in_no_circle():
         for name, others in model_modules().items()
         if name != "retro_model"
     }
-    for name, others in left.items():  # a package's __init__ gathers its modules, which name each other, not it
+    for name, others in left.items():  # a package's __init__ imports its modules, which import each other but not it
         left[name] = {o for o in others if not name.startswith(f"{o}.")}
     while free := [name for name, others in left.items() if not others & left.keys()]:
         for name in free:
@@ -152,7 +152,7 @@ def test_the_models_import_in_no_circle():
 
 
 def test_importing_the_models_loads_no_optional_library():
-    """Tokenisers, indexes and plots load where they are used: a layer in someone's own model needs none of them."""
+    """Tokenisers, indexes and plots load at their first use: a single layer needs none of them."""
     optional = (
         "'triton', 'transformers', 'tokenizers', 'faiss', 'bm25s', 'datasketch', 'safetensors', 'rich', 'matplotlib'"
     )
@@ -182,7 +182,7 @@ def test_an_op_is_a_folder():
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_module_serves_the_protocol(backend):
-    """Read, not imported: triton need not be installed."""
+    """The sources are parsed, because triton may not be installed."""
     for op in backends.OPS:
         path = PACKAGE / "ops" / op / f"{backend}.py"
         path = path if path.exists() else path.with_suffix("") / "__init__.py"

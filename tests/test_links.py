@@ -1,4 +1,4 @@
-"""The link checker of the site: what it finds, and what it leaves alone."""
+"""The link checker of the site: faults that it finds, and links that it skips."""
 
 from tools import links
 

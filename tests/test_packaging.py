@@ -1,4 +1,4 @@
-"""From the source distribution to a wheel to an environment outside the tree, where an op runs on the `cpu` backend."""
+"""From the source distribution to a wheel to an environment outside the tree, where an op runs on `cpu`."""
 
 import os
 import shutil
@@ -41,7 +41,7 @@ def run(*command, **options) -> str:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory) -> Path:
-    """Built from what git tracks, so that nothing lying about in the checkout helps."""
+    """Built from the files that git tracks, so that no other file of the checkout helps."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("dist")
     for name in run("git", "ls-files", "-z", cwd=ROOT).split("\0"):
         if name and (ROOT / name).is_file():
@@ -63,7 +63,7 @@ def test_sdist_holds_what_a_build_needs(sdist):
 
 @pytest.fixture(scope="module")
 def wheel(sdist, tmp_path_factory) -> Path:
-    """Built from the source distribution: one instruction set, not optimised. What is in the package is at stake."""
+    """Built from the source distribution, for one instruction set and not optimised: only the contents matter."""
     settings = {**os.environ, "RETRO_KERNELS_ISAS": "portable", "CXXFLAGS": "-O0 -w"}
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
@@ -77,13 +77,13 @@ def wheel(sdist, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheel, tmp_path_factory) -> Path:
-    """A fresh environment with the wheel; torch and its like from here, as a folder on the path."""
+    """A new environment with the wheel; torch and its dependencies come from here, by a path."""
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
     (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # an editable install there stays out
+    (packages / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # without editable installs
     return folder
 
 
@@ -116,7 +116,7 @@ def test_it_works_outside_the_tree(environment, tmp_path):
 
 @pytest.mark.nightly
 def test_the_installed_gate_serves_a_repository(environment, tmp_path):
-    """A wrong result is red in a repository that has nothing of this tree; `tests.bench.foreign` shows the rest."""
+    """A wrong result is red in a repository outside this tree; `tests.bench.foreign` has more cases."""
     repository = foreign.repository(tmp_path / "repository")
     foreign.plant(repository, "wrong result")
     cheap = ("--root", str(repository), "--no-static", "--pairs", "1", "--threads", "1")
@@ -125,7 +125,7 @@ def test_the_installed_gate_serves_a_repository(environment, tmp_path):
 
 
 def test_a_tree_without_its_sources_is_refused(tmp_path):
-    """It would install without a word and run the reference."""
+    """It would install silently and run the reference."""
     shutil.copy2(ROOT / "setup.py", tmp_path)
     done = subprocess.run([sys.executable, "setup.py", "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0 and "csrc is missing" in done.stderr

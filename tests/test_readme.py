@@ -1,4 +1,4 @@
-"""The Python of the README and of the documentation runs as it stands, one block after the other, each by itself."""
+"""The Python blocks of README and of the pages run as shown, each by itself."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ BLOCKS = {
     for page in PAGES
     for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S), 1)
 }
-#: (program, arguments) of every command line with options, in a block or within a sentence
+#: (program, arguments) of every command line with options, in blocks and sentences
 COMMANDS = sorted(
     {
         ("bench" if "bench" in program else "retro_model", arguments.rstrip("\\"))
@@ -59,7 +59,7 @@ def test_speeds_are_those_of_the_records(name):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    """Pages of the API are made from docstrings by `make docs`; their sources are in docs/api."""
+    """`make docs` makes pages of the API from docstrings; their sources are in docs/api."""
     prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     links = [link for link in LINK.findall(prose) if not link.startswith("http")]
     assert not [link for link in links if not (page.parent / link).exists()]
@@ -67,7 +67,7 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.parametrize("program, line", COMMANDS, ids=[" ".join(command) for command in COMMANDS])
 def test_a_command_has_the_options_that_are_shown(program, line, capsys):
-    """Read by the command's own parser; nothing is run."""
+    """The command's own parser reads the line; nothing is run."""
     command, *arguments = shlex.split(line.partition("&&")[0].replace("[", "").replace("]", ""), comments=True)
     if program == "bench":
         bench.__main__.parser(command).parse_args([command, *arguments])

@@ -1,4 +1,4 @@
-"""The tutorial runs from its first cell to its last, and retrieval helps where it says so."""
+"""The tutorial runs whole, and retrieval helps where the text says so."""
 
 import os
 import re
@@ -21,5 +21,5 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
     said = "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
     on, off = map(float, re.search(r"bits per byte: ([\d.]+) with retrieval, ([\d.]+) without", said).groups())
     assert on < off
-    if real := dict(re.findall(r"SmolLM2-135M (.+): ([\d.]+) bits", said)):  # where the model lies on the machine
+    if real := dict(re.findall(r"SmolLM2-135M (.+): ([\d.]+) bits", said)):  # the model's folder
         assert real["with the library"] < min(real["alone"], real["with random passages"])

@@ -1,4 +1,4 @@
-"""Copies of this tree, to plant faults in or to build in another way."""
+"""Copies of this tree, to plant faults in or to build with other options."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ PACKAGES = ("retro_kernels", "retro_model")
 
 
 def names(tree: Path = ROOT) -> list[str]:
-    """What git knows of the working tree and what it would not
-    ignore; neither links nor what was deleted and not committed.
-    """
+    """Return the files that git tracks or would not ignore, without links and deleted files."""
     listed = subprocess.run(
         ["git", "-C", str(tree), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
@@ -26,9 +24,7 @@ def names(tree: Path = ROOT) -> list[str]:
 
 
 def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
-    """The files of `like` in `to`, its built extensions too with `binaries`; a file that is there already and the same
-    is left alone.
-    """
+    """Copy the files of `like` to `to`, with `binaries` its built extensions too; equal files are left alone."""
     for name in names(like):
         target = to / name
         contents = (like / name).read_bytes()
@@ -42,7 +38,7 @@ def copy(to: Path, like: Path = ROOT, binaries: bool = True) -> Path:
 
 
 def build(tree: Path, isas: str, **flags: str) -> subprocess.CompletedProcess:
-    """The extensions of a copy, for the portable and these instruction sets; flags: what setup.py reads."""
+    """Build the extensions of a copy, for portable and these instruction sets. flags: settings for setup.py."""
     return subprocess.run(
         [sys.executable, "setup.py", "-q", "build_ext", "--inplace"],
         cwd=tree,

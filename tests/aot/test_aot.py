@@ -22,7 +22,7 @@ if INTERPRETER:
 EVERY = os.environ.get("RETRO_KERNELS_EVERY_LAUNCH") == "1"
 
 
-#: with 99 KiB of shared memory a block: the widest calls, which are no presets, may spill there
+#: a block has 99 KiB of shared memory there, so the widest calls may spill; no preset does
 SMALL = tuple(arch for arch, target in KNOWN.items() if target.shared_memory < 128 << 10)
 FULLEST = ("head of 256", "causal d128", "retro d128", "RPT, B=8")
 ARCHES = tuple(KNOWN) if EVERY else (89, 90, 100)
@@ -77,8 +77,8 @@ def preset(op: str, name: str, dtype: str) -> bool:
 class Spill(NamedTuple):
     kernel: str
     case: str
-    dtype: str  # bfloat16 stands for float16 too: the same code
-    bytes: dict[int, int]  # of stack a thread, at most, by architecture
+    dtype: str  # float16 has the same code
+    bytes: dict[int, int]  # maximum stack of a thread, by architecture
     why: str
 
 

@@ -1,6 +1,4 @@
-"""The tables of tiles: rows are whole, options go before what has none, and every option named is
-one that calls have.
-"""
+"""Tables of tiles: rows are complete, rows with options come first, and every named option occurs in calls."""
 
 import itertools
 import json
@@ -16,10 +14,10 @@ from retro_kernels.triton_lib.combinations import WIDTHS
 
 TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, key_mask=True, window=512)
-#: the dearest first: the order of rows in a table
+#: by cost, the highest first: the order of rows in a table
 OPTIONS = ("dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
 
-#: calls that no combination is: a short table, a relative query of its own
+#: calls that are no combination of options: a short table, a separate relative query
 MORE = (dict(D=64, T=1024), dict(D=128, E=128))
 
 

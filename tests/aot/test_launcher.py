@@ -1,5 +1,5 @@
-"""A launch without Triton's binder hands the driver what Triton's own
-would: for a device that isn't there, on compiled kernels.
+"""A launch without Triton's binder passes the driver the same arguments as Triton's own, for compiled kernels on a stub
+device.
 """
 
 import pytest
@@ -27,7 +27,7 @@ CALLS = {
 
 
 def addresses(arguments: tuple) -> tuple:
-    """The launcher's arguments with addresses in place of tensors, None in place of metadata for hooks."""
+    """Return the launcher's arguments, with addresses in place of tensors and None in place of metadata for hooks."""
     *head, _, enter, leave = arguments[:9]
     assert not getattr(enter, "calls", enter) and not getattr(leave, "calls", leave)
     return (*head, *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments[9:]))
@@ -44,7 +44,7 @@ def test_bound_launches_are_tritons(op, monkeypatch):
             known = private._triton()
             monkeypatch.setattr(private, "_triton", lambda kind=kind, known=known: known if kind == "bound" else None)
             eager.forget()
-            kept = []  # or memory that one call gave back would be another's
+            kept = []  # else one call would reuse the freed memory of another
             for _ in range(4):
                 outs = getattr(rk, op)(**kw, backend="triton")
                 out = outs[0] if isinstance(outs, tuple) else outs
@@ -81,8 +81,9 @@ STEPS = {
 
 @pytest.mark.parametrize("op", STEPS)
 def test_sixty_four_decode_steps_are_planned_twice_at_most(op, monkeypatch):
-    """Once, and once more where a plan decides by the position: whether a table reaches all keys. Every launch has the
-    numbers that a plan of its own would have given it.
+    """Once, and once more where a plan branches on the position: whether a table reaches all keys.
+
+    Every launch has the numbers that a plan of its own would give it.
     """
     make, name = STEPS[op]
     module, planned, heard = backends.module(op, "triton"), [], []
@@ -110,7 +111,7 @@ def _kernel(x_ptr, size, offset, BLOCK: tl.constexpr):
 
 
 def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
-    """A number that Triton compiles in is decided, others are filled in at each launch."""
+    """A number that Triton compiles in selects a plan; other numbers are filled in at each launch."""
 
     def made(values):
         x, position = values
@@ -128,11 +129,11 @@ def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
 
 
 def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
-    """Addresses of memory that each call makes for itself by the order in which they occur in a launch."""
+    """Replace addresses of memory that each call allocates by their order of occurrence in a launch."""
     launches_named = []
     for launch in launches:
         order: dict[int, int] = {}
-        # no size, stride or seed of these calls is as large; the heap of a program at fixed addresses lies below 2**32
+        # larger than any size, stride or seed of these calls; a heap may lie below 2**32
         made = {x for x in launch[6:] if isinstance(x, int) and x > 2**24 and x not in inputs}
         launches_named.append(
             (*launch[:6], *(("made", order.setdefault(x, len(order))) if x in made else x for x in launch[6:]))

@@ -1,8 +1,7 @@
-"""Each kernel compiles with the oldest triton that pyproject.toml allows, too; with RETRO_KERNELS_EVERY_LAUNCH=1 every
-launch does.
+"""Each kernel compiles with the oldest triton that pyproject.toml allows, which `make test` installs into .venv/oldest.
 
-`make test` puts it into .venv/oldest. Triton's language grows: what the newest accepts (None in a tuple, say) the
-oldest may not.
+With RETRO_KERNELS_EVERY_LAUNCH=1 every launch does. The oldest may refuse a construct that the newest accepts, e.g.
+None in a tuple.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Compiled kernels that travel as a folder: found where the same Triton runs, and said to be of no use elsewhere."""
+"""Folders of compiled kernels: used by the same Triton elsewhere, refused by another."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ ONLY = "leaky_average/leaky_scan"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Made in one place and moved to another."""
+    """A folder that was made in one place and moved to another."""
     made, moved = (tmp_path_factory.mktemp("kernels") / name for name in ("made", "moved"))
     assert bench.main(["compile", "--presets", "--kernel", ONLY, "--output", str(made), "--jobs", "1"]) == exits.OK
     made.rename(moved)
@@ -39,8 +39,8 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, mon
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     launches = [case.launch for _, case in aot.cases(KNOWN[90], ONLY)]
     assert rk.warm_up(cache=folder) == len(launches) > 0
-    assert rk.warm_up(cache=folder) == len(launches)  # again: nothing is lost
-    shutil.move(folder, tmp_path / "gone")  # what was taken over does not need it
+    assert rk.warm_up(cache=folder) == len(launches)  # a second time: nothing is lost
+    shutil.move(folder, tmp_path / "gone")  # installed kernels do not need the folder
     compiled, heard, make = [], [], ASTSource.make_ir
     monkeypatch.setattr(ASTSource, "make_ir", lambda source, *a, **b: compiled.append(source) or make(source, *a, **b))
     try:
@@ -79,7 +79,7 @@ def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
 
 @pytest.mark.timeout(120)
 def test_nothing_that_the_host_would_run_is_taken_over(folder, tmp_path, monkeypatch):
-    """Libraries, links, pipes, names that lead elsewhere, entries of other names."""
+    """Libraries, links, pipes, names that point elsewhere and entries of other names are not copied."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     forged, secret = tmp_path / "forged", tmp_path / "secret.json"
     shutil.copytree(folder, forged)

@@ -1,4 +1,4 @@
-"""What `warm_up` compiles in other processes is what the calls then launch: nothing is compiled again."""
+"""`warm_up` compiles in other processes the kernels that the calls then launch: nothing is compiled again."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ class Average(torch.nn.Module):
 
 
 def test_a_model_and_its_inputs(tmp_path, monkeypatch):
-    """With its backward in training alone; nothing is left in its parameters."""
+    """The backward pass is compiled in training alone; the parameters keep no gradients."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heard, model, x = [], Average(), torch.randn(1, 8, 2, 16).bfloat16()
     with stub.device(90, heard.append):
@@ -74,7 +74,7 @@ def test_what_is_no_call_is_refused_and_no_triton_is_no_work():
 
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_training_launches_what_was_compiled_ahead_of_time(op):
-    """A loss of `out` alone gives lse no gradient: without that argument kernels have registers of their own."""
+    """With a loss of `out` alone lse has no gradient; kernels without that argument have other registers."""
     from retro_kernels.compile import aot
     from retro_kernels.compile.target import KNOWN
     from retro_kernels.core import steps

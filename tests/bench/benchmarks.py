@@ -1,7 +1,7 @@
-"""The developer's front end: `python -m pytest tests/bench/benchmarks.py --benchmark-only -k "retro-172m and fwd"`.
+"""Front end for developers: `python -m pytest tests/bench/benchmarks.py --benchmark-only -k "retro-172m and fwd"`.
 
-Each kernel is checked first, then timed by pytest-benchmark, and its record goes to bench/out/pytest-benchmark.jsonl.
-No gate: `ab` is. With --benchmark-disable every case runs once and nothing is recorded.
+Each kernel is checked, then timed by pytest-benchmark, and its record goes to bench/out/pytest-benchmark.jsonl. With
+--benchmark-disable every case runs once and nothing is recorded. It is no gate; `ab` is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A tiny operator's worth of cases, and tables that a test may change and get back."""
+"""A case of a tiny operator, and tables that a test may change."""
 
 import pytest
 
@@ -9,13 +9,13 @@ from bench.records import environment
 
 @pytest.fixture(autouse=True)
 def _measured(monkeypatch):
-    """A plug-in that a test loads in this process says whose commit a record has: not in the tests after it."""
+    """Forget the loaded plug-ins after a test: a record takes its commit from them."""
     monkeypatch.setattr(environment, "measured", None)
 
 
 @pytest.fixture
 def tables():
-    """The registry, whose tables are put back as they were: in place, for every module holds them by name."""
+    """The registry; its tables are restored in place, because every module holds them by name."""
     kept = {name: dict(getattr(registry, name)) for name in ("OPERATORS", "CASES", "CONTENDERS")}
     yield registry
     for name, before in kept.items():
@@ -26,7 +26,7 @@ def tables():
 
 @pytest.fixture
 def tiny(tables):
-    """The only case of `relative_attention`: a few thousand multiplications."""
+    """`relative_attention` with a single case of a few thousand multiplications."""
     for key in [key for key in tables.CASES if key[0] == "relative_attention"]:
         del tables.CASES[key]
     case = bench.Case(

@@ -1,6 +1,7 @@
-"""A repository of somebody else's: one C++ kernel and one Triton kernel, registered with the harness by a plug-in.
+"""A repository outside this tree: one C++ kernel and one Triton kernel, registered with the harness by a plug-in.
 
-`python -m tests.bench.foreign` plants four faults in it, then runs `ab` on an empty change --same times, and counts.
+`python -m tests.bench.foreign` plants four faults in the repository, runs `ab` on an empty change --same times, and
+counts the right verdicts.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ retro_bench.register(
 )
 """
 
-#: name -> (file, text, text in its place, exit code of `ab`, words of its output)
+#: name -> (file, old text, new text, exit code of `ab`, words of its output)
 FAULTS = {
     "10% slower": (
         "decay.cpp",
@@ -123,7 +124,7 @@ FAULTS = {
 
 
 def repository(folder: Path) -> Path:
-    """The repository with one commit, built."""
+    """Make the repository with one commit, and build it."""
     folder.mkdir(parents=True)
     for name, text in (("decay.cpp", DECAY), ("kernels.py", KERNELS), ("plug.py", PLUGIN), (".gitignore", "*.so\n")):
         (folder / name).write_text(text)
@@ -134,7 +135,10 @@ def repository(folder: Path) -> Path:
 
 
 def plant(folder: Path, fault: str) -> None:
-    """Put a fault into the working tree; raises ValueError where its text does not stand exactly once."""
+    """Put a fault into the working tree.
+
+    Raises ValueError unless the old text occurs exactly once.
+    """
     name, old, new, *_ = FAULTS[fault]
     text = (folder / name).read_text()
     if text.count(old) != 1:
@@ -147,7 +151,7 @@ def restore(folder: Path) -> None:
 
 
 def bench(folder: Path, *words: str, installed: Path | None = None) -> subprocess.CompletedProcess:
-    """`retro-bench` in the repository; installed: the program of a wheel, this tree otherwise."""
+    """Run `retro-bench` in the repository. installed: the program of a wheel; default: this tree's."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
     environ |= {} if installed else {"PYTHONPATH": str(ROOT)}
     program = [str(installed)] if installed else [sys.executable, "-m", "bench"]
@@ -155,13 +159,13 @@ def bench(folder: Path, *words: str, installed: Path | None = None) -> subproces
 
 
 def gate(folder: Path, *more: str, installed: Path | None = None) -> subprocess.CompletedProcess:
-    """`retro-bench ab` in the repository, its working tree against the commit."""
+    """Run `retro-bench ab` in the repository: its working tree against the commit."""
     given = ("--plugin", "plug", "--base", "HEAD", "--build", BUILD, *more)
     return bench(folder, "ab", *given, installed=installed)
 
 
 def main() -> int:
-    """Print the exit code of every run of the gate, and how many were as they should be; 1 if any was not."""
+    """Print the exit code of every run of the gate and the number of right ones; return 1 if any was wrong."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[1])
     parser.add_argument("--same", type=int, default=20, metavar="N", help="runs on an empty change (default 20)")
     parser.add_argument("--installed", type=Path, metavar="PROGRAM", help="retro-bench of a wheel, not of this tree")

@@ -1,6 +1,4 @@
-"""What several files of these tests start from: the quick selection,
-a kernel off by a factor, a record of a compiled kernel.
-"""
+"""Shared by these tests: the quick selection, a kernel off by a factor, a record of a compiled kernel."""
 
 import bench
 import retro_kernels as rk

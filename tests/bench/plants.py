@@ -1,8 +1,6 @@
-"""Faults to plant in a copy of this tree, so that the gates can be seen to catch them: `tests/bench/proof.py` and
-tests/bench use them.
+"""Faults to plant in a copy of this tree, which the gates must find; `tests/bench/proof.py` and tests/bench use them.
 
-Each is one replacement in one file. A text that no longer stands there exactly once is an error, so that no plant rots
-in silence.
+Each is one replacement in one file. The old text must occur exactly once, so an outdated plant is an error.
 """
 
 from __future__ import annotations
@@ -19,24 +17,24 @@ LOGITS, LEAKY = (
     "retro_kernels/ops/leaky_average/triton/kernels.py",
 )
 CPU = "csrc/cpu/topk_chunks.cpp"
-#: git must neither ask who commits nor sign
+#: git needs an author and must not sign
 GIT = ["git", "-c", "user.name=proof", "-c", "user.email=proof@localhost", "-c", "commit.gpgsign=false"]
 
 
 @dataclass(frozen=True)
 class Plant:
-    """`old` becomes `new` in `path`. `caught_as`: what a static regression says of it; "" where nothing may be said."""
+    """`old` becomes `new` in `path`. `caught_as`: words of the static regression; "" if there must be none."""
 
     name: str
     path: str
     old: str
     new: str
     include: str = ""  # a header that `new` needs
-    launch: str = ""  # part of the id of one launch that it changes
+    launch: str = ""  # part of the id of one changed launch
     caught_as: str = ""
 
     def apply(self, tree: Path) -> None:
-        """Raises ValueError where the text does not stand there exactly once."""
+        """Raises ValueError unless the old text occurs exactly once."""
         path = tree / self.path
         text = path.read_text()
         if text.count(self.old) != 1:
@@ -100,7 +98,7 @@ STATIC = (HINT, EXP, SPILL, VANISHED, HARMLESS)
 
 
 def slower(percent: int) -> Plant:
-    """The C++ kernel idles for this share of its own time."""
+    """Make the C++ kernel idle for this share of its own time."""
     old = "  by_type(query.type, [&](auto t) { forward<decltype(t)>(p, out, threads); });\n"
     wait = f"""  const auto begun = std::chrono::steady_clock::now();
 {old}  const auto end = begun + (std::chrono::steady_clock::now() - begun) * {100 + percent} / 100;
@@ -111,7 +109,7 @@ def slower(percent: int) -> Plant:
 
 
 def copy_tree(to: Path, like: Path = environment.ROOT) -> Path:
-    """A git repository with the files of the working tree `like`, uncommitted ones too, and its built extensions."""
+    """Make a git repository of the working tree `like`, with uncommitted files and built extensions."""
     trees.copy(to, like)
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "the tree as it was"]):
         subprocess.run([*GIT, *command], cwd=to, check=True, capture_output=True)

@@ -1,9 +1,8 @@
-"""Does the gate gate? Plants faults in a copy of this tree and prints what `ab` makes of each: python -m
-tests.bench.proof [--only GROUP].
+"""Plant faults in a copy of this tree and print the verdicts of `ab`: python -m tests.bench.proof [--only GROUP].
 
 Groups: static (GPU machine code, no GPU needed), numerics, slower (a C++ kernel that idles for 5% and 10% of its time),
-same (a tree against itself, on the machine as it is and with a process that keeps one core busy). Minutes; the C++ of
-the copy is built once.
+same (a tree against itself, with and without a process that keeps one core busy). It takes minutes; the C++ of the copy
+is built once.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BUSY = "import torch\ntorch.set_num_threads(1)\na = torch.randn(512, 512)\nwhile
 @dataclass(frozen=True)
 class Row:
     planted: str
-    expected: tuple[int, ...]  # exit codes that prove the gate
+    expected: tuple[int, ...]  # expected exit codes
     code: int
     said: tuple[str, ...]  # verdict, head/base, interval, control
     minutes: float
@@ -55,7 +54,7 @@ def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path, argument
 
 
 def said(out: str, err: str) -> tuple[str, ...]:
-    """Verdict, head/base, interval and control of the one measurement, or the first static regression."""
+    """Return verdict, head/base, interval and control of the one measurement, or the first static regression."""
     lines = out.splitlines()
     for line in lines:
         cells = re.split(r"\s{2,}", line)
@@ -80,7 +79,7 @@ def numerics(base: Path, head: Path, runs: int) -> Iterator[Row]:
 
 
 def slower(base: Path, head: Path, runs: int) -> Iterator[Row]:
-    for percent, codes in ((5, (0, 1)), (10, (1,))):  # 5% is the threshold itself: a warning or a failure
+    for percent, codes in ((5, (0, 1)), (10, (1,))):  # 5% is the threshold: a warning or a failure
         plant = plants.slower(percent)
         restored(head, plant)
         trees.build(head)
@@ -104,7 +103,7 @@ def same(base: Path, head: Path, runs: int) -> Iterator[Row]:
 
 
 def restored(head: Path, *faults: plants.Plant) -> None:
-    """The tree as it was committed, with these faults."""
+    """Restore the tree as committed and apply these faults."""
     subprocess.run(["git", "checkout", "-q", "--", "."], cwd=head, check=True)
     for fault in faults:
         fault.apply(head)

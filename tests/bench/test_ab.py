@@ -1,4 +1,4 @@
-"""`ab`: two trees in processes of their own, plugins, refs, exit codes."""
+"""`ab`: two trees in separate processes, plug-ins, refs, exit codes."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ bench.register(bench.Contender("leaky_average", "dies", dies, role="kernel"))
 
 
 def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process(monkeypatch, tmp_path):
-    """A kernel that takes its process down is a failure of its own, not of those after it, and no green run."""
+    """A kernel that kills its process fails alone; kernels after it are measured, and the run is not green."""
     monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
     (tmp_path / "own_cases.py").write_text(PLUGIN)
     plugins = (("own_cases", str(tmp_path)),)
@@ -87,7 +87,7 @@ def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
     ]
     assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
     plugins = (("more_cases", str(tmp_path.resolve())),)
-    names = ("cpu", "dies")  # whatever has the role of a kernel
+    names = ("cpu", "dies")  # every contender with the role of a kernel
     assert asked == [ab.Item("leaky_average", name, "own", "float32", "fwd", plugins) for name in names]
 
 
@@ -95,7 +95,7 @@ def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
     "ref", ["no-such-ref-at-all", "", "--output={folder}/victim", "-h", "HEAD:README.md", "HEAD HEAD"]
 )
 def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
-    """Nothing is compared with itself, and what looks like an option of git is none."""
+    """`ab` refuses to compare with nothing, and git gets no user's string as an option."""
     if environment.git_state()["sha"] is None:
         pytest.skip("no git repository here")
     (tmp_path / "victim").write_text("untouched")

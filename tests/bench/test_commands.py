@@ -1,6 +1,4 @@
-"""What is said around a run: usage errors, plugins, the doctor, the
-profiler, the list; and what ends in which exit code.
-"""
+"""Commands around a run: usage errors, plug-ins, doctor, profiler, list, and their exit codes."""
 
 import json
 from types import SimpleNamespace
@@ -33,7 +31,7 @@ def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
 
 
 def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path, capsys):
-    """Python's own exit code of an exception is 1, which is that of a slower kernel."""
+    """Python's exit code for an exception is 1, which here means a regression."""
     (tmp_path / "binary").write_bytes(bytes(range(128, 256)))
     (tmp_path / "foreign").write_text('{"a": 1}\n')
     good, absent = str(tmp_path / "good.jsonl"), str(tmp_path / "no" / "such" / "folder")

@@ -1,4 +1,4 @@
-"""`ab` for a repository of somebody else: four faults are red, an empty change is green, each side is its own code."""
+"""`ab` in another repository: four faults are red, an empty change is green, each side imports its own code."""
 
 import shutil
 import subprocess
@@ -44,7 +44,7 @@ def test_the_same_machine_code_is_green(repository):
 
 
 def test_a_launch_that_no_case_makes_registers_with_a_line(repository):
-    """`launch(...)`, which `emulate` executes."""
+    """`launch(...)` registers it, and `emulate` executes it."""
     pytest.importorskip("triton")
     line = 'retro_bench.launch("scale", "narrow", lambda: scale(torch.ones(1, 2048), FACTOR))\n'
     (repository / "plug.py").write_text(foreign.PLUGIN + line)

@@ -1,4 +1,4 @@
-"""docs/gate_your_kernel.md followed: an empty repository, every command of the page, a pull request that is red."""
+"""Follow docs/gate_your_kernel.md: an empty repository, every command of the page, a pull request that turns red."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(),
 
 
 def shell(command, cwd):
-    """Run a line of the page; `retro-bench` is this tree's, a gate takes one pair of processes."""
+    """Run a line of the page with this tree's `retro-bench`; a gate takes one pair of processes."""
     here = f"{sys.executable} -m bench"
     command = command.replace("retro-bench ", f"{here} ").replace("git ", f"{' '.join(GIT)} ")
     command = command.replace(
@@ -44,7 +44,7 @@ def test_from_an_empty_repository_to_a_red_pull_request(tmp_path):
     assert shell("git init -q", tmp_path).returncode == 0
     for command in COMMANDS:
         done = shell(command, tmp_path)
-        # a machine that is too noisy to compare times says so
+        # inconclusive on a noisy machine
         expected = (0, 3) if " ab " in command else (0,)
         assert done.returncode in expected, f"{command}\n{done.stdout}\n{done.stderr}"
     assert "<circle" in (tmp_path / "history.html").read_text()

@@ -1,5 +1,5 @@
-"""The statistics of `ab` on planted slowdowns: found at 5%, silent without one, inconclusive where
-the control moves.
+"""The statistics of `ab`: planted slow-downs are found from 5% on, equal trees raise no alarm, a moving control is
+inconclusive.
 """
 
 import itertools
@@ -15,8 +15,8 @@ PAIRS, SAMPLES = 5, 40
 
 
 def batch(rng, slowdown, noise=0.02, layout=0.004, spikes=0.05):
-    """A worker pair draws a small offset of its own; samples share a drift and have noise and rare spikes, as measured
-    machines do.
+    """Draw samples as measured machines give them: an offset per pair of processes, a shared drift, noise and rare
+    spikes.
     """
     pairs = []
     for _ in range(PAIRS):
@@ -125,7 +125,7 @@ def test_a_speed_up_is_no_regression():
 
 
 def test_the_interval_comes_from_pairs_not_from_samples():
-    """One slow pair of five with a thousand samples each proves nothing."""
+    """One slow pair of five with a thousand samples each is no evidence."""
     quiet, slow = ([1.0] * 1000, [1.0] * 1000), ([1.0] * 1000, [1.5] * 1000)
     estimate = gate_statistics.ratio([quiet] * 4 + [slow])
     assert estimate.value == 1.0 and estimate.low == 1.0

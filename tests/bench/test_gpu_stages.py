@@ -1,6 +1,4 @@
-"""The stages of the first hours on a GPU, with a stand-in for their
-processes: what is run, what is passed over, what is resumed.
-"""
+"""The stages of the first hours on a GPU, with a stand-in for processes: which steps run, are skipped, are resumed."""
 
 import argparse
 import json
@@ -48,7 +46,7 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
 
 
 class Processes:
-    """In place of `supervised`: notes what was asked and answers with codes by the command's name."""
+    """Stand-in for `supervised`: records each request and returns an exit code by the command's name."""
 
     def __init__(self, **codes):
         self.asked, self.codes = [], codes
@@ -75,7 +73,7 @@ def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
 
 
 def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
-    """run and tune measure what their files do not hold yet; --again starts over."""
+    """run and tune measure only what their files lack; --again starts over."""
     step = next(step for step in gpu_command.STAGES["fast"] if step.name == "headline")
     options = dict(out=tmp_path, rehearse=False)
     assert f"--json {tmp_path}/run.jsonl --fresh" in shlex.join(
@@ -97,7 +95,7 @@ def test_a_stage_says_its_time_before_it_begins(name, tmp_path, monkeypatch, cap
 
 
 def test_a_late_steps_children_end_with_it(tmp_path):
-    """A profiler's child that runs on would take the GPU from what is timed next."""
+    """A profiler's child that runs on would use the GPU during the next timing."""
     said = tmp_path / "pid"
     child = f"import os, time; open({str(said)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
@@ -191,7 +189,7 @@ def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
 
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
 def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatch):
-    """A rehearsal: launches go nowhere. One that changed since, and one that is gone, are told apart."""
+    """A rehearsal, whose launches do nothing. A launch that changed and one that is gone are told apart."""
     pytest.importorskip("triton")
     from retro_kernels.compile import aot
 

@@ -1,4 +1,4 @@
-"""What `--help` says: in 80 columns, with the values that exist, without seconds of importing."""
+"""`--help` fits 80 columns, lists the valid values and imports nothing slow."""
 
 import argparse
 import subprocess
@@ -27,7 +27,7 @@ def test_a_help_text_fits_and_says_one_thing(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_flag_means_one_thing(name):
-    """--kernel names operators and says which, wherever it is; what parts of a launch's id select is --launch."""
+    """--kernel always names operators, and --launch selects by parts of a launch's id."""
     for action in sub(name)._actions:
         if "--kernel" in action.option_strings:
             assert all(op in action.help for op in OPERATORS), name

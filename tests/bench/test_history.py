@@ -1,4 +1,4 @@
-"""Records over commits: what is kept, where a level changed, what only adds up."""
+"""Records over commits: which are kept, where a level changed, a drift spread over many commits."""
 
 import itertools
 import random
@@ -41,7 +41,7 @@ def test_records_are_kept_once_and_drawn(tmp_path, capsys):
     for number in range(8):
         record.Writer(tmp_path / "run.jsonl").write(run_of(number, 1e-3 if number < 4 else 1.3e-3))
     command = ["history", str(tmp_path / "run.jsonl"), "--record", str(tmp_path / "kept")]
-    assert bench.main(command) == 0 and bench.main(command) == 5  # nothing twice
+    assert bench.main(command) == 0 and bench.main(command) == 5  # no record twice
     page = tmp_path / "history.html"
     assert bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What the host does for a call is measured of every op, without a GPU, and a change that makes it dearer is told."""
+"""Host time is measured for every op without a GPU, and an increase is reported."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_the_command_takes_patterns(monkeypatch, capsys):
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):
-    """`a` in both batches, `b` in one alone; `c` within the bar."""
+    """`a` is slower in both batches, `b` in one alone; `c` is within the limit."""
     base = {"a": 20e-6, "b": 20e-6, "c": 20e-6}
     batches = iter(
         [[base | {"a": 30e-6, "b": 30e-6, "c": 22e-6}] * ab_host.ROUNDS, [base | {"a": 31e-6}] * ab_host.ROUNDS]

@@ -15,7 +15,7 @@ from bench.records import environment, record
 from bench.static import triton_kernels
 from tests.conftest import INTERPRETER
 
-#: a writer that is slow inside each line: what a kill between two writes of one record would leave
+#: a writer that pauses within each line, to be killed between two writes of one record
 SLOW = """
 import json, os, sys, time
 from pathlib import Path
@@ -92,9 +92,7 @@ def test_a_kill_inside_a_write_costs_that_record_alone(finished, tmp_path):
 
 
 def test_a_killed_run_is_resumed(tmp_path):
-    """SIGKILL once the first record is on disk: every line of the
-    file is a record, and --resume measures the rest only.
-    """
+    """After SIGKILL behind the first record every line of the file is a record, and --resume measures only the rest."""
     path = tmp_path / "a.jsonl"
     environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Whole training steps: every type and contender has its row, and the ratios are of the first contender's times."""
+"""Whole training steps: every type and contender has a row; ratios are to the first contender."""
 
 from bench.models import steps
 from retro_model.memory_mosaics import MosaicsConfig

@@ -1,4 +1,4 @@
-"""The maker of single-line faults: what it plants, what it leaves alone, and that its targets are there."""
+"""The maker of single-line faults: what it plants, what it leaves alone, and that its targets exist."""
 
 import ast
 
@@ -57,7 +57,7 @@ def f(plans, key, file, rows):
 
 
 def test_python_faults_of_caches_ranges_and_writes():
-    """A key loses a part, a statement is left out, a range goes one further, a write comes before the sync."""
+    """A key loses a part, a statement is dropped, a range goes one further, a write comes before its sync."""
     faults = {fault.text for fault in operators.python(KEPT)}
     assert {
         "key = (key.dtype, key.shape, rows) -> key = (key.shape, rows)",
@@ -80,7 +80,7 @@ def test_python_faults_of_caches_ranges_and_writes():
     "key", ["(*shapes, position)", "(needs, [*shapes])", "[shapes, needs]", "(needs, *[(x, y) for x in z])"]
 )
 def test_a_key_without_a_part_is_still_a_program(key):
-    """One part of two leaves a tuple of one; a fault that does not compile would count as noticed by every test."""
+    """One part of two leaves a tuple of one; every test would find a fault that does not compile."""
     source = f"def f(plans):\n    key = {key}\n    return plans[key]\n"
     faults = [fault.apply(source) for fault in operators.python(source)]
     for fault in faults:
@@ -106,7 +106,7 @@ def test_cpp_faults_leave_templates_and_comments_alone():
 
 
 def test_targets_are_there_and_give_at_least_sixty_faults():
-    """The same ones each time; every one can be planted."""
+    """The same faults each time; every one can be planted."""
     faults = {target.path: sampled_faults(target, trees.ROOT, 1) for target in targets.TARGETS}
     assert sum(map(len, faults.values())) >= 60
     assert {path.split("/")[0] for path in faults} == {"csrc", "retro_kernels", "retro_model", "bench"}

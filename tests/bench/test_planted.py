@@ -1,4 +1,4 @@
-"""The gates against faults planted in a copy of this tree: what `tests/bench/proof.py` shows at length."""
+"""The gates against faults planted in a copy of this tree; `tests/bench/proof.py` has more of them."""
 
 import dataclasses
 import os
@@ -37,7 +37,7 @@ def planted(tmp_path, *faults):
     ids=["two", "all"],
 )
 def test_static_faults_are_told_from_a_harmless_edit(base, tmp_path, planned):
-    """One launch of each edited kernel is compiled in both trees; each fault is named, the renamed variable is not."""
+    """One launch of each edited kernel is compiled in both trees; each fault is reported, the new name is not."""
     pytest.importorskip("triton")
     faults = [plant for plant in planned if plant.caught_as]
     assert len(faults) == min(len(planned), 4)

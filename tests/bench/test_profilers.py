@@ -1,4 +1,4 @@
-"""`profile` under other people's profilers: command lines that parse, calls in ranges."""
+"""`profile` under external profilers: command lines that parse, calls in ranges."""
 
 import shlex
 
@@ -25,7 +25,7 @@ def test_every_recipe_runs_a_command_of_ours():
 
 
 def test_each_kernel_is_called_inside_its_range_and_the_profilers_window(tiny, monkeypatch):
-    """As on a GPU, with the driver's calls replaced: warm-ups stand outside, the calls inside."""
+    """With the driver's calls replaced: warm-ups are outside, the calls inside."""
     seen = []
     monkeypatch.setattr(runner, "step", lambda *_: lambda: seen.append("call"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -45,7 +45,7 @@ def test_each_kernel_is_called_inside_its_range_and_the_profilers_window(tiny, m
 
 
 class _OnCpu:
-    """A case whose tensors are made on the CPU, whatever the device."""
+    """A case whose tensors are made on the CPU for every device."""
 
     def __init__(self, case):
         self.case = case
@@ -62,7 +62,7 @@ def test_calls_on_this_machine(tiny, capsys):
 
 @pytest.mark.parametrize(("rehearsal", "code"), [(None, 3), ("1", 0)])
 def test_a_rehearsal_is_not_judged_by_its_ceilings(tiny, monkeypatch, capsys, rehearsal, code):
-    """They are measured while other work runs, which pulls them down."""
+    """Ceilings measured beside other work are too low."""
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(summary, "beyond", lambda records: "a share above 100%")
     monkeypatch.delenv(environment.REHEARSAL, raising=False)

@@ -1,4 +1,4 @@
-"""The schema: what it accepts, what it refuses, and that a file survives."""
+"""The schema of records: what it accepts, what it refuses, and files that were cut off."""
 
 import copy
 import os
@@ -102,7 +102,7 @@ def test_a_torn_line_in_the_middle_is_an_error(good, tmp_path):
 
 
 def test_every_record_in_the_tree_is_named_by_a_page():
-    """A table may leave out what its records' names share."""
+    """A table may leave out the common prefix of its records' names."""
     root = environment.ROOT
     text = "\n".join(page.read_text() for page in [root / "README.md", *(root / "docs").rglob("*.md")])
     records = sorted((root / "bench" / "results").glob("*.json*"))

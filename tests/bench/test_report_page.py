@@ -13,7 +13,7 @@ from tests import browser
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
 RECORD = environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-23.jsonl"
-TOO_FAST = "leaky_average/cpu/long/float32/fwd"  # its share of the roofline is put above 1
+TOO_FAST = "leaky_average/cpu/long/float32/fwd"  # its share of the roofline becomes more than 1
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_a_row_lights_its_point_and_bar_and_a_point_its_row(page):
     lit = page.locator(".lit").evaluate_all("all => all.map((part) => [part.tagName.toLowerCase(), part.dataset.id])")
     assert {what for _, what in lit} == {name} and len(lit) >= 3  # the row, the point, the bar
     point = page.locator(f'svg [data-id="{name}"]').first
-    page.mouse.move(0, 0)  # or what scrolls under the pointer would be pointed at
+    page.mouse.move(0, 0)  # else scrolling moves an element under the pointer
     point.scroll_into_view_if_needed()
     point.dispatch_event("mouseover", {"bubbles": True})
     assert "lit" in row.get_attribute("class") and page.locator("svg.dimmed").count() >= 1

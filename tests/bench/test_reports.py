@@ -1,4 +1,4 @@
-"""Reports, comparison, static metrics and the machine-code reader, on records and listings made by hand."""
+"""Reports, comparison, static metrics and the machine-code reader, on hand-made records and listings."""
 
 import json
 import subprocess
@@ -120,7 +120,7 @@ def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
 
 
 def test_tables_fit_the_terminal(monkeypatch):
-    """80 columns: some columns go, in order, and are named; notes are wrapped. A pipe gets everything."""
+    """80 columns: some columns are dropped, in order, and named; notes are wrapped. A pipe gets all columns."""
     records = [timed(), timed(case="b", status="oom", reason="out of memory " * 9)]
     for draw, some in ((terminal.times, records), (terminal.checks, records), (terminal.static, [static_record()])):
         for room in (60, 80, 100):
@@ -136,7 +136,7 @@ def test_tables_fit_the_terminal(monkeypatch):
 
 
 def damaged(value, path=()):
-    """(path, copy) of a JSON value with each of its parts replaced by something else, or taken away."""
+    """Yield (path, copy) of a JSON value with each of its parts replaced or removed."""
     items = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
     for key, inner in items:
         whole = dict(value) if isinstance(value, dict) else list(value)
@@ -153,7 +153,7 @@ def damaged(value, path=()):
 
 
 def shown(figure) -> str:
-    """All that the one panel of a figure is drawn from."""
+    """Return everything that the one panel of a figure is drawn from."""
     (axes,) = figure.axes
     names = [text.get_text() for text in (*axes.texts, *axes.get_xticklabels(), *axes.get_yticklabels(), axes.title)]
     lines = [(line.get_label(), line.get_gid(), line.get_xydata().tolist()) for line in axes.lines]
@@ -164,7 +164,7 @@ def shown(figure) -> str:
 
 
 def test_what_the_schema_lets_pass_can_be_rendered(monkeypatch):
-    """Somebody else's record is refused by name or shown; no part of it breaks a report. Equal pictures are drawn
+    """A record from elsewhere is refused by name or shown; no part of it breaks a report. Equal pictures are drawn
     once.
     """
     figures, drawn = pytest.importorskip("matplotlib.figure").Figure, set()
@@ -194,7 +194,7 @@ def test_what_the_schema_lets_pass_can_be_rendered(monkeypatch):
 
 
 def on(name="AMD EPYC", isa=("avx2",), cores=2, memory=24 << 30, **caches):
-    """What a record says of its machine."""
+    """Return a record's description of its machine."""
     return {
         "environment": {"torch": "2", "triton": None, "threads": 2, "isa": list(isa), "cores": cores},
         "device": {"name": name, "memory_bytes": memory, "caches": caches or {"L3 Unified": 1 << 25}},
@@ -212,7 +212,7 @@ def on(name="AMD EPYC", isa=("avx2",), cores=2, memory=24 << 30, **caches):
     ],
 )
 def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
-    """Neither compared nor in one table; a record that says less of its machine is held against nobody."""
+    """Different machines of one name are neither compared nor in one table; missing facts match any."""
     sides = [timed(**on()), timed(**on(**other))]
     assert words in machines.difference(sides[:1], sides[1:])
     assert machines.difference(sides[:1], [timed(**on(memory=(24 << 30) + 4096))]) is None
@@ -265,7 +265,7 @@ def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, c
 
 
 def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
-    """Objects nested by the thousand, a number of 5000 digits, one that no float holds: exit 4, not a fault."""
+    """Thousands of nested objects, a number of 5000 digits, one beyond every float: exit code 4."""
     good = json.dumps(timed())
     for name, text in (
         ("nested", "[" * 100_000 + "]" * 100_000),
@@ -289,7 +289,7 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
     ],
 )
 def test_what_measures_nothing_needs_no_torch(command, tmp_path):
-    """Seconds of importing, for a table; held by what is loaded, not by a clock."""
+    """Importing torch takes seconds; the test checks the loaded modules."""
     record.Writer(tmp_path / "a.jsonl").write(timed())
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
     loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
@@ -307,7 +307,7 @@ def test_report_command_renders_files(tmp_path, capsys):
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
-    """Two operators with a case of one name keep their own bars."""
+    """Two operators with a case of the same name have separate bars."""
     pytest.importorskip("matplotlib")
     from bench.report import figures, summary
 

@@ -1,6 +1,4 @@
-"""check and run from end to end on a tiny case: what is timed, what
-is refused, what a file holds, which code is returned.
-"""
+"""check and run from end to end on a tiny case: what is timed, what is refused, the file, the exit code."""
 
 import contextlib
 import json
@@ -62,7 +60,7 @@ def test_a_kernel_that_is_wrong_by_a_part_in_ten_thousand_fails_and_is_not_timed
 
 
 def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
-    """Its output comes from torch.empty and the last row is never written: the poison shows."""
+    """Its output comes from torch.empty and its last row is never written; the NaN in fresh memory shows that."""
 
     def forgets(query, **arguments):
         out = torch.empty_like(query)
@@ -154,7 +152,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
 def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_wrong(
     tiny, tmp_path, monkeypatch, capsys
 ):
-    """First far too low, then as it is; a ceiling that stays too low is an error of profile, not a share of 185%."""
+    """Too low at first, then right. A ceiling that stays too low is an error of `profile`, not a share of 185%."""
     low = {
         "bytes_per_s": 1.0,
         "cached_bytes_per_s": None,
@@ -175,7 +173,7 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
 
 
 def test_shares_are_of_the_highest_ceiling_of_a_run(tiny, tmp_path, monkeypatch):
-    """Measured before and after: what was written in between is shared by the higher one too."""
+    """Ceilings are measured before and after; records written in between use the higher one too."""
     path, answers = tmp_path / "a.jsonl", [1e15, 2e15]
     machine = {"bytes_per_s": 1e15, "cached_bytes_per_s": None, "cache_bytes": None}
 
@@ -240,7 +238,7 @@ def test_records_are_json_lines(tiny, tmp_path):
 
 
 def test_graphs_are_what_is_timed(monkeypatch):
-    """On a stand-in for the GPU: with graphs every sample replays what was captured once, without them it calls."""
+    """On a stand-in for the GPU: with graphs every sample replays one capture, without them it calls the kernel."""
     said, plain = [], SimpleNamespace(wait_stream=lambda other: None)
     event = SimpleNamespace(record=lambda: None, synchronize=lambda: None, elapsed_time=lambda end: 2.0)
     graph = SimpleNamespace(replay=lambda: said.append("replay"))
@@ -267,7 +265,7 @@ def test_graphs_are_what_is_timed(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "max", lambda tensor: read.append(tensor.nbytes) or largest(tensor))
     effort = timing.Effort(least=3, most=3, seconds=0.0)
     times = timing.measure({"a": lambda: said.append("call")}, "cuda", effort, graphs=True)
-    assert read == [timing.L2_MULTIPLE * 64] * 3  # more than the L2 cache, before every sample
+    assert read == [timing.L2_MULTIPLE * 64] * 3  # evicts the L2 cache before every sample
     assert times["a"]["method"]["cuda_graph"] and times["a"]["median"] == 2e-3 and 0 < times["a"]["host_s"] < 1
     captured_at = said.index("capture")
     assert said[captured_at + 1] == "call" and said[captured_at + 2 :] == ["replay"] * (timing.WARMUPS + 3)
@@ -278,7 +276,7 @@ def test_graphs_are_what_is_timed(monkeypatch):
 
 @pytest.mark.parametrize(("device", "least"), list(timing.NARROW_SAMPLES.items()))
 def test_samples_that_agree_end_early_and_others_do_not(monkeypatch, device, least):
-    """A steady call takes the fewest samples that can agree, an unsteady one all of them."""
+    """A steady call takes the minimum number of samples, an unsteady one all of them."""
 
     class Stub:
         def __init__(self, *_):
@@ -304,9 +302,7 @@ def test_the_pace_spends_less_where_the_rest_would_end_too_late():
     now = [0.0]
     at = Pace([10.0] * 10, limit=100, clock=lambda: now[0])
     assert at.share(0) == 1.0 and not at.over() and Pace([1.0]).share(0) == 1.0
-    now[0] = (
-        60.0  # three steps took 60 s where 30 were expected: seven more would take 140 at this pace, and 40 are left
-    )
+    now[0] = 60.0  # three steps took 60 s of 30 expected: seven more would take 140 s, and 40 s are left
     assert at.share(3) == pytest.approx(40 / 140)
     now[0] = 99.0
     assert at.share(4) == LEAST_SHARE and not at.over()

@@ -1,4 +1,4 @@
-"""Records of compiled kernels: what is a regression, and what is read off a listing of SASS."""
+"""Records of compiled kernels: regressions, and the reader of SASS listings."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_copies_in_flight_are_those_of_innermost_loops_that_copy():
     ],
 )
 def test_the_work_of_a_tensor_instruction(opcode, flops):
-    """A warp's share; TF32 runs at half the rate of the half types and counts double."""
+    """Per warp; TF32 runs at half the rate of the half types and counts double."""
     assert sass._tensor_flops(opcode) == flops
 
 

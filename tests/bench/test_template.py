@@ -1,4 +1,4 @@
-"""Workflows and templates: YAML that GitHub reads, whose commands this tree accepts, and who may write what."""
+"""Workflows and templates: valid YAML, commands that this tree accepts, and write permissions."""
 
 import re
 import shlex
@@ -25,7 +25,7 @@ def steps(name="pull_request.yml") -> list[dict]:
 
 
 def commands(name="pull_request.yml") -> list[str]:
-    """Every `python -m bench ...` of every step, its shell operators cut off, with each value of its job's matrix."""
+    """Return every `python -m bench ...` of every step without shell operators, for each value of its job's matrix."""
     every = []
     for job in workflow(name)["jobs"].values():
         text = "\n".join(step.get("run", "") for step in job["steps"])
@@ -44,7 +44,7 @@ def test_every_command_is_accepted():
 
 
 def test_the_actions_commands_are_accepted():
-    """Words in "$VARIABLES" stand for a module, a commit and the like."""
+    """ "$VARIABLES" are replaced by a module, a commit and the like."""
     yaml = pytest.importorskip("yaml")
     action = yaml.safe_load((environment.ROOT / "action.yml").read_text())
     text = "\n".join(step["run"] for step in action["runs"]["steps"])
@@ -95,8 +95,8 @@ def test_the_comment_is_found_by_what_it_begins_with():
 
 
 def post(folder, number, head):
-    """Exit code of the commenting step, and what it asked of GitHub; `gh` is a stand-in that knows one open pull
-    request, 7, at commit abc.
+    """Return the exit code of the commenting step and its requests; `gh` is a stand-in with one open pull request, 7,
+    at commit abc.
     """
     (folder / "comment").mkdir()
     (folder / "comment" / "number").write_text(number)

@@ -1,6 +1,4 @@
-"""The tuner: which tiles it tries, that a wrong or failing one is never kept, and that a table is
-changed in one line.
-"""
+"""The tuner: which tiles it tries, that it never keeps a wrong or failing one, and that a table changes in one line."""
 
 import functools
 import json
@@ -44,7 +42,7 @@ class FakeBench(tune.Bench):
 
 @pytest.fixture
 def by_rule(monkeypatch):
-    """Calls return the row in place; its time is what the bench says of it."""
+    """Set up calls that return the current row; the bench gives its time."""
 
     def measure(calls, device, effort):
         return {name: samples.summary([bench_seconds(call())], {"clock": "wall"}) for name, call in calls.items()}
@@ -61,7 +59,7 @@ def by_rule(monkeypatch):
 
 
 def distance(row):
-    """Fastest at 64 x 256 with 8 warps, several steps away from the committed row."""
+    """Time that is least at 64 x 256 with 8 warps, several steps from the committed row."""
     return 1 + sum(
         abs(row[name].bit_length() - best.bit_length())
         for name, best in (("block_m", 64), ("block_n", 256), ("num_warps", 8))
@@ -88,7 +86,7 @@ def test_the_walk_ends_at_the_fastest_tile(by_rule):
     (best,) = tune.tune(by_rule(FakeBench(distance)), 9, lambda text: None)
     assert (best.best.row["block_m"], best.best.row["block_n"], best.best.row["num_warps"]) == (64, 256, 8)
     assert best.before == ROW == best.trials[0].row and best.best.seconds == 1
-    assert configs.table(OP)[0] == ROW  # nothing is left in place
+    assert configs.table(OP)[0] == ROW  # the table is restored
 
 
 def test_rounds_bound_the_walk(by_rule):
@@ -115,7 +113,7 @@ def test_a_committed_tile_that_fails_is_an_error(by_rule):
 def test_watched_and_replaced():
     problem, before = configs.Problem("scan", 2, 64, 512, 64), configs.epoch()
     with configs.watched() as seen:
-        assert configs.epoch() != before  # plans of before choose again, so that their rows are seen
+        assert configs.epoch() != before  # earlier plans choose again, so their rows are seen
         first = configs.choose(OP, problem, KNOWN[90])
         configs.choose(OP, problem, KNOWN[90])
     ((op, row),) = seen
@@ -144,7 +142,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
 
 
 def test_the_command_tunes_interpreted_kernels(tmp_path):
-    """Times mean nothing there; that kernels run, are checked and are replaced does."""
+    """Times mean nothing in the interpreter; kernels run, are checked and are replaced."""
     command = [sys.executable, "-m", "bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
     command += ["--kernel", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
     command += ["--json", str(tmp_path / "tuned.jsonl")]
@@ -152,7 +150,7 @@ def test_the_command_tunes_interpreted_kernels(tmp_path):
     done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("leaky_average scan")]
-    assert line.split()[-1] == "0" and int(line.split()[-2]) > 10  # none unfit of those tried
+    assert line.split()[-1] == "0" and int(line.split()[-2]) > 10  # no tile failed
     again = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
     assert again.returncode == 0 and "tuned before" in again.stderr and not again.stdout
 
@@ -173,7 +171,7 @@ STATIC_CALL = OP, "wide", "bfloat16", model.MACHINES["H200"]
 
 
 def predicted(row, launches, machine, base=False):
-    """A tile's time by the rule of `distance`, for launches that it decides; 8 warps spill."""
+    """Set up estimates of tiles by the rule of `distance`; tiles of 8 warps spill."""
     assert launches and all(launch.num_warps == row["num_warps"] for launch in launches if "scan" in launch.name)
     if row["num_warps"] == 8 and not base:
         return tune.Trial(row, "error", reason="16 bytes of stack")
@@ -186,7 +184,7 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
     for item in tuned:
         assert item.best.row["num_warps"] == 4 and item.best.row["block_n"] == 256
         assert any(trial.reason == "16 bytes of stack" for trial in item.trials)
-        assert item.before in configs.table(OP)  # nothing is left in place
+        assert item.before in configs.table(OP)  # the table is restored
 
 
 def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_path, capsys):

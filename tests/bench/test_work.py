@@ -1,6 +1,4 @@
-"""FLOPs and bytes against counts made pair by pair; slices of the
-oracle against the whole; every baseline against the oracle.
-"""
+"""FLOPs and bytes against counts pair by pair; slices of the oracle against the whole; baselines against the oracle."""
 
 import importlib.util
 
@@ -107,7 +105,7 @@ def test_flops_and_bytes_of_retro_by_hand():
 
 
 def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads_no_table():
-    """By hand: a causal triangle of 3, one head of width 4, float32; the backward's reads and writes come on top."""
+    """Counted by hand: a causal triangle of 3, one head of width 4, float32; the backward pass adds to both."""
     plain = Case("relative_attention", "a", {"B": 1, "N": 3, "S": 3, "H": 1, "D": 4}, "a test", {"causal": True})
     forward, both = (relative_attention.work(plain, 4, mode) for mode in ("fwd", "fwdbwd"))
     assert forward == Work(4.0 * 6 * 4, 4 * 3 * 4 * 4)
@@ -157,7 +155,7 @@ def test_every_cpu_baseline_is_the_function_it_says(case):
 
 
 def test_retro_pytorch_can_run_where_it_is_installed():
-    """Its module, with the null key and the projections taken away, is the op without positions."""
+    """Its module without the null key and the projections is the op without positions."""
     if importlib.util.find_spec("retro_pytorch") is None:
         pytest.skip("needs retro-pytorch")
     case = Case(
@@ -171,7 +169,7 @@ def test_retro_pytorch_can_run_where_it_is_installed():
     contender = bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
     assert contender.reason(case, "float32", "cpu") is None
     operator, arguments = bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
-    arguments["neighbour_mask"][:, :, 0] = True  # a chunk without neighbours gives 0 here and an average there
+    arguments["neighbour_mask"][:, :, 0] = True  # without neighbours: 0 here, an average there
     truth = oracle.solve(operator, case, arguments, 4, backward=True)
     errors = numerics.errors(operator, contender, arguments, truth)
     assert max(error.frobenius for error in errors.values()) < 1e-5, errors
@@ -225,7 +223,7 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
 
 
 def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit():
-    """Not to that of the last tensor, a gradient whose errors are of another size."""
+    """Its limit is not that of the last tensor, a gradient whose errors have another size."""
     eager = {"out": errors.Error(1e-6, 1e-6), "d_query": errors.Error(1e-2, 1e-2)}
     for off, passes in ((1.5e-6, True), (1e-3, False)):
         verdict = numerics.judge({"out": eager["out"], "lse": errors.Error(off, off)}, eager, "float32", "all")
@@ -234,7 +232,7 @@ def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit
 
 
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
-    """Without instructions for them the library's product of halves is no ceiling: widened operands pass it."""
+    """Without instructions for half types the library's half product is no ceiling: widened operands are faster."""
     measured = {"flops_per_s": {"float32": 100.0, "bfloat16": 20.0}, "bytes_per_s": 1.0}
     assert (
         ceilings.rate(measured, "bfloat16")
@@ -249,7 +247,7 @@ def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
 
 
 def test_the_names_of_backends_are_the_dispatchers():
-    """Written down a second time so that a list takes no torch."""
+    """The harness has a second list of them, so that `list` needs no torch."""
 
     from retro_kernels.core import backends
 

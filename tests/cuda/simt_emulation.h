@@ -1,8 +1,7 @@
-// A CUDA block on one CPU core: every thread a fiber, every barrier a yield. Slow, and exact about who waits for whom.
+// A CUDA block on one CPU core: every thread is a fiber, every barrier a yield. Slow, but exact in its waits.
 //
-// Stands in for csrc/cuda/simt.cuh's instructions. Shared memory that an asynchronous copy is
-// still to fill holds 0xFF, so a wait that is missing gives NaN; the order in which fibers
-// run is shuffled, so a barrier that is missing gives a result that depends on the seed.
+// It replaces the instructions of csrc/cuda/simt.cuh. The target of a pending asynchronous copy holds 0xFF, so a
+// missing wait gives NaN. The order of fibers is shuffled, so a missing barrier gives results that depend on the seed.
 #pragma once
 
 #include <setjmp.h>
@@ -46,8 +45,8 @@ struct Copy {
 };
 
 struct Fiber {
-  ucontext_t context;  // how it starts
-  jmp_buf place;       // where it goes on: a jump costs no system call
+  ucontext_t context;  // its start
+  jmp_buf place;       // its next instruction: a jump needs no system call
   std::unique_ptr<char[]> stack;
   bool started = false, done = false;
   const Barrier* waiting = nullptr;
@@ -89,7 +88,7 @@ inline void enter() {
   _longjmp(scheduler, 1);
 }
 
-// Until the fiber waits or ends.
+// Run the fiber until it waits or ends.
 __attribute__((noinline)) inline void resume(Fiber& fiber) {
   if (_setjmp(scheduler)) return;
   if (fiber.started) _longjmp(fiber.place, 1);
@@ -97,7 +96,7 @@ __attribute__((noinline)) inline void resume(Fiber& fiber) {
   setcontext(&fiber.context);
 }
 
-// Runs kernel() as `grid` blocks of `threads`, one block after the other.
+// Run kernel() as `grid` blocks of `threads`, one block after the other.
 inline void launch(unsigned grid, unsigned threads, unsigned seed, std::function<void()> kernel) {
   std::mt19937 random(seed);
   grid_size.x = grid;
@@ -138,7 +137,7 @@ inline void launch(unsigned grid, unsigned threads, unsigned seed, std::function
   }
 }
 
-// What every lane of the warp gives: out[lane].
+// Gather a value of every lane of the warp: out[lane].
 template <typename T>
 inline void exchange(const T& mine, T (&out)[WARP]) {
   static_assert(sizeof(T) <= sizeof(Slot));
@@ -208,7 +207,7 @@ inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
   __syncwarp();
 }
 
-inline const unsigned char* shared_memory = nullptr;  // where the emulated block's begins, at a multiple of 1024
+inline const unsigned char* shared_memory = nullptr;  // start of the emulated block's, a multiple of 1024
 
 inline void fence_proxy_async() {}
 inline void wgmma_begin() {}
@@ -220,8 +219,8 @@ inline uint64_t swizzled128_descriptor(const void* tile) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (address & 0x3ffff) >> 4;
 }
 
-// Element k of row `row` of the matrix a descriptor names, as the PTX manual lays it out: groups of 8 rows of 128
-// bytes, the stride offset apart; bits 4-6 of the whole address, exclusive-or its bits 7-9.
+// Element k of row `row` of a descriptor's matrix, by the PTX manual: groups of 8 rows of 128 bytes, the stride offset
+// apart; bits 4-6 of the whole address are exclusive-or'ed with its bits 7-9.
 template <bool BF16>
 inline float described(uint64_t descriptor, int row, int k) {
   if (descriptor >> 62 != 1) std::abort();  // the 128-byte swizzle

@@ -81,7 +81,7 @@ def strides(tensor):
 
 
 def launched(call: TopkChunks, splits=1):
-    """(tensors, strides, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
+    """Return (tensors, strides, numbers) of the structure, with new scratch and outputs: partial, scores, indices."""
     b, q, d = call.query.shape
     s = call.key.shape[1]
     tiles = -(-s // backend.TILE_S)
@@ -98,7 +98,7 @@ def launched(call: TopkChunks, splits=1):
 
 
 def emulate(library, call: TopkChunks, splits=1, blocks=1, seed=0, wgmma=False):
-    """scores, indices and the splits' packed lists [B,Q,splits,k]."""
+    """Return scores, indices and the splits' packed lists [B,Q,splits,k]."""
     tensors, pairs, numbers = launched(call, splits)
     native = Call(*(None if t is None else t.data_ptr() for t in tensors), *pairs, *numbers)
     library.emulate_topk_chunks(ctypes.byref(native), blocks, seed, wgmma)
@@ -144,7 +144,7 @@ def test_emulated_kernel_is_exact(emulation, name, dtype, wgmma):
 
 
 def test_shared_memory_fits(emulation):
-    """The numbers that `unsupported_on` compares with the target's are those of the compiled structures."""
+    """`unsupported_on` compares the target's shared memory with the size of the compiled structures."""
     assert emulation.topk_shared_bytes(False) == backend.SHARED_BYTES <= KNOWN[80].shared_memory
     assert emulation.topk_shared_bytes(True) == backend.SHARED_BYTES_WGMMA <= KNOWN[90].shared_memory
 
@@ -178,7 +178,7 @@ def test_infinities_nan_and_both_zeros(emulation):
 
 
 def test_packing(emulation):
-    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/ops/topk_chunks/triton/selection.py both draw."""
+    """The layout that csrc/cuda/topk_select.cuh and retro_kernels/ops/topk_chunks/triton/selection.py draw."""
     key = torch.zeros(1, 10, 8)
     key[0, 7, 0], key[0, 3, 0] = 1.5, -1.5
     query = torch.zeros(1, 1, 8)
@@ -216,10 +216,10 @@ def test_unsupported_calls_say_why():
         return backend.slower_on(*call(**options))
 
     assert why() is None and why(arch=90) is None and slower() is None and slower(arch=90) is None
-    # few queries, or sm_100: only the automatic choice goes elsewhere, a call that names the backend is served
+    # few queries, or sm_100: a call that names the backend is served, the automatic choice is another
     assert "triton" in slower(Q=64) and "triton" in slower(arch=100)
     assert why(Q=64) is None and why(arch=100) is None
-    for arch in (86, 89, 120):  # a block fits none of their multiprocessors, on whatever path
+    for arch in (86, 89, 120):  # a block exceeds the shared memory of a multiprocessor
         assert f"159264 bytes of shared memory; sm_{arch} has 101376" in why(arch=arch)
     assert why(query_dtype=torch.float32) == "query is torch.float32; have bfloat16, float16"
     assert "16 bytes" in why(D=1020) and "int16" in why(docs=torch.int16)
@@ -237,13 +237,13 @@ def test_split_covers_the_keys(b, q, keys):
         assert count == 1 or blocks * count <= 4 * target.multiprocessors
 
 
-#: by an nvcc that knows them all
+#: with an nvcc that knows all of them
 BUILT = ("80", "90a", "100a")
 
 
 @pytest.fixture
 def build():
-    """setup.py as a module, its `setup` a stand-in."""
+    """Load setup.py as a module whose `setup` is a stand-in."""
     with mock.patch("setuptools.setup"):
         spec = importlib.util.spec_from_file_location("build", ROOT / "setup.py")
         module = importlib.util.module_from_spec(spec)
@@ -252,7 +252,7 @@ def build():
 
 
 def old_nvcc(folder, *unknown):
-    """A compiler that refuses architectures as nvcc does."""
+    """A compiler that refuses architectures as an old nvcc does."""
     path = folder / "nvcc"
     path.write_text(f'#!/bin/sh\ncase "$*" in {"|".join(f"*_{arch},*" for arch in unknown)}) exit 1;; esac\n')
     path.chmod(0o755)
@@ -281,8 +281,9 @@ build.build_cuda(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1], "_cuda.so"
 
 @pytest.mark.parametrize("arches", [("90a",), pytest.param(BUILT, marks=pytest.mark.nightly)], ids=",".join)
 def test_the_extension_builds_without_spills_and_takes_its_arguments(tmp_path, arches):
-    """By setup.py, warnings being errors. One test, so that parallel workers don't build it twice; sm_90a has both
-    kernels, that of mma.sync and that of wgmma.
+    """By setup.py, with warnings as errors.
+
+    One test, so that parallel workers build it once. sm_90a has both kernels, with mma.sync and with wgmma.
     """
     if (
         shutil.which("nvcc") is None
@@ -321,7 +322,7 @@ def check_machine_code(library, arch):
 
 
 def check_binding(library, arches):
-    """Without a GPU a call comes back with the runtime's error, its arguments converted."""
+    """Without a GPU a call converts its arguments and returns the runtime's error."""
     spec = importlib.util.spec_from_file_location("retro_kernels._cuda", library)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""A few lines of PTX as a kernel of one warp or more: values in, values out."""
+"""A few lines of PTX as a kernel of one or more warps: values in, values out."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _TEMPLATE = """
 
 
 def module(body: str, threads: int = THREADS, row: int = 64) -> str:
-    """PTX of a kernel of one CTA; row: bytes of input and of output that a thread has."""
+    """Return PTX of a kernel of one CTA. row: bytes of input and output of a thread."""
     return _TEMPLATE.format(body=body, threads=threads, row=row)
 
 
 def run(
     body: str, values: np.ndarray | None = None, *, threads: int = THREADS, shared_bytes: int = 0, checks: bool = True
 ) -> np.ndarray:
-    """uint64 [threads, 8] that `body` leaves at %l34, from `values` of that shape or wider at %l33: a row a thread."""
+    """Return uint64 [threads, 8], which `body` leaves at %l34; it finds `values`, one row a thread, at %l33."""
     registers = np.zeros((threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
     out = np.zeros_like(registers)
     program = Program(module(body, threads, 8 * registers.shape[1]))
@@ -55,8 +55,8 @@ def run(
 
 
 def one(opcode: str, target: str, sources: str, values: np.ndarray) -> np.ndarray:
-    """uint64 [threads]: the result of one instruction on values
-    [threads, len(sources)]; registers by their letter in KINDS.
+    """Return uint64 [threads]: one instruction on values [threads, len(sources)]; registers by their
+    letter in KINDS.
     """
     lines, operands = [], []
     for at, letter in enumerate(sources):

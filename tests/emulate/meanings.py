@@ -1,4 +1,6 @@
-"""What instructions of one value mean, by the PTX ISA: (target, sources, function of the operands' bits) by opcode."""
+"""Meaning of the instructions of one value, by the PTX ISA: opcode -> (target, sources, function of the operands'
+bits).
+"""
 
 import math
 import struct
@@ -79,7 +81,7 @@ def both_halves(function, read, write):
 
 
 def least(a, b):
-    """NaN only of two; -0 is less than +0."""
+    """NaN only if both are NaN; -0 is less than +0."""
     return (a if np.signbit(a) else b) if a == b else np.fmin(a, b)
 
 
@@ -88,7 +90,7 @@ def most(a, b):
 
 
 def integral(v, how, bits):
-    """A float as a signed integer of bits + 1 bits: NaN is 0, what is too large the largest."""
+    """Convert a float to a signed integer of bits + 1 bits: NaN becomes 0, larger values the largest."""
     if np.isnan(v):
         return 0
     whole = how(float(v)) if math.isfinite(v) else (1 << 70 if v > 0 else -(1 << 70))
@@ -203,13 +205,13 @@ INTEGER = {
 
 
 def toward(a, b, c, direction):
-    """a * b + c, exact, as the float32 next to it in a direction: -1, 1, or 0 for toward zero."""
+    """Return a * b + c, computed exactly and rounded to float32 in a direction: -1, 1, or 0 for toward zero."""
     values = [float(v) for v in (a, b, c)]
     if not all(map(math.isfinite, values)):
         return np.float32(np.float64(values[0]) * values[1] + values[2])
     exact = Fraction(values[0]) * Fraction(values[1]) + Fraction(values[2])
     if exact == 0:
-        return None  # the sign of nothing
+        return None  # the sign of zero
     near = np.float32(values[0] * values[1] + values[2])
     direction = direction or (-1 if exact > 0 else 1)
     candidates = [np.nextafter(near, np.float32(way)) for way in (-np.inf, np.inf)] + [near]

@@ -1,8 +1,7 @@
-"""Faults in compiled code: one statement of a kernel's PTX taken away or changed, and whether the emulator reports it.
+"""Faults in compiled code: change or remove one statement of a kernel's PTX and see if the emulator reports it.
 
-    python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6]
-
-prints the table of docs/lab/emulation.md.
+python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6] prints the table of
+docs/lab/emulation.md.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from bench.emulate.parse import Constant, Kernel
 from bench.emulate.program import EmulationError, Program
 from retro_kernels.testing import compare, inputs
 
-#: what is planted -> which statements it can strike, and what becomes of one (None: it is gone)
+#: fault -> the statements that it applies to, and the new statement (None: removed)
 PLANTS: dict[str, tuple[Callable, Callable]] = {
     "a barrier gone": (lambda s: s.opcode == "bar.sync", lambda s: None),
     "a wait for copies gone": (lambda s: s.opcode == "cp.async.wait_group", lambda s: None),
@@ -47,12 +46,12 @@ PLANTS: dict[str, tuple[Callable, Callable]] = {
     ),
 }
 
-LOW_PARTS = "tf32 for tf32x3"  # planted in all of its places at once
+LOW_PARTS = "tf32 for tf32x3"  # planted in all places at once
 
-#: plants that matter at the edges of the grid, and not where the predicate never fails in the call
+#: faults that need a false predicate, as at the edges of the grid
 _PREDICATES = {"a predicate of a load lost"}
 
-#: calls whose launches are struck; between them they launch every kernel
+#: calls whose launches get faults; together they launch every kernel
 CALLS = (
     (
         "chunked_cross_attention",
@@ -72,7 +71,7 @@ CALLS = (
 
 
 def recorded(arch: int, dtype: torch.dtype, only: str | None = None) -> list:
-    """The launches of CALLS with the tensors they had, the first of each kernel; `only`: a part of its name."""
+    """Return the launches of CALLS with their tensors, the first of each kernel. only: a part of the name."""
     log: list = []
     for op, make in sorted(CALLS, key=lambda call: not only or only.split("_")[0] not in call[0]):  # likely ones first
         with launches.emulating(arch, log=log):
@@ -86,7 +85,7 @@ def recorded(arch: int, dtype: torch.dtype, only: str | None = None) -> list:
 def struck(
     whole: Kernel, plant: str, most: int | None = None, matters: Callable[[int], bool] = lambda at: True
 ) -> Iterator[Kernel]:
-    """The kernel with the plant in one place, for every place where it matters, or for `most` of them."""
+    """Yield the kernel with the fault in one place, for every place where it matters, or for `most` of them."""
     strikes, change = PLANTS[plant]
     places = [at for at, statement in enumerate(whole.statements) if strikes(statement) and matters(at)]
     if most is not None and len(places) > most:
@@ -95,7 +94,7 @@ def struck(
         statement = whole.statements[at]
         other = copy.copy(whole)
         other.statements = list(whole.statements)
-        # a statement that does nothing keeps every label where it is
+        # a no-op keeps every label in place
         other.statements[at] = change(statement) or dataclasses.replace(
             statement, opcode="membar.cta", operands=[], predicate=None
         )
@@ -103,11 +102,11 @@ def struck(
 
 
 def variants(launch, arch: int, kernel: launches.Compiled, plant: str, most: int | None = None) -> Iterator:
-    """As `struck`, for a Triton launch."""
+    """Yield the variants of `struck` for a Triton launch."""
     whole = kernel.program.kernel
 
     def fails(at: int) -> bool:
-        """Whether a thread of the grid has the predicate of this statement false: then, and only then, a trap there."""
+        """Return whether some thread of the grid has a false predicate at this statement, by planting a trap there."""
         statement = whole.statements[at]
         other = copy.copy(whole)
         other.statements = list(whole.statements)
@@ -119,7 +118,7 @@ def variants(launch, arch: int, kernel: launches.Compiled, plant: str, most: int
 
 
 def without_low_parts(kernel: launches.Compiled) -> Iterator[launches.Compiled]:
-    """The kernel with the low part of every tf32 operand 0: one product where three make a float32 product."""
+    """Return the kernel with the low part of every tf32 operand 0: one product instead of three."""
     whole = kernel.program.kernel
     other = copy.copy(whole)
     other.statements, high, low = [], set(), set()
@@ -136,7 +135,7 @@ def without_low_parts(kernel: launches.Compiled) -> Iterator[launches.Compiled]:
 
 
 def busiest(launch, arch: int, kernel: launches.Compiled) -> range:
-    """The CTA that executes most instructions: a fault shows there as well as in the whole grid."""
+    """Return the CTA that executes most instructions: a fault shows there as well as in the whole grid."""
     executed = []
     fresh = dataclasses.replace(kernel, program=Program(kernel.program.kernel))
     for cta in range(math.prod(launch.grid)):
@@ -148,7 +147,7 @@ def busiest(launch, arch: int, kernel: launches.Compiled) -> range:
 
 
 def reported(launch, arch: int, kernel: launches.Compiled, only: range | None = None) -> str | None:
-    """What the emulator says of a launch with a planted fault; None: nothing."""
+    """Return the emulator's report of a launch with a planted fault, or None."""
     try:
         launches.run(launch, arch, kernel=kernel, only=only)
     except EmulationError as error:
@@ -159,13 +158,13 @@ def reported(launch, arch: int, kernel: launches.Compiled, only: range | None = 
 class Counts(NamedTuple):
     planted: int
     reported: int
-    values: int  # not reported, but what the launch computes changed: the tests of values show it
+    values: int  # not reported, but the results changed: tests of values find it
 
 
 def counted(
     launch, arch: int, kernel: launches.Compiled, variants: Iterable, only: range | None, memory: list[torch.Tensor]
 ) -> Counts:
-    """Strike a launch with each variant, from the memory that it had before."""
+    """Run a launch with each variant, each from the same memory."""
     before = [tensor.clone() for tensor in memory]
     launches.run(launch, arch, kernel=kernel, only=only)
     after = [tensor.clone() for tensor in memory]
@@ -184,7 +183,7 @@ def counted(
 
 
 def memory_of(launch) -> list[torch.Tensor]:
-    """The bytes of each storage that a launch sees."""
+    """Return the bytes of each storage of a launch."""
     storages = {v.data_ptr(): v.untyped_storage() for v in launch.arguments.values() if isinstance(v, torch.Tensor)}
     return [torch.empty(0, dtype=torch.uint8).set_(storage) for storage in storages.values()]
 
@@ -192,7 +191,7 @@ def memory_of(launch) -> list[torch.Tensor]:
 def count(
     arch: int, dtype: torch.dtype, only: str | None = None, most: int | None = None
 ) -> Iterator[tuple[str, str, Counts]]:
-    """(kernel, plant, counts). most: places in which a plant is tried, spread over the kernel; None: all."""
+    """Yield (kernel, fault, counts). most: places that are tried, spread over the kernel; None: all."""
     for launch in recorded(arch, dtype, only):
         kernel = launches.compiled(launch, arch)
         memory = memory_of(launch)
@@ -224,7 +223,7 @@ def main() -> None:
 
 
 def drawn(counts: Counts) -> str:
-    """5 of 6: five of six reported; 3 + 2 of 6: two of the others show in values."""
+    """ "5 of 6": five of six reported; "3 + 2 of 6": two of the others show in values."""
     return f"{counts.reported}{f' + {counts.values}' if counts.values else ''} of {counts.planted}"
 
 

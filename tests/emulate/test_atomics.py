@@ -1,6 +1,4 @@
-"""atom and red: every operation on every type that PTX gives it, on global and on shared memory, and what is reported
-of their misuse.
-"""
+"""atom and red: every operation on every PTX type, in global and shared memory, and reports of their misuse."""
 
 import numpy as np
 import pytest
@@ -34,7 +32,7 @@ SMEM = "\tmov.b32 %r200, smem;\n"
 
 
 def shared_cell(letter, bits):
-    """A shared cell set to 5 by one thread, behind a barrier; then the updates go to it."""
+    """One thread sets a shared cell to 5, behind a barrier; then the updates go to it."""
     return f"""
 	mov.b32 %r200, smem;
 	setp.eq.s32 %p9, %r300, 0;
@@ -45,7 +43,7 @@ def shared_cell(letter, bits):
 
 
 def updates(how, kind, space, *, opcode="atom", after=""):
-    """64 threads update one cell that is 5, each with a value of its own; the old values, then the cell."""
+    """64 threads update one cell that is 5, each with its own value. Return the old values and the cell."""
     bits, letter = int(kind[1:]), "l" if kind.endswith("64") else "r"
     place = "%r200" if space == "shared" else "%l31+8"
     first = shared_cell(letter, bits) if space == "shared" else ""
@@ -125,7 +123,7 @@ def test_sums_of_floats_round_after_every_update(space):
 	st.global.b32 [%l34], %r2;
 """
     numbers = np.random.default_rng(1).standard_normal(32).astype(np.float32)
-    numbers[7] = np.float32(1e-41)  # subnormal: lost in global memory alone
+    numbers[7] = np.float32(1e-41)  # subnormal: flushed in global memory alone
     values = np.zeros((32, 8), np.uint64)
     values[:, 0] = numbers.view(np.uint32)
     out = harness.run(body, values, shared_bytes=4)[:, 0].astype(np.uint32).view(np.float32)

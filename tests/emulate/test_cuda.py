@@ -1,6 +1,7 @@
-"""The CUDA C++ kernels as nvcc's PTX, executed: mma.sync and wgmma with its descriptors, copies, fences and barriers.
+"""The CUDA C++ kernels as nvcc's PTX, executed: mma.sync, wgmma with its descriptors, copies, fences, barriers.
 
-tests/cuda runs the same source as C++, with the tensor cores' layouts written by hand; here they are the PTX ISA's.
+tests/cuda runs the same source as C++ with hand-written layouts of the tensor cores; here the layouts are the PTX
+ISA's.
 """
 
 import shutil
@@ -34,7 +35,7 @@ def module() -> str:
 
 
 def kernels(text: str, call, wgmma: bool) -> tuple[parse.Kernel, parse.Kernel]:
-    """The scan and the merge that the launcher takes for a call."""
+    """The scan and the merge that the launcher selects for a call."""
     width = 4 if call.k + PENDING <= 128 else 8
     scan = f"topk_chunks_scan{'_wgmma' if wgmma else ''}ILb{int(call.query.dtype == torch.bfloat16)}ELi{width}E"
     names = parse.entries(text)
@@ -81,7 +82,7 @@ def test_the_compiled_kernel_is_exact(module, name, wgmma):
     assert torch.equal(scores.double(), want)
 
 
-#: of planted.PLANTS, those that strike the wgmma kernel and are errors wherever they strike
+#: those of planted.PLANTS that apply to the wgmma kernel and are errors in every place
 STRUCK = (
     "a barrier gone",
     "a wait for copies gone",

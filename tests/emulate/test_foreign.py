@@ -1,4 +1,4 @@
-"""A repository of somebody else: its tests under `pytest --emulate`, and its calls on `retro-bench`'s command line."""
+"""Another repository: its tests under `pytest --emulate`, its calls on `retro-bench`'s command line."""
 
 import subprocess
 import sys
@@ -64,10 +64,10 @@ def theirs(tmp_path_factory):
 
 
 def test_their_tests(theirs):
-    """One passes, one fails with the line of source, one needs what is not emulated; without the option, all skip."""
+    """One passes, one fails with its line of source, one needs an unsupported feature; without the option all skip."""
     base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", "-p", "bench.emulate.plugin", theirs.name]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # where the package is installed, the plug-in is there already
+    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an installed package brings the plug-in
     run = lambda *more: subprocess.run([*base, *more], cwd=theirs.parent, capture_output=True, text=True, env=env)  # noqa: E731
     done = run("--emulate", "90")
     assert done.returncode == 1, done.stdout

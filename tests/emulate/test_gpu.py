@@ -26,7 +26,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 @triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
 @triton.jit
 def rows_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
-    """out = x @ y, [n, n] each; seven stages of 64 x 64 float32 do not fit into sm_80's shared memory."""
+    """out = x @ y, [n, n] each; seven stages of 64 x 64 float32 exceed sm_80's shared memory."""
     rows, columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK, BLOCK), tl.float32)
     for start in range(0, n, BLOCK):
@@ -76,7 +76,7 @@ def test_what_is_wrong_is_reported_with_argument_and_line():
 
 def test_an_autotuner_takes_the_first_configuration_that_fits():
     x, y, out = torch.randn(128, 128), torch.randn(128, 128), torch.empty(128, 128)
-    for arch in (80, 90):  # a choice is an architecture's: 90 has room for one that 80 has not
+    for arch in (80, 90):  # the choice depends on the architecture: 90 has more shared memory than 80
         with emulate.gpu(arch) as log:
             for _ in range(2):
                 rows_kernel[lambda meta: (triton.cdiv(128, meta["BLOCK"]),) * 2](x, y, out, 128)
@@ -115,7 +115,7 @@ def test_what_is_refused():
 
 
 class Doubled(torch.autograd.Function):
-    """A program's way to call a kernel: tensors made where others are."""
+    """A program that calls a kernel on tensors made elsewhere."""
 
     @staticmethod
     def forward(ctx, x):

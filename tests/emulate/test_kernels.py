@@ -1,4 +1,4 @@
-"""Triton kernels that are nobody's op, as Triton compiles them for each architecture."""
+"""Triton kernels of no op, as Triton compiles them for each architecture."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def product_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.conste
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_a_pipelined_product(arch, stages):
-    """The plainest loop there is: from two stages on a product stays in flight while the next copies arrive."""
+    """The plainest pipelined loop: from two stages on, a product is in flight while the next copies arrive."""
     g = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, generator=g).bfloat16() for size in ((64, 160), (160, 64)))
     c = torch.empty(64, 64)

@@ -1,8 +1,7 @@
-"""The ops on compiled code: what Triton makes of each kernel for sm_80, sm_90 and sm_100, executed, against the float64
-reference.
+"""The ops' kernels as compiled for sm_80, sm_90 and sm_100, executed, against the float64 reference.
 
-A selection, each call on one architecture and nightly on all; `make check-compiled` runs the whole suite of the ops so.
-Values, every gradient, and whatever the emulator checks: bounds, alignment, uninitialised shared memory, races, waits.
+A selection: each call on one architecture, nightly on all; `make check-compiled` runs the ops' whole suite so. Values,
+every gradient, and the emulator's checks: bounds, alignment, uninitialised shared memory, races, waits.
 """
 
 import pytest
@@ -65,7 +64,7 @@ def test_values_and_gradients(name, arch):
 
 
 def test_what_serves_a_call_is_chosen_anew_inside_and_after():
-    """A call that names no backend: `triton` inside, even if it was made before, and not once the emulation is over."""
+    """A call without a backend uses `triton` inside the emulation, even if it was made before, and not afterwards."""
     x = torch.ones(1, 4, 1, 16)
     decay, log = torch.tensor([0.5]), []
     rk.leaky_average(x, decay)
@@ -77,7 +76,7 @@ def test_what_serves_a_call_is_chosen_anew_inside_and_after():
 
 
 def test_float32_products_on_tensor_cores_are_three():
-    """tf32 for tf32x3 shows in values: a product whose low parts are dropped exceeds the tolerance."""
+    """A product whose low parts are dropped (tf32 instead of tf32x3) exceeds the tolerance."""
     log = []
     with launches.emulating(80, log=log):
         want = compare.run("relative_logits", CALLS["logits"][1](torch.float32), "triton")["out0"].clone()
@@ -94,7 +93,7 @@ def test_float32_products_on_tensor_cores_are_three():
     ("arch", "kernel"), [(80, "relative_forward"), pytest.param(90, "cca_forward", marks=pytest.mark.nightly)]
 )
 def test_planted_faults_are_reported(arch, kernel):
-    """Most of them: the last wait of a kernel, or a barrier that the next one makes good, can go unseen
+    """Most of them are: the last wait of a kernel can go unseen, or a barrier followed by another
     (docs/lab/emulation.md has the counts).
     """
     counts = {plant: found for _, plant, found in planted.count(arch, torch.bfloat16, kernel, most=4)}
@@ -105,7 +104,7 @@ def test_planted_faults_are_reported(arch, kernel):
 
 
 def test_counters_see_a_lost_coalescing():
-    """The same copy with the lanes a row apart: sectors a request go from 2 to 32."""
+    """The same copy with its lanes a row apart: 32 sectors a request, not 2."""
     import triton
     import triton.language as tl
 
@@ -125,7 +124,7 @@ def test_counters_see_a_lost_coalescing():
 
 
 def test_a_lost_coalescing_and_a_bank_conflict_are_regressions_of_static_rows(tmp_path):
-    """What `ab --static-only` says of a row of counters, where it is a copy's whose lanes are put a row apart."""
+    """`ab --static-only` reports a row of counters for a copy whose lanes are a row apart."""
     from bench.static import regressions, table
 
     plan = table.plan([80], ("leaky_scan:wide:sm80/bfloat16",))
@@ -146,7 +145,7 @@ def test_a_lost_coalescing_and_a_bank_conflict_are_regressions_of_static_rows(tm
     assert "wavefronts of shared memory: 32.0 times the fewest possible" in line
 
 
-#: a warp's copy from global to shared memory, its lanes so many bytes apart
+#: a warp's copy from global to shared memory; distance of its lanes in bytes
 _COPY = """
 	mul.lo.u32 	%r1, %r300, {load};
 	cvt.u64.u32 	%l1, %r1;

@@ -1,5 +1,5 @@
-"""Loads, stores, copies, barriers, exchanges within a warp, branches:
-their meaning, and what the emulator reports of their misuse.
+"""Loads, stores, copies, barriers, warp exchanges, branches: their results, and the emulator's
+reports of their misuse.
 """
 
 import numpy as np
@@ -276,7 +276,7 @@ def test_votes_and_reductions():
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_matrices_to_and_from_shared_memory(transposed):
-    """stmatrix and ldmatrix against the layout: lane l holds row l/4, columns 2(l%4) and the next."""
+    """stmatrix and ldmatrix by their layout: lane l holds row l/4, columns 2(l%4) and the next."""
     trans = ".trans" if transposed else ""
     rows = np.arange(4 * 64, dtype=np.uint16).reshape(4, 8, 8)
     body = (
@@ -297,14 +297,14 @@ def test_matrices_to_and_from_shared_memory(transposed):
 """
     )
     values = np.zeros((32, 8), np.uint64)
-    values.view(np.uint16).reshape(32, 32)[:, :8] = rows.reshape(32, 8)  # thread 8k + r gives row r of matrix k
+    values.view(np.uint16).reshape(32, 32)[:, :8] = rows.reshape(32, 8)  # thread 8k + r addresses row r of matrix k
     out = harness.run(body, values, shared_bytes=512).view(np.uint16).reshape(32, 32)
     for lane in range(32):
         for k in range(4):
             row, column = lane // 4, 2 * (lane % 4)
             want = rows[k, column : column + 2, row] if transposed else rows[k, row, column : column + 2]
             assert list(out[lane, 2 * k : 2 * k + 2]) == list(want)
-        assert list(out[lane, 8:16]) == list(rows.reshape(32, 8)[lane])  # back where it came from
+        assert list(out[lane, 8:16]) == list(rows.reshape(32, 8)[lane])  # the inverse
 
 
 def test_part_of_a_warp_cannot_load_a_matrix():
@@ -313,8 +313,8 @@ def test_part_of_a_warp_cannot_load_a_matrix():
 
 
 def test_counters():
-    """Sectors and wavefronts by hand: 32 floats in a row are 4 sectors,
-    64 bytes apart 32 times 1; a stride of 32 words is one bank.
+    """Sectors and wavefronts by hand: 32 adjacent floats are 4 sectors; 64 bytes apart 32; a stride of 32 words is one
+    bank.
     """
     text = harness.module(
         SMEM
@@ -330,7 +330,7 @@ def test_counters():
 """
     )
     program = Program(text)
-    data = torch.zeros(32, 8, dtype=torch.int64)  # begins with a sector, as NumPy's arrays need not
+    data = torch.zeros(32, 8, dtype=torch.int64)  # aligned to a sector, unlike NumPy's arrays
     program.run((1,), [Region(0), Region(0)], regions=[(data.data_ptr(), data.nbytes)], shared_bytes=4096, checks=False)
     counted = [(c.opcode, c.requests, c.units, c.fewest) for c in program.counts() if c.requests]
     assert counted == [

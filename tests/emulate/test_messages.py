@@ -1,4 +1,4 @@
-"""What kernels say, and the functions that they call."""
+"""Messages of kernels, and functions that kernels call."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def functions_kernel(x_ptr, y_ptr, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_functions_of_libdevice(dtype):
-    """Large arguments take the slow reduction of angles: a thread's own memory, carries and a call (float64)."""
+    """Large arguments use the slow reduction of angles: local memory, carries and a call (float64)."""
     x = torch.randn(256, generator=torch.Generator().manual_seed(0)).to(dtype) * 1e6
     x[:128] /= 1e6
     y = torch.empty(5, 256, dtype=dtype)

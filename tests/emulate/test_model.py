@@ -1,4 +1,4 @@
-"""The static model of time: chains wait, independent work is issued, bytes take their time."""
+"""The static estimate of time: dependent instructions wait, independent ones issue, bytes take time."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ STEPS = 200
 
 
 def alone(body: str) -> tuple[float, dict[str, float]]:
-    """The scoreboard's (cycles, busy pipes) of a CTA of one warp."""
+    """Return the scoreboard's (cycles, busy pipes) of a CTA of one warp."""
     memory = torch.zeros(harness.THREADS * 8, dtype=torch.int64)
     program = Program(harness.module(body))
     program.trace()
@@ -81,12 +81,12 @@ def test_a_product_reads_its_operands_from_shared_memory_while_it_runs():
             Statement(opcode, [Vector(()), a, Register("b"), Constant(1)], None, False, "", ""), 4, H200
         )
 
-    assert cycles("m64n64k16", Register("a")) == 32  # 4 KB at 128 bytes a cycle: all that shared memory gives
+    assert cycles("m64n64k16", Register("a")) == 32  # 4 KB at 128 bytes a cycle, the bandwidth of shared memory
     assert cycles("m64n64k16", Vector(())) == 16 and cycles("m64n256k16", Register("a")) == 80
 
 
 def test_the_estimate_is_within_its_stated_spread_of_published_times():
-    """Three of the 59 rows; `retro-bench estimate --calibration` has them all."""
+    """Three of the 59 rows of `retro-bench estimate --calibration`."""
     from bench.commands.estimate import SPREAD
     from bench.static.calibration import judge
     from bench.static.calibration.published import ROWS
@@ -118,7 +118,7 @@ def test_a_third_of_each_kernels_rows_is_held_back():
 
 
 def test_the_fastest_of_tiles_is_chosen():
-    """The fastest published tile of a size and the slowest; `retro-bench estimate --calibration` has all ten sizes."""
+    """The fastest and the slowest published tile of one of the ten sizes of `retro-bench estimate --calibration`."""
     from bench.static.calibration import judge
     from bench.static.calibration.published import TILED
 

@@ -1,4 +1,4 @@
-"""Every instruction of one value against its documented meaning (PTX ISA), on random and on awkward values."""
+"""Every instruction of one value against the PTX ISA, on random and special values."""
 
 import math
 import random
@@ -35,7 +35,7 @@ ROUNDS = 8  # warps of values for each instruction
 
 
 def values(sources: str, floating: bool, seed: int) -> np.ndarray:
-    """[threads, len(sources)]: random values of all sizes and awkward ones."""
+    """Return [threads, len(sources)]: random values of all sizes and special ones."""
     draw = random.Random(seed)
 
     def pick(letter):
@@ -137,7 +137,7 @@ def test_setp_with_two_targets():
 
 @pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
 def test_floats_of_eight_bits(kind, dtype):
-    """Both ways, every value; what is too large becomes the largest."""
+    """Every value in both directions; a value that is too large becomes the largest."""
     body = f"""
 	ld.global.v2.b32 {{%r1, %r2}}, [%l33];
 	cvt.rn.satfinite.{kind}x2.f32 %h1, %r1, %r2;
@@ -203,7 +203,7 @@ def test_unknown_forms_are_refused(text):
 
 
 def test_every_opcode_has_a_test():
-    """By root: those of one value above, the others in the modules beside this one."""
+    """By root: instructions of one value are above, the others in neighbouring modules."""
     from tests.emulate import (
         test_atomics,
         test_memory,

@@ -1,6 +1,4 @@
-"""Tensor-core products against NumPy, by the fragment layouts of the
-PTX ISA; and what is reported of a wgmma misused.
-"""
+"""Tensor-core products against NumPy, by the PTX ISA's fragment layouts; reports of a misused wgmma."""
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ def raw(t):
 
 
 def exact(kind, t):
-    """The values that a product reads: tf32 drops 13 bits."""
+    """Return the values that a product reads: tf32 drops 13 bits."""
     return torch.from_numpy((raw(t) & 0xFFFFE000).view(np.float32)).double() if kind == "tf32" else t.double()
 
 
@@ -83,17 +81,16 @@ OPERAND = 8192  # bytes of shared memory for each operand: 64 rows of 128
 
 
 def place(matrix, swizzle, transposed):
-    """(bytes, leading, stride) of a matrix [rows, k] laid out as a descriptor of that swizzle expects: PTX ISA,
-    "Strides" and "Swizzling".
+    """Return (bytes, leading, stride) of a matrix [rows, k] in the layout of a descriptor with that swizzle.
 
-    Rows in groups of 8 by k; `transposed`: k in groups of 8 by rows. The pattern exchanges 16-byte pieces of each row
-    of it.
+    PTX ISA, "Strides" and "Swizzling": rows in groups of 8 by k; `transposed`: k in groups of 8 by rows. The pattern
+    permutes the 16-byte pieces of each row of a group.
     """
     bits = raw(matrix)
     rows, k = bits.shape
     size = bits.dtype.itemsize
     out = np.zeros(OPERAND, np.uint8)
-    contiguous = swizzle // size  # elements side by side
+    contiguous = swizzle // size  # adjacent elements
     outer, inner = (k, rows) if transposed else (rows, k)
     stride = swizzle * 8  # to the next 8 of the outer direction
     leading = stride * (outer // 8)  # to the next piece of the inner direction
@@ -109,7 +106,7 @@ def place(matrix, swizzle, transposed):
 
 def descriptor(start, leading, stride, swizzle, transposed):
     if swizzle == 16 and transposed:
-        leading, stride = stride, leading  # without a pattern the two change roles
+        leading, stride = stride, leading  # without a swizzle the two swap roles
     mode = {16: 0, 128: 1, 64: 2, 32: 3}[swizzle]
     return (start >> 4) | (leading >> 4) << 16 | (stride >> 4) << 32 | mode << 62
 
@@ -131,7 +128,7 @@ def wgmma(
     after="",
     before="",
 ):
-    """Result [64, n] of a wgmma whose operands 128 threads put into shared memory."""
+    """Return [64, n] of a wgmma whose operands 128 threads write into shared memory."""
     a, b = matrices(kind, 64, n, k)
     a_bytes, a_leading, a_stride = place(a, swizzle, a_transposed)
     b_bytes, b_leading, b_stride = place(b.t().contiguous(), swizzle, b_transposed)
@@ -231,7 +228,7 @@ def test_what_is_reported_of_a_wgmma(change, message):
 
 
 def two_products(last):
-    """Two groups in flight, the first of which a wait for all but one releases; then `last`."""
+    """Two groups in flight; a wait for all but one releases the first; then `last`."""
     second = ",".join(f"%r{90 + r}" for r in range(8))
     flags = "%l1, %l2, 0, 1, 1, 0, 0;"
     after = f"""
@@ -270,7 +267,7 @@ def test_a_wait_for_all_releases_several_groups():
 
 
 def test_a_wgmma_with_a_in_registers_or_a_transposed_and_with_adding_written_out():
-    """Options that the layouts above leave alone; Triton uses the first two."""
+    """Options that the layouts above do not use; Triton uses the first two."""
     for swizzle in (32, 64, 128):
         for kind, k in (("f16", 16), ("bf16", 16), ("tf32", 8)):
             got, want = wgmma(kind, 16, k, swizzle, a_in_registers=True)

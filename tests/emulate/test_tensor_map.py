@@ -1,4 +1,4 @@
-"""Bulk copies by tensor map, on kernels that Triton compiles: every fault is planted in their PTX."""
+"""Bulk copies by tensor map, in kernels that Triton compiles; every fault is planted in their PTX."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def copied(dtype=torch.float32, shape=(20, 24), block=(8, 16), padding="zero", a
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.int64])
 def test_boxes_of_every_size_of_element(dtype, arch):
-    """8 rows of 16 elements take the swizzles of 128, 32 and none; the tensor's edge is not a multiple of the box."""
+    """8 rows of 16 elements use the swizzles of 128, 32 and none; the box does not divide the tensor."""
     x, y = copied(dtype, arch=arch, shape=(20, 32))
     assert torch.equal(y, x + 1)
 

@@ -1,6 +1,5 @@
-"""What sm_100 adds, against the PTX ISA: tensor memory, its products, mbarriers, pairs of float32.
-
-And what is reported of a kernel that does not wait.
+"""Features of sm_100 by the PTX ISA: tensor memory, its products, mbarriers, pairs of float32; reports of missing
+waits.
 """
 
 import re
@@ -16,7 +15,7 @@ from tests.emulate.test_products import OPERAND, descriptor, exact, matrices, pl
 COVERED = {"elect", "mbarrier", "tcgen05"}
 
 WARPS = 4
-#: after the operands: where tcgen05.alloc leaves the address, an mbarrier
+#: after the operands: the address from tcgen05.alloc, an mbarrier
 SLOT, MBARRIER = 2 * OPERAND, 2 * OPERAND + 16
 #: %r2: the first column; %r3: the address of this warp's lanes; %p9: warp 0; %p8: one thread of it
 ALLOCATED = f"""
@@ -45,7 +44,7 @@ def names(first: int, count: int) -> str:
     return "{" + ", ".join(f"%r{first + k}" for k in range(count)) + "}"
 
 
-#: shape -> (lane, column) of register r of a lane, in the memory of a warp
+#: shape -> (lane, column) in a warp's memory of register r of a lane
 PLACES = {
     "32x32b.x8": (8, "", lambda lane, r: (lane, r)),
     "16x32bx2.x8": (8, "24", lambda lane, r: (lane % 16, r + (24 if lane >= 16 else 0))),
@@ -56,7 +55,7 @@ PLACES = {
 @pytest.mark.parametrize("shape", PLACES)
 @pytest.mark.parametrize("stores", [False, True])
 def test_loads_and_stores_find_their_cells(shape, stores):
-    """Every lane's 32 columns are written, or read, a row a lane; the shape takes its part of them."""
+    """Every lane's 32 columns are written or read, one row a lane; the shape selects a part of them."""
     count, split, where = PLACES[shape]
     cells = np.arange(32 * WARPS * 32, dtype=np.uint32).reshape(32 * WARPS, 32)  # [lane, column]
     rows = "\n".join(f"\tld.global.b32 %r{20 + c}, [%l33+{4 * c}];" for c in range(32))
@@ -116,8 +115,8 @@ def mma(
     stored="tcgen05.wait::st.sync.aligned;",
     loaded="tcgen05.wait::ld.sync.aligned;",
 ):
-    """(result, what it should be) of a @ b, [rows, n], twice added up: D in columns 0.. of tensor memory, A in columns
-    32.. unless it is in shared memory.
+    """Return (result, expected) of a @ b, [rows, n], accumulated twice: D in columns 0.. of tensor memory, A in columns
+    32.. or in shared memory.
     """
     k = 8 if kind == "tf32" else 16
     a, b = matrices(kind, rows, n, k)
@@ -214,7 +213,7 @@ def test_what_is_reported_of_a_product_misused(change, message):
 
 
 def test_phases_of_an_mbarrier():
-    """Of two arrivals; the phase before the first is over, as its parity says; inline blocks may share a label."""
+    """With two arrivals. By its parity the phase before the first is complete; inline blocks may share a label."""
     arrives = "@%p8 mbarrier.arrive.shared::cta.b64 _, [%r202];"
     waits = WAIT.replace(", 0;", ", {};")
     body = f"""
@@ -239,7 +238,7 @@ def test_phases_of_an_mbarrier():
 
 
 def pairs_of_floats() -> np.ndarray:
-    """uint64 [256, 8], each two float32: of all sizes, and awkward ones."""
+    """Return uint64 [256, 8], each two float32: of all sizes, and special ones."""
     draw = np.random.default_rng(0)
     floats = (draw.normal(size=(256, 16)) * 2.0 ** draw.integers(-20, 20, (256, 16))).astype(np.float32)
     awkward = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38, 1.0], np.float32)
@@ -257,17 +256,17 @@ def test_pairs_of_float32(opcode):
     got = harness.one(f"{opcode}.f32x2", "l", "lll" if opcode == "fma.rn" else "ll", values[:, :3])
     a, b, c = (np.ascontiguousarray(values[:, k]).view(np.float32) for k in range(3))
     with np.errstate(all="ignore"):
-        wide = a.astype(np.float64) * b + c  # once rounded but for ties: none among these
+        wide = a.astype(np.float64) * b + c  # rounded once, but for ties, of which there are none here
         want = {"add": a + b, "sub": a - b, "mul": a * b, "fma.rn": wide.astype(np.float32)}[opcode]
     assert same(np.ascontiguousarray(got).view(np.float32), want)
 
 
 @pytest.mark.parametrize(("opcode", "meaning"), [("max.f32", np.fmax), ("min.f32", np.fmin)])
 def test_of_three_and_of_a_warp(opcode, meaning):
-    """A NaN leaves to the others."""
+    """A NaN is ignored if another operand is a number."""
     values = np.ascontiguousarray(pairs_of_floats()[:, :3] & 0xFFFFFFFF)
     a, b, c = (values[:, k].astype(np.uint32).view(np.float32) for k in range(3))
-    zeros = (a == 0) | (b == 0) | (c == 0)  # their sign is not defined
+    zeros = (a == 0) | (b == 0) | (c == 0)  # the sign is undefined
     got = harness.one(opcode, "r", "rrr", values).astype(np.uint32).view(np.float32)
     assert same(got[~zeros], meaning(meaning(a, b), c)[~zeros])
     rows = np.zeros((256, 8), np.uint64)

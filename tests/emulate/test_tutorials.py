@@ -1,4 +1,4 @@
-"""The tutorials' kernels on every architecture: values, and nothing that the emulator reports."""
+"""The tutorials' kernels on every architecture: values, and no report of the emulator."""
 
 import pytest
 

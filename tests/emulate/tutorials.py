@@ -1,6 +1,6 @@
-"""The kinds of kernel that Triton's tutorials teach, written for these tests: a function each that launches and checks.
+"""Kernels of the kinds that Triton's tutorials teach, written for these tests; each function launches and checks one.
 
-Each takes nothing and returns (what the kernel made, what it should be, tolerance).
+Each takes nothing and returns (result, expected, tolerance).
 """
 
 import torch
@@ -27,7 +27,7 @@ def vector_add():
 
 @triton.jit
 def _softmax_kernel(x_ptr, out_ptr, stride, rows, n, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """A program takes every so many rows, with the next row's load in flight."""
+    """A program handles every n-th row, with the next row's load in flight."""
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
         at = tl.arange(0, BLOCK)
         x = tl.load(x_ptr + row * stride + at, at < n, other=-float("inf"))
@@ -44,7 +44,7 @@ def softmax():
 
 @triton.jit
 def _swizzled(pid, tiles_m, tiles_n, GROUP: tl.constexpr):
-    """Tiles in groups of rows, so that those that run together share operands."""
+    """Order tiles in groups of rows, so that concurrent programs share operands."""
     group = pid // (GROUP * tiles_n)
     first = group * GROUP
     height = min(tiles_m - first, GROUP)
@@ -113,7 +113,7 @@ def _norm_kernel(x_ptr, y_ptr, w_ptr, b_ptr, mean_ptr, rstd_ptr, n, eps, BLOCK: 
 def _norm_backward_kernel(
     dx_ptr, dy_ptr, dw_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, lock_ptr, n, GROUPS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Rows of one group add to one row of dw, which a lock guards; the first to come stores."""
+    """Rows of one group add to one row of dw behind a lock; the first stores."""
     row, at = tl.program_id(0), tl.arange(0, BLOCK)
     inside = at < n
     x, dy = tl.load(x_ptr + row * n + at, inside, other=0.0), tl.load(dy_ptr + row * n + at, inside, other=0.0)
@@ -156,7 +156,7 @@ def layer_norm():
 def _attention_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, scale, n, D: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr
 ):
-    """Softmax in passing, in base 2; a head a program of axis 1."""
+    """Online softmax in base 2; one head per program of axis 1."""
     d, rows, head = tl.arange(0, D), tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1)
     q_ptr += head * n * D
     k_ptr += head * n * D
@@ -196,7 +196,7 @@ def attention():
 
 @triton.jit
 def _grouped_kernel(a_ptrs, b_ptrs, c_ptrs, sizes_ptr, groups, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    """Products of several sizes in one launch: addresses come from memory."""
+    """Products of several sizes in one launch; addresses are read from memory."""
     tile, done = tl.program_id(0), 0
     for group in range(groups):
         M, N, K = tl.load(sizes_ptr + 3 * group), tl.load(sizes_ptr + 3 * group + 1), tl.load(sizes_ptr + 3 * group + 2)
@@ -234,7 +234,7 @@ def grouped_product():
 def _persistent_kernel(
     a_desc, b_desc, c_desc, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, STAGES: tl.constexpr
 ):
-    """As many programs as fit; operands and result by tensor descriptors, b as [N, K]."""
+    """As many programs as fit on the GPU; operands and result by tensor descriptors, b as [N, K]."""
     tiles_n = tl.cdiv(N, BN)
     tiles = tl.cdiv(M, BM) * tiles_n
     for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):

@@ -1,4 +1,4 @@
-"""A tiny model's checkpoint, and whether one is refused without a trace."""
+"""A tiny model's checkpoint, and a check that a refused load changes nothing."""
 
 import pytest
 import torch
@@ -39,13 +39,13 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
 
 
 def tensors(saved, kind):
-    """The file of a checkpoint that holds the tensors of a kind."""
+    """Return the file of a checkpoint that holds the tensors of a kind."""
     (path,) = saved.glob(f"{kind}-*.safetensors")
     return path
 
 
 def refused(saved, match) -> bool:
-    """Whether a load raises by that name and leaves model, optimiser and generator as they were."""
+    """Check that a load raises an error with that name and changes neither model, optimiser nor generator."""
     model, optimizer = make()
     before, random, options = (
         {k: v.clone() for k, v in model.state_dict().items()},
@@ -61,7 +61,7 @@ def refused(saved, match) -> bool:
 
 
 def trained(folder):
-    """The checkpoint of four steps in `folder`."""
+    """Save a checkpoint of four steps in `folder`."""
     model, optimizer = make()
     run(model, optimizer, 0, 4)
     checkpoint.save(folder, model, optimizer, step=4, position=4, extra={"seed": 5})

@@ -1,4 +1,4 @@
-"""Stores that the data tests share: token ids are given, so that no tokenizer is trained."""
+"""Stores for the data tests: token ids are given, so no tokenizer is trained."""
 
 import numpy as np
 
@@ -16,18 +16,18 @@ class Given:
 
 
 def store_of(folder, documents, *, chunk_len=8, vocab_size=200):
-    """documents: lists of token ids; named by their numbers."""
+    """Build a store of documents, lists of token ids, named by their numbers."""
     named = [(str(i), "g", np.asarray(d)) for i, d in enumerate(documents)]
     return build_store(folder, named, Given(vocab_size), chunk_len=chunk_len)
 
 
 def build_small(folder):
-    """The same small store each time: 6 documents."""
+    """Build the same small store each time: 6 documents."""
     return store_of(folder, random_documents(6))
 
 
 def random_documents(count=12, seed=0, vocab_size=200, longest=60):
-    """Token ids with much in common: documents repeat parts of each other."""
+    """Return token ids with much repetition: documents repeat parts of each other."""
     rng = np.random.default_rng(seed)
     pool = rng.integers(2, vocab_size, 400)
     documents = []

@@ -19,7 +19,7 @@ def gpt2(vocab: int, layers: int, *, width: int = 32, longest: int = 64):
 
 
 def in_steps(model, steps, tokens, neighbours, mask):
-    """Return the logits of two texts that are decoded with a cache, some tokens at a time."""
+    """Decode two texts with a cache, some tokens at a time, and return their logits."""
     cache, parts, at, chunk = model.make_cache(2), [], 0, 0
     for step in steps:
         here = slice(chunk, chunk + cache.completes(step))
@@ -37,3 +37,47 @@ def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:
             whole = text[None, :end]
             neighbours = retrieve(whole[0, : end // chunk_len * chunk_len].view(-1, chunk_len))[0][None]
             assert model(whole, neighbours)[0, -1].argmax() == text[end]
+
+
+def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:
+    """Check that a wrong mask, a cache of the library and `past_key_values` are refused by name."""
+    with pytest.raises(ValueError, match="neighbour_mask: "):
+        model(tokens, neighbours, neighbour_mask=mask[..., :3])
+    with pytest.raises(ValueError, match="past_key_values: not supported"):
+        model(tokens, neighbours, past_key_values=object())
+    for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
+        with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
+            model(tokens, neighbours, cache=transformers.DynamicCache(), **options)
+
+
+def assert_padding_on_the_left_changes_nothing(model, chunk_len: int, tokens, neighbours, mask, close) -> None:
+    """Check that a padded row equals the row alone: with retrieval, without, and decoded with a cache.
+
+    close(got, want) compares.
+    """
+    N, pad = tokens.shape[1], chunk_len + 3
+    short = N - pad
+    padded, real = tokens.clone(), torch.ones_like(tokens)
+    padded[1], real[1] = torch.cat([tokens.new_zeros(pad), tokens[1, :short]]), torch.arange(N) >= pad
+    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
+    off = model(padded, attention_mask=real)
+    rows = [(0, N, slice(None)), (1, short, slice(pad, None))]
+    for row, n, here in rows:
+        part, chunks = slice(row, row + 1), n // chunk_len
+        alone = model(tokens[part, :n], neighbours[part, :chunks], neighbour_mask=mask[part, :chunks])
+        close(got[row, here], alone[0])
+        close(off[row, here], model(tokens[part, :n])[0])
+    cache, done, parts = model.make_cache(2), [0, 0], []
+    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
+        ends = [(begin + count) // chunk_len, max(begin + count - pad, 0) // chunk_len]
+        most = max(e - d for e, d in zip(ends, done))
+        new, new_mask = (x.new_zeros(2, most, *x.shape[2:]) for x in (neighbours, mask))
+        for row, (d, e) in enumerate(zip(done, ends)):
+            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
+        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
+        if begin != N - 6:  # needed in the first call, optional later without padding
+            options["attention_mask"] = real[:, begin : begin + count]
+        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
+        done = ends
+    for row, _, here in rows:
+        close(torch.cat(parts, 1)[row, here], got[row, here])

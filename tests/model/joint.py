@@ -1,6 +1,6 @@
-"""The definition of a retrofit by a decoder's own attention, in plain PyTorch: one softmax over both sets of keys.
+"""Retrofit by a decoder's own attention in plain PyTorch: one softmax over both sets of keys.
 
-Written from the definition alone: one token and one layer at a time, with the decoder's own projections and tables of
+Written from the definition: one token and one layer at a time, with the decoder's own projections and tables of
 positions. It shares no line with the package.
 """
 
@@ -18,7 +18,7 @@ class Llama:
         return self.embed_tokens(tokens)
 
     def turn(self, x, positions):
-        """Heads [n,H,D] turned to positions [n]."""
+        """Rotate heads [n,H,D] to positions [n]."""
         cos, sin = (table[0].unsqueeze(1) for table in self.rotary(x, positions[None]))
         width = cos.shape[-1]
         part, rest = x[..., :width], x[..., width:]
@@ -26,7 +26,7 @@ class Llama:
         return torch.cat([part * cos + torch.cat([-high, low], -1) * sin, rest], -1)
 
     def project(self, layer, x):
-        """Queries [n,H,D], keys and values [n,G,D] of states x [n,d], not turned."""
+        """Return queries [n,H,D], keys and values [n,G,D] of states x [n,d], not rotated."""
         attention = layer.self_attn
         normed = layer.input_layernorm(x)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -36,13 +36,13 @@ class Llama:
         return q, k, v
 
     def add(self, layer, x, out):
-        """The block's output, of its input x [n,d] and what was attended [n,H,D]."""
+        """Return the block's output from its input x [n,d] and the attended [n,H,D]."""
         x = x + layer.self_attn.o_proj(out.flatten(1))
         return x + layer.mlp(layer.post_attention_layernorm(x))
 
 
 class GPT2(Llama):
-    """Learnt positions are added to the embeddings; nothing turns."""
+    """Learnt positions are added to the embeddings; there is no rotation."""
 
     def __init__(self, decoder):
         self.layers, self.last = decoder.transformer.h, decoder.transformer.ln_f
@@ -64,7 +64,7 @@ class GPT2(Llama):
 
 
 class GPTNeoX(Llama):
-    """A part of each head turns; attention and feed-forward both read the block's input."""
+    """A part of each head rotates; attention and feed-forward both read the block's input."""
 
     def __init__(self, decoder):
         base = decoder.gpt_neox
@@ -87,7 +87,7 @@ KINDS = {"gpt2": GPT2, "gpt_neox": GPTNeoX}
 
 
 def attend(q, keys, values, scaling, shift=None):
-    """One token's softmax: q [H,D], keys and values [S,G,D], `shift` [H,S] added to the logits -> [H,D]."""
+    """Return one token's attention [H,D]: q [H,D], keys and values [S,G,D], `shift` [H,S] added to the logits."""
     share = q.shape[0] // keys.shape[1]
     keys, values = keys.repeat_interleave(share, 1), values.repeat_interleave(share, 1)
     logits = torch.einsum("hd,shd->hs", q, keys) * scaling
@@ -100,7 +100,7 @@ def scaling_of(layer):
 
 
 def read(kind, tokens, window=None):
-    """Keys, turned to their positions, and values [n,G,D] of every layer, of tokens [n] read by themselves."""
+    """Return keys, rotated to their positions, and values [n,G,D] of every layer, for tokens [n] alone."""
     x, positions, kept = kind.embed(tokens), torch.arange(len(tokens)), []
     for layer in kind.layers:
         q, k, v = kind.project(layer, x)
@@ -113,7 +113,7 @@ def read(kind, tokens, window=None):
 
 
 def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, window=None, maps=None):
-    """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
+    """Return logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
     maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none.
     """
@@ -132,7 +132,7 @@ def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len,
             seen = mask[chunk].flatten()
             near = [torch.cat([one[at][part][1:] for one in states[chunk]])[seen] for part in (0, 1)]
             row = layers.index(at + 1)
-            # own and neighbours' logits are of two queries: both sets of keys see the one that is meant for them
+            # two queries: one for the own keys, one for the neighbours'
             share = q.shape[1] // k.shape[1]
             meets = raw[p : p + 1] if maps is None else torch.einsum("nhd,hde->nhe", raw[p : p + 1], maps[0][row])
             far = kind.turn(meets, torch.tensor([r + 1 + i]))[0]

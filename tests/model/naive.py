@@ -1,5 +1,5 @@
-"""RETRO once more, one query at a time: the paper's equations in
-float64 NumPy loops, sharing only the weights with `retro_model`.
+"""RETRO one query at a time: the paper's equations in float64 NumPy loops, sharing only the weights
+with `retro_model`.
 """
 
 from math import cos, erf, exp, sin, sqrt
@@ -27,7 +27,7 @@ class Naive:
         self.weights = {name: w.detach().double().numpy() for name, w in model.state_dict().items()}
 
     def attention(self, prefix: str, heads: int, head_dim: int, query, pairs):
-        """Attention of one query [d] to `pairs` of (key/value source [d'], displacement); the update [d]."""
+        """Return the update [d] of one query [d] that attends `pairs` of (key/value source [d'], displacement)."""
         w = lambda name: self.weights[f"{prefix}.{name}"]  # noqa: E731
         if not pairs:
             return np.zeros(w("output.weight").shape[0])
@@ -59,7 +59,7 @@ class Naive:
         return [rms_norm(x, self.weights[f"{name}.weight"]) for x in rows]
 
     def encode(self, neighbour, chunk, mask):
-        """E_u^j [R,d'] of one neighbour (token ids [R], mask [R]), conditioned on H_u [M,d]."""
+        """Return E_u^j [R,d'] of one neighbour (token ids [R], mask [R]), conditioned on H_u [M,d]."""
         c = self.config
         chunk = self.norm("encoder.chunk_norm", chunk) if c.encoder_cross_layers else None
         rows = [self.weights["encoder.embedding.weight"][token] for token in neighbour]
@@ -87,7 +87,7 @@ class Naive:
         return self.norm("encoder.norm", rows)
 
     def logits(self, tokens, neighbours=None, mask=None):
-        """[N,V] for token ids [N], neighbours [L,K,R] and mask bool [L,K,R]."""
+        """Return [N,V] for token ids [N], neighbours [L,K,R] and mask bool [L,K,R]."""
         c, m = self.config, self.config.chunk_len
         rows = [self.weights["embedding.weight"][token] for token in tokens]
         encoded = None
@@ -116,7 +116,9 @@ class Naive:
         return np.stack([self.weights["readout.weight"] @ x for x in self.norm("norm", rows)])
 
     def cross_attention(self, prefix: str, t: int, query, encoded, mask):
-        """CCA's update of token t (from 0). Equation: h_{um+i-1} attends E_u, u and i from 1; here both from 0."""
+        """Return CCA's update of token t. The paper counts u and i from 1 (h_{um+i-1} attends E_u); here all count from
+        0.
+        """
         c, m = self.config, self.config.chunk_len
         u, i = divmod(t - (m - 1), m)
         if u < 0:

@@ -1,4 +1,4 @@
-"""In place of a CUDA graph where there is no GPU: operations are noted, and done again on the same memory."""
+"""Stand-in for a CUDA graph: records operations and runs them again on the same memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 _ATEN = torch.ops.aten
-#: what waits for the device, has a shape that depends on values, or brings values from the host
+#: operators that wait for the device, have shapes that depend on values, or copy values from the host
 REFUSED = (
     _ATEN._local_scalar_dense,
     _ATEN.nonzero,
@@ -23,12 +23,10 @@ REFUSED = (
 
 
 class Recorded(TorchDispatchMode):
-    """A function as a graph: like `torch.cuda.graph`, noting it leaves all memory as it was, and `replay` does it.
+    """A function as a graph. Like `torch.cuda.graph`, recording leaves all memory unchanged, and `replay` executes.
 
-    Our ops are noted as the operators that they are; their plans follow from shapes and options alone.
-
-    Raises:
-        RuntimeError: the function does what a capture refuses, or a replay would have other shapes.
+    Ops of the package are recorded as operators; their plans follow from shapes and options alone. Raises:
+    RuntimeError: the function does something that a capture refuses, or a replay has other shapes.
     """
 
     @staticmethod
@@ -38,8 +36,8 @@ class Recorded(TorchDispatchMode):
     def __init__(self, run: Callable[[], Tensor], device: torch.device):
         super().__init__()
         self.steps: list[tuple] = []
-        self._made: dict[int, Tensor] = {}  # storages that the function makes, kept
-        self._found: dict[int, tuple] = {}  # those that it finds: the storage, and what it held
+        self._made: dict[int, Tensor] = {}  # storages that the function allocates
+        self._found: dict[int, tuple] = {}  # storages that existed before, with their content
         with self:
             self.result = run()
         for storage, held in self._found.values():

@@ -1,4 +1,6 @@
-"""retro-pytorch's chunked cross-attention against ours with its weights: values, gradients, a whole model."""
+"""retro-pytorch's chunked cross-attention against this package's with the same weights: values, gradients, a whole
+model.
+"""
 
 import importlib.util
 
@@ -41,7 +43,7 @@ def angles(package, on: bool):
 
 
 def outcome(module, x, context, dtype, **options) -> dict:
-    """Output and the gradients of inputs and parameters."""
+    """Return the output and the gradients of inputs and parameters."""
     module = module.to(dtype)
     module.zero_grad(set_to_none=True)
     x, context = (t.detach().to(dtype, copy=True).requires_grad_() for t in (x, context))
@@ -55,7 +57,7 @@ def outcome(module, x, context, dtype, **options) -> dict:
 @pytest.mark.parametrize("tokens", [M, 3 * M, 3 * M + 5, 4 * M - 1])
 def test_same_outputs_and_gradients_with_the_same_weights(package, tokens, positions):
     module, (x, context, mask) = original(package), inputs(tokens)
-    mask[0, 0] = False  # a chunk without neighbours attends the null key alone
+    mask[0, 0] = False  # without neighbours a chunk attends only the null key
     options = {"context_mask": mask, "pos_emb": angles(package, positions)}
     want = outcome(module, x, context, torch.float64, **options)
     eager = outcome(module, x, context, torch.float32, **options)
@@ -102,7 +104,7 @@ def test_dropout_drops_the_null_key_too(package):
     torch.nn.init.zeros_(module.cross_attn.to_out.bias)
     out = module(x, context=context, context_mask=nothing)[:, M - 1 :]
     null = module.cross_attn.null_v[:DIM]
-    kept = out.abs().sum(-1) > 0  # width 24 of the 32 of head 0: one decision a token
+    kept = out.abs().sum(-1) > 0  # width 24 of the 32 of head 0: one mask value a token
     assert torch.allclose(out[kept], (2 * null).expand_as(out[kept]))
     assert 0 < kept.sum() < kept.numel()
 

@@ -1,4 +1,4 @@
-"""Builders that meet or are killed: one builds at a time, and what was finished stays."""
+"""Builders that meet or are killed: one builds at a time, and finished parts stay."""
 
 import os
 import shutil
@@ -33,8 +33,8 @@ store.build_store(sys.argv[1], documents(), Given(200), chunk_len=8, commit_ever
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
-    """Before it reads what is being written; and destroys nothing of the first one's, which finishes."""
-    if begun:  # what an earlier, killed run left
+    """It is refused before it reads partial files, and destroys nothing of the first, which finishes."""
+    if begun:  # leftovers of an earlier, killed run
         (tmp_path / "s").mkdir()
         (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")
     command = [sys.executable, "-c", BUILDER, tmp_path / "s"]
@@ -55,7 +55,9 @@ def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
 
 
 def test_a_lock_file_that_its_holder_has_just_removed_is_no_lock(tmp_path, monkeypatch):
-    """Opened before the holder's release and locked after it: a third process would lock another file of that name."""
+    """It was opened before the holder's release and locked after it; a third process would lock a new file of that
+    name.
+    """
     import fcntl
 
     real, holder = fcntl.flock, disk.Lock(tmp_path / "lock", "x")

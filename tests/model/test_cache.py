@@ -1,4 +1,4 @@
-"""Decoding with a cache equals the whole forward pass, whatever the blocks and however the rows' chunks lie."""
+"""Decoding with a cache equals the whole forward pass, for any blocks and positions of the rows' chunks."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ EXACT = tolerances.FLOOR[torch.float64]
 
 
 def decoded(model, cache, tokens, neighbours, mask, blocks, first=0):
-    """Logits of `tokens` from position `first` on, fed block by block with the neighbours that each completes."""
+    """Return logits of `tokens` from `first` on, fed block by block with the neighbours that each block completes."""
     outs = []
     for count in blocks:
         chunks = slice(first // M, (first + count) // M)
@@ -61,7 +61,7 @@ def test_retrieval_off_and_the_baseline(changes):
 
 
 def test_chunks_without_neighbours_among_chunks_with():
-    """neighbours=None where a chunk completes means that it has none: as a mask of False does in the whole pass."""
+    """neighbours=None where a chunk completes means no neighbours, like a mask of False in the whole pass."""
     model = tiny.model(dtype=torch.float64)
     tokens, neighbours, _ = tiny.inputs(N=23, mask=None)
     for present in ([False, True, False, True, True], [True, False, True, False, False]):
@@ -75,7 +75,7 @@ def test_chunks_without_neighbours_among_chunks_with():
 
 
 def joined(model, rows, capacity=40):
-    """The cache of rows (tokens [1,n], neighbours, mask) of any lengths, each prefilled by itself."""
+    """Return the cache of rows (tokens [1,n], neighbours, mask) of any lengths, each prefilled alone."""
     caches = []
     for tokens, neighbours, mask in rows:
         caches.append(RetroCache(model.config, 1, tokens.shape[1]))
@@ -162,7 +162,7 @@ def test_refuses():
         model(tokens[:1, 6:8], cache=cache)
     with pytest.raises(ValueError, match="cache: expected one of this model's configuration"):
         tiny.model(max_len=32)(tokens[:, :1], cache=cache)
-    assert cache.positions == [6, 6]  # none of these took anything in
+    assert cache.positions == [6, 6]  # none of these changed the cache
     with pytest.raises(ValueError, match="capacity: expected at most max_len = 64"):
         RetroCache(model.config, 1, 65)
     with pytest.raises(TypeError, match="batch: expected an int; got float"):

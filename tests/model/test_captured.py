@@ -1,5 +1,5 @@
-"""Decode steps as graphs: a stand-in for capturing shows that they are functions of memory that stays where it is, and
-that replaying them gives the tokens that plain decoding gives.
+"""Decode steps as graphs, on a stand-in for capturing: they use only fixed memory, and replays give plain decoding's
+tokens.
 """
 
 from typing import ClassVar
@@ -18,7 +18,7 @@ from tests.model.test_generation import prompts, retrieve
 
 
 class Counted(Recorded):
-    """How often each graph was replayed."""
+    """Counts the replays of each graph."""
 
     made: ClassVar[list] = []
 
@@ -34,7 +34,7 @@ class Counted(Recorded):
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Graphs that were made. Ids are read by the host on a CPU only."""
+    """Return the list of graphs. The host reads ids on a CPU only."""
     monkeypatch.setattr(captured, "check", lambda model, device: None)
     monkeypatch.setattr(captured.Captured, "graph", Counted)
     monkeypatch.setattr("retro_model.base.checks.token_range", lambda *arguments: None)
@@ -53,7 +53,7 @@ def mosaics(limit=None, **options):
     return model
 
 
-#: model, prompts' lengths, tokens, options, and how many ways a step goes
+#: model, prompts' lengths, tokens, options, number of graphs
 CASES = {
     "retro": (lambda: tiny.model(dtype=torch.float64), (9, 9), 30, {"retrieve": retrieve}, 2),
     "retro, ragged": (lambda: tiny.model(dtype=torch.float64), (3, 9, 6, 1), 30, {"retrieve": retrieve}, 2),
@@ -127,7 +127,7 @@ def test_where_there_is_no_graph_to_be_had():
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
 @pytest.mark.parametrize("name", ["retro", "mosaics", "rpt"])
 def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monkeypatch):
-    """For sm_90, under emulation: plain and replayed tokens agree, and a replay launches what the one before did."""
+    """For sm_90, emulated: plain and replayed tokens agree, and every replay has the same launches."""
     pytest.importorskip("triton")
     from bench.emulate import launches
 
@@ -163,7 +163,7 @@ def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monke
 
 
 def launched(launch, graph) -> tuple:
-    """A launch's kernel, grid and numbers, and where its tensors lie that the graph found."""
+    """Return a launch's kernel, grid and numbers, and the addresses of tensors that existed before the graph."""
     values = {
         name: (value.data_ptr() if value.untyped_storage().data_ptr() in graph._found else tuple(value.shape))
         if isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Saving and resuming: bitwise the uninterrupted run, atomic, and plain about what is broken."""
+"""Saving and resuming: a resumed run is bitwise the uninterrupted one, saves are atomic, damage is named."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_resuming_is_bitwise_the_uninterrupted_run(saved):
 
 
 def test_without_the_random_state_it_would_differ(saved):
-    """The control of the test above: dropout makes the run depend on the generator."""
+    """Control of the test above: dropout makes the run depend on the generator."""
     whole, optimizer = make()
     run(whole, optimizer, 0, 8)
     resumed, again = make()
@@ -114,9 +114,7 @@ def test_saving_over_a_checkpoint_replaces_it(saved):
 
 
 def test_what_a_save_replaces(tmp_path):
-    """An empty folder and the rest of a first save into one, but nothing else; a stranger's file in
-    a checkpoint stays.
-    """
+    """An empty folder, the leftovers of a first save into it, and nothing else; foreign files in a checkpoint stay."""
     model, optimizer = make()
     (tmp_path / "proj").mkdir()
     (tmp_path / "proj/thesis.tex").write_text("years")
@@ -203,7 +201,7 @@ print(calls, steps == sorted(steps), *sorted(set(steps)))
 
 @pytest.mark.parametrize("kind, left", [("first", "0 2"), ("again", "1 2")])
 def test_a_kill_at_any_system_call_leaves_the_old_or_the_new(tmp_path, kind, left):
-    """Whole, and in that order; what dead processes left is cleaned up by the next save."""
+    """Whole, and in that order; the next save removes leftovers of dead processes."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
     calls, in_order, *outcomes = killing.in_a_process(
@@ -214,7 +212,7 @@ def test_a_kill_at_any_system_call_leaves_the_old_or_the_new(tmp_path, kind, lef
 
 @pytest.mark.parametrize("again", [False, True])
 def test_what_is_named_is_on_the_disk_before_its_name(tmp_path, monkeypatch, again):
-    """The order of syncs and renames: tensor files, then their names, then the state, then the state's name."""
+    """Order of syncs and renames: tensor files, their names, the state, the state's name."""
     model, optimizer = make()
     if again:
         checkpoint.save(tmp_path / "c", model, optimizer)
@@ -248,7 +246,7 @@ def test_a_second_process_is_refused_by_name(saved):
 
 
 def test_a_folder_of_two_names_has_one_lock(saved, tmp_path):
-    """Two savers of one folder would take each other's files away."""
+    """Two savers of one folder would delete each other's files."""
     model, optimizer = make()
     (tmp_path / "link").symlink_to(saved)
     with disk.Lock(saved.parent / ".at4.lock", "x"), pytest.raises(disk.Busy, match="at4 is being saved"):
@@ -273,7 +271,7 @@ def test_a_pipe_in_a_checkpoint_is_refused_and_not_waited_for(saved, name):
 
 
 def test_a_forked_or_dead_process_holds_no_lock(tmp_path):
-    """A lock's holder forks and dies; its child lives on."""
+    """The lock's holder forks and dies; its child lives on."""
     code = """
 import os, signal, sys, time
 from retro_model.base import disk

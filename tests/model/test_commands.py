@@ -1,4 +1,4 @@
-"""The command `neighbours`: tiny runs, held against the functions that it calls."""
+"""The command `neighbours`: tiny runs against the functions that it calls."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_neighbours_by_a_frozen_encoder(tmp_path, capsys, encoder):
         name,
     ]
     arguments = [str(tmp_path / "run"), *options, "-k", "3", "--window", "32"]
-    for _ in range(2):  # the second time it finds everything made
+    for _ in range(2):  # the second run finds everything finished
         neighbours.main(arguments)
     with pytest.raises(SystemExit, match="--shards: expected at most one for each of 1 files; got 2"):
         neighbours.main([str(tmp_path / "sharded"), *options, "--shards", "2"])
@@ -104,6 +104,6 @@ def test_windows_see_their_future_only_unfiltered(tmp_path):
     assert evaluation.window_leaks(store, ids, database, window=16) == (0.0, 0.0)
     assert evaluation.window_leaks(store, ids, database, window=8, filtered=False) == (0.0, 0.0)  # a document a window
     ids[:] = -1
-    ids[2] = 2  # a chunk is no neighbour of itself, but what follows it here is ahead
+    ids[2] = 2  # a chunk is no neighbour of itself, but its continuation lies ahead
     assert evaluation.window_leaks(store, ids, database, window=16, filtered=False) == (0.5, 0.5)
     assert training.visible(store, np.arange(8).reshape(2, 4), ids, database).max() == -1

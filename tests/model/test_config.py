@@ -1,4 +1,4 @@
-"""Presets, Table 2's accounting, and what a configuration refuses."""
+"""Presets, the parameter counts of Table 2, and refused configurations."""
 
 import dataclasses
 import json
@@ -21,7 +21,7 @@ TABLE_2 = {
 
 
 def counted(model: Retro) -> int:
-    """Weights of attention, feed-forward and relative projections that the module really has."""
+    """Count the weights of attention, feed-forward and relative projections of the module."""
     return sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear) and m is not model.readout)
 
 
@@ -116,9 +116,7 @@ def test_from_dict_refuses():
 
 
 def test_initial_weights():
-    """Their spread, and that the residual stream's variance does not
-    explode: logits of a fresh model have a variance near 1.
-    """
+    """Their spread; logits of a fresh model have a variance near 1, so the residual stream does not explode."""
     torch.manual_seed(0)
     model = Retro(tiny.config(d_model=256, d_ff=1024, num_layers=6, cca_layers=(2, 4, 6), vocab_size=512))
     assert abs(model.layers[0].feed_forward.inner.weight.std().item() * 256**0.5 - 1) < 0.02

@@ -10,13 +10,11 @@ CONFIG = RetroConfig.small(300, 64, 128, num_heads=2, num_layers=3, chunk_len=8,
 
 
 def ranks(model: Retro) -> tuple[float, float]:
-    """Of the token that follows the current one in the neighbour:
-    mean rank of its logit with retrieval, and without.
-    """
+    """Return mean ranks, with and without retrieval, of the token that follows the current one in the neighbour."""
     g = torch.Generator().manual_seed(0)
     tokens = torch.randint(2, 300, (16, 16), generator=g)
     neighbours = torch.randint(2, 300, (16, 2, 1, 16), generator=g)
-    neighbours[:, 0, 0, 3:11] = tokens[:, 8:]  # chunk 0's neighbour holds what chunk 1 says, elsewhere
+    neighbours[:, 0, 0, 3:11] = tokens[:, 8:]  # chunk 0's neighbour contains chunk 1, shifted
     target = tokens[:, 9:]
 
     def rank(logits):
@@ -28,7 +26,7 @@ def ranks(model: Retro) -> tuple[float, float]:
 
 
 def repeated_rank(model: Retro) -> float:
-    """Of the token that followed the current one earlier in the context: mean rank of its logit."""
+    """Return the mean rank of the token that followed the current one earlier in the context."""
     tokens = torch.randint(2, 300, (16, 8), generator=torch.Generator().manual_seed(1)).repeat(1, 2)
     with torch.no_grad():
         logits = model(tokens)[:, 8:15]

@@ -1,4 +1,4 @@
-"""Checkpoints whose digests are right and whose content is not what a save writes: refused by name, nothing changed."""
+"""Checkpoints with right digests and content that no save writes: refused by name, nothing changed."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_another_model_is_refused_by_name(saved):
 
 
 def crafted(saved, change_tensors=None, change_state=None):
-    """A checkpoint whose every digest is right and whose content is not what a save would write."""
+    """Write a checkpoint with right digests and content that no save writes."""
     state = json.loads((saved / "state.json").read_text())
     path = tensors(saved, "optimizer")
     content = load_file(path)
@@ -154,8 +154,8 @@ def test_a_crafted_state_changes_nothing(saved, change, message):
 
 
 def test_moments_of_other_optimisers(tmp_path):
-    """What a fresh one would keep is found by a step on zeros: SGD
-    with and without momentum, Adagrad, Adam with amsgrad.
+    """A step on zeros shows the moments of a fresh optimiser: SGD with and without momentum, Adagrad, Adam with
+    amsgrad.
     """
     makers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -50,14 +50,14 @@ def opened(kind, dense, store):
 
 
 def own_chunks(store):
-    """Some of every document's chunks: their rows and documents."""
+    """Return rows and documents of some chunks of every document."""
     rows = np.unique([e.first_chunk + i for e in store.documents for i in range(min(2, e.num_chunks))])
     return rows, np.asarray(store.chunk_doc[rows])
 
 
 @pytest.mark.parametrize("kind", ["exact", "bm25", *FAISS])
 def test_k_neighbours_outside_the_document(kind, dense, store):
-    """However many copies lie nearer; distinct; equal chunks of other documents first."""
+    """For any number of nearer copies; distinct; equal chunks of other documents first."""
     database = opened(kind, dense, store)
     rows, documents = own_chunks(store)
     k = 12
@@ -87,7 +87,7 @@ def test_dense_search_against_all_distances(kind, dense, store):
 
 
 def test_bm25_against_its_formula(store):
-    """Robertson's formula with Lucene's idf, over every chunk; equal scores by the lower id."""
+    """Robertson's formula with Lucene's idf, over every chunk; of equal scores the lower id is first."""
     database = ChunkDatabase.lexical(store)
     rows, documents = own_chunks(store)
     texts = [store.tokens[i, : store.lengths[i]].tolist() for i in range(len(store))]
@@ -136,7 +136,7 @@ def test_values_are_the_chunk_and_its_continuation(ids, parts):
 @pytest.fixture(autouse=True, scope="module")
 def _values_store(tmp_path_factory):
     global VALUES
-    # -1 is no chunk 0, which has one after it
+    # -1 must not read chunk 0, which has a next chunk
     VALUES = store_of(tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)])
 
     assert len(VALUES) == 22
@@ -153,7 +153,7 @@ def test_torch_in_torch_out(dense, store):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_the_exact_search_on_a_gpu(dense, store):
-    """Distances, not ids: equal chunks tie and rounding orders them."""
+    """Compares distances: equal chunks tie, and rounding orders their ids."""
     rows, documents = own_chunks(store)
     keys = np.load(dense[0] / databases.KEYS)
     queries, distances = dense[1](store.chunks(rows), store.lengths[rows]), []
@@ -217,7 +217,7 @@ def test_damage_and_other_parts_are_named(tmp_path, store):
 
 
 def test_damage_to_a_kept_index_is_named(tmp_path, store):
-    """A flipped bit of an index would change what is found; what a killed run left of one is built again."""
+    """A flipped bit of an index would change results; the leftovers of a killed run are built again."""
     embedder = HashedTfidf(32).fit(store)
     rows = np.arange(50)
 
@@ -240,9 +240,7 @@ def test_damage_to_a_kept_index_is_named(tmp_path, store):
 
 
 def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, monkeypatch):
-    """Against all distances, for the same sample; equal chunks are as
-    good as each other, the own document does not count.
-    """
+    """Against all distances, for the same sample; equal chunks are equally good, the own document is excluded."""
     embedder = dense[1]
 
     def build(**options):
@@ -270,7 +268,7 @@ def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, mon
     kept["facts"]["recall"] = {"1": {"2": 7.5}}
     del kept["crc32"]
     manifest.write_text(json.dumps(kept | {"crc32": files._own_checksum(kept)}))
-    assert build(nprobe=1).recall == one  # what makes no sense is measured again
+    assert build(nprobe=1).recall == one  # an invalid recall is measured again
     assert opened("exact", dense, store).recall is None and ChunkDatabase.lexical(store).recall is None
 
 
@@ -354,7 +352,7 @@ def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch)
 
 
 def test_numbers_of_documents_are_kept_of_few_stores(dense, store, tmp_path, monkeypatch):
-    """The least recently used go first, and come out the same again."""
+    """The least recently used are evicted, and come out the same again."""
     monkeypatch.setattr(databases, "STORES_KEPT", 2)
     database = opened("exact", dense, store)
     others = [store_of(tmp_path / str(n), random_documents(n)) for n in (2, 3, 4)]

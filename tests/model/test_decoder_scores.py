@@ -1,5 +1,7 @@
-"""Decoders of the Hugging Face library in `evaluation`: alone, with passages in their context, under kNN-LM, and the
-control of random neighbours. The definitions are written out here, token by token."""
+"""Hugging Face decoders in `evaluation`: alone, with passages in context, under kNN-LM, with random neighbours.
+
+The definitions are written out here, token by token.
+"""
 
 import math
 
@@ -36,7 +38,7 @@ def texts():
 
 
 def nats(model, context, token):
-    """-log p(token | context), by the decoder itself."""
+    """Return -log p(token | context) by the decoder itself."""
     training = model.training
     with torch.no_grad():
         logits = model.eval()(input_ids=torch.tensor([context])).logits[0, -1]
@@ -73,7 +75,7 @@ def test_a_decoder_alone_is_scored_as_it_predicts(make):
 
 
 def test_a_decoder_whose_readout_is_capped_is_scored_by_its_own_logits():
-    """Its logits are no product of its last states: they are taken as they are."""
+    """Its logits are no product of its last states."""
     store, _, _ = texts()
 
     class Capped(transformers.LlamaForCausalLM):
@@ -99,8 +101,7 @@ def test_neighbours_are_refused_by_a_decoder_that_takes_none():
 
 @pytest.mark.parametrize("k,stride", [(1, 4), (2, 4), (2, 8)])
 def test_in_context_retrieval_is_its_definition(k, stride):
-    """Before every `stride` tokens: the neighbours of the chunk before them, then the last `window` tokens up to their
-    end."""
+    """Before every `stride` tokens: the neighbours of the preceding chunk, then the last `window` tokens."""
     store, database, neighbours = texts()
     model, window = llama(), 12
     got = evaluation.score_in_context(
@@ -168,7 +169,7 @@ def test_random_neighbours_are_chunks_of_the_database_and_nothing_else_changes()
 
 
 def test_knn_lm_of_a_decoder_and_of_its_retrofit():
-    """Both by the decoder's own last states; the retrofit with retrieval off."""
+    """Both use the decoder's own last states; the retrofit has retrieval off."""
     store, database, _ = texts()
     model, options = llama(), {"window": 8, "stride": 4}
     datastore = TokenDatastore.build(model, database.rows, **options)

@@ -15,7 +15,7 @@ from tests.model.data import Given, store_of
 
 
 def edited(document, rng, changes):
-    """A copy with that many tokens replaced."""
+    """Return a copy with that many tokens replaced."""
     document = document.copy()
     document[rng.choice(len(document), changes, replace=False)] = rng.integers(2, 200, changes)
     return document
@@ -33,7 +33,7 @@ def similarity(a, b):
 
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory):
-    """Training documents at similarities from 0 to 1 with the held-out ones, some below 13 tokens."""
+    """Training documents at similarities from 0 to 1 with the held-out ones, some shorter than 13 tokens."""
     rng = np.random.default_rng(0)
     held = [rng.integers(2, 200, n) for n in (900, 400, 700, 5, 17)]
     held.append(edited(held[0], rng, 4))  # a second match, sometimes the better one
@@ -73,7 +73,7 @@ def test_blocks_change_nothing(stores, monkeypatch):
 
 
 def test_shards_and_processes_change_nothing(stores, tmp_path):
-    """Training and held-out documents in several shards, copies across their borders too."""
+    """Training and held-out documents in several shards, with copies in different shards."""
     training, held = stores
     validation = [*held[0].stream(), *held[1].stream()]
     sharded_held = build_sharded_store(tmp_path / "held", [validation[:2], validation[2:], validation[:1]], Given())
@@ -90,9 +90,7 @@ def test_shards_and_processes_change_nothing(stores, tmp_path):
 
 
 def test_copies_are_compared_once(tmp_path):
-    """300 copies on either side, and one that is nearly theirs: two pairs, not 90,000; every copy is
-    removed, in order.
-    """
+    """300 copies on either side, and a near copy: two pairs, not 90,000; every copy is removed, in order."""
     rng = np.random.default_rng(0)
     text, other = rng.integers(2, 200, 300), rng.integers(2, 200, 300)
     near = edited(text, rng, 1)
@@ -130,4 +128,4 @@ def test_errors(stores, tmp_path):
     with pytest.raises(ValueError, match="held_out: expected tokenizer 'given-200'"):
         find_leaked(training, [store_of(tmp_path, [np.arange(9)], vocab_size=90)])
     assert find_leaked(training, []).removed == []
-    assert dedup.rows_of_a_band(1, 128) == 128  # equal documents alone, which share every column
+    assert dedup.rows_of_a_band(1, 128) == 128  # only equal documents share every column

@@ -1,6 +1,4 @@
-"""The demonstration at a tiny size: it runs whole, its parts do what
-they say, nothing of the validation reaches the training.
-"""
+"""The demonstration at a tiny size: it runs whole, its parts are right, and training sees nothing of the validation."""
 
 import dataclasses
 import json
@@ -104,7 +102,7 @@ def test_groups_are_top_level_names():
 
 
 def test_minutes_are_those_of_the_whole(monkeypatch):
-    """What is over and what scoring will take is not left for training."""
+    """Time that has passed, and time that scoring needs, is not left for training."""
 
     def seconds(config, corpus, plan, *_, **__):
         return None, {"seconds": plan.steps * (0.5 if config.retrieves else 0.1)}
@@ -120,7 +118,7 @@ def test_minutes_are_those_of_the_whole(monkeypatch):
 
 
 def test_a_stopped_run_goes_on(tmp_path, monkeypatch):
-    """Stopped while it scores: both models are kept, the folder can be served, and nothing is trained again."""
+    """Stopped while it scores: both models are saved, the folder can be served, and nothing is trained again."""
     with monkeypatch.context() as stopped:
         stopped.setattr(demo, "score_all", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

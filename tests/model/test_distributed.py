@@ -1,6 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: a training step of a tiny model equals the one process's that sees
-the whole batch.
-"""
+"""DDP and FSDP2 over two gloo processes on the CPU: a step equals that of one process with the whole batch."""
 
 import os
 
@@ -56,15 +54,17 @@ def worker(rank, kind, name, folder):
 
         training.shard(wrapped, init_device_mesh("cpu", (2,)))
     history, optimizer = run(wrapped, rank, 2, name == "retro")
-    torch.manual_seed(rank)  # processes drop different activations
+    torch.manual_seed(rank)  # dropout differs between processes
     checkpoint.save(folder, wrapped, optimizer, step=3, position=6)
     drawn = torch.rand(8)
-    checkpoint.load(folder, wrapped, optimizer)  # shards take back what they gave
+    checkpoint.load(folder, wrapped, optimizer)  # shards load their own state
     checkpoint.save(f"{folder}-again", wrapped, optimizer, step=3, position=6)
-    assert torch.equal(torch.rand(8), drawn)  # every process draws on as it would have
+    assert torch.equal(torch.rand(8), drawn)  # every generator continues
     os.makedirs(f"{folder}-not/mine", exist_ok=True)
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
-        checkpoint.save(f"{folder}-not", wrapped, optimizer)  # in every process: none waits for one that has left
+        checkpoint.save(
+            f"{folder}-not", wrapped, optimizer
+        )  # in every process, so that none waits for one that has left
     return history
 
 
@@ -79,7 +79,7 @@ def test_steps_equal_one_process(kind, name, tmp_path):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
             b["gradient_norm"], rel=1e-4
         )
-    # The checkpoint of two processes is one that a single process reads.
+    # A single process reads the checkpoint of two.
     restored = model(name)
     again = torch.optim.SGD(restored.parameters(), lr=0.1, momentum=0.9)
     checkpoint.load(tmp_path / "saved", restored, again)

@@ -1,4 +1,4 @@
-"""Stores of what people have: rows of `datasets`, plain strings, Hugging Face tokenizers."""
+"""Stores of common sources: rows of `datasets`, plain strings, Hugging Face tokenizers."""
 
 import warnings
 
@@ -48,12 +48,12 @@ def test_a_byte_level_tokenizer_counts_every_byte(tmp_path):
     assert store.num_bytes == sum(len(t.encode()) for t in TEXTS)
     assert store.bos_id == theirs.eos_token_id and all(store.document_tokens(d)[0] == store.bos_id for d in range(4))
     assert build_store(tmp_path / "store", TEXTS, theirs, chunk_len=4, bos=True).identity == store.identity
-    # the caller's tokenizer is as it was
+    # the caller's tokenizer is unchanged
     assert theirs(TEXTS[:2], padding=True)["input_ids"][0][0] == theirs.pad_token_id
 
 
 def test_the_tokenizers_own_begin_is_free_in_scores(tmp_path):
-    """The id 1 that begins our own texts is a token like any other in another vocabulary."""
+    """The id 1, BOS in our own vocabulary, is an ordinary token in another."""
     theirs = byte_level(bos_token="<pad>")
     store = build_store(tmp_path / "s", TEXTS, theirs, chunk_len=4, bos=True)
     counted = evaluation.score(Bigram(store.vocab_size), store, window=8, stride=4).tokens
@@ -108,7 +108,7 @@ def test_rows_of_datasets(tmp_path):
 
 
 def test_rows_are_known_again_by_what_they_hold():
-    """The same text in another order has the same name; a second copy another one."""
+    """The same text in another order has the same name; a second copy has another."""
     names = [d.name for d in as_documents(TEXTS)]
     again = {d.content: d.name for d in as_documents(reversed([{"text": t} for t in TEXTS[1:]]))}
     assert len(set(names)) == 4 and names[2] == f"{names[0]}-2"

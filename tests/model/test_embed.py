@@ -1,6 +1,4 @@
-"""Embedders: rows depend on their chunk alone, padding counts for
-nothing, TF-IDF's cosine is estimated, BERT is averaged.
-"""
+"""Embedders: rows depend on their chunk alone, padding is ignored, TF-IDF's cosine is estimated, BERT is averaged."""
 
 from itertools import pairwise
 
@@ -38,7 +36,9 @@ def test_a_row_depends_on_its_chunk_alone(store, bert, which):
     whole = embedder(chunks, lengths)
     assert whole.dtype == np.float32 and whole.shape == (30, embedder.dim)
     one = np.concatenate([embedder(chunks[i : i + 1], lengths[i : i + 1]) for i in range(30)])
-    np.testing.assert_allclose(one, whole, rtol=0, atol=1e-6 * np.abs(whole).max())  # a GEMM's order of summation
+    np.testing.assert_allclose(
+        one, whole, rtol=0, atol=1e-6 * np.abs(whole).max()
+    )  # a GEMM may change the order of summation
     assert not np.array_equal(whole[0], whole[1])
     noise = np.where(np.arange(8) < lengths[:, None], chunks, 77)
     assert (lengths < 8).any()
@@ -47,7 +47,7 @@ def test_a_row_depends_on_its_chunk_alone(store, bert, which):
 
 
 def test_hashing_estimates_the_cosine_of_tfidf(store):
-    """Against TF-IDF spelled out in dictionaries, over many pairs: no bias, deviation dim**-0.5."""
+    """Against TF-IDF in dictionaries, over many pairs: no bias, deviation dim**-0.5."""
     embedder = HashedTfidf(dim=1024).fit(store)
     chunks, lengths = store.chunks(np.arange(len(store))), np.asarray(store.lengths)
 
@@ -73,7 +73,7 @@ def test_hashing_estimates_the_cosine_of_tfidf(store):
 
 
 def test_repeated_tokens_saturate():
-    """tf/(tf + 1) of 5 and 3 occurrences, equal idf: the cosine with the first token alone, exactly."""
+    """tf/(tf + 1) of 5 and 3 occurrences, equal idf: the exact cosine with the first token alone."""
     made = HashedTfidf(dim=64, orders=(1,))(np.array([[5, 5, 6, 5, 6, 5, 6, 5], [5] * 8]), np.array([8, 8]))
     assert (made[0] != 0).sum() == 2  # no collision
     np.testing.assert_allclose(made[0] @ made[1], (5 / 6) / np.hypot(5 / 6, 3 / 4), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Windows, bits-per-byte and leakage against cases worked out by hand and by brute force."""
+"""Windows, bits per byte and leakage against cases by hand and brute force."""
 
 import math
 import types
@@ -26,9 +26,7 @@ def test_windows_score_each_chunk_once_in_the_first_window_that_holds_it(chunks,
 
 
 def test_score_gives_each_token_the_most_context():
-    """A model whose cost depends only on the offset in the window:
-    document of 11 tokens, M=2, windows of 6, stride 2.
-    """
+    """The cost depends only on the offset in the window: document of 11 tokens, M=2, windows of 6, stride 2."""
     documents = [[0] * 11, [0] * 3]
     store = toys.store(documents, 2)
     scores = evaluation.score(toys.ByOffset(), store, window=6, stride=2, batch_size=2)
@@ -39,7 +37,7 @@ def test_score_gives_each_token_the_most_context():
     np.testing.assert_allclose(scores.nats, [*first, *later, math.log(2) + cost(1), cost(2)], rtol=1e-6)
     assert scores.tokens.tolist() == [2, 2, 2, 2, 2, 1, 2, 1]
     assert scores.bytes.tolist() == [4, 4, 4, 4, 4, 2, 4, 2]
-    # Longer windows change the cost of what lies beyond the first window, and nothing else.
+    # Longer windows change only the cost of tokens beyond the first window.
     whole = evaluation.score(toys.ByOffset(), store, window=12, stride=6)
     np.testing.assert_allclose(whole.nats[:3], scores.nats[:3], rtol=1e-6)
     np.testing.assert_allclose(whole.nats[5], cost(10), rtol=1e-5)
@@ -56,7 +54,7 @@ def test_bos_is_free_and_not_counted():
         [cost(1), cost(2), math.log(2) + cost(1), cost(2), math.log(2) + other, cost(2) + cost(3) + 3, cost(2)],
         rtol=1e-6,
     )
-    assert scores.tokens.tolist() == [1, 1, 2, 1, 2, 2, 1]  # the BOS tokens in the middle are scored as any other
+    assert scores.tokens.tolist() == [1, 1, 2, 1, 2, 2, 1]  # BOS tokens in the middle are ordinary tokens
 
 
 def test_score_of_a_bigram_table_is_its_likelihood():
@@ -229,8 +227,8 @@ def test_bootstrap_brackets_the_difference():
 
 
 def test_bootstrap_draws_whole_documents():
-    """Of three documents each is drawn three times with a chance of
-    1/27 > 2.5%: the ends are the extreme documents' own gaps.
+    """Each of three documents is drawn three times with a chance of 1/27 > 2.5%: the ends are the extreme documents'
+    gaps.
     """
     store = toys.store([[1] * 8, [1] * 4, [1] * 12], 4)
     b = evaluation.Scores(np.ones(6), store.lengths, store.chunk_bytes)
@@ -239,7 +237,7 @@ def test_bootstrap_draws_whole_documents():
     assert (gap, low, high) == pytest.approx(
         tuple(nats / math.log(2) / count for nats, count in ((0.0, 48), (-0.7, 24), (0.5, 8)))
     )
-    # a document that nobody scored is none
+    # a document without scores does not count
     unscored = evaluation.Scores(*(np.r_[x, 0, 0] for x in (b.nats, b.tokens, b.bytes)))
     other = evaluation.Scores(*(np.r_[x, 0, 0] for x in (a.nats, a.tokens, a.bytes)))
     wider = toys.store([[1] * 8, [1] * 4, [1] * 12, [1] * 4, [1] * 4], 4)

@@ -1,6 +1,4 @@
-"""Sampling: against a loop of whole forward passes, rows of different lengths against each alone,
-and what is refused.
-"""
+"""Sampling against a loop of whole forward passes; rows of different lengths against each alone; errors."""
 
 import numpy as np
 import pytest
@@ -13,14 +11,14 @@ M, K, R = 4, 2, 6
 
 
 def retrieve(chunks):
-    """Neighbours that depend on every token of the chunk, ragged, some missing."""
+    """Return neighbours that depend on every token of the chunk, ragged, some missing."""
     key = (chunks * torch.tensor([1, 3, 7, 11])).sum(-1)
     neighbours = (key[:, None, None] * 5 + torch.arange(K * R).view(K, R) * 3) % tiny.VOCAB
     return neighbours, torch.arange(R) < (key[:, None, None] + 2 * torch.arange(K)[:, None]) % (R + 1)
 
 
 def slowly(model, prompt, count, with_neighbours=True, stop=None):
-    """Greedy decoding with a whole forward pass for each token."""
+    """Decode greedily with a whole forward pass for each token."""
     tokens = list(prompt)
     for _ in range(count):
         inputs = {}
@@ -65,7 +63,7 @@ def test_each_chunk_is_retrieved_once_when_it_completes():
 
     got = [row.tolist() for row in generate(model, prompts(6, 3, 8), 7, retrieve=recording)]
     chunks = [row[i : i + M] for row in got for i in range(0, len(row) - M + 1, M)]
-    # the token that ends row 2 (15 tokens) completes nothing; row 0 has 13, row 1 has 10
+    # row 2's last token (of 15) completes no chunk; row 0 has 13, row 1 has 10
     assert sorted(c for call in seen for c in call) == sorted(chunks)
     assert len(seen[0]) == 3 and all(len(call) >= 1 for call in seen)
 
@@ -84,7 +82,7 @@ def test_rows_stop_by_themselves():
     got = generate(model, rows, 20, retrieve=recording, stop_token=stop)
     assert [row.tolist() for row in got] == [slowly(model, row, 20, stop=stop) for row in rows]
     assert len(got[1]) <= 12
-    # nothing is retrieved for a row that has ended; what its last token completes conditions nothing
+    # no retrieval for a row that has ended, not even for a chunk that its last token completes
     assert sorted(seen) == sorted(row[i : i + M].tolist() for row in got for i in range(0, len(row) - M, M))
 
 
@@ -96,7 +94,7 @@ def test_prompts_as_a_tensor_and_no_new_tokens():
 
 
 def test_prompts_as_arrays():
-    """What a tokenizer and a store give."""
+    """As tokenizers and stores return them."""
     model, rows = tiny.model(), prompts(5, 3)
     want = [r.tolist() for r in generate(model, rows, 4)]
     for arrays in (

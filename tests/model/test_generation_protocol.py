@@ -1,4 +1,4 @@
-"""`generate` needs of a model what `Decodes` says and nothing else: shown by one that only counts."""
+"""`generate` needs of a model only the protocol `Decodes`, here of a model that only counts."""
 
 from types import SimpleNamespace
 
@@ -65,7 +65,7 @@ def test_any_length_and_options(ragged):
     model = Counter(ragged)
     assert [r.tolist() for r in generate(model, ROWS, 20)] == [continued(row, 20) for row in ROWS]
     assert [r.tolist() for r in generate(model, ROWS, 6, shift=4)] == [continued(row, 6, 4) for row in ROWS]
-    shifts = torch.tensor([1, 2, 3, 5])  # one a prompt, whatever order the rows are decoded in
+    shifts = torch.tensor([1, 2, 3, 5])  # one per prompt, in any order of decoding
     want = [continued(row, 6, int(s)) for row, s in zip(ROWS, shifts)]
     assert [r.tolist() for r in generate(model, ROWS, 6, shift=shifts)] == want
 

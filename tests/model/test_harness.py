@@ -1,6 +1,4 @@
-"""Our models in lm_eval: the paper's tasks over small local files, against scores and samples made
-without the harness.
-"""
+"""Our models in lm_eval: the paper's tasks on small local files, against scores and samples made without it."""
 
 import json
 from functools import partialmethod
@@ -137,7 +135,7 @@ def test_refuses(made):
 
 
 def test_the_command_scores_a_model_folder(tmp_path, monkeypatch, capsys):
-    """`--model retro` by the harness's own command line: the numbers of the same model by its Python."""
+    """`--model retro` on lm_eval's command line gives the numbers of the same model in Python."""
     (tmp_path / "model").mkdir()
     folder = folders.retro(tmp_path / "model")
     texts = [text for _, _, text in folders.held_out()]
@@ -188,7 +186,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path):
 
 
 def test_a_decoder_with_a_library_by_its_own_attention(tmp_path):
-    """Last words and answers: with neighbours, without, with random ones, with passages."""
+    """Last words and answers with neighbours, without, with random ones, and with passages."""
     pytest.importorskip("transformers")
     decoder, texts = tmp_path / "decoder", tmp_path / "texts"
     for folder, fill in ((decoder, folders.decoder), (texts, folders.text_files)):

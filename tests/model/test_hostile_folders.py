@@ -1,4 +1,4 @@
-"""Folders that strangers made: nothing outside is touched, contradictions are refused by name."""
+"""Folders from elsewhere: nothing outside them is touched, contradictions are refused by name."""
 
 import json
 import os
@@ -22,9 +22,7 @@ DEEP, LONG = "[" * 100_000, '{"version": %s}' % ("9" * 5000)
 
 
 def forge(manifest: Path, change, **contents):
-    """A manifest whose checksums are right and whose content is not what a build writes; contents: new
-    bytes of files.
-    """
+    """Write a manifest with right checksums and content that no build writes; contents: new bytes of files."""
     for name, data in contents.items():
         (manifest.parent / name.replace("__", ".")).write_bytes(data)
     listing = json.loads(manifest.read_text())
@@ -37,7 +35,7 @@ def forge(manifest: Path, change, **contents):
 
 
 def at(*path, to):
-    """A change of a manifest: the entry at `path`."""
+    """Return a change of a manifest: the entry at `path`."""
 
     def change(manifest):
         for key in path[:-1]:
@@ -218,7 +216,7 @@ def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
 
 
 def test_ids_that_nobody_verified_do_not_reach_what_counts_by_them(tmp_path):
-    """A table of one number an id is written at: an id beyond it would be an address."""
+    """An id is an index of a count table: one beyond its end would write out of bounds."""
     rows = build(tmp_path / "s")
     query = rows.chunks([0]), np.array([rows.chunk_len])
     good, dtype = (tmp_path / "s/tokens.bin").read_bytes(), rows.tokens.dtype
@@ -272,7 +270,7 @@ def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):
 
 
 def test_damaged_tokenizers_name_their_file(tmp_path):
-    """Cut or changed anywhere, a tokenizer loads or says which file is broken."""
+    """Truncated or changed anywhere, a tokenizer loads or the error names its file."""
     Tokenizer.train(["def f(x): return x"] * 9, 280).save(tmp_path / "good.json")
     good, rng, path = (tmp_path / "good.json").read_bytes(), np.random.default_rng(0), tmp_path / "t.json"
     texts = [

@@ -1,4 +1,4 @@
-"""A retrofitted decoder in the Hugging Face library's hands: Trainer, generate, save_pretrained."""
+"""A retrofitted decoder under Trainer, generate and save_pretrained."""
 
 import copy
 import hashlib
@@ -20,7 +20,7 @@ from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForC
 
 
 def retrieve(chunks):
-    """Neighbours that depend on the chunk."""
+    """Return neighbours that depend on the chunk."""
     return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
 
 
@@ -36,7 +36,7 @@ def rows(count, length=2 * M + 3):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_generate_retrieves_in_the_loop(make):
-    """Against our own sampling, prompts of different lengths padded on the left; and retrieval matters."""
+    """Against our own sampling, prompts of different lengths padded on the left; retrieval changes the result."""
     ours = model(make).double().eval()
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9]]
     ids, real = torch.zeros(2, 10, dtype=torch.int64), torch.zeros(2, 10, dtype=torch.int64)
@@ -71,7 +71,7 @@ def test_a_cache_is_filled_unless_it_is_not_to_be_used(name):
 
 @pytest.mark.parametrize("tuned", [False, True])
 def test_decoding_without_retrieval_is_never_silent(tuned):
-    """The decoder within knows of no neighbours, and says so, also in a copy; ours says what was left out."""
+    """The inner decoder, and its copies, warn that they retrieve nothing."""
     decoder = llama().eval()
     if tuned:
         peft = pytest.importorskip("peft")
@@ -215,7 +215,7 @@ def test_weights_of_another_shape_are_named(tmp_path):
     weights = safetensors.load_file(file)
     name = min(weights)
     safetensors.save_file(weights | {name: torch.zeros(3, 3)}, file)
-    config = json.loads((tmp_path / "config.json").read_text())  # the digest is right: its writer kept it up to date
+    config = json.loads((tmp_path / "config.json").read_text())  # with a right digest
     config["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=rf"folder: expected {name} \[.*\]; got \[3, 3\]"):
@@ -224,7 +224,7 @@ def test_weights_of_another_shape_are_named(tmp_path):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_loss_is_the_mean_over_labels_that_follow_a_token(training):
-    """The first label follows nothing; the Trainer's own count is taken where it gives one."""
+    """The first label follows no token. The Trainer's own count is used if it gives one."""
     ours, batch = model().train(training), torch.randint(V, (2, 9), generator=torch.Generator().manual_seed(1))
     labels = batch.clone()
     labels[0, 5:] = -100

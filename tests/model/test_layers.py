@@ -1,4 +1,4 @@
-"""The layers by themselves, as somebody with a model of their own would use them."""
+"""The layers alone, as in a model of a user."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_encodings_by_hand():
 
 
 def test_encodings_in_half_precision_are_rounded_once():
-    """Angles up to a sequence's length do not survive in bfloat16: the encoding is computed wider and rounded."""
+    """bfloat16 cannot hold angles up to a sequence's length: the encoding is computed wider and rounded."""
     got = encode_displacements(0, 2048, 64, dtype=torch.bfloat16)
     assert (got.double() - encode_displacements(0, 2048, 64, **DOUBLE)).abs().max() < torch.finfo(torch.bfloat16).eps
 
@@ -113,7 +113,7 @@ def test_causal_attention_continues_from_a_context():
 
 
 def test_bidirectional_attention_depends_on_displacement_alone():
-    """Hidden keys before and after shift every position: nothing changes but where the rows are."""
+    """Hidden keys before and after shift every position: only the rows move."""
     torch.manual_seed(5)
     layer = randomised(RelativeAttention(8, 2, 16, **DOUBLE))
     x = torch.randn(1, 5, 8, **DOUBLE)
@@ -121,7 +121,7 @@ def test_bidirectional_attention_depends_on_displacement_alone():
     mask = torch.zeros(1, 10, dtype=torch.bool)
     mask[:, 3:8] = True
     assert relative_error(layer(padded, key_mask=mask)[:, 3:8], layer(x)) < EXACT
-    assert relative_error(layer(x.flip(1)).flip(1), layer(x)) > 1e-3  # direction is seen
+    assert relative_error(layer(x.flip(1)).flip(1), layer(x)) > 1e-3  # direction matters
 
 
 def test_feed_forward_by_hand():
@@ -147,7 +147,7 @@ def test_neighbours_are_encoded_independently():
     changed = neighbours.clone()
     changed[1, 2, 0, 3] = (changed[1, 2, 0, 3] + 1) % tiny.VOCAB
     differs = (encoder(changed, chunks) != base).any(-1)
-    # every token of that neighbour, for attention is bidirectional
+    # every token of that neighbour: attention is bidirectional
     assert differs[1, 2, 0].all() and differs.sum() == 6
     altered = chunks.clone()
     altered[0, 1, 3] += 1

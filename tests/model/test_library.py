@@ -1,4 +1,4 @@
-"""`retro-model compare` and `retrofit` on a tiny decoder, and the parts they are made of."""
+"""`retro-model compare` and `retrofit` on a tiny decoder, and their parts."""
 
 import contextlib
 import gzip
@@ -197,7 +197,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
     assert said[6] == "  goes on after step 1 of 25"
     other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
-    assert other["steps"] == len(other["losses"]) == 6  # another training begins anew
+    assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     kept = sorted((tmp_path / "stopped").glob("model*"))
     assert kept and sum(p.stat().st_size for p in kept) < 17 * 17 * 4 + 1000  # without the frozen part
     minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Plan(), tmp_path / "minutes", said.append)
@@ -213,7 +213,7 @@ NAMES = list(contenders.MAKERS)
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """Run `compare` and return its folder, with its output in said.txt, and its arguments."""
+    """Run `compare`; return its folder, with its output in said.txt, and its arguments."""
     decoder, library, out = (tmp_path_factory.mktemp(name) for name in ("tiny-llama", "texts", "out"))
     folders.decoder(decoder)
     folders.text_files(library)
@@ -257,7 +257,7 @@ def test_the_contenders_share_what_was_read_of_neighbours(compared):
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
     assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
     assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
-    assert 0 < near["true"] < every["neighbours"]["true"]  # those that resemble their chunk
+    assert 0 < near["true"] < every["neighbours"]["true"]  # only passages similar to their chunk
     assert all(fact["read"] == fact["reading_cpu_seconds"] == 0 for fact in facts.values())
     rows = json.loads((compared[0] / "compare.json").read_text())["contenders"]
     reading = rows["own-gates"]["reading_cpu_ms_a_token"]
@@ -276,7 +276,7 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
 
 
 class Near:
-    """Neighbours of the chunks of `reads` alone."""
+    """Neighbours for the chunks of `reads` alone."""
 
     def __init__(self, reads):
         self.reads = reads
@@ -294,7 +294,11 @@ def test_training_windows_that_recur_lie_anywhere_in_documents_and_have_somethin
     assert all(len(rows) == 2 and sum(not rows_of.isdisjoint(rows) for rows_of in within) == 2 for rows in drawn)
     assert spread(store, every, 12, 9, 0) is None
     near = [spread(store, Near([6, 14, 16]), 12, 2, seed) for seed in range(40)]
-    assert {row for rows in near for row in rows.tolist()} == {5, 6, 14}  # what a window's last chunk has, none reads
+    assert {row for rows in near for row in rows.tolist()} == {
+        5,
+        6,
+        14,
+    }  # no token reads the neighbours of a window's last chunk
 
 
 def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):
@@ -381,7 +385,9 @@ def test_what_is_scored_is_not_scored_again(compared, monkeypatch, capsys):
 
 
 def test_documents_are_added_to_those_that_are_scored(compared):
-    """First two, then all four: as all at once, and the record is over those that all contenders have scored."""
+    """First two, then all four: equal to all at once. The record covers the documents that all
+    contenders have scored.
+    """
     out, arguments = compared
     at = arguments.index("--contenders")
     part = [*arguments[:at], "--out", str(out.parent / "part"), "--contenders", "alone", "in-context"]

@@ -1,4 +1,4 @@
-"""`layers.Linear` and `layers.RMSNorm` are torch's modules, by the ops."""
+"""`layers.Linear` and `layers.RMSNorm` equal torch's modules and use the ops."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The cross-entropy that makes no logits of all tokens: against the plain one, in values, gradients and memory."""
+"""The cross-entropy without the logits of all tokens, against the plain one: values, gradients, memory."""
 
 import pytest
 import torch
@@ -95,7 +95,7 @@ def test_a_model_sums_what_its_logits_say(checkpoint):
 
 
 def allocated(run) -> int:
-    """Most bytes that were allocated at once during `run`, by the profiler's account of every allocation."""
+    """Return the peak of allocated bytes during `run`, by the profiler."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         run()
     held = most = 0

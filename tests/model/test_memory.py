@@ -1,4 +1,4 @@
-"""What training keeps of the memory that its steps free."""
+"""Freed memory that training keeps."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Neighbours on disk: those of the search, without the own document, continued, verified."""
+"""Neighbours on disk: equal to the search, without the own document, continued, verified."""
 
 import numpy as np
 import pytest
@@ -25,12 +25,12 @@ def test_they_are_those_of_the_search(tmp_path, parts, monkeypatch):
     assert np.array_equal(np.load(tmp_path / "neighbours.npy"), ids)
     want = database.search(store.chunks(np.arange(len(store))), 3, lengths=store.lengths, exclude_doc=store.chunk_doc)
     assert np.array_equal(ids, want) and not (store.chunk_doc[ids] == store.chunk_doc[:][:, None]).any()
-    monkeypatch.setattr(neighbours, "ROWS_AT_ONCE", 1)  # every row is looked at, and no row after the last
+    monkeypatch.setattr(neighbours, "ROWS_AT_ONCE", 1)  # every row is checked, and none beyond the last
     assert np.array_equal(open_neighbours(tmp_path, store, database), ids)
 
 
 def test_a_document_is_its_own_by_name_in_another_store(tmp_path, parts):
-    """A subset in another order: numbers differ, names tell."""
+    """A subset in another order: numbers differ, names agree."""
     store, database = parts
     ordinals = [7, 2, 11]
     named = [(str(d), "g", store.document_tokens(d)) for d in ordinals] + [("new", "g", store.document_tokens(4))]
@@ -39,12 +39,14 @@ def test_a_document_is_its_own_by_name_in_another_store(tmp_path, parts):
     owner = np.array([*ordinals, -1])[subset.chunk_doc]
     assert not (store.chunk_doc[ids] == owner[:, None]).any()
     new = np.flatnonzero(subset.chunk_doc == 3)
-    assert np.array_equal(store.chunks(ids[new, 0]), subset.chunks(new))  # "new" may retrieve what it copies
+    assert np.array_equal(
+        store.chunks(ids[new, 0]), subset.chunks(new)
+    )  # "new" may retrieve the document that it copies
 
 
 @pytest.mark.parametrize("index", [None, "Flat"])
 def test_the_stores_own_keys_are_the_queries(tmp_path, parts, index):
-    """Embedded once, to build the database; another store's chunks are embedded when they are searched for."""
+    """They were embedded for the database; another store's chunks are embedded by the search."""
     store, _ = parts
     embedder, embedded = HashedTfidf(32).fit(store), []
 
@@ -84,7 +86,7 @@ def test_it_continues_bitwise(tmp_path, parts, monkeypatch):
     with pytest.raises(ValueError, match=r"neighbours\.json: the neighbours is unfinished"):
         open_neighbours(tmp_path / "cut", store, database)
     precompute_neighbours(tmp_path / "cut", store, database, 2, block=16)
-    assert sum(calls) == len(store) + 16  # the failed call alone was repeated
+    assert sum(calls) == len(store) + 16  # only the failed call was repeated
     for name in ("neighbours.npy", "neighbours.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 

@@ -1,4 +1,4 @@
-"""Retrofit by the decoder's own attention as the Hugging Face library's users meet it: Trainer, generate, folders."""
+"""Retrofit by the decoder's own attention with the Hugging Face library: Trainer, generate, folders."""
 
 import pytest
 import torch
@@ -91,7 +91,7 @@ def test_the_trainer_trains_what_was_added(tmp_path, kind):
 
 
 def test_neighbours_are_read_by_the_adapters_of_the_moment():
-    """An adapter that moves changes the states of neighbours: nothing that was kept may stand for them."""
+    """A changed adapter changes the states of neighbours, so cached states must not be used."""
     peft = pytest.importorskip("peft")
     torch.manual_seed(0)
     decoder = peft.get_peft_model(

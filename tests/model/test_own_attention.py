@@ -1,6 +1,7 @@
 """Retrofit by the decoder's own attention, against one softmax over own and neighbours' keys (`joint.py`)."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -49,7 +50,7 @@ def make(name: str, **changes):
     kind = name.split()[0]
     config = getattr(transformers, f"{kind}Config")(**SIZES | DECODERS[name] | changes)
     decoder = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
-    for p in decoder.parameters():  # sharper than the library begins, so that what is attended shows
+    for p in decoder.parameters():  # sharper than initial weights, so that attended keys matter
         if p.dim() > 1:
             torch.nn.init.normal_(p, std=2 * p.shape[-1] ** -0.5)
     return decoder.double().eval()
@@ -58,12 +59,12 @@ def make(name: str, **changes):
 def batch(seed: int = 0, *, n: int = N, k: int = K):
     g = torch.Generator().manual_seed(seed)
     mask = torch.rand(2, n // M, k, R, generator=g) > 0.2
-    mask[0, 1], mask[1, 0, k - 1] = False, False  # a chunk without neighbours, a neighbour that is none
+    mask[0, 1], mask[1, 0, k - 1] = False, False  # a chunk without neighbours, an empty neighbour
     return torch.randint(V, (2, n), generator=g), torch.randint(V, (2, n // M, k, R), generator=g), mask
 
 
 def own(name: str, trained: bool = True, **changes):
-    """The decoder as it was, and one that attends neighbours, with weights as if trained."""
+    """Return the original decoder, and one that attends neighbours, with weights as if trained."""
     decoder = make(name)
     before = copy.deepcopy(decoder)
     model = retrofit(decoder, neighbours="own", **{"chunk_len": M, "neighbour_len": R} | changes).eval()
@@ -87,7 +88,7 @@ def test_equals_one_softmax_over_own_and_neighbours_keys(name):
     before, model = own(name)
     tokens, neighbours, mask = batch()
     got = model(tokens, neighbours, neighbour_mask=mask)
-    close = 1e-5 if "eager" in name else 1e-12  # the library's eager softmax is float32's, whatever the type
+    close = 1e-5 if "eager" in name else 1e-12  # the library's eager softmax is float32 in every type
     torch.testing.assert_close(got, joint_logits(before, model, tokens, neighbours, mask), rtol=0, atol=close)
     assert (got - before(tokens).logits).abs().max() > 0.1
 
@@ -138,7 +139,7 @@ def test_off_is_the_decoder_to_the_bit(name):
         assert torch.equal(mode(tokens), want)
         assert torch.equal(mode(tokens[:, : M - 1], neighbours[:, :0]), want_short)
     model.eval()(tokens, neighbours, neighbour_mask=mask)
-    assert torch.equal(model(tokens), want)  # a pass with neighbours leaves nothing behind
+    assert torch.equal(model(tokens), want)  # a pass with neighbours changes no state
     assert torch.equal(model.decoder(tokens).logits, want)
     nothing = torch.zeros_like(mask)
     assert torch.equal(model(tokens, neighbours, neighbour_mask=nothing), want)
@@ -208,7 +209,7 @@ def test_each_distinct_neighbour_is_read_once_and_kept():
         for _ in range(2):
             assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
         assert rows[2:] == [len(live), 2, 2] and (kept.found, kept.read) == (len(live), len(live))
-        model.decoder.model.embed_tokens.weight.mul_(1.5)  # the decoder is another one now
+        model.decoder.model.embed_tokens.weight.mul_(1.5)  # the decoder has changed
         model(tokens, neighbours, neighbour_mask=mask)
         assert rows[-2:] == [len(live), 2]
     one = 2 * R * LAYERS * 2 * 16 * 8  # bytes of a neighbour: keys and values of two heads of 16 in float64
@@ -231,7 +232,7 @@ def test_neighbours_are_read_up_to_the_last_layer_that_attends():
 
 
 def count_reads(model) -> list[int]:
-    """How many neighbours each later call reads."""
+    """Record the number of neighbours that each later call reads."""
     rows, states = [], model.neighbour_states
     model.neighbour_states = lambda neighbours: rows.append(len(neighbours)) or states(neighbours)
     return rows
@@ -253,7 +254,7 @@ def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tm
         folder = next(tmp_path.iterdir())
         held = [path.stat().st_size for path in folder.iterdir()]
         assert len(held) == live and all(0 < size - model.neighbour_bytes() < 256 for size in held)
-        model.decoder.model.embed_tokens.weight.mul_(1.5)  # another decoder: the folder does not stand for it
+        model.decoder.model.embed_tokens.weight.mul_(1.5)  # another decoder does not use the folder
         for _ in range(2):
             model(tokens, neighbours, neighbour_mask=mask)
         assert reads == [live] * 3 and len(list(folder.iterdir())) == live
@@ -286,7 +287,7 @@ def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
         model(tokens, neighbours, neighbour_mask=mask)
     with model.keeping(folder=tmp_path):
         assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
-    assert reads == [live] * 5  # the last found on disk what the second read without autocast
+    assert reads == [live] * 5  # the last call found on disk the states that the second read without autocast
 
 
 @pytest.mark.parametrize("name", ["Llama", "Mistral window", "GPT2", "GPTNeoX"])
@@ -302,33 +303,9 @@ def test_decoding_with_a_cache_equals_the_whole(name, steps):
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "GPTNeoX"])
 @torch.no_grad()
 def test_padding_on_the_left(name):
-    """Each row has what it has alone: whole, off, and decoded with a cache."""
     _, model = own(name)
-    tokens, neighbours, mask = batch()
-    pad = M + 3
-    short = N - pad
-    padded, real = tokens.clone(), torch.ones_like(tokens)
-    padded[1], real[1] = torch.cat([tokens.new_zeros(pad), tokens[1, :short]]), torch.arange(N) >= pad
-    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
-    rows = [(0, N, slice(None)), (1, short, slice(pad, None))]
-    for row, n, here in rows:
-        part = slice(row, row + 1)
-        alone = model(tokens[part, :n], neighbours[part, : n // M], neighbour_mask=mask[part, : n // M])
-        torch.testing.assert_close(got[row, here], alone[0], rtol=0, atol=1e-11)
-    cache, done, parts = model.make_cache(2), [0, 0], []
-    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
-        ends = [(begin + count) // M, max(begin + count - pad, 0) // M]
-        most = max(e - d for e, d in zip(ends, done))
-        new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
-        for row, (d, e) in enumerate(zip(done, ends)):
-            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
-        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        if begin != N - 6:
-            options["attention_mask"] = real[:, begin : begin + count]
-        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
-        done = ends
-    for row, _, here in rows:
-        torch.testing.assert_close(torch.cat(parts, 1)[row, here], got[row, here], rtol=0, atol=1e-11)
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-11)
+    decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
@@ -358,14 +335,14 @@ def test_the_loss_without_all_logits():
     ):
         torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(model.last_logits(tokens, neighbours, neighbour_mask=mask), logits[:, -1])
-    model._readout = None  # a decoder whose readout is not known: every column's logits are made
+    model._readout = None  # unknown readout: the logits of every column are computed
     whole = model(tokens, neighbours, neighbour_mask=mask, loss_mask=counted)
     torch.testing.assert_close(whole[0], got[0])
     torch.testing.assert_close(whole[1], got[1])
 
 
 def test_checkpointing_changes_no_gradient():
-    """Two passes before one backward: each layer that is computed again finds the neighbours of its own pass."""
+    """Two passes before one backward pass: each recomputed layer uses the neighbours of its own pass."""
     _, model = own("Llama")
     model.train()
     batches = [batch(0), batch(1, k=1)]
@@ -381,7 +358,7 @@ def test_checkpointing_changes_no_gradient():
     model.train()
     for mine, theirs in zip(gradients(), want):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-12)
-    assert len(computed) == 6  # a reading and a pass each, and once more in each backward
+    assert len(computed) == 6  # a reading and a pass each, and again in each backward pass
     model.gradient_checkpointing_disable()
     computed.clear()
     gradients()
@@ -401,7 +378,7 @@ def test_a_bfloat16_decoder_keeps_what_is_added_in_float32():
 
 
 def test_autocast_and_time_by_part():
-    """Under autocast the error is no more than twice that of the decoder alone."""
+    """Under autocast the error is at most twice that of the decoder alone."""
     decoder = make("Llama").float()
     tokens, neighbours, mask = batch()
     alone = decoder(tokens).logits
@@ -457,10 +434,4 @@ def test_errors_name_the_argument():
     tokens, neighbours, mask = batch()
     with pytest.raises(ValueError, match=r"neighbours: expected \[B,L,K,R\] with L >= N//chunk_len = 4"):
         model(tokens, neighbours[:, :2])
-    with pytest.raises(ValueError, match="neighbour_mask: "):
-        model(tokens, neighbours, neighbour_mask=mask[..., :3])
-    with pytest.raises(ValueError, match="past_key_values: not supported"):
-        model(tokens, neighbours, past_key_values=object())
-    for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
-        with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
-            model(tokens, neighbours, cache=transformers.DynamicCache(), **options)
+    decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)

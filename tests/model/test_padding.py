@@ -1,4 +1,4 @@
-"""Padding before a row's tokens: each row has what it has alone, whole and with a cache."""
+"""Padding before a row's tokens: each row equals the row alone, whole and with a cache."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ EXACT = tolerances.FLOOR[torch.float64]
 
 
 def padded():
-    """Rows of different lengths, each alone and all on the right of one batch."""
+    """Return rows of different lengths, each alone and all right-aligned in one batch."""
     rows = [tiny.inputs(seed=i, B=1, N=n) for i, n in enumerate(LENGTHS)]
     columns = max(LENGTHS)
     tokens, real = torch.zeros(len(rows), columns, dtype=torch.int64), torch.zeros(len(rows), columns, dtype=torch.bool)

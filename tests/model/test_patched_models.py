@@ -1,4 +1,4 @@
-"""Published models through the ops: the original's outputs and gradients."""
+"""Published models through the ops: outputs and gradients of the original."""
 
 import copy
 
@@ -95,7 +95,7 @@ def test_a_patched_model_is_the_original(name):
     expected, got = result(original, inputs), result(patched, inputs)
     visible = torch.ones(expected.shape[:2], dtype=torch.bool)
     if "attention_mask" in inputs and "decoder_input_ids" not in inputs:
-        visible = inputs["attention_mask"].bool()  # padded rows hold nothing that anybody reads
+        visible = inputs["attention_mask"].bool()  # padded rows are not compared
     torch.testing.assert_close(got[visible], expected[visible], atol=2e-5, rtol=1e-4)
     weight = torch.randn(expected.shape, generator=torch.Generator().manual_seed(3)) * visible.unsqueeze(-1)
     (expected * weight).sum().backward()

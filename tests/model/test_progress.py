@@ -1,4 +1,4 @@
-"""Progress in a file: a line at once, then now and then, and one at the end."""
+"""Progress in a file: a line at once, some in between, one at the end."""
 
 import io
 

@@ -1,5 +1,6 @@
-"""Neighbours that recur are read once where that was asked for: the same encodings and gradients, never of other
-weights, never where it would be seen."""
+"""`keeping()` encodes recurring neighbours once: the same encodings and gradients, never of older weights, never with
+dropout.
+"""
 
 import contextlib
 import copy
@@ -19,7 +20,9 @@ VARIANTS = {"first": (1,), "both": (1, 2), "last": (2,), "none": ()}
 
 
 def recurring(B=2, L=3, K=3, R=6, distinct=4):
-    """Neighbours [B,L,K,R] drawn from few, the last twice in one chunk, a mask that parts two alike."""
+    """Return neighbours [B,L,K,R] drawn from few, the last twice in one chunk, with a mask that differs between two
+    alike.
+    """
     g = torch.Generator().manual_seed(0)
     some = torch.randint(tiny.VOCAB, (distinct, R), generator=g)
     neighbours = some[torch.randint(distinct, (B, L, K), generator=g)]
@@ -45,7 +48,7 @@ def activations(B=2, L=3):
 
 @pytest.fixture
 def read(monkeypatch):
-    """How many neighbours the first layer was given, a number a call."""
+    """Record the number of neighbours at the first layer, one entry a call."""
     counts = []
     forward = nn.Embedding.forward
 
@@ -58,7 +61,7 @@ def read(monkeypatch):
 
 
 def ways(encoder):
-    """Context managers in which every neighbour is read, and in which one that recurs is read once."""
+    """Return context managers: every neighbour is encoded, and recurring ones once."""
     return contextlib.nullcontext, encoder.keeping
 
 
@@ -123,7 +126,7 @@ def test_what_is_dropped_differs_between_two_of_the_same_tokens(read):
 
 
 def test_compiled_it_reads_every_neighbour():
-    """The graph serves other tokens than those it was traced with."""
+    """The graph serves other tokens than those of its trace."""
     made, chunks = encoder(encoder_layers=1), activations()
     run = torch.compile(made, fullgraph=True, backend="eager")
     with made.keeping():
@@ -133,7 +136,7 @@ def test_compiled_it_reads_every_neighbour():
 
 
 class TestKept:
-    """Readings that outlive a call."""
+    """Encodings that outlive a call."""
 
     def test_only_new_neighbours_are_read_and_the_encodings_are_the_same(self, read):
         for name in VARIANTS:
@@ -235,6 +238,6 @@ def test_scores_are_the_same_and_the_neighbours_of_overlapping_windows_are_read_
     neighbours, tokens = (
         len(np.unique(found)),
         6,
-    )  # chunks' neighbours are of 8 tokens, windows of 12: both are embedded
+    )  # neighbours of 8 tokens and windows of 12 are both embedded
     assert once < neighbours + tokens * 12 and sum(read) - once > once
     assert model.encoder._kept is None

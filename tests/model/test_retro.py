@@ -1,4 +1,4 @@
-"""The whole model: against the paper's equations in loops, causality, retrieval off, and what it refuses."""
+"""The whole model: the paper's equations in loops, causality, retrieval off, errors."""
 
 import copy
 
@@ -23,7 +23,7 @@ VARIANTS = {
 
 
 def moved(got: torch.Tensor, base: torch.Tensor) -> list[list[int]]:
-    """For each row, the positions whose logits differ at all."""
+    """Return for each row the positions whose logits differ."""
     return [row.nonzero().flatten().tolist() for row in (got != base).any(-1)]
 
 
@@ -208,9 +208,7 @@ def test_compiles_in_one_graph(checkpoint):
 
 
 def test_bfloat16_autocast():
-    """The residual stream and the weights' gradients stay float32;
-    the result is that of bfloat16, no worse than eager's.
-    """
+    """Residual stream and weight gradients stay float32; the error is bfloat16's, no worse than eager's."""
     tokens, neighbours, mask = tiny.inputs()
     want = tiny.model(dtype=torch.float64)(tokens, neighbours, neighbour_mask=mask)
     outs = []

@@ -1,4 +1,6 @@
-"""Retrieval added to frozen decoders, ours and the Hugging Face library's: what stays, what trains, what is seen."""
+"""Retrieval added to frozen decoders, ours and the Hugging Face library's: unchanged logits, trained weights,
+causality.
+"""
 
 import copy
 import pickle
@@ -57,7 +59,7 @@ def batch(seed: int = 0, K: int = K):
 
 
 def retrofitted(make, effect: bool = False):
-    """The decoder as it was, and one with retrieval; with `effect` as if it had been trained."""
+    """Return the original decoder, and one with retrieval; with `effect` as if trained."""
     torch.manual_seed(0)
     decoder = make().eval()
     before = copy.deepcopy(decoder)
@@ -77,7 +79,7 @@ def test_with_retrieval_off_the_outputs_are_the_originals_to_the_bit(make):
         assert torch.equal(mode(tokens), logits(before, tokens))
     on = model.eval()(tokens, neighbours, neighbour_mask=mask)
     assert not torch.allclose(on[:, M - 1 :], model(tokens)[:, M - 1 :])
-    assert torch.equal(model(tokens), logits(before, tokens))  # a pass with retrieval leaves nothing behind
+    assert torch.equal(model(tokens), logits(before, tokens))  # a pass with retrieval changes no state
 
 
 @pytest.mark.parametrize("make", DECODERS)
@@ -96,7 +98,7 @@ def test_what_is_added_may_start_at_random_as_in_the_paper(make):
     moved = (model(tokens, neighbours, neighbour_mask=mask) - model(tokens)).abs().amax(-1)
     assert (moved[:, : M - 1] == 0).all() and (moved[:, M - 1 :] > 0).any()
     outputs = [m.output.weight for m in model.modules() if isinstance(m, ChunkedCrossAttention)]
-    depth = 2 * LAYERS + 2  # residual updates: the scale with which a Retro's own begin
+    depth = 2 * LAYERS + 2  # residual updates: the initial scale of a Retro's own
     assert all(abs(w.std().item() * (w.shape[1] * depth) ** 0.5 - 1) < 0.1 for w in outputs) and len(outputs) == 2
     with pytest.raises(ValueError, match="cca_output: expected 'zero' or 'fresh'; got 'ones'"):
         retrofit(make(), **ADDED, cca_output="ones")
@@ -130,7 +132,7 @@ def test_a_copy_and_a_pickled_model_retrieve_by_themselves(make):
         with torch.no_grad():
             for p in other.parameters():
                 p.zero_()
-        assert not other(tokens, neighbours, neighbour_mask=mask).any()  # nothing of the first model is left in it
+        assert not other(tokens, neighbours, neighbour_mask=mask).any()  # it shares nothing with the first model
     assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), on)
 
 
@@ -176,9 +178,7 @@ def test_a_token_changes_nothing_before_it(make):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_a_block_by_hand(make):
-    """The hooks against the same sums written out: H = x + attention,
-    CCA on its norm, then the block's feed-forward.
-    """
+    """The hooks equal the written sums: H = x + attention, CCA on its norm, then the block's feed-forward."""
     _, model = retrofitted(make, effect=True)
     tokens, neighbours, mask = batch()
     blocks, name = (model.decoder.transformer.h, "attn") if make is gpt2 else (model.decoder.model.layers, "self_attn")
@@ -227,7 +227,7 @@ def test_chunks_that_complete_without_neighbours_have_none(make):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_generation_is_greedy_continuation_of_the_whole(make):
-    """Token by token against the uncached model, prompts of different lengths, neighbours that depend on the chunk."""
+    """Token by token against the uncached model; prompts of different lengths, neighbours that depend on the chunk."""
     _, model = retrofitted(make, effect=True)
     model.double().eval()
     prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8, 2]]
@@ -297,10 +297,4 @@ def test_errors_name_the_argument():
     model, (tokens, neighbours, mask) = retrofit(decoder, **ADDED), batch()
     with pytest.raises(ValueError, match="neighbours: "):
         model(tokens, neighbours[:, :2])
-    with pytest.raises(ValueError, match="neighbour_mask: "):
-        model(tokens, neighbours, neighbour_mask=mask[..., :3])
-    with pytest.raises(ValueError, match="past_key_values: not supported"):
-        model(tokens, neighbours, past_key_values=object())
-    for options in ({}, {"attention_mask": torch.ones_like(tokens).index_fill(1, torch.tensor([0]), 0)}):
-        with pytest.raises(ValueError, match=r"^cache: expected .*; got a DynamicCache"):
-            model(tokens, neighbours, cache=transformers.DynamicCache(), **options)
+    decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)

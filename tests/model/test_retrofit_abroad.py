@@ -1,4 +1,4 @@
-"""Retrofit as users of transformers and PEFT meet it: which decoders fit, padding, checkpointing, adapters."""
+"""Retrofit with transformers and PEFT: supported decoders, padding, checkpointing, adapters."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ import torch
 from retro_kernels.testing import assert_passes
 from retro_model.generation import generate
 from retro_model.retro.retrofit import retrofit
+from tests.model import decoders
 from tests.model.test_retrofit import ADDED, LAYERS, K, M, N, R, V, batch, gpt2, llama, retrofitted
 
 transformers = pytest.importorskip("transformers")
@@ -58,7 +59,7 @@ def test_other_types_tell_the_blocks_apart_too(dtype):
 
 
 def test_heads_that_the_kernels_do_not_take():
-    """Heads of 100, as Llama of 3.2 billion parameters had: the cross-attention has its own."""
+    """Heads of 100: the cross-attention has its own width."""
     changes = {"hidden_size": 200, "num_key_value_heads": 1}
     with pytest.raises(ValueError, match="head_dim: expected a multiple of 8 from 16 to 256; got 100"):
         retrofit(make("Llama", changes), **ADDED)
@@ -67,35 +68,10 @@ def test_heads_that_the_kernels_do_not_take():
 
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_padding_on_the_left(decoder):
-    """Each row has what it has alone: with retrieval, without, and decoded with a cache."""
     _, model = retrofitted(decoder, effect=True)
     model.double().eval()
-    tokens, neighbours, mask = batch()
-    short = N - M - 3
-    padded, real = tokens.clone(), torch.ones_like(tokens)
-    padded[1], real[1] = torch.cat([tokens.new_zeros(M + 3), tokens[1, :short]]), torch.arange(N) >= M + 3
-    alone = lambda row, n, **options: model(tokens[row : row + 1, :n], **options)[0]  # noqa: E731
-    rows = [(0, N, slice(None)), (1, short, slice(M + 3, None))]
-    got = model(padded, neighbours, neighbour_mask=mask, attention_mask=real)
-    off = model(padded, attention_mask=real)
-    for row, n, here in rows:
-        options = {"neighbours": neighbours[row : row + 1, : n // M], "neighbour_mask": mask[row : row + 1, : n // M]}
-        assert_passes("logits", got[row, here], alone(row, n, **options), None, torch.float64)
-        assert_passes("logits", off[row, here], alone(row, n), None, torch.float64)
-    cache, done, parts = model.make_cache(2), [0, 0], []
-    for begin, count in [(0, N - 6), (N - 6, 1), (N - 5, 5)]:
-        ends = [(begin + count) // M, max(begin + count - M - 3, 0) // M]
-        most = max(e - d for e, d in zip(ends, done))
-        new, new_mask = neighbours.new_zeros(2, most, K, R), mask.new_zeros(2, most, K, R)
-        for row, (d, e) in enumerate(zip(done, ends)):
-            new[row, : e - d], new_mask[row, : e - d] = neighbours[row, d:e], mask[row, d:e]
-        options = {"neighbours": new, "neighbour_mask": new_mask} if most else {}
-        if begin != N - 6:  # needed in the first call; later it may come or not, without padding
-            options["attention_mask"] = real[:, begin : begin + count]
-        parts.append(model(padded[:, begin : begin + count], cache=cache, **options))
-        done = ends
-    for row, _, here in rows:
-        assert_passes("logits", torch.cat(parts, 1)[row, here], got[row, here], None, torch.float64)
+    close = lambda got, want: assert_passes("logits", got, want, None, torch.float64)  # noqa: E731
+    decoders.assert_padding_on_the_left_changes_nothing(model, M, *batch(), close)
 
 
 def gradients(model, *batches):
@@ -106,7 +82,7 @@ def gradients(model, *batches):
 
 @pytest.mark.parametrize("decoder", [gpt2, llama])
 def test_checkpointing_changes_no_gradient(decoder):
-    """Two passes before one backward: each block that is computed again finds the neighbours of its own pass."""
+    """Two passes before one backward pass: each recomputed block uses the neighbours of its own pass."""
     _, model = retrofitted(decoder, effect=True)
     model.double().train()
     batches = [batch(0), batch(1, K=1)]
@@ -119,7 +95,7 @@ def test_checkpointing_changes_no_gradient(decoder):
         m.training for m in blocks[0].modules() if isinstance(m, torch.nn.Dropout)
     )
     got = gradients(model, *batches)
-    assert len(computed) == 4  # once in each pass, once more in each backward
+    assert len(computed) == 4  # once in each pass, again in each backward pass
     assert got.keys() == want.keys()
     for name in want:
         torch.testing.assert_close(got[name], want[name], rtol=1e-10, atol=1e-12)
@@ -140,7 +116,7 @@ def lora(decoder, **changes):
 
 @pytest.mark.parametrize("inner", [False, True])
 def test_adapters_and_cross_attention_train_together(inner):
-    """retrofit(peft) and retrofit(what peft wraps): LoRA, CCA and encoder learn, the decoder's own weights stay."""
+    """retrofit(peft) and retrofit(wrapped model): LoRA, CCA and encoder learn, the decoder's own weights stay."""
     torch.manual_seed(0)
     peft_model = lora(llama())
     model = retrofit(peft_model.get_base_model() if inner else peft_model, **ADDED, cca_output="fresh").train()
@@ -182,7 +158,9 @@ def test_lora_dropout_follows_the_mode_and_the_decoders_own_does_not():
 @pytest.mark.parametrize("make", [gpt2, llama])
 @pytest.mark.parametrize("bias", [False, True])
 def test_the_loss_without_all_logits(make, bias):
-    """Values and gradients of the plain cross-entropy; the readout makes one column, unless it is no plain matrix."""
+    """Values and gradients of the plain cross-entropy; the readout computes one column, unless it is no
+    plain matrix.
+    """
     before, model = retrofitted(make, effect=True)
     if bias:
         before.lm_head = torch.nn.Linear(32, V)
@@ -215,7 +193,7 @@ def test_the_loss_without_all_logits(make, bias):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_prompts_of_different_lengths_are_decoded_together(make):
-    """Each as alone; the decoder is called as often as for the longest."""
+    """Each equals the prompt alone; the decoder is called as often as for the longest."""
     _, model = retrofitted(make, effect=True)
     model.double()
 

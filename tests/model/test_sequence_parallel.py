@@ -1,6 +1,4 @@
-"""Ranges of a sequence on 2 and 4 processes: logits, losses and
-gradients of one process, and the bytes that are stated.
-"""
+"""Ranges of a sequence on 2 and 4 processes: logits, losses and gradients of one process, and the stated bytes."""
 
 import pytest
 import torch
@@ -30,8 +28,8 @@ def batch(device="cpu") -> Batch:
 
 
 def outcome(model, part=None):
-    """Logits, the loss of every token and every gradient, the loss being the mean over all real tokens
-    of all ranges.
+    """Return logits, the loss of every token and every gradient; the loss is the mean over all real tokens of all
+    ranges.
     """
     whole = batch(next(model.parameters()).device)
     mine = whole if part is None else part.split(whole)
@@ -67,7 +65,7 @@ CASES = [
 
 
 def all_cases(rank):
-    """Processes take seconds to start: each group runs all its cases."""
+    """Each group of processes runs all its cases, because starting it takes seconds."""
     count = dist.get_world_size()
     results = [worker(rank, *case[1:]) for case in CASES if case[0] == count]
     return results, packed(rank) if count == 2 else {kind: mixed(rank, kind) for kind in ("ddp", "fsdp2")}
@@ -97,7 +95,7 @@ def test_equals_one_process(case, ran):
 
 
 def stated(rank, count, conditioned) -> dict:
-    """The bytes of two forward passes and one backward pass, as `SequencePart` states them."""
+    """Return the bytes of two forward passes and one backward pass, by `SequencePart`'s formulas."""
     config, last = tiny.config(), rank == count - 1
     keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # of one range, all layers
     sent = {"keys and values": 3 * (count - 1) * keys}
@@ -111,7 +109,7 @@ def stated(rank, count, conditioned) -> dict:
 
 
 def packed(rank):
-    """Documents packed into one sequence: against the whole, gradients too."""
+    """Documents packed into one sequence, against the whole, with gradients."""
     line = Line()
     generator = torch.Generator().manual_seed(1)
     query, key, value = (torch.randn(2, 12, heads, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
@@ -175,7 +173,7 @@ def trained(model, parts, steps=2):
 
 
 def mixed(rank, kind):
-    """Two processes take halves of the batch, two halves of each sequence."""
+    """Each pair of processes takes half of the batch; each of its processes takes half of every sequence."""
     from torch.distributed.device_mesh import init_device_mesh
 
     device = processes.device(rank)

@@ -1,4 +1,4 @@
-"""Sharded checkpoints in one process: kills, and what is refused. Their processes are in test_tensor_parallel."""
+"""Sharded checkpoints in one process: kills and refusals. test_tensor_parallel.py has those of several processes."""
 
 import os
 from pathlib import Path
@@ -140,7 +140,7 @@ shutil.rmtree(folder)
 
 
 def test_a_kill_of_one_of_two_processes_leaves_the_old_or_the_new(tmp_path):
-    """The first or the second, at system calls throughout a save of both."""
+    """A kill of the first or the second, at system calls throughout a save of both."""
     if not killing.allowed():
         pytest.skip("this system does not let a process trace its child")
     killed, *found = killing.in_a_process(KILLED_OF_TWO, killing.fast_folder(tmp_path)).split()
@@ -173,7 +173,7 @@ def test_refusals(saved, tmp_path):
     with disk.Lock(path / ".lock", "test"), pytest.raises(disk.Busy, match="is being saved"):
         sharded_checkpoint.save(path, model, optimizer)
     state = sharded_checkpoint.read_state(path)
-    assert state["processes"] == 1  # by which a load decides whether generators' states are its own
+    assert state["processes"] == 1  # a load compares this number before it restores generators
     shards = path / state["shards"]
     (shards / "more.distcp").write_bytes(b"of another save")
     with pytest.raises(Error, match=r"more\.distcp is none of the checkpoint"):

@@ -1,6 +1,4 @@
-"""Folders of shards: what one process, a pool and a Dask cluster with a killed worker write is the same, and equals one
-store of all.
-"""
+"""Folders of shards: one process, a pool and a Dask cluster with a killed worker write the same, equal to one store."""
 
 import functools
 import os
@@ -43,9 +41,7 @@ def named() -> list[tuple]:
 
 
 def source(shard: int, dies: str | None = None):
-    """The documents of a shard; the first time the worker is killed
-    after some of them, where `dies` names a mark to leave.
-    """
+    """Yield the documents of a shard; the first time the worker is killed on the way if `dies` names a mark file."""
     for i, document in enumerate(named()[shard * 6 : shard * 6 + 6]):
         if dies is not None and i == 4 and not Path(dies).exists():
             Path(dies).touch()
@@ -54,7 +50,7 @@ def source(shard: int, dies: str | None = None):
 
 
 class Deadly(HashedTfidf):
-    """Kills the process in which it embeds, once."""
+    """An embedder that kills its process once."""
 
     mark: str | None = None
 
@@ -66,7 +62,7 @@ class Deadly(HashedTfidf):
 
 
 def built(folder: Path, executor=None, mark: str | None = None):
-    """Store, keys and neighbours of the documents in four shards."""
+    """Build store, keys and neighbours of the documents in four shards."""
     sources = [functools.partial(source, s, mark and f"{mark}-store" if s == 2 else None) for s in range(SHARDS)]
     store = build_sharded_store(folder / "store", sources, Given(), executor=executor, chunk_len=8, commit_every=2)
     embedder = HashedTfidf(32).fit(store, executor=executor)
@@ -77,7 +73,7 @@ def built(folder: Path, executor=None, mark: str | None = None):
 
 
 def device_of_worker(folder: str, number: int) -> str | None:
-    """Of one of two workers that have this task at the same time."""
+    """Return the device of one of two workers that have this task at the same time."""
     (Path(folder) / f"here-{number}").touch()
     while len(list(Path(folder).glob("here-*"))) < 2:
         time.sleep(0.01)
@@ -147,7 +143,7 @@ def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
-    """A GPU a worker where there are any: keys and neighbours are those of this process."""
+    """With GPUs one per worker: keys and neighbours equal this process's."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     store, found = here[1], []
@@ -219,7 +215,7 @@ def test_joined_arrays_are_indexed_as_one():
 
 
 def task(folder, number):
-    """Held by nobody only the second time."""
+    """A task whose lock is free only the second time."""
     mark = Path(folder) / str(number)
     if number == 1 and not mark.exists():
         mark.touch()

@@ -1,4 +1,4 @@
-"""Search of sharded databases: an index filled side by side and merged on disk, BM25 in blocks."""
+"""Search of sharded databases: an index filled in parallel and merged on disk, BM25 in blocks."""
 
 import pickle
 import shutil
@@ -38,7 +38,7 @@ def queries(store, count=60):
 
 
 def table_of(index) -> int:
-    """Numbers in the table that a search by PQ wants."""
+    """Return the size of the table that a search by PQ needs."""
     import faiss
 
     return faiss.downcast_index(faiss.extract_index_ivf(index)).precomputed_table.size()
@@ -47,7 +47,7 @@ def table_of(index) -> int:
 @pytest.mark.filterwarnings("ignore")
 def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, embedder, monkeypatch):
     options = {"index": FACTORY, "nprobe": 8}
-    with monkeypatch.context() as patch:  # killed before the merge: the parts are found again
+    with monkeypatch.context() as patch:  # killed before the merge: the parts are reused
         patch.setattr(index_shards, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
@@ -64,7 +64,7 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
     )
     monkeypatch.setattr(index_shards, "_fill", lambda *a: fill(*a))
     part = index_shards._read(parts[0])
-    assert part.ntotal and not table_of(part)  # what only a search wants is not there as often as parts
+    assert part.ntotal and not table_of(part)  # parts have no tables for search
     built = ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
     assert table_of(built.searcher.index)
     assert [filled[0], filled[2]] == times  # only the missing one was filled again
@@ -95,7 +95,7 @@ def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, 
 
 
 def test_an_index_goes_to_the_gpu_where_faiss_can(monkeypatch):
-    """By a FAISS that says it can: this one is for CPUs, and the index stays there."""
+    """With a FAISS that claims to support GPUs: this one is for CPUs, so the index stays there."""
     import faiss
 
     index = faiss.IndexFlatL2(32)

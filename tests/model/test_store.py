@@ -122,7 +122,7 @@ store.build_store(sys.argv[1], stream(), TRAINED, chunk_len=8, commit_every=3)
 
 @pytest.mark.timeout(120)
 def test_a_killed_build_continues_bitwise(tmp_path):
-    """One folder, killed at one point after another, each time by SIGKILL; then finished."""
+    """One folder, killed by SIGKILL at one point after another, then finished."""
     build_store(tmp_path / "whole", documents(), TRAINED, chunk_len=8)
     for point, count in [("read", 0), ("before", 1), ("read", 5), ("after", 1), ("read", 11), ("before", 2)]:
         child = CHILD.format(root=str(ROOT))
@@ -134,7 +134,7 @@ def test_a_killed_build_continues_bitwise(tmp_path):
             with pytest.raises(ValueError, match="unfinished; run the same build again"):
                 TokenStore(tmp_path / "cut")
     held = json.loads((tmp_path / "cut" / stores.MANIFEST).read_text())["facts"]["documents"]
-    assert held >= 9  # it did continue, rather than begin again
+    assert held >= 9  # it continued instead of beginning again
     build_store(tmp_path / "cut", documents(), TRAINED, chunk_len=8, commit_every=5)
     (tmp_path / "cut" / "store.json.new").unlink(missing_ok=True)
     assert content(tmp_path / "cut") == content(tmp_path / "whole")

@@ -1,4 +1,4 @@
-"""Suffixes, answers and kNN-LM: against one row at a time, against the definition in NumPy."""
+"""Suffixes, answers and kNN-LM against one row at a time and against the definition in NumPy."""
 
 import math
 
@@ -29,13 +29,13 @@ M, R, V = 4, 6, tiny.VOCAB
 
 
 def retrieve(chunks):
-    """Two neighbours that depend on the chunk."""
+    """Return two neighbours that depend on the chunk."""
     first = (chunks.sum(1, keepdim=True) + torch.arange(R)) % V
     return torch.stack([first, (first + 7) % V], 1), None
 
 
 def alone(model, context, suffix, pad=0):
-    """One row by itself, without padding: the definition."""
+    """Score one row alone, without padding: the definition."""
     row = torch.tensor([[0] * pad + list(context) + list(suffix)])
     neighbours = None
     if chunks := row.shape[1] // M:
@@ -92,7 +92,7 @@ def test_a_long_context_loses_its_beginning():
 
 
 def test_passages_become_neighbours():
-    """A title and its text, cut and masked; the same for every chunk of a prompt that ends with one."""
+    """A title and its text, cut and masked; equal for every chunk of a prompt that ends with one."""
     encode = lambda text: [ord(c) % V for c in text]  # noqa: E731
     neighbours, mask = passage_neighbours([("a", "b"), ("long", "x" * 50)], encode, 24, k=3)
     whole = "title: a, source: b"
@@ -157,7 +157,7 @@ def test_each_document_is_scored_by_what_is_best_on_the_others(tmp_path):
 
 
 def test_knn_lm_remembers(tmp_path):
-    """Of a text that is in the datastore each context's nearest is itself."""
+    """For a text in the datastore, each context's nearest is the context itself."""
     train, new = stores(tmp_path)
     model = tiny.model()
     datastore = TokenDatastore.build(model, train, window=12, stride=4)

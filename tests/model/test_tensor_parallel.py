@@ -1,5 +1,5 @@
-"""Heads divided among processes: a model, its encoder and single layers equal the whole ones, gradients too, FSDP2
-beside it.
+"""Heads divided among processes: a model, its encoder and single layers equal the whole ones, with
+gradients and FSDP2.
 """
 
 import pytest
@@ -104,7 +104,7 @@ def of_two(rank, folder):
 
 
 def of_four(rank, folder):
-    """Two halves of the batch on two pairs of processes; then halves of the sequence in place of the batch."""
+    """Two halves of the batch on two pairs of processes; then halves of the sequence instead."""
     from torch.distributed.device_mesh import init_device_mesh
 
     device = processes.device(rank)
@@ -123,7 +123,7 @@ def of_four(rank, folder):
     sharded_checkpoint.save(f"{folder}-random", model, optimizer)
     torch.rand(5)
     sharded_checkpoint.load(f"{folder}-random", model, optimizer)
-    assert torch.equal(torch.rand(3), drawn)  # every process draws on as it would have
+    assert torch.equal(torch.rand(3), drawn)  # every generator continues
     part = SequencePart(mesh["data"])
     model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh["tensor"])
     logits = model(**part.split(whole).inputs)
@@ -174,9 +174,9 @@ def test_with_fsdp2_and_with_ranges_of_the_sequence(ran):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-6) and a["gradient_norm"] == pytest.approx(
             b["gradient_norm"], rel=1e-6
         )
-        assert a["tokens"] == b["tokens"]  # once, though both processes of a pair read them
+        assert a["tokens"] == b["tokens"]  # counted once, though both processes of a pair read them
     restored = tiny.model(seed=1, dtype=torch.float64, **SIZES)
-    checkpoint.load(folder, restored)  # four processes' checkpoint in one
+    checkpoint.load(folder, restored)  # the checkpoint of four processes, in one
     for (name, p), q in zip(model.named_parameters(), restored.parameters(), strict=True):
         torch.testing.assert_close(q, p, msg=name, rtol=1e-5, atol=1e-7)
 
@@ -196,5 +196,5 @@ def test_shards_of_four_processes_are_resumed_by_two_and_by_one(ran):
     assert (state["step"], state["position"], state["extra"], state["processes"]) == (2, 4, {"note": "of four"}, 4)
     shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.distcp"))
     sizes = [s.stat().st_size for s in shards]
-    assert len(shards) == 4 and max(sizes) < 0.5 * sum(sizes)  # nobody wrote the whole
+    assert len(shards) == 4 and max(sizes) < 0.5 * sum(sizes)  # no process wrote the whole
     assert sorted(p.name for p in (folder.parent / "saved-shards").iterdir()) == [state["shards"], "state.json"]

@@ -134,7 +134,7 @@ def test_errors_name_the_argument(call, error, message):
 def test_without_the_extension_the_error_says_how_to_build_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "retro_model._text", None)
     monkeypatch.delattr("retro_model._text")
-    monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # what was found before is kept
+    monkeypatch.setattr(extensions, "load", extensions.load.__wrapped__)  # earlier results are kept
     with pytest.raises(ImportError, match=r"setup\.py build_ext --inplace"):
         text.longest_common_substrings([[1]], [[[1]]])
 
@@ -155,7 +155,7 @@ def test_jaccard_is_exact(documents, n):
 
 
 def test_signatures_estimate_the_jaccard_similarity():
-    """The share of equal columns is binomial about the similarity: 4 standard deviations, at several similarities."""
+    """The share of equal columns is binomial around the similarity: within 4 standard deviations."""
     rng = np.random.default_rng(1)
     base = rng.integers(0, 5000, 400).tolist()
     documents = [base] + [base[:cut] + rng.integers(0, 5000, 400 - cut).tolist() for cut in (40, 120, 250, 360)]
@@ -183,9 +183,7 @@ def test_signatures_depend_on_content_and_seed_only():
     "share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")]
 )
 def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
-    """One of older sources lacks a function, or takes other arguments;
-    one that was cut short would kill the process that maps it.
-    """
+    """One of older sources lacks a function or takes other arguments; a truncated one would kill the process."""
     package, library = Path(text.__file__).parents[1], Path(_text.__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])

@@ -1,4 +1,4 @@
-"""Schedule, groups, data order and the step against what they must be."""
+"""Schedule, parameter groups, data order and the training step."""
 
 import contextlib
 import itertools
@@ -153,7 +153,7 @@ def test_a_batch_holds_each_chunks_neighbours():
 
 
 def windows_of(store, neighbours, database, **options):
-    """(rows, ids that were read) of each window of two epochs."""
+    """Return (row, ids that were read) of each window of two epochs."""
     seen, real = [], database.values
     database.values = lambda ids: (seen.append(ids), real(ids))[1]
     index = {row.tobytes(): i for i, row in enumerate(np.asarray(store.tokens, np.int64))}
@@ -166,9 +166,7 @@ def windows_of(store, neighbours, database, **options):
 
 @pytest.mark.parametrize("same_store", [True, False])
 def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
-    """Adversarial documents: each of one to three chunks, and the nearest to every chunk is in the document before or
-    after its own.
-    """
+    """Documents of one to three chunks, where the nearest of every chunk is in the document before or after its own."""
     from retro_model.data.database import ChunkDatabase
     from retro_model.data.embed import HashedTfidf
     from retro_model.data.neighbours import precompute_neighbours
@@ -180,10 +178,10 @@ def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
     for pair in range(20):
         text = rng.integers(2, 150, (rng.integers(1, 4), 8))
         for side in "ab":
-            text[:, 3] = [next(marks) for _ in text]  # so that a row tells which it is
+            text[:, 3] = [next(marks) for _ in text]  # so that each row is unique
             documents.append((f"{pair}{side}", "g", text.reshape(-1).copy()))
     store = database_store = build_store(tmp_path / "train", documents, Given(400), chunk_len=8)
-    if not same_store:  # the same documents in another order, cut otherwise, and some that the training does not have
+    if not same_store:  # the same documents in another order and other cuts, and some that are not in the training
         shifted = [(name, group, np.r_[399, tokens]) for name, group, tokens in documents[::-1]]
         others = [(f"{i}other", "g", rng.integers(2, 150, 20)) for i in range(20)]
         database_store = build_store(tmp_path / "all", [*others[:7], *shifted, *others[7:]], Given(400), chunk_len=8)
@@ -202,13 +200,13 @@ def test_no_window_is_shown_its_own_documents(tmp_path, same_store):
                 for row in raw
             ]
         )
-        assert np.array_equal(ids, np.where(kept, raw, -1))  # and nothing else is left out
-    assert exposed > 10  # or the test is blind
+        assert np.array_equal(ids, np.where(kept, raw, -1))  # no other neighbour is dropped
+    assert exposed > 10  # else the test shows nothing
     for rows, ids in windows_of(store, neighbours, database, k=2):
         own = names(store, rows)
         for row, got in zip(neighbours[rows], ids):
             want = [i for i in row if database_store.documents[database_store.chunk_doc[i]].name not in own][:2]
-            assert got.tolist() == want  # 2 of the 6 are left everywhere, in their order
+            assert got.tolist() == want  # 2 of the 6 remain everywhere, in order
 
 
 def test_padding_rows_and_missing_neighbours_stay_missing():
@@ -249,7 +247,7 @@ def test_loss_is_the_mean_over_real_tokens():
 
 
 def step_of(parts, **changes):
-    """Parameters after one plain gradient step in float64."""
+    """Return parameters after one plain gradient step in float64."""
     model = toys.Bigram().double()
     settings = training.Settings(**({"steps": 20, "warmup_steps": 0, "max_lr": 0.5, "clip": 1e9} | changes))
     results = training.train_step(model, torch.optim.SGD(model.parameters(), lr=0.1), parts, settings, 0)
@@ -260,7 +258,7 @@ def test_a_step_is_the_gradient_of_the_mean_over_all_parts():
     parts = take(3, stream(toys.random_store(41)))
     accumulated, results = step_of(parts)
     whole = training.Batch(torch.cat([p.tokens for p in parts]), torch.cat([p.real for p in parts]))
-    assert len({int(p.real.sum()) for p in parts}) > 1  # parts of unequal weight, or the test is blind to it
+    assert len({int(p.real.sum()) for p in parts}) > 1  # parts of unequal weight, else the test shows nothing
     reference = toys.Bigram().double()
     value = training.loss(reference(whole.tokens), whole)
     value.backward()
@@ -396,7 +394,7 @@ def test_a_gradient_is_clipped_from_the_limit_on(times):
 
 
 class Counted(nn.Module):
-    """A model as DDP and FSDP2 wrap one, which notes when its gradients are synchronised."""
+    """A model as DDP and FSDP2 wrap one, which records when its gradients are synchronised."""
 
     def __init__(self, kind: str):
         super().__init__()

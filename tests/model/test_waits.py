@@ -1,4 +1,6 @@
-"""The host runs ahead of the device: on a stand-in that counts, a training step waits once, a decode step never."""
+"""The host runs ahead of the device: on a stand-in that counts waits, a training step waits once, a
+decode step never.
+"""
 
 import copy
 import math
@@ -58,8 +60,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_without_a_look():
 @pytest.mark.parametrize("stop_token", [None, 0])
 @pytest.mark.parametrize("make", [tiny.model, tiny_rpt.model], ids=["retro", "rpt"])
 def test_decoding_does_not_wait_for_a_token(make, stop_token):
-    """Twice the tokens, as many waits: only looking whether all rows have ended is one, every eighth column. Chunks
-    complete on the way."""
+    """Twice the tokens, as many waits. The host waits only to see whether all rows have ended, every eighth column."""
     model = make(dtype=torch.float32).eval()
     prompt = torch.randint(1, CONFIG.vocab_size, (2, 3), generator=torch.Generator().manual_seed(2))
     far, counts = on_the_stand_in(model), []
@@ -76,7 +77,7 @@ def test_decoding_does_not_wait_for_a_token(make, stop_token):
 
 
 def test_an_own_attention_step_waits_for_neighbours_alone():
-    """They are read by the host where a chunk completes; between chunks it waits for nothing."""
+    """The host reads neighbours where a chunk completes; between chunks it does not wait."""
     tokens, neighbours, mask = own.batch()
     far, counts = standin.module_to(own.own("Llama")[1]), []
     with standin.standing_in() as waits, torch.no_grad():

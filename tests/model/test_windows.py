@@ -58,7 +58,7 @@ def test_prefetched_batches_are_those_of_the_stream():
 
 
 def test_what_a_step_waits_for_data(monkeypatch):
-    """By a clock of its own: 3 seconds for each batch, 2 for the model."""
+    """By a fake clock: 3 seconds for each batch, 2 for the model."""
     clock, seen = [0.0], []
     monkeypatch.setattr(training.step.time, "perf_counter", lambda: clock[0])
 
@@ -109,7 +109,7 @@ def retrofit_of(store):
 
 @pytest.mark.parametrize("workers, skip", [(0, True), (2, False)])
 def test_the_trainer_resumes_exactly(tmp_path, workers, skip):
-    """Stopped after 2 of 4 steps and resumed, by reading past what was taken or by `start`: the weights of an
+    """Stopped after 2 of 4 steps and resumed, by skipping batches or by `start`: the weights of an
     uninterrupted run.
     """
     store, options = prepared(batch_size=2)

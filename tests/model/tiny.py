@@ -1,4 +1,4 @@
-"""The tiny models and inputs that the model's tests share."""
+"""The tiny models and inputs of the model's tests."""
 
 import torch
 
@@ -9,7 +9,7 @@ VOCAB = 37
 
 
 def config(**changes) -> RetroConfig:
-    """Five layers, chunks of 4, neighbours of 6 (not 2M: nothing may rely on it), layers 2 and 4 with CCA."""
+    """Five layers, chunks of 4, neighbours of 6 (not 2M, which nothing may assume), layers 2 and 4 with CCA."""
     sizes = {
         "vocab_size": VOCAB,
         "d_model": 24,
@@ -30,7 +30,7 @@ def config(**changes) -> RetroConfig:
 
 
 def model(seed: int = 0, *, backend=None, checkpoint=False, dtype=torch.float32, **changes) -> Retro:
-    """A model in evaluation mode whose every parameter is random: u, v and the norms' weights too."""
+    """Return a model in evaluation mode with random parameters, u, v and the norms' weights included."""
     torch.manual_seed(seed)
     built = Retro(config(**changes), backend=backend, checkpoint=checkpoint, dtype=torch.float64).eval()
     with torch.no_grad():
@@ -43,8 +43,8 @@ def model(seed: int = 0, *, backend=None, checkpoint=False, dtype=torch.float32,
 
 
 def inputs(seed: int = 0, *, B=2, N=19, M=4, K=2, R=6, mask: str | None = "token"):
-    """tokens [B,N], neighbours [B,N//M,K,R] and a mask: None,
-    "neighbour" [B,L,K], "token" [B,L,K,R] with ragged ends and absences.
+    """Return tokens [B,N], neighbours [B,N//M,K,R] and a mask: None, "neighbour" [B,L,K], "token" [B,L,K,R] with ragged
+    ends and absences.
     """
     g = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (B, N), generator=g)

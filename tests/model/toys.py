@@ -1,6 +1,4 @@
-"""Small stand-ins with the interfaces of the store, the database and
-the model, whose behaviour is known in closed form.
-"""
+"""Stand-ins for the store, the database and the model, with behaviour in closed form."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 
 @dataclass
 class Store:
-    """What training and evaluation read of a TokenStore."""
+    """The part of a TokenStore that training and evaluation use."""
 
     tokens: np.ndarray  # [num_chunks, M]
     lengths: np.ndarray
@@ -26,7 +24,7 @@ class Store:
 
 
 def store(documents: list[list[int]], chunk_len: int, bytes_per_token: int = 2) -> Store:
-    """Documents cut into chunk rows, the last one padded with 0."""
+    """Cut documents into chunk rows; the last one is padded with 0."""
     rows, lengths, owner = [], [], []
     for d, document in enumerate(documents):
         for at in range(0, len(document), chunk_len):
@@ -39,7 +37,7 @@ def store(documents: list[list[int]], chunk_len: int, bytes_per_token: int = 2) 
 
 
 def random_store(num_chunks: int = 40, chunk_len: int = 4, vocab: int = 17, seed: int = 0) -> Store:
-    """One row a chunk; every third row ends its document, half full."""
+    """One row a chunk; every third row ends its document and is half full."""
     random = np.random.default_rng(seed)
     documents = [random.integers(1, vocab, chunk_len * 3 - chunk_len // 2).tolist() for _ in range(num_chunks // 3 + 1)]
     whole = store(documents, chunk_len)
@@ -61,7 +59,7 @@ class Database:
         return len(self.rows.lengths)
 
     def documents_of(self, store: Store) -> np.ndarray:
-        """The documents of another store are others."""
+        """Treat the documents of another store as different."""
         return np.arange(store.chunk_doc.max() + 1) if store is self.rows else np.full(store.chunk_doc.max() + 1, -1)
 
     def document_of(self, ids: np.ndarray) -> np.ndarray:
@@ -84,12 +82,12 @@ class Database:
 
 
 def untimed(history: list[dict]) -> list[dict]:
-    """Results of `training.train` without those of the clock."""
+    """Return results of `training.train` without times."""
     return [{name: value for name, value in h.items() if name not in ("seconds", "waiting")} for h in history]
 
 
 class Bigram(nn.Module):
-    """log p(token | previous) from a table; its gradient is as simple."""
+    """log p(token | previous) from a table, whose gradient is simple."""
 
     def __init__(self, vocab: int = 17, seed: int = 0):
         super().__init__()
@@ -104,8 +102,8 @@ class Bigram(nn.Module):
 
 
 class ByOffset(nn.Module):
-    """Gives token 0 the logit `offset + 1` at each offset of its
-    window, and 0 to the other one: cost(offset) in closed form.
+    """Give token 0 the logit `offset + 1` at each offset of its window, and 0 to the other one: cost(offset) in closed
+    form.
     """
 
     def __init__(self):
@@ -119,5 +117,5 @@ class ByOffset(nn.Module):
 
     @staticmethod
     def cost(offset: int) -> float:
-        """Nats of a token 0 at `offset` > 0 of its window."""
+        """Return the nats of a token 0 at `offset` > 0 of its window."""
         return float(np.log1p(np.exp(-float(offset))))

@@ -7,7 +7,7 @@ from retro_kernels.core import native
 
 @pytest.fixture
 def kernels():
-    """The CPU extension, whose instruction set a test may set."""
+    """The CPU extension; the test may set its instruction set."""
     kernels = native.extension("_cpu")
     yield kernels
     kernels.set_isa("")

@@ -1,4 +1,4 @@
-"""The same bits again: in a second run, and on any number of threads."""
+"""Bitwise repetition: in a second run, and on any number of threads."""
 
 import torch
 
@@ -6,7 +6,7 @@ from retro_kernels.testing import compare
 
 
 def assert_repeats(op: str, kw: dict, backend: str) -> None:
-    """Two runs of one seed are equal to the bit; with dropout another seed gives another output."""
+    """Check that two runs of one seed are equal to the bit; with dropout another seed gives another output."""
     runs = []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)
@@ -17,7 +17,7 @@ def assert_repeats(op: str, kw: dict, backend: str) -> None:
 
 
 def assert_threads_do_not_show(op: str, kw: dict) -> None:
-    """On `cpu`: 1, 2 and 5 threads give the same bits."""
+    """Check on `cpu` that 1, 2 and 5 threads give the same bits."""
     threads, results = torch.get_num_threads(), []
     try:
         for count in (1, 2, 5):

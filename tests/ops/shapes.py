@@ -1,4 +1,4 @@
-"""Properties that both attentions share: their random shapes, and logits beyond float16."""
+"""Random shapes of both attentions, and a check of logits beyond float16."""
 
 import torch
 from hypothesis import strategies as st

@@ -1,5 +1,5 @@
-"""Positions given as a tensor, one a batch entry: rows of different lengths, caches of fixed capacity, nothing read by
-the host.
+"""Positions as a tensor, one a batch entry: rows of different lengths, caches of fixed capacity, no
+read by the host.
 """
 
 import pytest
@@ -39,7 +39,7 @@ CROSS = {
 
 
 def problem(op, name, positions, seed=3, **options):
-    """Arguments with three batch entries at `positions`; six chunks of neighbours."""
+    """Return arguments with three batch entries at `positions`; six chunks of neighbours."""
     case = (RELATIVE if op == "relative_attention" else CROSS)[name] | dict(B=3) | options
     if op == "relative_attention":
         kw = inputs.self_attention(seed, **case)
@@ -79,7 +79,7 @@ def test_half_types(op, backend, dtype):
 
 @pytest.mark.parametrize("op, name", [(op, name) for op in ARGUMENT for name in cases(op) if name != "dropout"])
 def test_the_definition_is_that_of_each_entry_alone(op, name):
-    """In float64: a batch at positions of its own equals a call for each entry at an int."""
+    """In float64 a batch at several positions equals one call for each entry with an int."""
     positions = (0, 5, 17)
     kw = inputs.differentiable(problem(op, name, positions, dtype=torch.float64))
     leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
@@ -88,7 +88,7 @@ def test_the_definition_is_that_of_each_entry_alone(op, name):
     entries = []
     for b, position in enumerate(positions):
         alone = {n: v[b : b + 1] if isinstance(v, torch.Tensor) and n not in shared else v for n, v in kw.items()}
-        if op == "chunked_cross_attention":  # at an int, every chunk must exist
+        if op == "chunked_cross_attention":  # for an int every chunk must exist
             more = max(0, (position + kw["query"].shape[1]) // kw["chunk_len"] - 6)
             for n in {"key", "value", "neighbour_mask", "neighbour_gate"} & alone.keys():
                 filler = torch.zeros_like(alone[n][:, :1]).expand(-1, more, *alone[n].shape[2:])
@@ -128,9 +128,7 @@ def test_an_equal_position_gives_what_an_int_gives(op, backend):
 
 @pytest.mark.parametrize("backend", [backend for op, backend in EVERY if op == "chunked_cross_attention"])
 def test_chunks_that_do_not_exist_are_not_attended(backend):
-    """Six chunks of four: positions from 27 on, and before 3, attend
-    nothing; what the last chunk holds is met up to 26.
-    """
+    """Six chunks of four: positions from 27 on, and before 3, attend nothing; up to 26 the last chunk is read."""
     kw = problem("chunked_cross_attention", "a block", (20, -9, 100), gate=False, mask=None)
     kw = inputs.differentiable(kw)
     out, lse = rk.chunked_cross_attention(**kw, return_lse=True, backend=backend)
@@ -143,7 +141,7 @@ def test_chunks_that_do_not_exist_are_not_attended(backend):
 
 @pytest.mark.parametrize("backend", [backend for op, backend in EVERY if op == "relative_attention"])
 def test_decoding_over_a_cache_of_fixed_capacity(backend):
-    """Two rows at different places, token by token: what the cache holds beyond a row's position is not met."""
+    """Two rows at different positions, token by token; entries of the cache beyond a row's position are not read."""
     n, capacity, lengths = 6, 24, torch.tensor([3, 11])
     kw = inputs.self_attention(4, N=capacity, causal=True, rel="bounded", rel_start=0, T=40)
     position = lengths.to(kw["query"].device)
@@ -159,7 +157,7 @@ def test_decoding_over_a_cache_of_fixed_capacity(backend):
 
 @pytest.mark.parametrize("op", ARGUMENT)
 def test_the_host_reads_no_position(op):
-    """Tensors without memory suffice for validation and shapes: no value can have been asked for."""
+    """Validation and shapes work on tensors without memory, so no value is read."""
     kw = problem(op, "a token", (0, 5, 17))
     kw = {n: v.to("meta") if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     out = getattr(rk, op)(**kw)

@@ -1,4 +1,4 @@
-"""Every backend of chunked cross-attention against the float64 reference, and what a caller relies on."""
+"""Every backend of chunked cross-attention against the float64 reference, and its properties."""
 
 import pytest
 import torch
@@ -102,7 +102,7 @@ def test_rows_that_attend_nothing(backend):
 
 
 def test_positions_matter(backend):
-    """Negative control: without the relative keys, or with the table shifted by one row, the result is another."""
+    """Negative control: without the relative keys, or with the table shifted by one row, the result changes."""
     kw = inputs.cross_attention(8)
     want = compare.run(OP, kw, backend)["out0"]
     without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
@@ -111,7 +111,7 @@ def test_positions_matter(backend):
 
 
 def test_causality(backend):
-    """Token t sees the neighbours of complete chunks before it only."""
+    """Token t sees only the neighbours of chunks that are complete before it."""
     kw = inputs.cross_attention(9, N=19, M=4)
     before = rk.chunked_cross_attention(**kw, backend=backend)
     kw["key"][:, 2], kw["value"][:, 2] = 7.0, -7.0  # chunk 2: attended by tokens 11..14

@@ -1,5 +1,5 @@
-"""What every op is: a torch.library operator that survives opcheck,
-compile, autocast, checkpointing and any requires_grad.
+"""The contract of every op: a torch.library operator that passes opcheck, compile, autocast, checkpointing and any
+requires_grad.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ every = pytest.mark.parametrize("op, backend", EVERY)
 
 
 def resolved(op, kw):
-    """The arguments of the raw operator."""
+    """Return the arguments of the raw operator."""
     problem = CALLS[op]
     defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
     if op in ("topk_chunks", "relative_logits"):
@@ -62,7 +62,7 @@ def total(op, kw, backend):
 def test_opcheck(op, backend):
     kw = inputs.differentiable(SMALL[op]())
     call = resolved(op, kw)
-    # aot dispatch runs the backward twice and compares: any hidden state or aliasing shows
+    # aot dispatch runs the backward pass twice and compares, which shows hidden state and aliasing
     torch.library.opcheck(getattr(torch.ops.retro_kernels, op), (*call, backend))
     outs = getattr(torch.ops.retro_kernels, op)(*inputs_detached(call), backend)
     outs = outs if isinstance(outs, tuple) else (outs,)
@@ -100,7 +100,7 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
 @pytest.mark.parametrize("used, with_gradient", [((0,), [True, False]), ((1,), [False, True]), ((0, 1), [True, True])])
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_an_output_that_nobody_used_brings_no_gradient(op, used, with_gradient, monkeypatch):
-    """None, not zeros: a backward pass leaves out what belongs to it."""
+    """None, not zeros: a backward pass skips the work for that output."""
     module, seen = backends.module(op, "reference"), []
     real = module.backward
     monkeypatch.setattr(
@@ -137,7 +137,7 @@ def test_autocast(op, backend):
     backend = None if (op, backend) == ("linear", "cpu") else backend  # it has no kernel in autocast's type
     with torch.autocast(inputs.DEVICE, torch.bfloat16):
         loss = total(op, kw, backend)
-    # a running sum keeps its input's type, as torch's cumsum does, a merge that of its parts, a norm its rows'
+    # a running sum keeps its input's type, like torch's cumsum; so do a merge and a norm
     narrow = op not in ("leaky_average", "merge_attention", "rms_norm", "cross_entropy")
     same = {n: v.bfloat16() if n in floats(kw) and narrow else v for n, v in kw.items()}
     torch.testing.assert_close(loss, total(op, same, backend))
@@ -147,9 +147,7 @@ def test_autocast(op, backend):
 
 @pytest.mark.parametrize("x, decay, initial", [("bfloat16", "float32", "float32"), ("float32", "bfloat16", "bfloat16")])
 def test_autocast_gives_a_running_sum_one_type(x, decay, initial):
-    """States, decays and inputs come from narrowed layers or from parameters; without autocast the
-    mixture is an error.
-    """
+    """States, decays and inputs may have several types under autocast; without it the mixture is an error."""
     kw = inputs.leaky(1)
     kw = {
         "x": kw["x"].to(getattr(torch, x)),
@@ -197,7 +195,7 @@ def test_second_derivative_is_refused(op, backend):
 
 @every
 def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
-    """Those whose last dimension isn't a row of a product; a strided one is neither misread nor refused."""
+    """Tensors whose last dimension is no row of a product: a strided one is neither misread nor refused."""
     kw = inputs.differentiable(SMALL[op](**({"segments": True} if op == "relative_attention" else {})))
     strided = {n: v for n, v in kw.items() if n.endswith(("mask", "doc", "segment", "gate")) or n == "decay"}
     results = []
@@ -213,7 +211,7 @@ def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
 @every
 def test_empty_inputs(op, backend):
     kw = SMALL[op]()
-    for name in floats(kw):  # batch 0 wherever a batch is
+    for name in floats(kw):  # batch 0 in every tensor
         if (kw[name].dim() >= 3 and name != "rel_key") or op == "cross_entropy":
             kw[name] = kw[name][:, :0] if op == "merge_attention" else kw[name][:0]
     kw = {n: v[:0] if n.endswith(("mask", "doc", "target")) else v for n, v in kw.items()}
@@ -227,9 +225,7 @@ def test_empty_inputs(op, backend):
 
 @pytest.mark.parametrize("n, keys", [(1, 0), (0, 1), (0, 0)])
 def test_no_displacement_takes_a_table_of_no_rows(n, keys):
-    """As the slice of a larger table comes out: decoding from an empty cache, a shard without keys
-    or without queries.
-    """
+    """A slice of a larger table may be empty: decoding from an empty cache, a shard without keys or queries."""
     kw = inputs.self_attention(1, N=1, S=1, causal=True)
     kw |= {
         "query": kw["query"][:, :n],
@@ -320,7 +316,7 @@ def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
 
 
 def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
-    """Without a GPU: which device a call would make current, and that none is where it is current already."""
+    """Without a GPU: a call selects its tensors' device, and none if that is current."""
     tensor = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: ("current inside", device.index))
@@ -331,7 +327,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
 
 
 def test_errors_of_relative_error_are_seen():
-    """Negative control of the comparison itself."""
+    """Negative control of the comparison."""
     want = torch.ones(4, dtype=torch.float64)
     with pytest.raises(AssertionError, match="relative error"):
         compare.assert_passes("x", want.float() * (1 + 1e-4), want, want.float(), torch.float32)

@@ -13,7 +13,7 @@ from .test_cpu_infrastructure import isas
 OP = "chunked_cross_attention"
 pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 
-# sizes at the edges of what the kernel cuts: 64 queries a unit, 132 keys a block, 12 rows a slice, 16 lanes
+# sizes around the kernel's units: 64 queries a unit, 132 keys a block, 12 rows a slice, 16 lanes
 CASES = {
     "everything": dict(mask="token", gate=True, G=2, E=5, N=23, M=5, R=7),
     "several key blocks": dict(B=1, H=2, K=3, R=67, M=9, N=20, gate=True),
@@ -46,7 +46,7 @@ def test_positions_of_each_entry(kernels, N, isa):
 
 @pytest.mark.parametrize("seed", [22, 29])
 def test_gradients_of_one_query_use_the_scores_of_its_forward_pass(seed):
-    """Its probabilities are off by a percent where the backward pass rounds what the forward pass did not."""
+    """Its probabilities are off by a percent if the two passes round at different places."""
     compare.check(
         OP, inputs.cross_attention(seed, dtype=torch.bfloat16, N=1, query_start=10, B=1, H=2, M=4, K=1, R=3), "cpu"
     )
@@ -59,7 +59,7 @@ def test_bits_do_not_depend_on_threads(dtype):
 
 
 def test_each_gradient_alone_is_the_same():
-    """A gradient's bits don't depend on which others are asked for."""
+    """A gradient's bits do not depend on the other requested gradients."""
     kw = inputs.cross_attention(5, gate=True, E=8, mask="token")
     leaves = inputs.differentiable(kw)
     names = [n for n, v in leaves.items() if isinstance(v, torch.Tensor) and v.requires_grad]
@@ -81,7 +81,9 @@ def test_reason_names_what_it_cannot_serve():
 
 @pytest.mark.parametrize("tokens", [40, 150])
 def test_probabilities_of_a_few_rows_add_up_to_one(tokens):
-    """Without packing, forward adds scores up in another order than backward, and `lse` would not fit large ones."""
+    """The forward pass of few rows adds scores in another order, so `lse` would not match large scores of the backward
+    pass.
+    """
     kw = inputs.cross_attention(1, B=2, N=1, M=1, K=2, R=tokens, H=2, D=200) | {"scale": 1.0}
     kw["value"].requires_grad_()
     out = rk.chunked_cross_attention(**kw, backend="cpu")
@@ -92,7 +94,7 @@ def test_probabilities_of_a_few_rows_add_up_to_one(tokens):
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_score_gradients_of_a_few_rows_add_up_to_zero(rows):
-    """Their mean is taken by the probabilities of the backward pass: an output of other ones would not fit them."""
+    """Their mean uses the backward pass' own probabilities, not the output of the forward pass."""
     for seed in range(6):
         kw = inputs.cross_attention(seed, B=2, N=rows, M=rows, K=2, R=150, H=2, D=64, E=1, biases=False)
         kw |= {"rel_key": torch.ones_like(kw["rel_key"]), "scale": 1.0}  # a relative query's gradient is that sum
@@ -103,7 +105,7 @@ def test_score_gradients_of_a_few_rows_add_up_to_zero(rows):
 
 
 def test_large_scores_fit_their_log_sum_exp():
-    """A log-sum-exp of 50 is rounded once: its last place, 4e-6, is that much of every probability."""
+    """A log-sum-exp of 50 is rounded once: an error of 4e-6 in its last place is one of 4e-6 in every probability."""
     kw = inputs.cross_attention(3046, B=1, N=132, M=60, R=63, G=2, D=256, rel=None, gate=True, mask="neighbour")
     kw |= {"scale": 1.0, "query_start": torch.tensor([5])}
     upstream = inputs.randn(inputs.generator(132), 1, 4, 132, dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""The compiled extension: instruction sets, the thread pool, layouts of memory."""
+"""The compiled extension: instruction sets, the thread pool, memory."""
 
 import hashlib
 import mmap
@@ -59,13 +59,13 @@ info.lines()
 
 
 def _run_in_child(kw, connection):
-    # bytes, by NumPy: torch's own OpenMP pool does not survive a fork, ours must
+    # bytes from NumPy: torch's OpenMP pool does not survive a fork
     connection.send(hashlib.sha256(rk.leaky_average(**kw, backend="cpu").numpy()).hexdigest())
 
 
 def test_pool_survives_fork():
     kw = inputs.leaky(1, B=4, N=64, H=8, D=64)
-    want = hashlib.sha256(rk.leaky_average(**kw, backend="cpu").numpy()).hexdigest()  # the parent's pool runs
+    want = hashlib.sha256(rk.leaky_average(**kw, backend="cpu").numpy()).hexdigest()  # starts the parent's pool
     ours, theirs = multiprocessing.get_context("fork").Pipe()
     child = multiprocessing.get_context("fork").Process(target=_run_in_child, args=(kw, theirs))
     child.start()
@@ -144,9 +144,7 @@ def test_a_stale_extension_is_a_reason_like_any_other():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
 def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
-    """The loader maps what the file's header promises, and the process dies where it touches what
-    is missing (SIGBUS).
-    """
+    """The loader maps the length in the file's header, and touching a missing page kills the process (SIGBUS)."""
     package, library = Path(rk.__file__).parent, Path(native.extension("_cpu").__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     whole, cut = library.read_bytes(), tmp_path / package.name / library.name
@@ -160,7 +158,7 @@ def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
 
 
 def advised(address: int) -> bool:
-    """Whether the mapping that holds `address` asks for huge pages ("hg" among its flags)."""
+    """Return whether the mapping of `address` uses huge pages ("hg" among its flags)."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         fields = line.split()
@@ -174,7 +172,7 @@ def advised(address: int) -> bool:
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists(), reason="no huge pages here")
 def test_large_outputs_ask_for_huge_pages(kernels):
-    """The price otherwise: a page fault every 4 KiB, in every call."""
+    """Without them every call has a page fault per 4 KiB."""
     with mmap.mmap(-1, 8 << 20) as memory:
         begin, page = np.frombuffer(memory, np.uint8).ctypes.data, mmap.PAGESIZE
         assert not advised(begin)

@@ -1,4 +1,4 @@
-"""Leaky average on the CPU: every instruction set, both ways of cutting the work, any number of threads."""
+"""Leaky average on the CPU: every instruction set, both ways to split the work, any number of threads."""
 
 import pytest
 import torch
@@ -51,9 +51,7 @@ def test_float32_decay_beside_bfloat16():
 
 @pytest.mark.parametrize("begin", [1023, 1024, 1025, 2047, 2048, 2099])
 def test_a_document_that_begins_beside_a_cut(begin):
-    """Time is cut at 1024 and 2048; what is carried over a cut must stop at a document's start,
-    values and gradients.
-    """
+    """Time is cut at 1024 and 2048; the state carried over a cut stops at a document's start, values and gradients."""
     kw = inputs.leaky(8, B=1, N=2100, H=2, D=8, decay=[0.999, 0.9])
     kw["segment"] = (torch.arange(2100) >= begin).long().unsqueeze(0)
     compare.check(OP, kw, "cpu")
@@ -64,8 +62,6 @@ def test_a_document_that_begins_beside_a_cut(begin):
 @pytest.mark.parametrize("N", [40, 2100])
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.99])
 def test_gradient_of_each_decay(decay, N):
-    """One head at a time: beside a slow decay's large gradient, an
-    error at 0 would not show in the norm of all of them.
-    """
+    """One head at a time: in a common norm a slow decay's large gradient would hide an error of a decay of 0."""
     got = compare.check(OP, inputs.leaky(7, B=1, N=N, H=1, D=16, decay=[decay]), "cpu")
     assert got["grad_decay"].abs().item() > 0

@@ -1,4 +1,4 @@
-"""Memory of outputs and gradients that nobody uses any more is taken for the next ones; what somebody uses never is."""
+"""Freed memory of outputs and gradients is reused; memory in use never is."""
 
 import pytest
 import torch

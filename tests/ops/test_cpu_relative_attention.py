@@ -1,6 +1,4 @@
-"""Relative attention and its logits on the CPU: sizes around the
-edges of blocks, every instruction set, any number of threads.
-"""
+"""Relative attention and its logits on the CPU: block edges, every instruction set, any number of threads."""
 
 import subprocess
 import sys
@@ -96,7 +94,7 @@ def test_nothing_to_do(sizes):
 
 
 def test_documents_hide_whole_tiles():
-    """Five documents in one row of 300: tiles are skipped between them, and the band starts again after each gap."""
+    """Five documents in one row of 300: hidden tiles are skipped, and the band restarts after each gap."""
     kw = inputs.self_attention(5, B=1, N=300, H=2)
     ids = torch.tensor([0] * 70 + [1] * 60 + [2] * 3 + [3] * 130 + [0] * 37).view(1, -1)  # the first one returns
     compare.check("relative_attention", kw | {"query_segment": ids, "key_segment": ids}, "cpu")
@@ -140,14 +138,16 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def test_memory_is_linear():
-    """At 16384 tokens one matrix [N,N] would be 1 GiB; forward and backward stay below an eighth of it."""
+    """One matrix [N,N] of 16384 tokens takes 1 GiB; forward and backward use less than an eighth of it."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True)
     assert int(done.stdout) < 128 * 1024, done.stderr  # KiB
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_probabilities_of_a_few_rows_add_up_to_one(rows):
-    """Without packing, forward adds scores up in another order than backward, and `lse` would not fit large ones."""
+    """The forward pass of few rows adds scores in another order, so `lse` would not match large scores of the backward
+    pass.
+    """
     kw = inputs.self_attention(1, B=2, N=rows, S=150, H=2, D=200, scale=1.0)
     kw["value"].requires_grad_()
     out = rk.relative_attention(**kw, backend="cpu")
@@ -158,7 +158,7 @@ def test_probabilities_of_a_few_rows_add_up_to_one(rows):
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_score_gradients_of_a_few_rows_add_up_to_zero(rows):
-    """Their mean is taken by the probabilities of the backward pass: an output of other ones would not fit them."""
+    """Their mean uses the backward pass' own probabilities, not the output of the forward pass."""
     for seed in range(6):
         kw = inputs.self_attention(seed, B=2, N=rows, S=300, H=2, D=64, E=1, biases=False, scale=1.0, causal=False)
         kw["rel_key"] = torch.ones_like(kw["rel_key"])  # so that a relative query's gradient is that sum

@@ -1,4 +1,4 @@
-"""topk_chunks on the CPU: every instruction set, every way of cutting the work, any number of threads."""
+"""topk_chunks on the CPU: every instruction set, every split of the work, any number of threads."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_values_and_gradients(kernels, name, dtype, isa, metric):
 @pytest.mark.parametrize("k", [4, 40])
 @pytest.mark.parametrize("isa", isas())
 def test_every_place_of_the_causal_limit(kernels, isa, k):
-    """Keys are taken 6 at a time, query tiles drop out one by one: the limit falls everywhere inside a part."""
+    """Keys are read 6 at a time and query tiles end one by one: the limit falls at every place within a block."""
     kernels.set_isa(isa)
     for offset in range(6):
         kw = inputs.topk(9, B=1, Q=70, S=80, D=3, k=k, integers=True, causal_gap=0, query_offset=offset)
@@ -50,7 +50,7 @@ def test_every_place_of_the_causal_limit(kernels, isa, k):
 
 @pytest.mark.parametrize("isa", isas())
 def test_nan_and_infinity_on_every_isa(kernels, isa):
-    """The vector maximum must not let a NaN hide a score, nor a masked key's infinity."""
+    """The vector maximum must hide no score behind a NaN or a masked key's infinity."""
     kernels.set_isa(isa)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for metric in ("dot", "l2"):
@@ -65,7 +65,7 @@ def test_nan_and_infinity_on_every_isa(kernels, isa):
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("isa", isas())
 def test_bits_do_not_depend_on_where_queries_lie(kernels, isa, metric):
-    """Queries are turned where they lie, but copied where their pairs of elements are no whole words."""
+    """Queries are transposed in place, but copied if pairs of their elements are not aligned to words."""
     kernels.set_isa(isa)
     for dtype in (torch.float32, torch.bfloat16):
         kw = inputs.topk(6, B=2, Q=37, S=50, D=24, dtype=dtype, metric=metric)
@@ -88,7 +88,7 @@ def test_bits_do_not_depend_on_threads(case, metric, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_bits_do_not_depend_on_the_place_in_a_tile(dtype):
-    """One key among others scores the same wherever it lies, and so do queries."""
+    """A key's scores and a query's scores do not depend on their place."""
     kw = inputs.topk(6, B=1, Q=33, S=53, D=37, k=53, dtype=dtype)
     scores, indices = rk.topk_chunks(**kw, backend="cpu")
     dense = torch.empty(1, 33, 53).scatter_(-1, indices, scores)

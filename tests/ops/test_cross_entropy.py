@@ -19,7 +19,9 @@ every = pytest.mark.parametrize("backend", [*fast_backends("cross_entropy"), "re
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("vocabulary", [1, 7, 64, 1001, 32000])
 def test_values_and_gradients(isa, vocabulary):
-    """Rows of every remainder, logits far from 0, gradients of 0 and more than 1; the logits stay."""
+    """Rows of every remainder, logits far from 0, upstream gradients of 0 and more than 1; the logits
+    are not changed.
+    """
     g = torch.Generator().manual_seed(0)
     logits = 8 * torch.randn(6, vocabulary, generator=g) + 90 * torch.randn(6, 1, generator=g)
     target = torch.randint(vocabulary, (6,), generator=g)

@@ -1,6 +1,4 @@
-"""What only a GPU can show: CUDA graph capture, no host
-synchronisation, non-default streams. Skipped where there is none.
-"""
+"""Tests that need a GPU: CUDA graph capture, no host synchronisation, non-default streams."""
 
 import pytest
 import torch
@@ -52,7 +50,7 @@ def test_cuda_graph_capture(op, backend):
 
 @every
 def test_no_host_synchronisation(op, backend):
-    """Neither in the forward, with and without autograd, nor in the backward."""
+    """Neither in the forward pass, with and without autograd, nor in the backward pass."""
     kw = inputs.differentiable(SMALL[op]())
     leaves = [v for v in kw.values() if isinstance(v, torch.Tensor) and v.requires_grad]
 

@@ -1,4 +1,4 @@
-"""Tests that run on a GPU put every tensor there: held to it on a stand-in that refuses to mix devices."""
+"""Tests for GPUs put every tensor on the device; checked on a stand-in that refuses to mix devices."""
 
 import contextlib
 import importlib

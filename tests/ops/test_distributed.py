@@ -1,6 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: the averaged gradient equals the one process
-that sees both halves.
-"""
+"""DDP and FSDP2 over two gloo processes on the CPU: the mean gradient equals that of one process with both halves."""
 
 import pytest
 import torch
@@ -18,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 class Layer(nn.Module):
-    """Projections around the op, so that wrappers have parameters to shard; rel_key and biases go straight into it."""
+    """Projections around the op, so that wrappers have parameters to shard; rel_key and biases are passed directly."""
 
     def __init__(self):
         super().__init__()

@@ -1,6 +1,4 @@
-"""A row that attends nothing is 0, -inf and without gradients, whatever lies around it; a NaN that a row does attend
-stays NaN.
-"""
+"""A row that attends nothing has out 0, lse -inf and no gradients; a NaN that a row attends stays NaN."""
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ relative = pytest.mark.parametrize("backend", BACKENDS["relative_attention"])
 
 
 def problem(op):
-    """Arguments some of whose rows attend nothing, and the name of their mask."""
+    """Return arguments some of whose rows attend nothing, and the name of their mask."""
     if op == "relative_attention":
         kw, name = inputs.self_attention(1, N=9, key_mask=True, segments=True, causal=True, causal_gap=1), "key_mask"
         kw[name][1, :5] = False
@@ -32,7 +30,7 @@ def leaves(kw):
 
 @every
 def test_a_merge_of_shards_that_are_empty_together(op, backend):
-    """As a caller writes it: where both shards have lse -inf, the merge's backward hands NaN to out and to lse."""
+    """A merge by hand: where both shards have lse -inf, its backward pass gives NaN to out and to lse."""
     kw, mask = problem(op)
     kw = inputs.differentiable(kw)
     half = torch.arange(kw[mask].shape[-1], device=kw[mask].device) % 2 == 0
@@ -59,9 +57,7 @@ def test_a_merge_of_shards_that_are_empty_together(op, backend):
 )
 @relative
 def test_keys_that_nobody_sees_may_hold_anything(backend, apart):
-    """Hidden not by a mask but by the gap, the documents or the
-    window: nothing is visible, so nothing of them shows.
-    """
+    """Keys hidden by the gap, documents or the window, without a mask: nothing is visible, so no value matters."""
     kw = inputs.self_attention(2, N=5, S=9, **apart)
     if "segments" in apart:
         kw["key_segment"] = kw["key_segment"] + 7
@@ -76,7 +72,7 @@ def test_keys_that_nobody_sees_may_hold_anything(backend, apart):
 
 @every
 def test_nan_that_is_attended_stays_nan(op, backend):
-    """Not mistaken for a row that attends nothing: in values, in lse and in gradients."""
+    """It is not taken for a row that attends nothing: in values, in lse and in gradients."""
     kw = inputs.cross_attention(3) if op == "chunked_cross_attention" else inputs.self_attention(3, causal=True)
     kw["query"][0, 8] = torch.nan
     kw = inputs.differentiable(kw)
@@ -91,9 +87,7 @@ def test_nan_that_is_attended_stays_nan(op, backend):
 @pytest.mark.parametrize("behind", [False, True], ids=["ahead", "behind"])
 @every
 def test_minus_infinity_in_a_table_hides(op, backend, behind):
-    """A table of numbers, as T5's or ALiBi's, that holds -inf is a mask by displacement; some rows
-    here keep nothing.
-    """
+    """A table of numbers, as of T5 or ALiBi, with -inf is a mask by displacement; some rows keep no key."""
     kw = (
         inputs.cross_attention(4, biases=False, E=1)
         if op == "chunked_cross_attention"

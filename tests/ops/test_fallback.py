@@ -1,4 +1,4 @@
-"""Where the extension is missing the reference serves, says so once, and says what to do."""
+"""Without the extension the reference serves, and one warning gives the reason and the remedy."""
 
 import subprocess
 import sys

@@ -1,8 +1,7 @@
-"""Offsets past 2**31 elements: one dimension of every tensor is so far apart that an int32 product of index and stride
-wraps around.
+"""Offsets past 2**31 elements: one dimension of every tensor has a stride at which an int32 product wraps around.
 
-Nothing as large is held: the tensors are views into one buffer whose untouched pages cost no memory on a CPU. Where an
-offset wraps, it lands in the buffer's first half, which no tensor uses.
+The tensors are views into one buffer whose untouched pages cost no memory on a CPU. A wrapped offset lands in the
+buffer's first half, which no tensor uses.
 """
 
 import functools
@@ -17,7 +16,7 @@ from retro_kernels.core import backends
 from retro_kernels.testing import inputs
 from tests.conftest import fast_backends
 
-FAR = 2**31  # elements: what an int32 can't hold
+FAR = 2**31  # elements, beyond an int32
 MAP_NORESERVE = 0x4000  # of Linux; the mmap module names it from Python 3.13 on
 APART = 2**23  # bytes between two tensors of a call in the buffer
 
@@ -38,7 +37,7 @@ INPUTS = {
     ),
     "leaky_average": lambda **kw: inputs.leaky(1, dtype=torch.float16, **{"B": 1, "H": 1, "D": 16, **kw}),
 }
-#: name -> sizes of the call: at least three indices along what is far apart
+#: name -> sizes of the call: at least three indices along the far dimension
 SIZES = {
     "batch": dict(B=3),
     "head": dict(H=3),
@@ -47,7 +46,7 @@ SIZES = {
     "neighbour": dict(K=3),
     "chunk": dict(N=14),
 }
-#: name -> op -> name of a tensor -> the dimension that is far apart
+#: name -> op -> name of a tensor -> the far dimension
 DIMENSIONS = {
     "batch": {},
     "head": {
@@ -69,7 +68,7 @@ DIMENSIONS = {
     "neighbour": {"chunked_cross_attention": dict(key=2, value=2, neighbour_mask=2, neighbour_gate=2)},
     "chunk": {"chunked_cross_attention": dict(key=1, value=1, neighbour_mask=1, neighbour_gate=1)},
 }
-#: of a chunk's rows, the gradient's alone: of inputs so far apart Triton says that it does not take them
+#: rows of a chunk: the gradient's alone, because Triton refuses such inputs
 DIMENSIONS["gradient"] = {"chunked_cross_attention": dict(out=1)}
 CASES = [
     (op, name, backend) for name, ops in DIMENSIONS.items() for op in ops or INPUTS for backend in fast_backends(op)
@@ -78,20 +77,20 @@ CASES = [
 
 @functools.cache
 def buffer(device: str) -> torch.UntypedStorage:
-    """16 bytes for each of FAR elements: the widest type's first half, and as much for what wraps."""
+    """16 bytes for each of FAR elements: 8 for the widest type, and 8 for offsets that wrap."""
     size = 2 * 8 * FAR + 64 * APART
-    if device == "cpu":  # a mapping that reserves nothing
+    if device == "cpu":  # a mapping without reserved memory
         pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
         return torch.frombuffer(pages, dtype=torch.uint8).untyped_storage()
     return torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
 
 
 def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
-    """The same values with `dimension` so far apart that its last index is more than FAR elements from its first; the
-    number-th of a call.
+    """Return the same values with `dimension` so far apart that its last index is more than FAR elements from its
+    first. number: index of the tensor in its call.
     """
     strides = list(torch.empty(tensor.shape, device="meta").stride())
-    # 16-byte alignment stays, and it fits an int32
+    # keeps 16-byte alignment and fits an int32
     strides[dimension] = -(-FAR // (tensor.shape[dimension] - 1) // 16) * 16
     first = (8 * FAR + number * APART) // tensor.element_size()
     view = tensor.new_empty(0).set_(buffer(tensor.device.type), first, tensor.shape, strides)
@@ -100,7 +99,7 @@ def far(tensor: Tensor, dimension: int, number: int) -> Tensor:
 
 
 def results(op: str, kw: dict, backend: str, place) -> list[Tensor]:
-    """Outputs and gradients; `place(name, tensor)` says where an input, or the gradient of an output, lies."""
+    """Return outputs and gradients; `place(name, tensor)` places an input, or the gradient of an output."""
     leaves = {name: place(name, v) if isinstance(v, Tensor) else v for name, v in kw.items()}
     leaves = {
         name: v.detach().requires_grad_(v.is_floating_point()) if isinstance(v, Tensor) else v

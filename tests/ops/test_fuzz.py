@@ -1,10 +1,10 @@
-"""Random calls of every op on every backend, values and gradients by the one tolerance table.
+"""Random calls of every op on every backend, values and gradients by the tolerance table.
 
-Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and which outputs a gradient
-comes back for. Then each layout is repeated among others on threads and must have the same bits. A handful here;
-`RETRO_KERNELS_FUZZ=20000 pytest tests/ops/test_fuzz.py --timeout 0` draws as many of each op, other ones every time,
-`--hypothesis-seed=N` the same ones again. What exceeds the table and lies within the rounding of the inputs is an
-event: `--hypothesis-show-statistics` counts them.
+Shapes, strides between NaN, offsets, masks, documents, gates, positions of each entry, and the outputs with a gradient.
+Then each layout is repeated among others on threads and must give the same bits. `RETRO_KERNELS_FUZZ=20000 pytest
+tests/ops/test_fuzz.py --timeout 0` draws 20000 of each op instead of a handful, different ones each time;
+`--hypothesis-seed=N` repeats them. A tensor that exceeds the table within the rounding of the inputs is an event:
+`--hypothesis-show-statistics` counts them.
 """
 
 import itertools
@@ -33,13 +33,13 @@ fuzz = settings(max_examples=EXAMPLES, derandomize=NIGHTLY is None, database=Non
 DTYPES = [torch.float32, torch.float32, torch.float16] + ([] if INTERPRETER else [torch.bfloat16])
 
 VIEWS = {"dense": lambda t: t.clone(), "guarded": guarded, "sliced": sliced}
-NOTHING = 1e-13  # what cancels exactly leaves this much in float64
-FEW = 64  # numbers; with fewer, sums that cancel above all, it is luck whose rounding is less
-DRAWS, TIMES = 8, 4.0  # of rounded inputs, and how often what they change an exact result by may be exceeded
-# products of the reference over the width of a head: with keys, or of gradients with values; with relative keys
+NOTHING = 1e-13  # remainder in float64 where terms cancel exactly
+FEW = 64  # numbers; with fewer, mostly sums that cancel, chance decides whose error is less
+DRAWS, TIMES = 8, 4.0  # rounded inputs, and the allowed multiple of their effect on the exact result
+# the reference's products over the width of a head: with keys, of gradients with values, with relative keys
 PAIRS, POSITIONS, WEIGHTED = "bnhd,bshd->bhns", "bnhe,hte->bhnt", "bhns,bshd->bnhd"
-ATTENTIONS = ("relative_attention", "chunked_cross_attention")  # return a log-sum-exp where it is asked for
-#: what a gradient comes back for: of one output and of two
+ATTENTIONS = ("relative_attention", "chunked_cross_attention")  # ops that can return a log-sum-exp
+#: outputs that get a gradient: of one output and of two
 UPSTREAM = ["out", "lse", "both"]
 common = dict(
     seed=st.integers(0, 2**16),
@@ -62,7 +62,7 @@ few_or_many = st.one_of(st.integers(1, 3), st.integers(1, 40), st.integers(1, 16
 
 
 class Weighted(torch.autograd.Function):
-    """Probabilities times values, whose gradients are products by name."""
+    """Probabilities times values, with gradients by named products."""
 
     @staticmethod
     def forward(ctx, probabilities, value):
@@ -76,7 +76,7 @@ class Weighted(torch.autograd.Function):
 
 
 class Walked(torch.autograd.Function):
-    """A product of matrices, and those of its gradients, each sum off by what `rounding_of_sums` says."""
+    """A matrix product and its gradients, with the error of `rounding_of_sums` on each sum."""
 
     @staticmethod
     def forward(ctx, a, b, off):
@@ -95,13 +95,12 @@ class Walked(torch.autograd.Function):
 
 
 class Noise:
-    """What a last place of every input changes: inputs and upstream gradients, each number by up to half of eps.
+    """The effect of a last place of every input: inputs and upstream gradients move by up to half of eps.
 
-    With a log-sum-exp, which is one float32, every probability that is made from it is off by as much, relative, as it
-    is absolute: the same as if its row's upstream gradient were. A running sum is one float32 after every step: the
-    same as if what that step takes in were off by as much as the sum is. A score is a running sum over the width of its
-    head. In a half type a query and its bias are one number before they meet a key, rounded to that type: in the
-    kernels, which multiply pairs of it, as in eager PyTorch.
+    A log-sum-exp is one float32: its absolute error is a relative error of every probability, which equals an error of
+    its row's upstream gradient. A running sum is one float32 after every step, which equals an error of that step's
+    input as large as the sum's. A score is a running sum over the width of its head. In a half type the sum of a query
+    and its bias is rounded once to that type, in the kernels as in eager PyTorch.
     """
 
     def __init__(self, seed: int, eps: float, exact: dict[str, torch.Tensor]):
@@ -122,18 +121,18 @@ class Noise:
         return query + (query + bias).detach() * self.like(query) * (torch.finfo(dtype).eps / self.eps)
 
     def rounding_of_sums(self, sums: torch.Tensor, squares: torch.Tensor, terms: int) -> torch.Tensor:
-        """The error of sums whose D = `terms` partial sums are rounded one after another.
+        """Return the error of sums of D = `terms` terms whose partial sums are rounded one after another.
 
-        With s the sum and p its terms, the j-th partial sum is s j/D and a random walk. The squares of all add up to
-        D/3 s^2 + D/2 sum(p^2). The error is a function of the sum: a sum that is made again has the same error.
+        With s the sum and p its terms, the j-th partial sum is s j/D plus a random walk. The squares of all add up to
+        D/3 s^2 + D/2 sum(p^2). The error is a function of the sum: a recomputed sum has the same error.
         """
         uniform = (torch.sin(sums * 1e6 + self.phase) * 1e4) % 1 - 0.5
         return 2**-23 * uniform * (terms / 3 * sums.square() + terms / 2 * squares).sqrt()
 
     @contextmanager
     def of_sums(self, op: str) -> Iterator[None]:
-        """Inside, the reference's sums are off by what rounding makes of them: in attention the products with keys and
-        relative keys and those of gradients with values, in `linear` every one.
+        """Within this context the reference's sums have rounding errors: attention's products with keys and relative
+        keys and those of gradients with values, and every sum of `linear`.
         """
         honest = torch.einsum
 
@@ -169,16 +168,14 @@ class Noise:
 
 
 def first(kw: dict) -> torch.Tensor:
-    """The tensor whose type is the call's."""
+    """Return the tensor whose type is the call's."""
     return next(v for v in kw.values() if isinstance(v, torch.Tensor) and v.is_floating_point())
 
 
 def run(
     op: str, kw: dict, backend: str, view, upstream: str, dtype: torch.dtype, noise: Noise | None = None
 ) -> dict[str, torch.Tensor]:
-    """Outputs and gradients; tensors lie in memory as `view` puts
-    them. What comes back for an output is rounded to `dtype`.
-    """
+    """Return outputs and gradients; `view` sets the layout of tensors. Upstream gradients are rounded to `dtype`."""
     there = {n: (noise.rounded(v) if noise else view(v)) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     attention, leaky = op in ATTENTIONS, op == "leaky_average"
     if noise and leaky:
@@ -198,7 +195,7 @@ def run(
         for i, out in enumerate(outs)
         if out.is_floating_point() and (upstream == "both" or i == (upstream == "lse") or len(outs) < 2)
     ]
-    if not outputs:  # indices alone
+    if not outputs:  # only indices
         return result
     g = inputs.generator(first(kw).shape[1])
     grads = [inputs.randn(g, *out.shape, dtype=dtype).to(out.device, out.dtype) for out in outputs]
@@ -215,15 +212,13 @@ def run(
 
 
 def reseed(kw: dict) -> None:
-    """The generator that dropout draws from begins anew. torch.manual_seed would note a traceback for GPUs to come."""
+    """Reset the generator of dropout; torch.manual_seed would record a traceback for later GPUs."""
     if kw.get("dropout_p"):
         (torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed)(0)
 
 
 def rounding(op: str, kw: dict, upstream: str, dtype: torch.dtype, name: str, exact: dict, eps: float) -> float:
-    """How far, in the mean, the exact result moves when what it is
-    made of moves by rounding: less can be asked of no arithmetic.
-    """
+    """Return the mean effect of rounding on the exact result, the error that no arithmetic can avoid."""
     total, call = 0.0, inputs.cast(kw, torch.float64)
     for seed in range(DRAWS):
         noise = Noise(seed, eps, exact)
@@ -255,7 +250,7 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
             assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
         except AssertionError:
             here = got[name].double()
-            off = float(torch.where(here == value, 0, here - value).norm())  # rows that see nothing: both -inf
+            off = float(torch.where(here == value, 0, here - value).norm())  # rows that attend nothing: both -inf
             eps = torch.finfo(dtype if value.numel() < FEW else torch.float32).eps
             if not off <= TIMES * rounding(op, kw, upstream, dtype, name, want, eps):  # NaN too
                 raise
@@ -268,9 +263,9 @@ def check(op: str, backend: str, kw: dict, view: str, upstream: str) -> None:
         recent.clear()
 
 
-#: layouts that are repeated together, and how often each of the two calls of one
+#: layouts repeated together, and repeats of each of a layout's two calls
 LAYOUTS, REPEATS = (4, 2) if INTERPRETER or COMPILED else (16, 6)
-#: the calls judged last with their results, and how many of each kind there were
+#: the last checked calls with their results, and the number of each kind
 recent: list[tuple] = []
 count: Counter[str] = Counter()
 
@@ -289,15 +284,16 @@ class Call(NamedTuple):
 
 
 class Listener(TorchDispatchMode):
-    """Under a mode a call goes by the registered operator, whose way depends on no earlier call."""
+    """Under a mode a call uses the registered operator, which depends on no earlier call."""
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         return operator(*args, **(kwargs or {}))
 
 
 def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
-    """Each layout with the values it was judged by and with others, in turns on threads: what it was judged by and the
-    operator's bits.
+    """Repeat each layout with the checked values and with others, in turns on threads.
+
+    The results must have the checked bits and the operator's bits.
     """
     known = list(judged)
     for i, (call, _) in enumerate(judged):
@@ -306,7 +302,7 @@ def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
             known.append((other, other.results()))
     known *= REPEATS
     random.Random(seed).shuffle(known)
-    # seeds are drawn in the order of the threads: calls with dropout stay in this one
+    # threads would draw seeds in their own order, so calls with dropout stay in this one
     aside = [(call, want) for call, want in known if not call.kw.get("dropout_p")]
     here = [(call, want) for call, want in known if call.kw.get("dropout_p")]
     if INTERPRETER or COMPILED:
@@ -315,7 +311,7 @@ def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
         waited = threads.map(lambda one: same_bits(*one), aside)
         for one in here:
             same_bits(*one)
-        list(waited)  # raises what a thread raised
+        list(waited)  # raises a thread's error
     count["repeated"] += len(known)
 
 
@@ -328,7 +324,7 @@ def same_bits(call: Call, want: dict[str, torch.Tensor]) -> None:
 
 
 def shuffled(kw: dict, seed: int) -> dict:
-    """The same numbers in every floating tensor, in another order."""
+    """Return the same numbers in another order, in every floating tensor."""
     g = inputs.generator(seed)
 
     def moved(t: torch.Tensor) -> torch.Tensor:
@@ -468,7 +464,7 @@ def test_relative_logits(backend, case):
     )
 )
 def test_topk_chunks(backend, case):
-    """Small integers, whose scores are exact in every type: order and ties can be compared one by one."""
+    """Small integers have exact scores in every type, so order and ties can be compared."""
     case = dict(case)
     view, upstream = case.pop("view"), case.pop("upstream")
     if case["causal_gap"] is None:
@@ -513,7 +509,7 @@ def test_merge_attention(backend, case):
 
 rows = {name: common[name] for name in ("seed", "view")} | {"N": few_or_many}  # float32 alone, of one output
 WIDE = st.one_of(st.integers(1, 80), st.integers(1, 700))
-#: builder of the arguments, and what is drawn; a norm of one number is the number itself, and its gradient cancels
+#: builder of the arguments, and its draws; the gradient of a norm of one number cancels
 OF_ROWS = {
     "linear": (inputs.linear, dict(B=st.integers(1, 3), I=WIDE, J=WIDE, bias=st.booleans())),
     "rms_norm": (
@@ -531,7 +527,7 @@ def test_ops_of_rows(op, backend, data):
     builder, drawn = OF_ROWS[op]
     case = data.draw(st.fixed_dictionaries(rows | drawn))
     view = case.pop("view")
-    if op == "rms_norm" and case["B"] * case["N"] * case["D"] < FEW:  # a gradient of few numbers cancels by luck
+    if op == "rms_norm" and case["B"] * case["N"] * case["D"] < FEW:  # a gradient of few numbers cancels by chance
         case["D"] += FEW
     check(op, backend, builder(case.pop("seed"), **case), view, "out")
 
@@ -557,7 +553,7 @@ WRONG = [
 
 @pytest.mark.parametrize("op, name, type_and_part", WRONG)
 def test_what_rounding_does_not_explain_is_refused(op, name, type_and_part, monkeypatch):
-    """Few numbers or many: a part in ten thousand is no rounding, nor is one in twenty in a half type."""
+    """For few numbers and many: one part in ten thousand is no rounding, nor one in twenty in a half type."""
     (dtype, part), honest = type_and_part, run
     kw, upstream = SMALL[op](dtype), "both" if op in ATTENTIONS else "out"
 

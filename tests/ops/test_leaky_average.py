@@ -1,4 +1,4 @@
-"""Every backend of the leaky average against the float64 reference, and what a caller relies on."""
+"""Every backend of the leaky average against the float64 reference, and its properties."""
 
 import pytest
 import torch
@@ -54,9 +54,10 @@ def test_random_shapes(backend, B, N, H, D, initial, seed):
 @pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 @pytest.mark.parametrize("D", [3, 64])
 def test_a_sum_over_a_thousand_steps_drifts_little_further_than_its_terms_round(D):
-    """The gradient of the decay beside the products of the kernel's own y and dx, added up in float64: within twice
-    what half a last place of each product comes to (float32 sums of 64 steps: 2.5 to 3.2). What y and dx are off by
-    no sum can mend.
+    """The decay's gradient against the products of the kernel's own y and dx, summed in float64.
+
+    It is within twice the effect of half a last place of each product; float32 sums of 64 steps have 2.5 to 3.2 times.
+    Errors of y and dx cannot be repaired by the sum.
     """
     ratios = []
     for seed in range(24):
@@ -75,7 +76,7 @@ def test_decay_may_stay_float32(backend):
 
 
 def cancelling(backend, dtype):
-    """Gradient of decay: a sum of 8192 steps' products, of which a twentieth is left."""
+    """The decay's gradient is a sum of 8192 products, of which a twentieth is left."""
     x = torch.rand(1, 8192, 1, 8, generator=inputs.generator(0)).to(inputs.DEVICE, dtype)
     upstream = torch.ones_like(x)
     upstream[:, x.shape[1] // 2 :] = -0.9
@@ -95,7 +96,7 @@ def test_layouts_give_the_same_bits(backend, view):
 
 
 def test_sequences_join(backend):
-    """Two halves, the last state of the first given to the second, equal the whole."""
+    """Two halves, with the last state of the first passed to the second, equal the whole."""
     kw = inputs.leaky(6, N=40)
     whole = rk.leaky_average(**kw, backend=backend)
     first = rk.leaky_average(kw["x"][:, :17], kw["decay"], initial=kw["initial"], backend=backend)
@@ -117,8 +118,8 @@ def test_random_documents(backend, N, D, segments, initial, seed):
 
 
 def test_documents_equal_separate_calls(backend):
-    """Three documents in a row, the first with a state: each is a
-    call of its own, values and gradients; an id may return.
+    """Three documents in a row, the first with a state: each equals a separate call, values and gradients; an id may
+    return.
     """
     kw = inputs.differentiable(inputs.leaky(9, B=1, N=60, decay=[0.9, 0.99, 0.0]))
     packed = {**kw, "segment": torch.tensor([[5] * 20 + [-7] * 1 + [5] * 39], device=kw["x"].device)}
@@ -136,7 +137,7 @@ def test_documents_equal_separate_calls(backend):
 
 @pytest.mark.parametrize("N", [40, 300])
 def test_nothing_of_a_document_reaches_another(backend, N):
-    """NaN and infinity stay where they are, forwards and backwards, though 0 * NaN is NaN."""
+    """NaN and infinity stay in their document, in both passes, though 0 * NaN is NaN."""
     kw = inputs.leaky(10, B=1, N=N, H=1, D=4, decay=[0.9])
     kw["segment"] = torch.zeros(1, N, dtype=torch.int64, device=kw["x"].device)
     kw["segment"][:, N // 2 :] = 1

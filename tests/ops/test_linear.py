@@ -1,4 +1,4 @@
-"""`linear`: float32 products on every instruction set, and which calls are torch's own."""
+"""`linear`: float32 products on every instruction set, and the calls that are passed to torch."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def isa(request):
 
 @pytest.fixture
 def served(monkeypatch):
-    """The calls that went to a kernel, on a processor where large ones do."""
+    """Calls that reached a kernel, on a processor where large ones do."""
     calls, serve = [], eager.serve
     monkeypatch.setattr(cpu, "_processor", lambda: None)
     monkeypatch.setattr(eager, "serve", lambda *arguments: calls.append(arguments) or serve(*arguments))
@@ -47,7 +47,7 @@ def test_values_and_gradients(isa, rows, depth, columns, bias):
 @pytest.mark.parametrize("isa", ISAS, indirect=True)
 @pytest.mark.parametrize("rows, depth, columns", SIZES)
 def test_matrices_may_lie_either_way(isa, rows, depth, columns):
-    """By rows, by columns, with gaps; and with gaps both ways, which is copied."""
+    """By rows, by columns, with gaps; a matrix with gaps both ways is copied."""
     kw = inputs.linear(2, N=rows, I=depth, J=columns)
     kw["input"] = kw["input"][0]
     want = rk.linear(**kw, backend="cpu")
@@ -78,7 +78,7 @@ def test_large_products_are_the_kernels(served):
 def test_what_is_torchs(served):
     x, weight, bias = inputs.linear(1, N=256, I=128, J=96).values()
     for args in ((x[:, :2], weight), (x[:0], weight), (x[..., :8], weight[:, :8]), (x[0], weight[:9], bias[:9])):
-        assert torch.equal(rk.linear(*args), F.linear(*args))  # too small to be worth it
+        assert torch.equal(rk.linear(*args), F.linear(*args))  # too small for the kernel
     assert torch.equal(rk.linear(x.double(), weight.double()), F.linear(x.double(), weight.double()))
     assert torch.equal(rk.linear(x.bfloat16(), weight.bfloat16()), F.linear(x.bfloat16(), weight.bfloat16()))
     assert rk.linear(x.to("meta"), weight.to("meta")).is_meta
@@ -91,7 +91,7 @@ def test_what_is_torchs(served):
 
 
 def test_a_processor_of_intel_takes_torchs(monkeypatch):
-    """And one without AVX-512, or of another family; elsewhere the kernel."""
+    """So do processors without AVX-512 and other families; others use the kernel."""
     monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(cpu.Path, "read_text", lambda path: "vendor_id : AuthenticAMD")
     monkeypatch.setattr(cpu.native, "cpu_isa", lambda: "avx512")

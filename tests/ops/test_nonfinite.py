@@ -1,5 +1,5 @@
-"""What NaN and infinity may reach, as docs/ops.md states it: seen, they show; masked, or of another batch entry or
-head, they don't.
+"""Propagation of NaN and infinity by docs/ops.md: visible ones show; masked ones and those of another batch entry or
+head do not.
 """
 
 import functools
@@ -11,7 +11,7 @@ import retro_kernels as rk
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER, fast_backends
 
-#: batch entry 1 is poisoned; the interpreter is slow: it looks at one other
+#: batch entry 1 is poisoned; the slow interpreter checks one other
 B = 2 if INTERPRETER else 3
 OTHERS = [0, 2][: B - 1]
 MADE = {
@@ -22,9 +22,9 @@ MADE = {
 }
 EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
 every = pytest.mark.parametrize("op, backend", EVERY)
-#: and at NaN in a query and a key
+#: with NaN in a query and a key
 BAD = [torch.nan] if INTERPRETER else [torch.nan, torch.inf, -torch.inf]
-#: dimension of heads, and how many query heads share one of these
+#: dimension of heads, and the number of query heads per head
 HEADS = {
     "query": (2, 1),
     "rel_query": (2, 1),
@@ -39,7 +39,7 @@ HEADS |= {"content_bias": (0, 1), "position_bias": (0, 1)}
 
 
 def results(op, kw, backend):
-    """Outputs, and the gradients, each with its own upstream gradient of ones."""
+    """Return outputs and gradients, each with its own upstream gradient of ones."""
     kw = inputs.differentiable(kw)
     outs = getattr(rk, op)(**kw, backend=backend, **({"return_lse": True} if "attention" in op else {}))
     outs = outs if isinstance(outs, tuple) else (outs,)
@@ -60,7 +60,7 @@ def some(names: list) -> list:
 
 
 def of_batch(op):
-    """Inputs with an entry for each batch entry, and so the gradients that aren't summed over them."""
+    """Return the inputs with a batch dimension; only their gradients are not summed over entries."""
     return [
         n
         for n, v in MADE[op]().items()
@@ -83,7 +83,9 @@ def test_nothing_reaches_another_batch_entry(op, backend, bad):
 @pytest.mark.parametrize("bad", BAD, ids=str)
 @every
 def test_nothing_reaches_another_head(op, backend, bad):
-    """Head 1 of the four, or the key head that it and head 0 share: heads 2 and 3, and key head 1, keep every bit."""
+    """Head 1 of four, or the key head shared by heads 0 and 1, is poisoned: heads 2 and 3 and key head 1 keep every
+    bit.
+    """
     kw, want = MADE[op](), clean_results(op, backend)
     for name in some([n for n in kw if n in HEADS]):
         dim, share = HEADS[name]
@@ -101,7 +103,7 @@ def test_nothing_reaches_another_head(op, backend, bad):
 
 @every
 def test_what_is_seen_shows(op, backend):
-    """A NaN in any input of entry 1 makes what depends on it NaN."""
+    """A NaN in any input of entry 1 reaches the outputs that depend on it."""
     for name in some(of_batch(op)):
         kw = MADE[op]()
         kw[name][1] = torch.nan
@@ -121,7 +123,7 @@ def test_what_is_seen_shows(op, backend):
 
 @pytest.mark.parametrize("op, backend", [pair for pair in EVERY if "attention" in pair[0]])
 def test_what_is_masked_never_matters(op, backend):
-    """In keys and values, of any token or of a whole neighbour, NaN and both infinities."""
+    """In keys and values, of one token or a whole neighbour: NaN and both infinities."""
     mask = "key_mask" if op == "relative_attention" else "neighbour_mask"
     for option in [True] if op == "relative_attention" else some(["token", "neighbour"]):
         kw = MADE[op](**{"key_mask" if op == "relative_attention" else "mask": option})

@@ -1,4 +1,4 @@
-"""Packed documents by `cu_seqlens`: the values of separate calls, the errors, and what the host reads."""
+"""Packed documents by `cu_seqlens`: values of separate calls, errors, reads by the host."""
 
 import itertools
 
@@ -14,7 +14,7 @@ OP = "relative_attention"
 ENDS = [0, 7, 7, 30, 41]  # one document is empty
 
 
-LINE = {"rel_start": 0, "T": 20}  # of displacements; a document may be longer
+LINE = {"rel_start": 0, "T": 20}  # displacements; a document may be longer
 
 
 def boundaries(*ends):
@@ -64,12 +64,12 @@ def test_boundaries_against_float64(backend):
 
 @pytest.mark.parametrize("falling", [False, True])
 def test_the_table_takes_documents_that_ascend_and_those_that_do_not(backend, falling):
-    """Rows of several tiles: displacements past every document add nothing, and an order that falls loses none."""
+    """Rows of several tiles: displacements beyond every document add nothing, and an unsorted order loses none."""
     kw = inputs.self_attention(4, B=1, N=200, S=200, D=16, H=1, G=1, causal=True)
     segment = torch.arange(200, device=inputs.DEVICE)[None] // 40
     segment = segment * (-1 if falling else 1)
     if falling:
-        segment[0, 100:] += 3  # the first ones come again
+        segment[0, 100:] += 3  # the first ones return
     compare.check(OP, {**kw, "query_segment": segment, "key_segment": segment}, backend)
 
 

@@ -1,5 +1,5 @@
-"""Eager calls on the CPU that are checked once: the same results, the same errors, and nobody who
-listens misses one.
+"""Eager calls on the CPU are checked once: later calls give the same results and errors, and every listener sees each
+call.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from retro_kernels.core import eager, native, plan, private, steps
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
-MOST_FUNCTIONS = 8  # of the package, in a call that is not its layout's first
+MOST_FUNCTIONS = 8  # functions of the package in a call that is not its layout's first
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="plans are the CPU's")
 CALLS = {
     "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
@@ -42,10 +42,8 @@ def outputs(op, kw, **options):
 
 @pytest.mark.parametrize("op", CALLS)
 def test_later_calls_equal_the_first(op):
-    """Other values at other addresses, by the plan of the first call,
-    and by the operator itself (where a gradient is wanted).
-    """
-    for differentiable in (inputs.differentiable, dict):  # an int position is of the plan where a gradient is wanted
+    """Other values at other addresses, by the plan of the first call and by the operator (with gradients)."""
+    for differentiable in (inputs.differentiable, dict):  # with a gradient an int position is part of the plan
         outputs(op, differentiable(CALLS[op](1)))
     plans = set(plan._PLANS.values())
     for seed in (2, 3):
@@ -69,7 +67,7 @@ DECODING = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", DECODING)
 def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype, monkeypatch):
-    """Bit for bit what its kernel gives for a call that is new to it; and no call's tensors are kept."""
+    """Bit for bit equal to a first call of the kernel; no call's tensors are kept."""
     position, sizes = DECODING[op]
     build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
     calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
@@ -89,7 +87,7 @@ def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_positi
 
 
 def entered(run) -> list[str]:
-    """Functions of the package that `run` enters, comprehensions and the test bench apart."""
+    """Return the functions of the package that `run` enters, without comprehensions and the test bench."""
     package, names = str(Path(rk.__file__).parent), []
 
     def profile(frame, event, argument):
@@ -122,7 +120,7 @@ def test_a_warm_call_enters_few_functions(op):
 
 @pytest.mark.parametrize("op", ["linear", "rms_norm", "cross_entropy"])
 def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
-    """Served by the kernel, and by torch's own function where the call names no backend."""
+    """By the kernel, and by torch's own function if the call names no backend."""
     build = {"linear": inputs.linear, "rms_norm": inputs.rms, "cross_entropy": inputs.entropy}[op]
     for backend in ("cpu", None):
         for kw in (build(1), inputs.differentiable(build(1))):
@@ -133,7 +131,7 @@ def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
 
 
 def test_one_tensor_given_for_several_arguments():
-    """Each argument stays its own: later calls of these shapes give others."""
+    """Later calls of these shapes with separate tensors use each argument's own, in the same plan."""
     x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
     rk.relative_attention(x, x, x)
     got = rk.relative_attention(*rest)
@@ -186,7 +184,7 @@ def test_the_backend_is_part_of_the_plan():
 
 @pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
 def test_each_part_of_a_layout_is_part_of_the_plan(listening):
-    """Shape, strides, type and alignment, each without the others."""
+    """Shape, strides, type and alignment, one at a time."""
     query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
     layouts = (
         query,
@@ -243,7 +241,7 @@ def test_those_who_listen_hear_of_every_call():
 
 
 def test_autocast_is_served_by_plans_and_stays_on():
-    """The call's tensors are cast outside; gradients come back in their own types."""
+    """The tensors are cast first; gradients have the inputs' types."""
     kw = inputs.relative_logits(1)
     kw["query"].requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
@@ -273,7 +271,7 @@ def test_autocast_of_another_device_changes_nothing():
 
 
 def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
-    """Also where a kernel would be faster: torch's function has every rule."""
+    """Even where a kernel would be faster, because torch's function has every rule."""
     x, weight = torch.randn(2**9, 2**7), torch.randn(2**7)
     tangent = torch.randn_like(x)
 
@@ -331,13 +329,15 @@ def test_plans_are_bounded(monkeypatch):
     for n in range(1, 9):
         rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
         assert 1 <= len(plan._PLANS) <= 3
-        rk.leaky_average(torch.ones(1, 1, 1, 1), torch.tensor([0.5]))  # the one used longest ago goes, not this one
+        rk.leaky_average(
+            torch.ones(1, 1, 1, 1), torch.tensor([0.5])
+        )  # the least recently used one is evicted, not this one
         used.append(next(reversed(plan._PLANS.values())))
     assert len({id(one) for one in used}) == 1
 
 
 def test_a_tensor_in_another_guise_is_no_step():
-    """Its memory and layout are the argument's, so it has the argument's slot."""
+    """It has the argument's memory and layout, so it shares the argument's slot."""
     listed = steps.Pass(lambda given: [torch.ops.aten.alias(given[0].detach()).mul_(2)], True)
     x = torch.ones(3)
     (out,) = listed.run([x])
@@ -345,7 +345,7 @@ def test_a_tensor_in_another_guise_is_no_step():
 
 
 def test_plans_of_the_operator_are_bounded_too(monkeypatch):
-    """Calls through the registered operator: the least recently used plan is evicted."""
+    """In calls through the registered operator the least recently used plan is evicted."""
     monkeypatch.setattr(plan, "_MOST_PLANS", 3)
     decay, used = torch.tensor([0.5]), []
     for n in range(1, 9):
@@ -357,7 +357,7 @@ def test_plans_of_the_operator_are_bounded_too(monkeypatch):
 
 
 def test_a_pass_knows_its_device_while_it_is_listed():
-    """By which Triton's tiles are chosen."""
+    """Triton's tiles depend on it."""
     x = torch.ones(2)
     with steps.Listing((x,)) as listing:
         (given,) = listing.given
@@ -366,7 +366,7 @@ def test_a_pass_knows_its_device_while_it_is_listed():
 
 
 class Shared(OrderedDict):
-    """Cache of which another thread evicts each entry right after it was looked up."""
+    """Cache whose entries another thread evicts right after each look-up."""
 
     def get(self, key):
         found = super().get(key)
@@ -375,7 +375,7 @@ class Shared(OrderedDict):
 
 
 def test_a_plan_that_another_thread_evicts_still_serves(monkeypatch):
-    monkeypatch.setattr(plan, "OrderedDict", Shared)  # of backward passes
+    monkeypatch.setattr(plan, "OrderedDict", Shared)  # backward passes
     monkeypatch.setattr(plan, "_PLANS", Shared())
     kw = inputs.differentiable(inputs.leaky(1))
     out, operator = rk.leaky_average(**kw), torch.ops.retro_kernels.leaky_average
@@ -387,7 +387,7 @@ def test_a_plan_that_another_thread_evicts_still_serves(monkeypatch):
 
 
 def test_backward_passes_of_a_plan_are_bounded(monkeypatch):
-    """One a layout of the incoming gradient: the least recently used one is evicted."""
+    """One per layout of the upstream gradient: the least recently used one is evicted."""
     monkeypatch.setattr(plan, "_MOST_BACKWARDS", 2)
     kw = inputs.differentiable(inputs.leaky(1, B=2, N=3, H=4, D=5, initial=False))
     usual, seen = None, set()
@@ -405,7 +405,7 @@ def test_backward_passes_of_a_plan_are_bounded(monkeypatch):
 
 
 def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):
-    """Every call goes through the registered operator, as under a mode."""
+    """Every call uses the registered operator, as under a mode."""
     kw = inputs.differentiable(inputs.leaky(3, N=9))
     want = [rk.leaky_average(**kw), *torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))]
     monkeypatch.setattr(private, "_tells", False)

@@ -1,4 +1,4 @@
-"""Every backend of relative attention against the float64 reference, and what a caller relies on."""
+"""Every backend of relative attention against the float64 reference, and its properties."""
 
 import pytest
 import torch
@@ -109,7 +109,7 @@ def test_every_edge_of_a_bounded_extent(backend, start):
 
 @pytest.mark.parametrize("far", [2**30, 2**31 - 1, 2**63 - 1])
 def test_limits_past_every_position(backend, far):
-    """A window that nothing leaves hides nothing, a gap that nothing crosses everything: the idiom sys.maxsize, too."""
+    """A window larger than the sequence hides nothing, a larger gap hides everything; sys.maxsize works too."""
     kw = inputs.self_attention(16, causal=True, N=5, S=9)
     want = compare.run(OP, kw, backend)
     for name, value in compare.run(OP, {**kw, "window": far}, backend).items():
@@ -120,8 +120,8 @@ def test_limits_past_every_position(backend, far):
 
 @pytest.mark.parametrize("far", [2**29, -(2**29)])
 def test_the_farthest_positions(backend, far):
-    """Only differences of positions count: all of them far away
-    change nothing, and a table at the other end is never met.
+    """Only differences of positions count: a common large offset changes nothing, and a table at the other end is never
+    used.
     """
     first = -3 if far > 0 else 0  # so that the table starts within the bound
     kw = inputs.self_attention(17, N=5, S=9, rel="bounded", rel_start=first, T=4, query_offset=0)
@@ -146,7 +146,7 @@ def test_segments_of_any_integer(backend):
 
 
 def test_segments_that_share_their_low_bits(backend):
-    """Identifiers that only differ beyond 32 bits, or beyond a float's 24, are different documents."""
+    """Identifiers that differ only beyond 32 bits, or beyond a float's 24, are different documents."""
     kw = inputs.self_attention(5, segments=True)
     want = compare.run(OP, kw, backend)
     for step in (2**32, 1):
@@ -190,7 +190,7 @@ def test_rows_that_see_nothing(backend):
 
 
 def test_positions_matter(backend):
-    """Negative control: without the relative keys, or with the table shifted by one row, the result is another."""
+    """Negative control: without the relative keys, or with the table shifted by one row, the result changes."""
     kw = inputs.self_attention(10, causal=True)
     want = compare.run(OP, kw, backend)["out0"]
     without = compare.run(OP, {**kw, "rel_key": None, "position_bias": None}, backend)["out0"]
@@ -199,7 +199,7 @@ def test_positions_matter(backend):
 
 
 def test_causality(backend):
-    """Key 7 is seen by the rows 7, 8 and 9 only: causal, in a window of three."""
+    """Only rows 7, 8 and 9 see key 7: causal, in a window of three."""
     kw = inputs.self_attention(11, causal=True, window=3)
     before = rk.relative_attention(**kw, backend=backend)
     kw["key"][:, 7], kw["value"][:, 7] = 7.0, -7.0
@@ -224,7 +224,7 @@ def test_random_blocks(backend, N, S, block, offset, causal, seed):
 
 
 def test_a_block_sees_itself_and_the_one_before(backend):
-    """Blocks of 3: key 4 is seen by its own block, rows 4 and 5 of it (causal), and by the next, rows 6, 7 and 8."""
+    """Blocks of 3: key 4 is visible to rows 4 and 5 of its block (causal) and to rows 6, 7 and 8 of the next."""
     kw = inputs.self_attention(11, causal=True, window_block=3)
     before = rk.relative_attention(**kw, backend=backend)
     kw["key"][:, 4], kw["value"][:, 4] = 7.0, -7.0
@@ -245,7 +245,7 @@ def test_decoding_in_blocks_equals_the_whole(backend):
 
 
 def test_decoding_equals_the_whole(backend):
-    """Token by token, and in blocks, against a growing cache of keys: a bounded extent, and every displacement."""
+    """Token by token and in blocks, with a growing cache of keys: a bounded extent, and every displacement."""
     for case in (dict(rel="bounded", rel_start=0, T=20, E=8), dict()):
         kw = inputs.self_attention(12, causal=True, window=9, **case)
         whole, lse = rk.relative_attention(**kw, return_lse=True, backend=backend)

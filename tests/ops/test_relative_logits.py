@@ -24,7 +24,7 @@ CASES = {
     "offset, bounded": dict(query_offset=-4, rel_start=-6, T=5),
     "bounded, outside": dict(rel_start=50, T=5),
     "bounded, wider than all": dict(rel_start=-40, T=80),
-    # a gradient's strip of 64 columns holds what the strip before it left, where no key is
+    # a gradient's strip of 64 columns may hold old values where there is no key
     "bounded, wider than two strips": dict(N=20, rel_start=-130, T=260),
     "bounded, one row": dict(rel_start=0, T=1),
     "table": dict(E=1, heads="shared"),
@@ -88,7 +88,7 @@ def test_a_shift_by_one_row_is_seen(backend):
 
 
 def test_they_are_the_attentions(backend):
-    """Added to a caller's own attention they give relative_attention."""
+    """Added to a plain attention they give relative_attention."""
     kw = inputs.self_attention(7, N=5, S=7)
     position = rk.relative_logits(
         kw["query"], kw["rel_key"], key_len=7, position_bias=kw["position_bias"], backend=backend

@@ -1,7 +1,7 @@
-"""Calls that repeat a layout: each gives what it would give as the first of its kind.
+"""A repeated call equals a first call.
 
-A call under a dispatch mode goes by the registered operator, whose way depends on no earlier call: its bits are what
-repeated calls are held to. These tests name no private function, so that they hold for any way of keeping plans.
+A call under a dispatch mode uses the registered operator, which depends on no earlier call: repeated calls must give
+its bits. These tests name no private function, so they hold for any cache of plans.
 """
 
 import itertools
@@ -46,7 +46,9 @@ def floats(kw) -> list[str]:
 
 
 def results(op, kw, backend, wanted=(), listening=False) -> list[torch.Tensor]:
-    """The outputs, and the gradients of the inputs `wanted`, from gradients that follow from the outputs' shapes."""
+    """Return the outputs, and the gradients of the inputs `wanted`, from upstream gradients that depend only on the
+    outputs' shapes.
+    """
     kw = dict(kw)
     for name in wanted:
         kw[name] = kw[name].detach().clone().requires_grad_()
@@ -76,7 +78,7 @@ def test_other_values_at_other_addresses(op, backend):
 
 @every
 def test_gradients_of_other_inputs(op, backend):
-    """The backward pass of one layout for a few inputs, then for more, then for others: each gets its own."""
+    """One layout's backward pass for a few inputs, then more, then others: each call gets its own gradients."""
     names = floats(CALLS[op](0))
     subsets = [(name,) for name in names] + [tuple(names), *itertools.combinations(names[::-1], 2), tuple(names[:1])]
     for seed, wanted in enumerate(subsets[:: 6 if INTERPRETER or COMPILED else 1]):
@@ -84,7 +86,7 @@ def test_gradients_of_other_inputs(op, backend):
             same(op, CALLS[op](10 * seed + again), backend, wanted)
 
 
-#: of a gradient: its own rows, its last two dimensions turned, every second number of a larger tensor
+#: layouts of a gradient: contiguous, last two dimensions transposed, every second number of a larger tensor
 LAID_OUT = (
     lambda grad: grad.clone(),
     lambda grad: grad.mT.contiguous().mT if grad.dim() > 1 else grad.clone(),
@@ -94,7 +96,7 @@ LAID_OUT = (
 
 @every
 def test_upstream_gradients_of_other_strides(op, backend):
-    """The same values, however they lie: the backward pass of one layout is no other's."""
+    """The same values in several layouts, each with its own backward pass."""
     kw = CALLS[op](1)
     for name in (wanted := floats(kw)):
         kw[name].requires_grad_()
@@ -107,7 +109,7 @@ def test_upstream_gradients_of_other_strides(op, backend):
         assert all(map(torch.equal, got, want))
 
 
-#: of an input: its own rows, longer rows cut, its first two dimensions turned
+#: layouts of an input: contiguous, longer rows cut, first two dimensions transposed
 ROWS = (
     lambda x: x.clone(),
     lambda x: torch.cat([x, x], -1)[..., : x.shape[-1]],
@@ -117,7 +119,7 @@ ROWS = (
 
 @every
 def test_inputs_of_other_strides(op, backend):
-    """The same shapes, however they lie."""
+    """The same shapes in several layouts."""
     for seed, lay in enumerate(ROWS * 2):
         kw = {n: lay(v) if isinstance(v, torch.Tensor) else v for n, v in CALLS[op](seed).items()}
         same(op, kw, backend)
@@ -125,29 +127,25 @@ def test_inputs_of_other_strides(op, backend):
 
 @pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_one_of_two_arguments_of_one_shape(backend):
-    """The one bias, then the other: each stays what it is."""
+    """One bias, then the other: a plan does not confuse them."""
     kw = inputs.self_attention(1, B=1, N=5, H=2, causal=True, rel="all", biases=True)
     for left_out in ("content_bias", "position_bias") * 2:
         same("relative_attention", {name: value for name, value in kw.items() if name != left_out}, backend)
 
 
 def test_a_plan_serves_its_own_op_alone():
-    """A call that one op has served is checked by another as its own."""
+    """A call served by one op is checked anew by another."""
     logits, target = torch.randn(4, 9), torch.randint(9, (4,))
     rk.cross_entropy(logits, target, backend="reference")
     with pytest.raises(ValueError, match="outs: expected"):
         rk.merge_attention(logits, target, backend="reference")
 
 
-# ---------------------------------------------------------------- one tensor given for several arguments
+# ---------------------------------------------------------------- one tensor for several arguments
 
 
 def attention_of(query, key, value):
     return {"query": query, "key": key, "value": value, "causal": True}
-
-
-def cross_attention_of(query, key, value):
-    return {"query": query, "key": key, "value": value, "chunk_len": 2}
 
 
 SHARED = {
@@ -160,7 +158,7 @@ SHARED = {
     "op, backend, pattern", [(op, b, pattern) for op in SHARED for b in fast_backends(op) for pattern in SHARED[op][3]]
 )
 def test_one_tensor_given_for_several_arguments(op, backend, pattern):
-    """Then several, then one again, with and without gradients: each argument stays its own."""
+    """Then separate tensors, then one again, with and without gradients: each argument has its own."""
     build, count, shape, _ = SHARED[op]
     for seed, given in enumerate([pattern] * 3 + ["xyz"[:count]] * 2 + [pattern]):
         g = inputs.generator(seed)
@@ -204,7 +202,7 @@ MOVING = [(name, backend) for name in POSITIONED for backend in fast_backends(na
 @pytest.mark.parametrize("gradient", [False, True], ids=["no gradient", "gradient"])
 @pytest.mark.parametrize("name, backend", MOVING)
 def test_a_position_is_held_to_its_range(name, backend, gradient):
-    """After calls at other positions: from the first that is valid to the last, and none beyond."""
+    """After calls at other positions: from the first valid one to the last, and none beyond."""
     (position, kw, first, last), op = POSITIONED[name], name.split(",")[0]
     kw = {n: v.to(inputs.DEVICE) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
     wanted = floats(kw) if gradient else ()
@@ -227,7 +225,7 @@ def test_a_position_that_needs_another_argument(backend):
 
 @pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_a_position_that_another_argument_follows(backend):
-    """Without rel_start each position is planned by itself, for each layout."""
+    """Without rel_start each position has its own plan, for each layout."""
     for at, n in itertools.product((5, 6, 7, 5, 9, 7), (2, 3)):
         kw = inputs.self_attention(1, B=1, N=n, S=12, H=2, causal=True, rel="all")
         same("relative_attention", kw | {"query_offset": at}, backend)
@@ -239,7 +237,7 @@ def test_a_position_that_another_argument_follows(backend):
 @pytest.mark.skipif(not (INTERPRETER or COMPILED), reason="tiles are Triton's; a process of its own runs them")
 @pytest.mark.parametrize("op", ["relative_attention", "leaky_average"])
 def test_calls_renew_what_followed_from_a_tile_table(op):
-    """A call inside `replaced` is served by the new rows, and one after it by the old, however often it was made."""
+    """A call inside `replaced` uses the new rows, and a call after it the old, after any number of calls."""
     wanted = floats(CALLS[op](1))
 
     def rows():

@@ -1,4 +1,4 @@
-"""`rms_norm`: one pass over memory on every instruction set, and which calls are torch's own."""
+"""`rms_norm`: one pass over memory on every instruction set, and the calls that are passed to torch."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
 
 @pytest.fixture
 def served(monkeypatch):
-    """The calls that went to a kernel."""
+    """Calls that reached a kernel."""
     calls, serve = [], eager.serve
     monkeypatch.setattr(eager, "serve", lambda *arguments: calls.append(arguments) or serve(*arguments))
     return calls
@@ -28,7 +28,7 @@ def served(monkeypatch):
 @pytest.mark.parametrize("shape", [(1, 300, 384), (5, 65, 67), (17, 3, 1001), (1, 1, 1)], ids=str)
 def test_values_and_gradients(isa, shape):
     kw = inputs.rms(1, **dict(zip("BND", shape)), eps=1e-3)
-    kw["input"] *= 0.1  # eps counts
+    kw["input"] *= 0.1  # eps matters
     native.extension("_cpu").set_isa(isa)
     try:
         compare.check("rms_norm", kw, "cpu")
@@ -49,7 +49,7 @@ def test_bits_do_not_depend_on_threads():
 
 @pytest.mark.parametrize("backend", [*fast_backends("rms_norm"), "reference"])
 def test_the_operators_second_output_has_a_gradient(backend):
-    """1 / rms, which the public function keeps to itself."""
+    """1 / rms, which the public function does not return."""
     x, weight, eps = inputs.differentiable(inputs.rms(1, D=67)).values()
     outs = torch.ops.retro_kernels.rms_norm(x, weight, eps, backend)
     exact, exact_weight = (t.detach().double().requires_grad_() for t in (x, weight))

@@ -1,7 +1,7 @@
-"""Dimensions of size 1: torch lets their strides be anything, so no kernel may read an address from one.
+"""Dimensions of size 1 may have any stride in torch, so no kernel may compute an address from one.
 
-Each call is made with dense tensors and again with tensors whose size-1 dimensions have another stride, gradients of
-the outputs too. The results are the same bits, and no value from beyond a tensor reaches one.
+Each call is made with dense tensors and again with other strides of size-1 dimensions, upstream gradients too. The
+results have the same bits, and no value beyond a tensor reaches one.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from retro_kernels.core import backends
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
-#: op -> calls, of which each has dimensions of size 1; together every dimension is one in some call
+#: op -> calls with dimensions of size 1; every dimension is 1 in some call
 SMALL = {
     "chunked_cross_attention": {
         "one token": dict(B=1, N=1, M=1, K=1, R=1, H=1, gate=True, mask="token"),
@@ -70,7 +70,7 @@ BUILD = {
     "rms_norm": inputs.rms,
     "cross_entropy": inputs.entropy,
 }
-#: elements: all in one place, the next but four, and beyond every address of the machine
+#: strides in elements: 0, 5, and beyond every address of the machine
 STEPS = [0, 5, 2**44]
 CASES = [
     (op, name, backend)
@@ -88,7 +88,7 @@ def test_strides_of_size_one_are_never_used(op, name, backend, step):
 
 @pytest.mark.parametrize("n", [8, 64, 5000])
 def test_a_transposed_gradient_of_one_key(n):
-    """As a caller's `.mT` hands it to the backward pass."""
+    """As `.mT` of a caller passes it to the backward pass."""
     for backend in fast_backends("relative_logits"):
         kw = inputs.differentiable(inputs.relative_logits(2, B=1, N=n, H=1, key_len=1, biases=False))
         weights = inputs.randn(inputs.generator(3), 1, 1, 1, n, dtype=torch.float32).to(kw["query"].device)

@@ -1,4 +1,4 @@
-"""Every backend of topk_chunks against the float64 reference, and what a caller relies on."""
+"""Every backend of topk_chunks against the float64 reference, and its properties."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ CASES = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(backend, name, dtype, metric):
-    """Integer inputs, so that scores are exact and ties many: indices must be the reference's, tie for tie."""
+    """Integer inputs give exact scores and many ties: indices must equal the reference's, ties included."""
     kw = inputs.topk(1, dtype=dtype, metric=metric, integers=True, **CASES[name])
     got = compare.check(OP, kw, backend)
     exact = rk.topk_chunks(**inputs.cast(kw, torch.float64), backend="reference")[0]
@@ -89,8 +89,8 @@ def test_random_shapes(backend, case, dtype):
 @settings(max_examples=examples(4, 60))
 @given(case=shapes)
 def test_properties(backend, case):
-    """Sorted, unique, each score is its pair's score, slots are
-    filled from the front, and a subset holds nothing better.
+    """Sorted, unique, each score is its pair's score, slots are filled from the front, and no better
+    key is left out.
     """
     kw = drawn(case)
     scores, indices = rk.topk_chunks(**kw, backend=backend)
@@ -113,7 +113,7 @@ def test_properties(backend, case):
 
 
 def column(values, **more):
-    """One query [1.0] against one-dimensional keys: the scores are the keys."""
+    """Return one query [1.0] and one-dimensional keys, so that the scores are the keys."""
     key = torch.tensor(values, dtype=torch.float32, device=inputs.DEVICE).view(1, -1, 1)
     return {"query": torch.ones(1, 1, 1, device=inputs.DEVICE), "key": key, **more}
 
@@ -177,7 +177,7 @@ def test_masked_keys_may_hold_anything(backend, metric):
 
 
 def test_l2_does_not_cancel(backend):
-    """Keys a little apart, all far from the origin: q.q - 2 q.k + k.k has no right digit left here."""
+    """Keys close together and far from the origin: q.q - 2 q.k + k.k would have no correct digit."""
     g = inputs.generator(6)
     centre = 1000 * inputs.randn(g, 1, 1, 24, dtype=torch.float64)
     kw = {"query": (centre + inputs.randn(g, 1, 9, 24, dtype=torch.float64)).float(), "k": 5, "metric": "l2"}
@@ -190,7 +190,7 @@ def test_l2_does_not_cancel(backend):
 
 @pytest.mark.parametrize("size", [1e18, 3e19, 1e-20, 1e-25])
 def test_l2_of_extreme_sizes(backend, size):
-    """Squares that overflow or vanish: no candidate is lost, no overflow becomes one."""
+    """Squares that overflow or underflow: no candidate is lost, no overflow becomes one."""
     kw = inputs.topk(7, B=1, S=50, metric="l2", integers=True, causal_gap=0, query_offset=20)
     kw["query"], kw["key"] = kw["query"] * size, kw["key"] * size
     scores, indices = rk.topk_chunks(**kw, backend=backend)
@@ -228,7 +228,7 @@ def test_nothing_to_search(backend, sizes):
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_gradients_are_those_of_the_dense_formulation(backend, metric):
-    """Shared keys that several batch entries choose, empty slots, and a gradient that isn't zero on them."""
+    """Several batch entries choose shared keys; some slots are empty, with an upstream gradient that is not zero."""
     kw = inputs.differentiable(inputs.topk(10, B=3, Q=9, S=8, k=6, shared=True, causal_gap=0, metric=metric))
     scores, indices = rk.topk_chunks(**kw, backend=backend)
     g = inputs.randn(inputs.generator(1), *scores.shape, dtype=torch.float32).to(inputs.DEVICE)
@@ -263,14 +263,14 @@ def test_expanded_gradient(backend):
 
 @pytest.mark.parametrize("dtype", [t for t in (torch.float16, torch.bfloat16) if t in DTYPES], ids=str)
 def test_recall_of_half_types(backend, dtype):
-    """Rounding the embeddings moves a few near-ties across the k-th place and no more."""
+    """Rounding the embeddings moves only a few near-ties across the k-th place."""
     kw = inputs.topk(13, B=1, Q=24, S=300, D=64, k=10)
     exact = rk.topk_chunks(**inputs.cast(kw, torch.float64), backend="reference")[1]
     got = rk.topk_chunks(**inputs.cast(kw, dtype), backend=backend)[1]
     recall = (got.unsqueeze(-1) == exact.unsqueeze(-2)).any(-1).double().mean().item()
     assert recall > (0.95 if dtype == torch.bfloat16 else 0.99)
     rounded = rk.topk_chunks(**inputs.cast(inputs.cast(kw, dtype), torch.float64), backend="reference")[1]
-    assert torch.equal(got, rounded)  # given the rounded embeddings the search is exact
+    assert torch.equal(got, rounded)  # the search over the rounded embeddings is exact
 
 
 def test_float16_scores_beyond_float16(backend):
@@ -310,7 +310,7 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])
 def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
-    # The interpreter's products are NumPy's, which add up in an order that depends on the layout. Compiled, strides
+    # The interpreter uses NumPy's products, whose order of summation depends on the layout. Compiled, strides
     # decide which lane loads what, and so in which order squares for l2 and gradients add up.
     # On a GPU as under the emulator: another stride is another kernel.
     compiled = backend in ("triton", "cuda")

@@ -1,4 +1,4 @@
-"""A database in blocks: the stream equals one call, ties included; rescoring finds the exact order."""
+"""A database in blocks: the stream equals one call, ties included; rescoring restores the exact order."""
 
 import pytest
 import torch
@@ -67,8 +67,8 @@ def test_merge_orders_by_score_then_index():
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_rescoring_bfloat16_candidates(metric, shared, monkeypatch):
-    """k of 2k candidates from bfloat16 keys, in float32: the float32
-    result, though bfloat16 alone gets the order wrong.
+    """k of 2k candidates from bfloat16 keys, rescored in float32, equal the float32 result; bfloat16 alone orders them
+    wrongly.
     """
     kw = inputs.topk(3, Q=30, S=300, D=32, k=8, shared=shared, metric=metric)
     half = inputs.cast(kw, torch.bfloat16)

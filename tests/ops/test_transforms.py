@@ -1,4 +1,4 @@
-"""torch's transforms of every op give the right values or are refused by name. The guide's table is held here."""
+"""torch's transforms of every op give the right values or are refused by name, as the guide's table says."""
 
 import functools
 from pathlib import Path
@@ -27,7 +27,6 @@ CALLS = {
     "cross_entropy": lambda seed: inputs.entropy(seed, N=3, V=5),
 }
 FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chunks")
-SECOND = "retro_kernels.{op}: second derivatives are not implemented"
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
 EVERY = [
     (op, backend)
@@ -38,7 +37,7 @@ every = pytest.mark.parametrize("op, backend", EVERY)
 
 
 def function(op: str, backend: str, seed: int = 1):
-    """(f, primals): the first output, where finite, as a function of the call's floating tensors."""
+    """Return (f, primals): the first output, where finite, as a function of the call's floating tensors."""
     kw = CALLS[op](seed)
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
@@ -55,7 +54,7 @@ def loss(f):
 
 
 def gradients(f, primals, outgoing=None) -> tuple[torch.Tensor, ...]:
-    """By autograd, without a transform."""
+    """Return gradients by autograd, without a transform."""
     leaves = [x.detach().clone().requires_grad_() for x in primals]
     out = f(*leaves)
     return torch.autograd.grad(out, leaves, out.detach() * 2 if outgoing is None else outgoing)
@@ -144,7 +143,7 @@ def probe_batched_gradients(op, backend):
 def probe_flops(op, backend):
     f, primals = function(op, backend)
     leaves = [x.clone().requires_grad_() for x in primals]
-    f(*leaves).sum().backward()  # a plan may exist: counting hears of the call all the same
+    f(*leaves).sum().backward()  # counting must see the call although a plan may exist
     with FlopCounterMode(display=False) as counter:
         out = f(*leaves)
         forward = counter.get_flop_counts()["Global"][getattr(torch.ops.retro_kernels, op)]
@@ -165,7 +164,7 @@ def probe_flops(op, backend):
 
 
 class Heard(torch.Tensor):
-    """A subclass that notes what it is asked to do."""
+    """A subclass that records the calls to `__torch_function__`."""
 
     calls: ClassVar[list] = []
 
@@ -177,7 +176,7 @@ class Heard(torch.Tensor):
 
 def probe_torch_function(op, backend):
     f, primals = function(op, backend)
-    f(*primals)  # a plan may exist: the subclass hears of the call all the same
+    f(*primals)  # the subclass must see the call although a plan may exist
     for at in range(len(primals)):
         Heard.calls.clear()
         got = f(*[x.as_subclass(Heard) if i == at else x for i, x in enumerate(primals)])
@@ -187,7 +186,7 @@ def probe_torch_function(op, backend):
 
 
 def probe_saved_tensors_hooks(op, backend):
-    """Hooks that give the same values back, on the host, in a copy, or laid out in another way."""
+    """Hooks that return the same values, as a copy or in another layout."""
     f, primals = function(op, backend)
     want = gradients(f, primals)
 
@@ -215,7 +214,7 @@ PROBES = {
 
 @functools.cache
 def table() -> dict[str, dict[str, str]]:
-    """The guide's: row -> op -> cell."""
+    """Return the guide's table: row -> op -> cell."""
     section = GUIDE.read_text().split("## With torch's transforms\n")[1].split("\n## ")[0]
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")]
     ops = [name.strip("`") for name in rows[0][1:]]
@@ -231,7 +230,7 @@ def test_the_guides_table_is_whole():
 @every
 @pytest.mark.parametrize("row", PROBES)
 def test_transform(row, op, backend):
-    """A cell says "yes": the probe finds the right values. "refused": an error of ours that names the op."""
+    """ "yes": the probe finds the right values. "refused": an error that names the op."""
     if INTERPRETER or COMPILED:
         slow = row.startswith("`func") and op not in ("leaky_average", "relative_logits")
         if slow or (row.startswith("`saved") and "attention" in op):
@@ -244,7 +243,7 @@ def test_transform(row, op, backend):
             PROBES[row](op, backend)
 
 
-# ---------------------------------------------------------------- what the table does not say
+# ---------------------------------------------------------------- properties beyond the table
 
 
 @every
@@ -277,7 +276,7 @@ def test_no_operator_drops_a_tangent(op, backend):
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="of the reference")
 @pytest.mark.parametrize("op", FORWARD_MODE)
 def test_forward_mode_agrees_with_differences(op):
-    """In float64, of every input: an oracle that shares nothing with the rule."""
+    """In float64, of every input: finite differences share no code with the rule."""
     kw = inputs.cast(CALLS[op](3), torch.float64)
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
     primals = tuple(kw[n] for n in names)
@@ -326,7 +325,7 @@ CHANGED = {
 @pytest.mark.parametrize("listening", [False, True], ids=["alone", "under a mode"])
 @pytest.mark.parametrize("name", CHANGED)
 def test_a_hook_that_returns_another_tensor_is_refused(op, backend, name, listening):
-    """By the argument's name, each saved tensor alone, also after a backward pass that was as it should be."""
+    """The error names the argument, for each saved tensor alone, also after a correct backward pass."""
     kw = inputs.differentiable(CALLS[op](1))
 
     def output(pack):

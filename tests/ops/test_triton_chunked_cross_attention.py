@@ -1,5 +1,5 @@
-"""What the shared suite can't see of the triton backend: slabs, time
-blocks, splits and launches. Needs the interpreter.
+"""Slabs, time blocks, splits and launches of the triton backend, which the common suite cannot see. Needs the
+interpreter.
 """
 
 import pytest
@@ -23,7 +23,7 @@ OP = "chunked_cross_attention"
     "options", [{}, {"H": 4, "G": 2, "gate": True}, {"M": 37, "N": 80}], ids=["fused", "grouped", "time blocks"]
 )
 def test_slabs_of_one_chunk(monkeypatch, options):
-    """The workspace bound only cuts the work into more launches: values stay within the table's bound."""
+    """The workspace bound only splits the work into more launches: values stay within the tolerance table."""
     monkeypatch.setattr(launch, "SLAB_BYTES", 1)
     compare.check(OP, inputs.cross_attention(21, **{"B": 1, "N": 9, "H": 2, **options}), "triton")
 
@@ -50,5 +50,5 @@ def test_workspace_is_bounded_and_launches_are_pure():
 
 
 def test_rows_of_wide_heads_that_see_one_token():
-    """dP and its mean cancel, whatever their size: what is left is the gradient of lse."""
+    """dP and its mean cancel exactly, so only the gradient of lse is left."""
     compare.check(OP, inputs.cross_attention(3, B=1, N=9, M=4, H=2, D=256, K=1, R=1), "triton")

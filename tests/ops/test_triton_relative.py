@@ -1,6 +1,6 @@
 """Small problems for the Triton kernels of the relative ops: every option, tile edges, skipped tiles.
 
-`OP` names the op whose kernels decide whether this process can run them at all.
+`OP` names the op whose kernels decide whether this process can run them.
 """
 
 import pytest
@@ -96,7 +96,7 @@ def test_rows_that_see_nothing():
     "sizes", [dict(N=3, S=1), dict(N=5, causal=True, window=1), dict(N=5)], ids=["one key", "window", "documents"]
 )
 def test_rows_of_wide_heads_that_see_one_key(sizes):
-    """dP and its mean cancel, whatever their size: what is left is the gradient of lse."""
+    """dP and its mean cancel exactly, so only the gradient of lse is left."""
     kw = inputs.self_attention(3, B=1, H=2, D=256, **sizes)
     if sizes == dict(N=5):
         kw["query_segment"] = kw["key_segment"] = torch.arange(5).view(1, 5)
@@ -124,19 +124,19 @@ def test_decoding_in_blocks_equals_the_whole():
     ids=["a block", "a head", "two blocks, columns in turn", "an entry's head, columns in turn", "half a group"],
 )
 def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch):
-    """Each adds to what those before it left of a gradient: 2 batch entries of 2 or 4 heads, in blocks of 64."""
+    """Each slab adds to the gradient of those before it: 2 batch entries of 2 or 4 heads, in blocks of 64."""
     common = dict(B=2, H=2, D=16, causal=True, rel="bounded", rel_start=0, T=40, dtype=torch.float16)
     kw = inputs.self_attention(3, **common | sizes)
     made, slabs = [], stored.slabs
-    monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2 * 2)  # of P and dS
+    monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2 * 2)  # P and dS
     monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
-    with configs.watched():  # plans made before are not taken
+    with configs.watched():  # skips earlier plans
         compare.check(OP, kw, "triton")
     assert len(made[0]) == count
 
 
 def test_queries_whose_window_begins_past_the_keys_store_nothing():
-    """An empty range of keys has no tile to walk: its columns would lie past the slab."""
+    """An empty range of keys has no tile; its columns would lie beyond the slab."""
     kw = inputs.self_attention(256, B=1, N=3, S=10, H=2, causal=True, window=2, query_offset=154, key_mask=True)
     compare.check(OP, kw, "triton")
 
@@ -161,7 +161,7 @@ def test_slabs_hold_every_block_once(most, monkeypatch):
 
 @pytest.mark.skipif(not INTERPRETER, reason="one kernel, as the interpreter computes it")
 def test_what_a_peaked_row_loses_in_a_half_type_is_its_output():
-    """Its score gradients are P (dP - delta), and delta is rowsum(dO O) of an output rounded to half.
+    """Score gradients are P (dP - delta), and delta is rowsum(dO O) of an output rounded to half.
 
     Where one probability is near 1 the two nearly cancel. The position bias' gradient of this call is 2.8% off; the
     same sums in float64, of the rounded output and rounded queries, give the kernel's values to the last places.

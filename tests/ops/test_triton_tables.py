@@ -1,5 +1,5 @@
-"""Every committed tile that serves calls with options, on small problems under the interpreter: compiling shows its
-registers, not its sums.
+"""Every committed tile for calls with options, on small problems in the interpreter; compilation
+does not check values.
 """
 
 from unittest import mock
@@ -49,7 +49,7 @@ CALLS = {
         },
     ),
 }
-#: calls that no combination is: tables that end before the keys, a relative query of its own
+#: calls that are no combination of options: tables that end before the keys, a separate relative query
 _SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
 MORE = {
     relative_attention: [
@@ -61,7 +61,7 @@ MORE = {
 
 
 def rows_that_serve(name: str, call: dict) -> list[dict]:
-    """The rows that the launches of a call, forward and backward, look up; nothing is launched."""
+    """Return the rows that the launches of a call, forward and backward, look up; nothing is launched."""
     with mock.patch.object(Launch, "run", lambda self: None), configs.watched() as seen:
         compare.run(name, call, "triton")
     return [row for _, row in seen]
@@ -91,8 +91,9 @@ def test_every_tile_with_an_option_computes_right(op, arch):
 
 @pytest.mark.parametrize("wanted", [("position_bias",), ("content_bias", "position_bias")])
 def test_biases_of_a_gradient_that_is_one_sum(wanted):
-    """sm_90: the query's kernel keeps content and position part together, and what the biases want of them is summed up
-    by the keys' product; without gradients of keys they are kept apart."""
+    """sm_90: the query kernel keeps content and position parts together, and the product for keys sums the biases'
+    parts; without gradients of keys the parts stay separate.
+    """
     make, _ = CALLS[relative_attention]
     call = make(D=96, N=66, S=66)
     with mock.patch.object(plan, "current_target", lambda device: KNOWN[90]):
@@ -105,7 +106,7 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
             with mock.patch.object(Launch, "run", autospec=True, side_effect=Launch.run) as ran:
                 found.append(dict(zip(names, torch.autograd.grad(out, list(leaves.values()), grad), strict=True)))
             launched = {}
-            for one in ran.call_args_list:  # the first of a name: of the columns' launches that of the keys
+            for one in ran.call_args_list:  # the first of a name: the keys' among the columns' launches
                 launched.setdefault(one.args[0].name, one.args[0].arguments)
             whole = "key" in names
             assert (launched["relative_query"]["BLOCK_M"] >= 64) == whole

@@ -1,6 +1,6 @@
-"""What is triton's own about topk_chunks, in its interpreter or on a GPU: tiles, splits, lists, segment sums.
+"""Tiles, splits, lists and segment sums of Triton's topk_chunks, in the interpreter or on a GPU.
 
-`test_topk_chunks.py` holds every backend to the contract.
+`test_topk_chunks.py` checks the contract on every backend.
 """
 
 import itertools
@@ -27,7 +27,7 @@ def on_device(kw: dict) -> dict:
 
 
 def assert_exact(kw: dict, k: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores and indices equal the float64 reference's to the last bit: for inputs whose scores are exact."""
+    """Check that scores and indices equal the float64 reference's to the last bit, for inputs with exact scores."""
     kw = on_device(kw)
     scores, indices = rk.topk_chunks(**kw, backend="triton")
     want, want_indices = rk.topk_chunks(**inputs.cast(kw, torch.float64), backend="reference")
@@ -54,7 +54,7 @@ def test_every_width_of_embedding(D):
 
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 def test_tiles_and_splits_change_nothing(metric):
-    """Every tile of the table, one launch or a scan and a merge: the same bits, and what the reference says."""
+    """Every tile of the table, by one launch or a scan and a merge: the same bits, equal to the reference."""
     launch = pytest.importorskip("retro_kernels.ops.topk_chunks.triton.launch")
     from retro_kernels.compile.target import KNOWN
 
@@ -80,13 +80,13 @@ def test_no_candidates():
     assert (indices == -1).all() and (scores == -torch.inf).all()
     kw["query"].requires_grad_(), kw["key"].requires_grad_()
     scores, _ = rk.topk_chunks(**kw, backend="triton")
-    # the incoming gradient of an empty slot is not even finite: nothing of it may arrive
+    # the upstream gradient of an empty slot is not finite and must not arrive
     grads = torch.autograd.grad(scores, (kw["query"], kw["key"]), torch.full_like(scores, torch.nan))
     assert all((grad == 0).all() for grad in grads)
 
 
 def test_a_popular_key_gathers_every_query():
-    """Longer than one step of the segment sum: 2*40 queries all choose key 3, most also key 9."""
+    """More than one step of the segment sum: all 2*40 queries choose key 3, most also key 9."""
     kw = inputs.topk(9, Q=40, S=12, D=16, k=2, shared=True)
     kw["query"] = kw["query"].abs()
     kw["key"][0, 3] = 50.0
@@ -117,7 +117,7 @@ def test_layouts_give_the_same_bits(view):
 
 
 def test_packing():
-    """The layout that retro_kernels/ops/topk_chunks/triton/selection.py and csrc/cuda/topk_select.cuh both draw."""
+    """The layout that retro_kernels/ops/topk_chunks/triton/selection.py and csrc/cuda/topk_select.cuh draw."""
     from retro_kernels.compile.target import KNOWN
     from retro_kernels.ops.topk_chunks.triton import launch
 
@@ -145,7 +145,7 @@ def test_repeats_bitwise():
 
 
 def test_the_plan_fills_the_device_and_bounds_its_scratch():
-    """Pure sizes: splits cover the keys, their lists stay below a bound that doesn't depend on S."""
+    """Splits cover the keys, and their lists stay below a bound that does not depend on S."""
     launch = pytest.importorskip("retro_kernels.ops.topk_chunks.triton.launch")
     cases = pytest.importorskip("retro_kernels.ops.topk_chunks.cases")
     from retro_kernels.compile.target import KNOWN

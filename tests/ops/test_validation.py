@@ -1,4 +1,4 @@
-"""Bad input, one test a rule: the error's type, the argument it names, what was expected and what came."""
+"""Bad input, one test per rule: type of the error, named argument, expected and given value."""
 
 import re
 
@@ -24,7 +24,7 @@ CCA = [
         ValueError,
         "query_start: expected the device of query, cpu; got meta",
     ),
-    # a change to good arguments, the error, words its message must hold
+    # a change to good arguments, the error, words of its message
     (dict(query=[1]), TypeError, "query: expected a torch.Tensor; got list"),
     (dict(query=lambda t: t[0]), ValueError, "query: expected [B,N,H,D] (4 dimensions); got shape [19, 4, 16]"),
     (dict(query=NESTED), TypeError, "query: expected a tensor of one shape; got a nested tensor"),
@@ -275,7 +275,7 @@ def test_leaky_average(change, error, words):
 
 
 def heads_first(*names):
-    """The named tensors as [B,H,N,D], as torch's own attention takes them."""
+    """Return the named tensors as [B,H,N,D], the layout of torch's own attention."""
     return {name: (lambda t: t.transpose(-3, -2).contiguous()) for name in names}
 
 

@@ -4,7 +4,7 @@ import torch
 
 
 def check(op, kw: dict) -> None:
-    """Check the gradients of out and the finite lse in every differentiable argument of `op(**kw)`."""
+    """Compare the gradients of out and the finite lse in every differentiable argument of `op(**kw)`."""
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad]
 
     def attend(*tensors):

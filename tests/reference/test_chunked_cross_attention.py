@@ -1,6 +1,4 @@
-"""The definition itself: gradcheck, cases worked by hand, and an independent formulation after the
-paper's Listing 1.
-"""
+"""The definition: gradcheck, cases by hand, and an independent formulation after the paper's Listing 1."""
 
 import math
 
@@ -48,7 +46,7 @@ def test_against_listing_one(n, m, k, r):
 
 
 def test_last_token_attends_the_last_chunk():
-    """N = L*M: the paper's Listing 1 cuts the padding off so that the last token attends E_l."""
+    """N = L*M: in the paper's Listing 1 the padding is cut, so that the last token attends E_l."""
     kw = inputs.cross_attention(2, dtype=F64, N=8, M=4)
     _, lse = rk.chunked_cross_attention(**kw, return_lse=True)
     assert lse.isfinite()[0, 0].tolist() == [False] * 3 + [True] * 5
@@ -58,7 +56,7 @@ def test_last_token_attends_the_last_chunk():
 
 
 def test_worked_by_hand():
-    """M=2, one neighbour of two tokens, D=16 with one non-zero entry: logits and weights can be done on paper."""
+    """M=2, one neighbour of two tokens, D=16 with one non-zero entry: logits and weights are computed on paper."""
     e = torch.eye(16, dtype=F64)[0]
     query = torch.stack([0 * e, 1 * e, 2 * e]).view(1, 3, 1, 16)
     key = torch.stack([1 * e, 3 * e]).view(1, 1, 1, 2, 1, 16)
@@ -76,7 +74,7 @@ def test_worked_by_hand():
 
 
 def test_gate_by_hand():
-    """A gate of 0 leaves the neighbour's position logits and a value of 0: it takes probability, it gives nothing."""
+    """A gate of 0 leaves the neighbour's position logits and a value of 0: it takes probability and adds nothing."""
     kw = inputs.cross_attention(3, dtype=F64, K=2, rel=None, biases=False)
     gate = torch.tensor([1.0, 0.0], dtype=F64).expand(kw["key"].shape[:3]).contiguous()
     out, lse = rk.chunked_cross_attention(**kw, neighbour_gate=gate, return_lse=True)

@@ -1,4 +1,4 @@
-"""The judge of every backend: what it lets through, and what not."""
+"""The comparison that checks every backend: errors that it accepts and refuses."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_an_error_beyond_the_table_is_refused():
     got = WANT.float()
     assert_passes("y", got, WANT, got, torch.float32)
     refused(got * (1 + 3e-6))
-    refused(got, torch.zeros_like(WANT))  # where nothing is expected an error counts as it is
+    refused(got, torch.zeros_like(WANT))  # with an expected value of 0 the absolute error counts
     assert_passes("y", got * (1 + 3e-6), WANT, got * (1 - 2e-6), torch.float32)  # eager does no better
     refused(got * (1 + 3e-6), eager=got * torch.nan)  # eager's overflow excuses nothing
     refused(got[:2], match="shape")
@@ -36,7 +36,7 @@ def test_nan_and_infinities_must_be_where_they_are_expected():
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_what_exceeds_a_type_is_infinite_in_it_and_nothing_else_is(sign):
-    """float16 ends at 65504, and rounds to it what lies below 65520."""
+    """float16 ends at 65504 and rounds values below 65520 to it."""
     largest, beyond = sign * 65504.0, sign * torch.inf
     for want, right, wrong in (
         (65519.0, largest, beyond),

@@ -1,6 +1,4 @@
-"""The definition of relative attention and its logits: explicit
-loops, gradcheck, and torch's own attention where they meet.
-"""
+"""The definition of relative attention and its logits: explicit loops, gradcheck, and torch's own attention."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""A Memory Mosaic once more: the paper's equations for one sequence, one token at a time, in float64 NumPy.
+"""A Memory Mosaic by the paper's equations for one sequence, one token at a time, in float64 NumPy.
 
-Shares only the stored parameters with `retro_model`. Every step is analytic, so that a parameter moved by i*1e-30 gives
+It shares only the stored parameters with `retro_model`. Every step is analytic, so a parameter moved by i*1e-30 gives
 the derivative in the imaginary part, without cancellation (the complex step).
 """
 
@@ -11,7 +11,7 @@ LAYER_NORM_EPS = 1e-5
 
 
 def stored(model) -> dict[str, np.ndarray]:
-    """Every parameter by name."""
+    """Return every parameter by name."""
     return {name: p.detach().double().numpy() for name, p in model.named_parameters()}
 
 
@@ -27,7 +27,7 @@ def layer_norm(x, gain):
 
 
 def kernel_smoothing(query, pairs, inverse_bandwidth=None):
-    """Equation 2 for the keys of `pairs`, or the softmax of the dot products it comes to where all have one norm."""
+    """Equation 2 for the keys of `pairs`, or the equal softmax of dot products for keys of one norm."""
     if inverse_bandwidth is None:
         logits = np.array([query @ key for key, _ in pairs])
     else:
@@ -113,7 +113,7 @@ class Naive:
 
 
 def derivative(config, parameters, name: str, direction: np.ndarray, tokens, weights: np.ndarray) -> float:
-    """d/dh of sum(weights * logits) as parameter `name` moves by h * direction."""
+    """Return d/dh of sum(weights * logits) where parameter `name` moves by h * direction."""
     moved = {n: p.astype(complex) for n, p in parameters.items()}
     moved[name] = moved[name] + 1j * STEP * direction
     return float((weights * Naive(config, moved).logits(tokens)).sum().imag / STEP)

@@ -1,4 +1,4 @@
-"""Decoding with a cache: equal to the whole sequence, ragged prompts, and what a bounded memory forgets."""
+"""Decoding with a cache: equal to the whole sequence, ragged prompts, evictions of a bounded memory."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ EXACT = tolerances.FLOOR[torch.float64]
 
 
 def decoded(model, tokens, blocks, cache=None) -> torch.Tensor:
-    """Logits of tokens given in pieces."""
+    """Return logits of tokens given in pieces."""
     cache = model.make_cache(len(tokens)) if cache is None else cache
     return torch.cat([model(piece, cache=cache) for piece in tokens.split(blocks, 1)], 1)
 
@@ -59,7 +59,7 @@ def test_joined_rows_have_the_logits_they_have_alone():
 
 
 def forgetful_reads(model, tokens, capacity, evict):
-    """One contextual layer's reads y [N,h,hd], with its memories kept as plain lists; tokens one at a time."""
+    """Return one contextual layer's reads y [N,h,hd], one token at a time, with its memories as plain lists."""
     memory = model.blocks[0].context
     x = model.blocks[0].context_norm(model.embedding(tokens))
     average = memory.averages(x, None, None)
@@ -97,7 +97,7 @@ def test_a_bounded_memory_forgets_what_it_should(evict):
 
 
 def test_reads_fade_in_half_types():
-    """1 - 1/512 is 1 in bfloat16: what is held would be as old as what is new."""
+    """1 - 1/512 is 1 in bfloat16, so old pairs would not fade."""
     model = tiny.model(dtype=torch.bfloat16)
     cache = model.make_cache(1, 512, evict="least_read")
     decoded(model, tiny.tokens(B=1, N=40), 1, cache)
@@ -108,12 +108,12 @@ def test_reads_fade_in_half_types():
     decoded(want, tiny.tokens(B=1, N=40), 1, exact)
     total, expected = (s.reads[:, : s.end].sum(1) for s in (state, exact.contextual[0]))
     torch.testing.assert_close(total.double(), expected, rtol=1e-2, atol=0)
-    assert float(expected.max()) < 39 + 39  # every pair began with 1 and every token read 1, less what has faded
+    assert float(expected.max()) < 39 + 39  # every pair began with 1 and every token read 1, times the decay
 
 
 @pytest.mark.parametrize("blocks", [[40], [13, 1, 26]], ids=str)
 def test_a_prompts_reads_fade_as_single_tokens_do(blocks):
-    """Whether a token was read in one call with those after it or before them, its reads are as old."""
+    """The age of a token's reads does not depend on the call that read it."""
     model, tokens, reads = tiny.model(dtype=torch.float64), tiny.tokens(B=1, N=40), []
     for pieces in (blocks, [1] * 40):
         cache = model.make_cache(1, 64, evict="least_read")
@@ -143,7 +143,7 @@ def test_ragged_rows_forget_as_if_alone(evict, capacity):
 
 
 def test_a_ragged_step_reads_its_mask_from_the_cache():
-    """What rows lack is kept as a table that only grows, and is dropped once it has been forgotten in every row."""
+    """The mask of missing pairs is a growing table, dropped once every row has evicted those pairs."""
     model, caches = tiny.model(dtype=torch.float64), []
     for prompt in ([[3, 1]], [[1, 5, 2, 8, 8, 1, 4]]):
         caches.append(model.make_cache(1))

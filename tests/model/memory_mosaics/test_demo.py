@@ -1,4 +1,4 @@
-"""The demonstrations: each command at smoke size, and what their numbers rest on."""
+"""The demonstrations: each command at smoke size, and the code below their numbers."""
 
 import argparse
 import dataclasses
@@ -52,7 +52,7 @@ def test_a_stopped_experiment_goes_on_after_its_last_whole_part(tmp_path, monkey
         regbench.run(tmp_path, SMOKE, quiet=True, minutes=0)
     first = regbench.run(tmp_path, SMOKE, quiet=True)
     assert trained == [(name, 2e-3, 0) for name in regbench.MODELS]
-    for part in (tmp_path / "parts").glob("*.pt"):  # as if each had taken its time
+    for part in (tmp_path / "parts").glob("*.pt"):  # pretend that each took that long
         torch.save(torch.load(part, weights_only=True) | {"seconds": 1000.0}, part)
     more = dataclasses.replace(SMOKE, seeds=2)
     second = regbench.run(tmp_path, more, quiet=True)
@@ -76,7 +76,7 @@ def test_the_identity_tracks_each_moon_after_its_period_and_one_head_after_the_j
 
 
 def test_free_running_predictions_are_the_equations():
-    """Against loops over pairs; each prediction is observed in turn."""
+    """Against loops over pairs; each prediction becomes the next observation."""
     torch.manual_seed(0)
     x = moons.observe((4.3, 6.1, 10.7), 9, torch.tensor([0.0, 2.5], dtype=torch.float64))
     for heads in (1, 3):
@@ -114,7 +114,7 @@ def test_moons_return_after_their_joint_period():
         torch.testing.assert_close(x[:, :120], x[:, 120:240])  # 360 / JOINT_PERIODS
         assert min(abs(x[0, t] - x[0, 0]).max() for t in range(2, 119)) > 1e-3
     shares = {tuple(np.array(t) / max(t)) for t in (*moons.TRAINED, moons.HELD_OUT)}
-    assert len(shares) == 9  # no two are one another's multiples: what is held out is new
+    assert len(shares) == 9  # no period is a multiple of another, so the held-out ones are new
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +150,7 @@ def test_ngrams_count_what_came_before():
     np.testing.assert_allclose(one[2][:2], [2 / 3, 1 / 3])
     np.testing.assert_allclose(two[2][:2], [0, 1])  # after a came b
     np.testing.assert_allclose(two[3][:2], [0.5, 0.5])  # after a: b, a
-    np.testing.assert_allclose(two[0][:2], [1, 0])  # nothing followed a yet: back to the 1-gram
+    np.testing.assert_allclose(two[0][:2], [1, 0])  # nothing followed a so far: back off to the 1-gram
 
 
 @pytest.mark.parametrize("d_model", [64, 128])

@@ -42,7 +42,7 @@ def test_the_first_block_is_what_the_equations_say():
 
 
 def test_a_later_block_sees_what_the_model_gives_it():
-    """The reads of every block, from hooks on the model itself, lie at `error` from the values."""
+    """The reads of every block, by hooks on the model, have the distance `error` from the values."""
     model, tokens = tiny.model(dtype=torch.float64), tiny.tokens()
     reads = []
     memory = model.blocks[1].context
@@ -56,7 +56,7 @@ def test_a_later_block_sees_what_the_model_gives_it():
 
 
 def test_a_period_is_foreseen_and_noise_is_not():
-    """Narrow kernels on a token sequence of period three: after one period every value is known."""
+    """Narrow kernels on tokens of period three: after one period every value is predicted."""
     model = tiny.model(dtype=torch.float64, num_layers=1)
     memory = model.blocks[0].context
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Memory Mosaics: against the paper's equations one token at a time, causality, documents, and what they refuse."""
+"""Memory Mosaics: the paper's equations one token at a time, causality, documents, errors."""
 
 import ast
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_equals_the_equations_one_token_at_a_time(name):
 
 @pytest.mark.parametrize("name", ["heads of 16", "narrow heads, scaled logits"])
 def test_gradients_of_every_parameter_equal_those_of_the_equations(name):
-    """Two random directions a matrix, every entry of a scalar or gain."""
+    """Two random directions per matrix, every entry of a scalar or gain."""
     model, tokens = tiny.model(dtype=torch.float64, **VARIANTS[name]), tiny.tokens(B=1, N=6)
     random = np.random.default_rng(0)
     weights = random.normal(size=(6, tiny.VOCAB))
@@ -92,8 +92,8 @@ def test_initial_scalars_are_those_of_the_authors():
 
 
 def test_initial_weights_have_the_authors_spreads():
-    """W ~ N(0, 1/fan_in), what writes to the residual stream over the square root of the depth, K and V
-    ~ N(0, 1/hd).
+    """W ~ N(0, 1/fan_in), writes to the residual stream divided by the square root of the depth, K and
+    V ~ N(0, 1/hd).
     """
     torch.manual_seed(0)
     model = MemoryMosaics(
@@ -205,7 +205,7 @@ def test_autocast(dtype):
     half = tiny.model(dtype=dtype)
     half.load_state_dict(model.state_dict())
     assert logits.dtype == dtype
-    # weights in float32, products in the half type: no worse than twice the whole model in the half type
+    # weights in float32, products in the half type: at most twice the error of a model in the half type
     assert (
         relative_error(logits, want(tokens)) < 2 * relative_error(half(tokens), want(tokens)) + tolerances.FLOOR[dtype]
     )
@@ -250,9 +250,7 @@ def test_compiles_to_one_graph(segmented):
 
 
 def test_a_persistent_memory_stands_alone():
-    """In place of a feed-forward: the update of each row depends on its own tokens alone, and its
-    pairs get gradients.
-    """
+    """In place of a feed-forward, the update of each row depends on its own tokens alone; its pairs get gradients."""
     memory, x = PersistentMemory(32, 2, 9), torch.randn(3, 7, 32)
     whole = memory(x)
     torch.testing.assert_close(whole[1:2], memory(x[1:2]))
@@ -323,8 +321,9 @@ def test_bad_input_is_named(message):
 
 
 def test_the_equations_stay_readable():
-    """Configuration, memories and model take less than 285 lines, where docstrings and comments are none and the
-    arguments of a function one, however the formatter spreads them."""
+    """Configuration, memories and model have less than 285 lines, without docstrings and comments and with a function's
+    arguments on one line.
+    """
     count = 0
     for name in ("config", "memory", "model"):
         text = Path(memory_mosaics.__file__).with_name(f"{name}.py").read_text()

@@ -1,5 +1,5 @@
-"""Training a Memory Mosaic with what the other models train with:
-groups, steps, exact resume. Processes: test_distributed.py.
+"""Training a Memory Mosaic with the common training code: groups, steps, exact resume. Processes:
+test_distributed.py.
 """
 
 import pytest
@@ -25,7 +25,7 @@ def run(model, optimizer, start, stop):
 
 
 def test_what_decays_is_a_matrix_and_no_embedding():
-    """The pairs of a persistent memory are the two matrices of a feed-forward; scalars and gains stay as they are."""
+    """A persistent memory's pairs are matrices of a feed-forward and decay; scalars and gains do not."""
     model, _ = make()
     decayed, others = (group["params"] for group in training.parameter_groups(model, 0.1))
     names = {id(p): name for name, p in model.named_parameters()}
@@ -42,7 +42,7 @@ def test_what_decays_is_a_matrix_and_no_embedding():
 
 
 def test_it_learns():
-    """Every parameter moves, and the loss on what it sees again and again falls below chance."""
+    """Every parameter moves, and the loss on repeated data falls below chance."""
     model, optimizer = make()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     run(model, optimizer, 0, 6)
@@ -68,7 +68,7 @@ def test_the_loss_of_marked_tokens_is_that_of_their_logits():
 
 
 def test_a_step_on_packed_documents_is_one_on_each_alone():
-    """Nothing is learned from one document's end about another's start."""
+    """The end of one document teaches nothing about the start of the next."""
     lengths, tokens = (4, 9, 6), tiny.tokens(B=1)
     segment = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths)).unsqueeze(0)
     packed, alone = (tiny.model(dtype=torch.float64) for _ in range(2))

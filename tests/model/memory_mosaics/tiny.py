@@ -1,4 +1,4 @@
-"""The tiny Memory Mosaics that their tests share."""
+"""The tiny Memory Mosaics of their tests."""
 
 import torch
 
@@ -15,8 +15,8 @@ def config(**changes) -> MosaicsConfig:
 
 
 def model(seed: int = 0, *, dtype=torch.float32, backend=None, checkpoint=False, **changes) -> MemoryMosaics:
-    """In evaluation mode; every scalar and gain is random, some key scales beyond their clamp, one value of the next
-    token alone.
+    """Return a model in evaluation mode with random scalars and gains, some key scales beyond their clamp and one value
+    of the next token alone.
     """
     torch.manual_seed(seed)
     built = MemoryMosaics(config(**changes), backend, dtype=torch.float64, checkpoint=checkpoint).eval()

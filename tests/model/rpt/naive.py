@@ -1,6 +1,4 @@
-"""RPT token by token in NumPy float64, written from the equations and
-not from the module: what the module is held against.
-"""
+"""RPT token by token in NumPy float64, written from the equations and not from the module."""
 
 import math
 
@@ -17,7 +15,7 @@ def gelu(x):
 
 
 def turned(x, position):
-    """One head's vectors [n,D] at positions [n]: pairs (2i, 2i+1) rotate by position * 10000^(-2i/D)."""
+    """Rotate one head's vectors [n,D] at positions [n]: pairs (2i, 2i+1) by position * 10000^(-2i/D)."""
     out = np.empty_like(x)
     for i in range(0, x.shape[1], 2):
         angle = np.asarray(position, float) * 10_000.0 ** (-i / x.shape[1])
@@ -36,7 +34,7 @@ class Naive:
         return x / np.sqrt((x * x).mean() + 1e-6) * self.w[f"{prefix}.weight"]
 
     def attention(self, prefix, x, position, seen):
-        """The update of one state x at `position`; seen: pairs (state, its position)."""
+        """Return the update of one state x at `position`; seen: pairs (state, its position)."""
         d_head, out = self.c.d_model // self.c.num_heads, []
         states, positions = np.array([y for y, _ in seen]).reshape(-1, self.c.d_model), [p for _, p in seen]
         for h in range(self.c.num_heads):
@@ -60,12 +58,12 @@ class Naive:
         return self.w[f"{prefix}.output.weight"] @ gelu(inner)
 
     def visible(self, t):
-        """First key that token t sees."""
+        """Return the first key that token t sees."""
         s = self.c.segment
         return max(0, s * (t // s - 1) if self.c.window == "segments" else t - 2 * s + 1)
 
     def layer(self, number, rows, read=None):
-        """read: t -> the update of token t by CCA, from the states before it."""
+        """Apply a layer. read: t -> CCA's update of token t, from the states before it."""
         prefix = f"layers.{number - 1}"
         normed = [self.norm(f"{prefix}.attention_norm", x) for x in rows]
         rows = [
@@ -88,7 +86,7 @@ class Naive:
         return rows
 
     def chunk_states(self, rows):
-        """e of every complete chunk; H itself without a retriever."""
+        """Return e of every complete chunk; H itself without a retriever."""
         m = self.c.chunk_len
         chunks = [rows[i : i + m] for i in range(0, len(rows) - m + 1, m)]
         if not self.c.retriever:
@@ -100,7 +98,7 @@ class Naive:
         return states
 
     def retrieve(self, states, k):
-        """scores [l,l] with -inf where not retrievable, index [l,k]."""
+        """Return scores [l,l] with -inf where not retrievable, index [l,k]."""
         mean = [np.mean(e, 0) for e in states]
         as_query = [self.norm("retriever.query_norm", c) if self.c.query_norm else c for c in mean]
         as_key = [self.norm("retriever.key_norm", c) if self.c.key_norm else c for c in mean]
@@ -115,7 +113,7 @@ class Naive:
         return scores, index
 
     def neighbour(self, states, chunk, j):
-        """[2m,d]: what the chunk `chunk` (its H) reads of neighbour j."""
+        """Return [2m,d]: neighbour j as the chunk `chunk` (its H) reads it."""
         rows = [*states[j], *states[j + 1]]
         normed = [(self.norm("neighbours.norm", x), p) for p, x in enumerate(rows)]
         rows = [x + self.attention("neighbours.attention", y, p, normed) for x, (y, p) in zip(rows, normed)]
@@ -137,7 +135,7 @@ class Naive:
         return [[values.get(i * width + a) for a in range(width)] for i in range(len(neighbours))]
 
     def logits(self, tokens, index=None, k=None, retrieval=True):
-        """[N,V], and what was retrieved: scores, index, gates."""
+        """Return [N,V] and the retrieval: scores, index, gates."""
         m, rows, read, retrieved = self.c.chunk_len, self.lower(tokens), None, (None, None, None)
         if retrieval and self.c.cca_layers:
             states = self.chunk_states(rows)
@@ -165,7 +163,7 @@ class Naive:
 
 
 def lambda_rank(scores, targets, tau):
-    """One row: (sum over pairs, number of pairs), by the definition."""
+    """Return (sum over pairs, number of pairs) of one row, by the definition."""
     there = [j for j in range(len(scores)) if scores[j] > -np.inf]
     gain = {j: 2.0 ** max(targets[j], 0) - 1 for j in there}
     ranked = sorted(there, key=lambda j: -scores[j])

@@ -1,4 +1,4 @@
-"""Decoding with a cache equals the whole, whatever the blocks, wherever the rows stand; the index that grows."""
+"""Decoding with a cache equals the whole, for any blocks and positions of rows; the growing index."""
 
 import copy
 import os
@@ -16,7 +16,9 @@ N, M = 43, 4
 
 
 def decoded(model, cache, tokens, blocks, index=None, first=0, **options):
-    """Logits of tokens from `first` on, block by block, with the given neighbours of what each block completes."""
+    """Return logits of tokens from `first` on, block by block, with the given neighbours of the chunks that each block
+    completes.
+    """
     outs = []
     for count in blocks:
         chunks = slice(first // M, (first + count) // M)
@@ -103,7 +105,7 @@ def test_rows_of_different_lengths_equal_each_row_alone(lengths, blocks):
 
 
 def test_generate():
-    """Greedy, ragged: what each prompt gives alone, token by token of the whole; retrieval off differs."""
+    """Greedy, ragged: each prompt gives its tokens alone, token by token; retrieval off differs."""
     model = tiny.model()
     prompts = [tiny.tokens(n, batch=1, seed=n)[0] for n in (19, 6, 30)]
     got = generate(model, prompts, 14)

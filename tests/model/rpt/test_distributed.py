@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes: a step on both losses equals the one process's that sees the whole batch."""
+"""DDP and FSDP2 over two gloo processes: a step on both losses equals that of one process with the whole batch."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ LESSONS = rpt.Lessons(3, alpha_ret=0.5, retriever_alpha=1.0, alpha_steps=0, tau=
 
 
 def data():
-    """Four sequences, unequal numbers of positives, half of the neighbours the teacher's."""
+    """Four sequences, unequal numbers of positives, half of the neighbours from the teacher."""
     g = torch.Generator().manual_seed(0)
     tokens = tiny.tokens(43, batch=4)
     number = torch.arange(10)

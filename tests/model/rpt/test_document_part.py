@@ -1,6 +1,4 @@
-"""Documents split over two processes: logits, losses, pairs and
-gradients of one process, and the bytes that are stated.
-"""
+"""Documents split over two processes: logits, losses, pairs and gradients of one process, and the stated bytes."""
 
 import pytest
 import torch
@@ -24,9 +22,7 @@ CASES = [{}, {"window": "sliding", "null_slot": True}, {"retriever": False}]
 
 
 def data(changes: dict):
-    """Documents, candidates and neighbours by the numbers of whole documents, some of them the
-    retriever's to choose.
-    """
+    """Documents, candidates and neighbours by the numbers of whole documents; the retriever chooses some of them."""
     g, number = torch.Generator().manual_seed(0), torch.arange(N // M)
     candidates = torch.stack([(number - 2 - c).clamp(min=-1) for c in range(3)], 1).expand(B, -1, -1).contiguous()
     scores = torch.randn(candidates.shape, generator=g).masked_fill(candidates < 0, -torch.inf)
@@ -39,7 +35,7 @@ def data(changes: dict):
 
 
 def outcome(changes: dict, part: DocumentPart | None = None):
-    """Logits, the index that was read, and the gradients of both losses, each the mean over all processes."""
+    """Return logits, the index, and the gradients of both losses, each the mean over all processes."""
     model, (tokens, lessons, index, real) = tiny.model(**changes), data(changes)
     counted, options = real[:, 1:].sum(), {}
     if part is not None:
@@ -70,7 +66,7 @@ def worker(rank):
 
 
 def trained(part: DocumentPart | None = None):
-    """Three steps of `train_step`, in DDP where the documents are split."""
+    """Run three steps of `train_step`, in DDP if the documents are split."""
     model, (tokens, lessons, index, real) = tiny.model(dtype=torch.float32, score_scale=0.2), data({})
     optimizer, options, wrapped = torch.optim.SGD(model.parameters(), lr=0.1), {}, model
     if part is not None:
@@ -112,7 +108,7 @@ def test_training_equals_one_process(ran):
 
 
 def test_bytes_are_those_that_are_stated(ran):
-    """Of two passes forward and one backward on the first process of two."""
+    """Of two forward passes and one backward pass on the first of two processes."""
     sent, d, width, layers = ran[0][0][2], 32, 8, 4
     n, chunks, k = N // 2, N // 2 // M, 2
     assert sent["states of chunks"] == 3 * B * n * d * width and sent["keys of chunks"] == 3 * B * chunks * d * width

@@ -1,4 +1,4 @@
-"""Whole documents, the metrics of retrieval by hand, where retrieval helps."""
+"""Whole documents, metrics of retrieval by hand, the share of retrieval."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The demonstrations run, and what they claim of their own data is so."""
+"""The demonstrations run, and their claims about their data hold."""
 
 import itertools
 import json
@@ -64,7 +64,7 @@ def test_far_and_right_by_hand():
 
 
 def test_the_lessons_say_which_card_it_is():
-    """The teacher's neighbours of a far cue have an earlier showing of its card; BM25 fails where cues are reworded."""
+    """The teacher's neighbours of a far cue include an earlier showing of its card; BM25 fails on reworded cues."""
     shares = {}
     for forms in (1, 8):
         plan = Plan(Deck(words=32, forms=forms))
@@ -78,7 +78,7 @@ def test_the_lessons_say_which_card_it_is():
 
 
 def test_the_reader_is_right_about_every_reworded_card():
-    """Its lessons are positive for the earlier showings of a card, all of them, and for nothing else."""
+    """Its lessons are positive for exactly the earlier showings of a card."""
     plan = command.REWORDED
     documents = Documents.draw(plan, 6, seed=3)
     positive = documents.lessons.dense() > 0

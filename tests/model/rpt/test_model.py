@@ -1,4 +1,4 @@
-"""RPT against the equations: logits, index, gates, prefixes, gradients, every switch."""
+"""RPT against the equations: logits, index, gates, prefixes, gradients, every option."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.model.rpt import tiny
 
 EXACT = tolerances.FLOOR[torch.float64]
 
-#: what Table 4 takes away, and the options
+#: the ablations of Table 4, and the options
 SWITCHES = {
     "plain": {},
     "sliding": {"window": "sliding"},
@@ -48,7 +48,7 @@ def test_equals_the_equations(changes):
         want, want_retrieved = naive.logits(tokens[b].tolist())
         check(got[b], type(retrieved)(*(t[b] for t in retrieved)), want, want_retrieved)
     if model.config.gate_floor < 1:
-        assert retrieved.gate.min() < 0.4 < 0.6 < retrieved.gate.max()  # the gate is at work
+        assert retrieved.gate.min() < 0.4 < 0.6 < retrieved.gate.max()  # the gate is not constant
 
 
 @pytest.mark.parametrize("changes", [{}, {"null_slot": True}, {"retriever": False}], ids=str)
@@ -62,7 +62,7 @@ def test_given_neighbours_and_none(changes):
     off = naive.logits(tokens[0].tolist(), retrieval=False)[0]
     assert relative_error(model(tokens, retrieval=False)[0], torch.from_numpy(off)) < EXACT
     assert relative_error(got[0], torch.from_numpy(off)) > 1e-3
-    if changes == {}:  # nothing found adds nothing
+    if changes == {}:  # without neighbours CCA adds nothing
         assert relative_error(model(tokens, index=torch.full_like(index, -1))[0], torch.from_numpy(off)) < EXACT
 
 
@@ -100,7 +100,7 @@ def test_prefixes_do_not_change(changes):
 
 
 def test_what_a_chunk_retrieves_is_never_later():
-    """A token changes only what comes after it, whatever is retrieved."""
+    """A token changes only later tokens, whatever is retrieved."""
     model, tokens = tiny.model(), tiny.tokens(43)
     changed = tokens.clone()
     changed[:, 17] = (changed[:, 17] + 1) % tiny.VOCAB
@@ -128,7 +128,7 @@ def test_gradients_reach_every_weight():
 
 
 def test_gradients_equal_differences():
-    """Of a random direction in each part, with the index held; float64."""
+    """In a random direction of each part, with a fixed index; float64."""
     model, tokens = tiny.model(gate_floor=0.0), tiny.tokens(31)
     index = model.retrieve(tokens)[1]
     g = torch.Generator().manual_seed(1)
@@ -189,7 +189,7 @@ def test_float32_and_autocast(backend):
 
 
 def test_checkpointing_and_dropout():
-    """Recomputed activations give the same gradients; dropout is there in training alone and repeats with the seed."""
+    """Recomputed activations give the same gradients; dropout acts in training alone and repeats with the seed."""
     grads = []
     for checkpoint in (False, True):
         model = tiny.model(checkpoint=checkpoint, dropout=0.2).train()

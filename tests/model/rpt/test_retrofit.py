@@ -1,4 +1,4 @@
-"""A trained decoder gets a retriever: nothing changes at first, only what was added learns, and it learns."""
+"""A trained decoder gets a retriever: its logits do not change at first, and only the added weights learn."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""BM25 against its formula, target scores against a language model
-asked directly, stored builds, schedules, the optimiser.
-"""
+"""BM25 against its formula, target scores against a language model, stored builds, schedules, the optimiser."""
 
 import math
 
@@ -74,7 +72,7 @@ def test_candidates_are_the_best_of_the_retrievable(with_target):
 
 
 def test_target_scores_are_differences_of_mean_log_likelihoods():
-    """Of a real model, asked one context at a time."""
+    """By a real model, called on one context at a time."""
     lm = tiny.model(cca_layers=(), retriever=False)
     chunks = tiny.tokens(44, batch=1)[0].view(11, 4)
     candidates = torch.tensor(bm25_index(chunks.numpy(), 3, excluded_chunks=1, with_target=True)[0])
@@ -95,7 +93,7 @@ def test_target_scores_are_differences_of_mean_log_likelihoods():
 
 
 def test_a_hugging_face_model_is_a_reference():
-    """Target scores are differences of the losses that the library itself computes for the target's tokens."""
+    """Target scores are differences of the library's own losses on the target's tokens."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     lm = transformers.GPT2LMHeadModel(
@@ -176,7 +174,7 @@ def test_a_stored_build_continues_where_it_was_killed(tmp_path):
             assert torch.equal(x, y) and torch.allclose(x.double(), z.double())
     before = len(asked)
     build_supervision(tmp_path / "killed", sequences, counted, name="tiny", **sizes)
-    assert len(asked) == before  # nothing is asked again
+    assert len(asked) == before  # nothing is scored again
     with pytest.raises(ValueError, match="built with name='tiny'; now name='other'"):
         build_supervision(tmp_path / "killed", sequences, counted, name="other", **sizes)
     file = tmp_path / "killed" / supervision.SCORE_FILE
@@ -233,8 +231,9 @@ def lessons_for(tokens, model):
 
 
 def test_wq_and_wk_move_at_the_papers_alpha():
-    """1e-9, AdaBelief: gradients below its floor move them like SGD of rate lr * alpha / 1e-7, here at the paper's
-    5e-3; the rest of the model moves as without the retrieval loss."""
+    """At 1e-9 with AdaBelief, gradients below epsilon move them like SGD of rate lr * alpha / 1e-7, here at the paper's
+    5e-3; the rest of the model moves as without the retrieval loss.
+    """
     tokens = tiny.tokens(60, batch=4)
     moved = {}
     for alpha in (1e-9, 0.0):

@@ -1,4 +1,4 @@
-"""The tiny model and tokens that RPT's tests share."""
+"""The tiny model and tokens of RPT's tests."""
 
 import torch
 
@@ -25,8 +25,8 @@ def config(**changes) -> RPTConfig:
 
 
 def model(seed: int = 0, *, dtype=torch.float64, backend=None, checkpoint=False, **changes) -> RPT:
-    """A model in evaluation mode whose every parameter is random:
-    norms, null slots and a gate that reaches its floor too.
+    """Return a model in evaluation mode whose every parameter is random: norms, null slots and a gate that reaches its
+    floor too.
     """
     torch.manual_seed(seed)
     built = RPT(config(**changes), dtype=torch.float64, backend=backend, checkpoint=checkpoint).eval()

@@ -14,13 +14,13 @@ __all__ = ["chromium", "open_page", "serving", "unavailable"]
 
 
 def unavailable() -> str | None:
-    """Why the page cannot be looked at here; None where it can."""
+    """Return the reason why the page cannot be opened here, or None."""
     return browser.unavailable() or (None if importlib.util.find_spec("uvicorn") else "uvicorn is not installed")
 
 
 @contextlib.contextmanager
 def serving(reader: Reader) -> Iterator[str]:
-    """The address of a server that runs in a thread."""
+    """Start a server in a thread and return its address."""
     import uvicorn
 
     from retro_model.apps.serve.app import make_app
@@ -37,11 +37,9 @@ def serving(reader: Reader) -> Iterator[str]:
 
 
 def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light"):
-    """A page that has drawn its first text. What it asks of other hosts and what it complains of is
-    kept in `.strange`.
-    """
+    """Open a page and wait for its first text. Requests to other hosts and console messages are kept in `.strange`."""
     page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
-    page.set_default_timeout(120_000)  # milliseconds: a busy machine is slow, not wrong
+    page.set_default_timeout(120_000)  # milliseconds; a busy machine is slow
     page.strange = []
     page.on(
         "request",

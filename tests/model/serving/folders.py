@@ -1,4 +1,4 @@
-"""Tiny model folders: nothing is trained, yet retrieval helps, for the weights start with a circuit that copies."""
+"""Tiny model folders. Nothing is trained; the weights start with a copying circuit, so retrieval helps."""
 
 from pathlib import Path
 
@@ -22,9 +22,7 @@ M = 16
 
 
 def texts() -> list[tuple[str, str, str]]:
-    """Five made-up files; `harbour.txt` is what the held-out text was
-    written after, `<b>hostile.html` is not to be believed.
-    """
+    """Return five made-up files; the held-out text resembles `harbour.txt`, and `<b>hostile.html` tests escaping."""
     random = np.random.default_rng(0)
     nouns = [
         "harbour",
@@ -59,7 +57,7 @@ def texts() -> list[tuple[str, str, str]]:
 
 
 def held_out() -> list[tuple[str, str, str]]:
-    """The second half of harbour.txt under another name and with another end, and a hostile text."""
+    """Return the second half of harbour.txt under another name and with another end, and a hostile text."""
     harbour = texts()[0][2].split("\n")
     return [
         ("port.txt", "port", "\n".join(harbour[30:50]) + "\nThen the story ended otherwise.\n"),
@@ -135,7 +133,7 @@ def decoder(folder: Path) -> None:
 
 
 def text_files(folder: Path) -> None:
-    """The texts, four times each with other words first, as files."""
+    """Write the texts as files, four times each with other words first."""
     for number in range(4):
         for name, _, text in texts():
             words = text.split()

@@ -1,4 +1,4 @@
-"""Any JSON: 200 or 400, and never a changed library after a 400."""
+"""Any JSON is answered with 200 or 400; a 400 changes nothing in the library."""
 
 import json
 
@@ -53,7 +53,7 @@ def library(client) -> dict:
 
 
 def post(client, verb: str, content) -> int:
-    """The status; a refusal must leave the library as it was, and the model able to read."""
+    """Return the status; after a refusal check that the library is unchanged and the model can read."""
     before = library(client)
     answer = client.post(f"/api/{verb}", content=json.dumps(content), headers=HEADERS)
     assert answer.status_code in (200, 400), answer.text

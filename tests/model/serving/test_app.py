@@ -1,4 +1,4 @@
-"""The server: it listens on this machine alone, answers its own page alone, and says what is wrong with a question."""
+"""The server: it listens on this machine alone, answers only its own page, and names the fault of a question."""
 
 import gc
 import json
@@ -31,12 +31,12 @@ def test_it_listens_on_the_loopback_only():
         with pytest.raises(SystemExit, match="taken"):
             command.listen(made.getsockname()[1])
     options = [line for line in Path(command.__file__).read_text().splitlines() if "add_argument" in line]
-    # nor can it be told to listen elsewhere
+    # there is no option to listen elsewhere
     assert not [line for line in options if "host" in line.lower().replace("{host}", "")]
 
 
 def test_two_hundred_clients_may_come_before_the_server_runs():
-    """They wait in the system's queue; beyond its end a client would try again after a second."""
+    """They wait in the socket's queue; a client beyond its end would try again after a second."""
     with command.listen(0) as made:
         waiting = [socket.create_connection(made.getsockname(), timeout=0.5) for _ in range(200)]
     for one in waiting:
@@ -50,7 +50,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     for name in ("main.js", "text.js", "cards.js", "library.js", "memories.js", "words.js", "dom.js", "page.css"):
         part = client.get(f"/page/{name}")
-        # offline: nothing from elsewhere
+        # offline: no reference to another host
         assert part.status_code == 200 and "http" not in part.text.replace("http-equiv", ""), name
         assert (
             "innerHTML" not in part.text and "insertAdjacentHTML" not in part.text and "document.write" not in part.text
@@ -71,7 +71,7 @@ def test_the_page_and_its_parts_are_served_with_a_strict_policy(client):
     ],
 )
 def test_strangers_are_refused(client, headers, named):
-    """A rebound name, another site's script, a form: before anything is read or changed."""
+    """A rebound name, another site's script, a form: each is refused before anything is read or changed."""
     answer = client.post(
         "/api/forget", content='{"document": 0}', headers={"content-type": "application/json"} | headers
     )
@@ -137,7 +137,7 @@ def test_nothing_outside_the_page_is_served(client):
 
 
 def test_the_command_serves_what_it_prints(tmp_path):
-    """As a process: the address that it prints answers, and only there does it listen. A title moves no cursor."""
+    """As a process: it listens only on the address that it prints. A title contains no control characters."""
     import subprocess
     import sys
     import urllib.request
@@ -189,5 +189,5 @@ def test_what_is_no_model_folder_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("ticket, kept", [("a" * 64, True), ("a" * 65, False), ("", False), (7, False), (None, False)])
 def test_a_ticket_is_a_short_name(ticket, kept):
-    """The place of nobody's ticket would be told to whoever asks without one."""
+    """Without a ticket there is no place to tell."""
     assert serving_app._ticket({"ticket": ticket}) == (ticket if kept else None)

@@ -1,4 +1,4 @@
-"""The server under load: a bounded queue with places, answers that end, and files that wait for nobody."""
+"""The server under load: a bounded queue with places, time limits of answers, files that wait for nothing."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ def reader(tmp_path_factory):
 
 
 class Client:
-    """One request to an ASGI application; `leave` is what a closed connection looks like to it."""
+    """One request to an ASGI application; `leave` simulates a closed connection."""
 
     def __init__(self, app, path: str, asked=None, *, whole: bool = True) -> None:
         self.sent, self.messages, self.left = asyncio.Event(), [], asyncio.Event()
@@ -57,7 +57,7 @@ class Client:
         self.left.set()
 
     async def answer(self):
-        """(status, JSON or bytes)."""
+        """Return (status, JSON or bytes)."""
         await asyncio.wait_for(self.task, 30)
         body = b"".join(m.get("body", b"") for m in self.messages)
         is_json = b"application/json" in dict(self.messages[0]["headers"])[b"content-type"]
@@ -65,7 +65,7 @@ class Client:
 
 
 class Held:
-    """Keeps the desk's thread busy until it is released; `entered` says that it is."""
+    """Keeps the desk's thread busy until released; `entered` is set when the thread starts."""
 
     def __init__(self) -> None:
         self.entered, self.released = threading.Event(), threading.Event()
@@ -86,7 +86,7 @@ async def until(condition) -> None:
 
 @pytest.fixture
 def make(reader, monkeypatch):
-    """app, desk, held: reading keeps the model busy."""
+    """Return app, desk, held: reading keeps the model busy."""
     from retro_model.apps.serve import app as serving
 
     def made(most: int = 4):
@@ -130,7 +130,7 @@ def test_the_queue_has_a_bound_and_everybody_a_place(make):
         assert (await Client(app, "/api/queue?ticket=t4").answer())[1]["place"] is None
         held.released.set()
         assert [await c.answer() for c in waiting] == [(200, {})] * 4
-        assert (await Client(app, "/api/read", {"passage": 0}).answer())[0] == 200  # there is room again
+        assert (await Client(app, "/api/read", {"passage": 0}).answer())[0] == 200  # a place is free again
 
     asyncio.run(run())
 
@@ -192,7 +192,7 @@ def test_a_wait_is_told_by_the_time_that_answers_took(monkeypatch):
 
     async def run():
         held = Desk()
-        for _ in range(40):  # a clock that is asked at the start, by the check and at the end
+        for _ in range(40):  # a clock that is read at the start, by the check and at the end
             await held.ask(lambda: 1)
         assert held.wait(0) == 0 and held.wait(2) == pytest.approx(2 * 6.0, rel=0.01)
 
@@ -229,7 +229,7 @@ def test_a_body_that_never_ends_is_given_up(make, monkeypatch):
 
 
 def test_a_head_that_never_ends_is_given_up(make, monkeypatch):
-    """Over a socket: half a first request, and half a second one on a connection that was served, either way."""
+    """Over a socket: half a first request, and half a second one on a connection that was served, by both paths."""
     from retro_model.apps.serve import app as serving
     from retro_model.apps.serve import patient
 
@@ -264,7 +264,7 @@ def test_an_answer_may_take_longer_than_a_head(make, monkeypatch):
 
 
 def test_a_file_on_the_short_way_keeps_its_connection(make):
-    """The time in which a connection may be idle, which began after an answer of the application, ends."""
+    """A file on the short path stops the idle timer that an earlier answer of the application started."""
     from retro_model.apps.serve import app as serving
     from retro_model.apps.serve.patient import Patient
 
@@ -288,7 +288,7 @@ def test_a_file_on_the_short_way_keeps_its_connection(make):
 
 @contextlib.asynccontextmanager
 async def listening(app, protocol):
-    """The port at which a server answers."""
+    """Return the port of a running server."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, port=0, http=protocol, ws="none", log_level="critical"))
@@ -300,7 +300,7 @@ async def listening(app, protocol):
 
 
 async def exchange(port: int, *parts: bytes) -> bytes:
-    """Return what the server sends until it closes. parts: sent one after another, each read by itself."""
+    """Return everything that the server sends until it closes. parts: sent one after another, each read separately."""
     reads, writes = await asyncio.open_connection("127.0.0.1", port)
     for part in parts:
         writes.write(part)
@@ -320,7 +320,7 @@ CLOSE = "Connection: close\r\n\r\n"
 
 
 def test_a_file_on_the_short_way_is_what_the_application_answers(make):
-    """Byte for byte, and the application hears nothing of it."""
+    """Byte for byte, without a call of the application."""
     from retro_model.apps.serve import app as serving
     from retro_model.apps.serve.patient import Patient
 
@@ -346,7 +346,7 @@ def test_a_file_on_the_short_way_is_what_the_application_answers(make):
     asyncio.run(run())
 
 
-#: requests that h11 and the application answer, with the status
+#: requests answered by h11 and the application, with the status
 OTHERS = [
     (GET.replace("127.0.0.1", "evil.example") + CLOSE, 403),
     (GET + "Origin: http://evil.example\r\n" + CLOSE, 403),
@@ -367,7 +367,7 @@ OTHERS = [
 
 @pytest.mark.parametrize("short", [False, True], ids=["application alone", "short way"])
 def test_whatever_is_no_plain_request_for_a_file_is_the_applications(make, short):
-    """In one part and in two."""
+    """Sent in one part and in two."""
     from retro_model.apps.serve import app as serving
     from retro_model.apps.serve.patient import Patient
 

@@ -1,6 +1,4 @@
-"""The page in a real browser: what it shows, what changes when the
-library does, keyboard, narrow screens, hostile documents.
-"""
+"""The page in a real browser: its content, changes of the library, keyboard, narrow screens, hostile documents."""
 
 import re
 
@@ -35,7 +33,7 @@ def cost(page, name="on") -> float:
 
 
 def click_and_wait(page, selector: str) -> None:
-    """Clicks, and waits for the text to be read anew."""
+    """Click, and wait until the text is read anew."""
     with page.expect_response("**/api/read"):
         page.locator(selector).first.click()
     page.wait_for_selector("body:not(.busy)")
@@ -97,7 +95,7 @@ def test_the_knobs(page):
 def test_writing_on_from_a_prompt_shows_what_it_writes_alone_too(page):
     page.locator("label", has_text="Write on").click()
     page.fill("#prompt", "The harbour moved the crane near the ")
-    page.locator("#temperature").fill("0")  # a draw may be the end of the text
+    page.locator("#temperature").fill("0")  # sampling may end the text early
     with page.expect_response("**/api/write"):
         page.locator("form button[type=submit]").click()
     page.wait_for_selector("#text .written")
@@ -121,7 +119,7 @@ def test_by_keyboard_alone(page):
     second_chunk = int(page.get_attribute("#text .chosen", "data-i"))
     assert second_chunk // folders.M == 1
     page.keyboard.press("Enter")
-    page.locator("#text .t").nth(second_chunk + 20).hover()  # pinned: pointing elsewhere changes nothing
+    page.locator("#text .t").nth(second_chunk + 20).hover()  # pinned: hovering elsewhere changes nothing
     assert int(page.get_attribute("#text .chosen", "data-i")) == second_chunk
     page.keyboard.press("Escape")
     reached = set()
@@ -167,7 +165,7 @@ def test_memory_mosaics_show_what_each_memory_votes_for(chromium, readers):
 
 
 def test_text_of_documents_is_text(page):
-    """The hostile text is read, its neighbours are hostile, its file name is hostile."""
+    """The text, its neighbours and a file name contain HTML."""
     with page.expect_response("**/api/read"):
         page.select_option("#passage", label="note.html, from line 1")
     page.wait_for_selector("#documents >> text=<b>hostile.html")
@@ -199,7 +197,7 @@ def test_the_page_says_its_limits_and_its_control(page):
 
 
 def test_who_waits_is_told_his_place(page):
-    """Two questions before this one, as the queue says them."""
+    """Two questions are before this one, as the queue reports."""
     page.route("**/api/queue*", lambda route: route.fulfill(json={"place": 2, "waiting": 3, "seconds": 7}))
     waiting = []
     page.route("**/api/read", lambda route: waiting.append(route))

@@ -1,5 +1,5 @@
-"""What a page is told: runs and sources against brute force, a library that forgets and learns, costs that are the
-model's own.
+"""Readings for the page: runs and sources against brute force, a library that changes, costs equal
+to the model's own.
 """
 
 import json
@@ -53,7 +53,7 @@ def test_a_source_is_in_the_longest_run_of_the_chunk_befores_neighbours():
     mask = np.ones_like(neighbours, bool)
     mask[0, 1, 7] = False
     sources = reading.sources(tokens, neighbours, mask, np.zeros(8, bool), 4)
-    assert sources[:4] == [None] * 4  # nothing was retrieved before the first chunk
+    assert sources[:4] == [None] * 4  # no retrieval before the first chunk
     assert sources[4:] == [[1, 2, 0, 4], [1, 3, 0, 4], None, [1, 6, 6, 7]]
     assert reading.sources(tokens, neighbours, mask, tokens == 5, 4)[4] is None  # white space has no source
     longer = np.pad(neighbours, ((0, 0), (0, 0), (0, 4)), constant_values=7)  # passages of three chunks
@@ -273,7 +273,7 @@ def test_verdicts(off, baseline, said):
 
 
 def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
-    """A title that is set, a cursor that is moved, a line that is shown backwards."""
+    """A title that is set, a cursor that moves, a line shown backwards."""
     hostile = "harbour\x1b]0;taken over\x07\x1b[2J\x9b31m\u202egnihtemos\r\x00"
     folder = folders.retro(tmp_path)
     file = tmp_path / "a\x1b[2Jb.txt"
@@ -289,16 +289,14 @@ def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
 
 @pytest.mark.parametrize("kind", ["retro", "rpt"])
 def test_a_reading_has_its_control(kind, paths):
-    """Random passages in place of those found, of the library or of the text's own past: what the gain is measured
-    against.
-    """
+    """The gain is over random passages of the library, or of the text's own past."""
     reader = open_folder(paths[kind])
     reading = reader.read(reader.passage(0), Options())
     assert reading.random.shape == reading.on.shape and reading.random[0] == 0
     assert np.array_equal(reading.gain, reading.random - reading.on)
     said = reading.to_dict()
     assert said["bits_per_byte"].keys() == {"on", "off", "random"} and said["controlled"]
-    assert reading.per_byte(reading.on) < reading.per_byte(reading.random)  # the circuit copies from what was found
+    assert reading.per_byte(reading.on) < reading.per_byte(reading.random)  # the circuit copies from the neighbours
     standing = [gain for gain, source in zip(reading.gain, reading.sources) if source]
     assert reading.seen == pytest.approx(sum(standing))
     alone = reader.read(reader.passage(0), Options(retrieval=False))

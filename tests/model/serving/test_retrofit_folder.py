@@ -1,4 +1,4 @@
-"""A small GPT-2 from a local folder: retrofitted by the command, then read as a RETRO is."""
+"""A small GPT-2 from a local folder: retrofitted by the command, then read like a RETRO."""
 
 import json
 
@@ -23,7 +23,7 @@ HOW = Fit(steps=4, batch_size=1, max_lr=2e-3)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The decoder's folder, and the model folder that the command left."""
+    """The decoder's folder, and the model folder made by the command."""
     decoder, texts, out = (tmp_path_factory.mktemp(name) for name in ("tiny-gpt", "texts", "out"))
     tokenizer = Tokenizer.train([text for _, _, text in folders.texts()], 400)
     theirs = transformers.PreTrainedTokenizerFast(
@@ -48,7 +48,7 @@ def test_off_is_the_decoder_as_it_was(made):
     with torch.no_grad():
         wanted = F.cross_entropy(plain(tokens).logits[0, :-1], tokens[0, 1:], reduction="none") / np.log(2)
     np.testing.assert_allclose(got.off[1:], wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(got.on - got.off).max() > 1e-4  # what was added has learned something
+    assert np.abs(got.on - got.off).max() > 1e-4  # the added weights have learned something
     assert "".join(got.texts) == reader.tokenizer.decode_bytes(ids).decode()
     assert got.cards[0] and got.cards[0][0]["name"].endswith((".txt", ".md"))
 
@@ -67,7 +67,7 @@ def test_it_is_asked_and_its_library_changes_like_any_other(made, capsys):
 
 
 def test_what_it_claims_has_its_control(made):
-    """Six files: one is held out, and one document says too little."""
+    """Six files: one is held out, and one document gives no interval."""
     record = json.loads((made[1] / "retrofit.json").read_text())
     assert record["bits_per_byte"].keys() == {"off", "on", "random"}
     assert (

@@ -1,4 +1,4 @@
-"""Model folders from strangers: a file that is none is refused by name, and nothing waits for a pipe."""
+"""Model folders from elsewhere: a file that is no regular file is refused by name, and no pipe blocks."""
 
 import os
 import shutil
