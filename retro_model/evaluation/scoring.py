@@ -166,9 +166,10 @@ def score(
     check_takes_neighbours(model, neighbours)
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
+    scores = getattr(model.config, "score_bias", False)
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
-            batch = gather(store, padded_rows(jobs), neighbours, database).to(device)
+            batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
             with torch.autocast(
                 device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
             ):

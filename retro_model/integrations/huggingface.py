@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import EllipsisType
 
@@ -110,6 +110,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         neighbours: Tensor | None = None,
         neighbour_mask: Tensor | None = None,
+        neighbour_scores: Tensor | None = None,
         labels: Tensor | None = None,
         cache=None,
         past_key_values=None,
@@ -120,8 +121,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Logits [B,N,V], and the mean loss over the labels [B,N] that are not -100 where labels are given.
 
         In training with labels the logits are None: those of all tokens are never in memory together.
-        neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. cache, before transformers 5.24
-        past_key_values: the library's own, in `generate`; read and filled unless use_cache is False.
+        neighbours, neighbour_mask, neighbour_scores: of complete chunks, as in `FrozenDecoder`. cache, before
+        transformers 5.24 past_key_values: the library's own, in `generate`; read and filled unless use_cache is False.
         """
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
@@ -129,7 +130,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             checks.shape("labels", labels, "B,N", sizes)
             ids = labels.masked_fill(labels == IGNORED, 0)
             checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
-        inputs = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
+        inputs = dict(zip(checks.RETRIEVED, (neighbours, neighbour_mask, neighbour_scores)))
+        inputs["attention_mask"] = attention_mask
         if labels is not None and self.training:
             total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
             return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
@@ -183,8 +185,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
-        """Neighbours [B,L,K,R] of the chunks that complete within the last `count` columns of the history, and their
-        mask."""
+        """Neighbours [B,L,K,R] of the chunks that complete within the last `count` columns of the history, with all
+        that `retrieve` gives of them."""
         m = self.model.config.chunk_len
         places, chunks = [], []
         for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):
@@ -200,7 +202,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         padded = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):
             target[rows, columns] = t
-        return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), padded)}
+        return {name: t.to(cache.history.device) for name, t in zip(checks.RETRIEVED, padded)}
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
         """See `FrozenDecoder.gradient_checkpointing_enable`."""
@@ -331,7 +333,7 @@ class NeighbourCollator:
     """Rows of tokens and their neighbours to a batch, padded on the right, with labels.
 
     A row is a dict with input_ids, a list or tensor [n], and where it has neighbours, `neighbours` [n//M,K,R] and
-    perhaps `neighbour_mask`. Where it has none, `retrieve` is asked.
+    perhaps `neighbour_mask` and `neighbour_scores`. Where it has none, `retrieve` is asked.
 
     Args:
         chunk_len: M.
@@ -347,33 +349,33 @@ class NeighbourCollator:
         real = _padded([torch.ones_like(t) for t in tokens], 0)
         ids = _padded(tokens, self.pad)
         batch = {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill(real == 0, IGNORED)}
-        neighbours = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
-        if not any(len(n) for n, _ in neighbours):
+        found = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
+        some = next((f for f in found if len(f[0])), None)
+        if some is None:
             return batch
-        shape = next(n.shape[1:] for n, _ in neighbours if len(n))
-        neighbours = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in neighbours]
-        names: Sequence[tuple[str, Callable]] = (("neighbours", lambda f: f[0]), ("neighbour_mask", lambda f: f[1]))
+        found = [f if len(f[0]) else tuple(t[:0] for t in some) for f in found]
         longest = ids.shape[1] // self.chunk_len
-        return batch | {name: _padded([part(f) for f in neighbours], 0, longest) for name, part in names}
+        return batch | {name: _padded(parts, 0, longest) for name, parts in zip(checks.RETRIEVED, zip(*found))}
 
-    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        chunks = len(tokens) // self.chunk_len
+    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, ...]:
+        chunks, scores = len(tokens) // self.chunk_len, []
         if row.get("neighbours") is not None:
             neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
+            scores = [torch.as_tensor(row[name]) for name in checks.RETRIEVED[2:] if row.get(name) is not None]
             if len(neighbours) != chunks:
                 raise ValueError(
                     f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got "
                     f"{list(neighbours.shape)}"
                 )
         elif self.retrieve is not None and chunks:
-            neighbours, mask = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
+            neighbours, mask, *scores = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
         else:
             neighbours, mask = tokens.new_zeros(0, 1, 1), None
         mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
-        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
+        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape), *scores
 
 
-def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:
+def _padded(parts: Sequence[Tensor], fill: int, length: int | None = None) -> Tensor:
     """[B,length,...] of parts [n,...]."""
     length = max(len(p) for p in parts) if length is None else length
     out = parts[0].new_full((len(parts), length, *parts[0].shape[1:]), fill)

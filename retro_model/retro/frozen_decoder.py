@@ -141,6 +141,7 @@ class FrozenDecoder(Frozen):
         neighbours: Tensor | None = None,
         *,
         neighbour_mask: Tensor | None = None,
+        neighbour_scores: Tensor | None = None,
         cache: RetrofitCache | None = None,
         attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
@@ -155,6 +156,8 @@ class FrozenDecoder(Frozen):
             neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache);
                 None: none.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
+            neighbour_scores: float [B,L,K], how similar each neighbour is to the chunk that retrieved it; with
+                score_bias alone. Masked neighbours may have any.
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
                 differentiable.
             attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
@@ -181,6 +184,7 @@ class FrozenDecoder(Frozen):
                 loss_mask,
                 targets,
                 neighbour_mask=neighbour_mask,
+                neighbour_scores=neighbour_scores,
                 attention_mask=attention_mask,
                 **options,
             )
@@ -191,8 +195,10 @@ class FrozenDecoder(Frozen):
             checks.own_cache(cache, self.config)
             cache.pad(starts)
         if cache is None:
-            neighbours, neighbour_mask = self._cut(tokens, starts, neighbours, neighbour_mask)
+            given = neighbours, neighbour_mask, neighbour_scores
+            neighbours, neighbour_mask, neighbour_scores = self._cut(tokens, starts, *given)
         check_inputs(self.config, tokens, neighbours, neighbour_mask, self.device, cache, starts)
+        self._check_scores(neighbours, neighbour_scores)
         options |= self._padding(tokens, attention_mask, starts, cache)
         if neighbours is not None and not neighbours.shape[1]:
             neighbours = neighbour_mask = None
@@ -200,24 +206,27 @@ class FrozenDecoder(Frozen):
             if neighbours is None:
                 out = self.decoder(tokens, **options)
             else:
-                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, None, options)
+                given = neighbours, neighbour_mask, neighbour_scores
+                out = self._with_neighbours(tokens, *given, starts, None, options)
         else:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
-                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, cache, options)
+                given = neighbours, neighbour_mask, neighbour_scores
+                out = self._with_neighbours(tokens, *given, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
         return getattr(out, "logits", out)
 
-    def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours: Tensor | None, neighbour_mask: Tensor | None):
-        """Neighbours and mask of the chunks that count, where more may come."""
-        return neighbours, neighbour_mask
+    def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours, neighbour_mask, neighbour_scores):
+        """Neighbours, mask and scores of the chunks that count, where more may come."""
+        return neighbours, neighbour_mask, neighbour_scores
 
     def _with_neighbours(
         self,
         tokens: Tensor,
         neighbours: Tensor | None,
         neighbour_mask: Tensor | None,
+        neighbour_scores: Tensor | None,
         starts: list[int] | None,
         cache: RetrofitCache | None,
         options: dict,
@@ -236,6 +245,16 @@ class FrozenDecoder(Frozen):
             mask = left_mask(starts, columns, device).long()
         positions = torch.arange(held, columns, device=device) - transfer.numbers(starts, device)[:, None]
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
+
+    def _check_scores(self, neighbours: Tensor | None, scores: Tensor | None) -> None:
+        wants = neighbours is not None and getattr(self.config, "score_bias", False)
+        if wants != (scores is not None):
+            expected = "a tensor [B,L,K] for a model with score_bias" if wants else "None without score_bias"
+            got = "None" if scores is None else "a tensor"
+            raise ValueError(f"neighbour_scores: expected {expected}; got {got}")
+        if wants:
+            checks.shape("neighbour_scores", scores, "B,L,K", dict(zip("BLK", neighbours.shape)))
+            checks.floating("neighbour_scores", scores)
 
     def _check_trainable(self) -> None:
         frozen = not any(p.requires_grad for p in self.added_parameters())
@@ -305,4 +324,6 @@ class RetrofitCache(ChunkCache):
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder returns as its cache
-        self.states: Tensor | None = None  # [B,K,A,2,R,G,D] of each row's last complete chunk: see `OwnAttention`
+        # of each row's last complete chunk, see `OwnAttention`: [B,K,A,2,R,G,D] and [B,K]
+        self.states: Tensor | None = None
+        self.scores: Tensor | None = None

@@ -49,6 +49,7 @@ class OwnConfig:
         chunk_len: M. neighbour_len: R of the neighbours it is meant for; a call may have another.
         sink_token: the token before each neighbour.
         rank: of the low-rank maps of queries and of what was attended; 0: none.
+        score_bias: whether a neighbour's retrieval score, times a slope a head, is added to its logits.
     """
 
     vocab_size: int
@@ -60,6 +61,7 @@ class OwnConfig:
     neighbour_len: int = 64
     sink_token: int = 0
     rank: int = 0
+    score_bias: bool = False
 
     retrieves = True
 
@@ -75,10 +77,11 @@ class OwnConfig:
         checks.integer("neighbour_len", self.neighbour_len, low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
+        checks.flag("score_bias", self.score_bias)
 
     def to_dict(self) -> dict:
         """Options of `retrofit` that make it again; JSON can hold them."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
         return {"neighbours": "own", "cca_layers": list(self.cca_layers)} | {n: getattr(self, n) for n in names}
 
 
@@ -98,6 +101,10 @@ class OwnAttention(FrozenDecoder):
     maps the queries that meet neighbours, before they are rotated; the other maps the attention's result. The second is
     linear, so it adapts the values. Neighbours' states stay the decoder's, so kept ones stay valid.
 
+    With score_bias, slope[l, head]·score is added to the logit, where score is the neighbour's retrieval score. The
+    slopes start at zero. Each neighbour is then attended by itself, because a shift of its logits is an addition to its
+    log-sum-exp.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -105,7 +112,8 @@ class OwnAttention(FrozenDecoder):
             ...
 
     Attributes:
-        bias, scale: [attending layers, heads], all that trains at rank 0.
+        bias, scale: [attending layers, heads], all that trains at rank 0 without score_bias.
+        slope: [attending layers, heads], of the score; None without score_bias.
         query_down, query_up, value_down, value_up: [attending layers, heads, D, r] and [..., r, D]; None at rank 0.
         seconds: spent so far in calls with neighbours, by the host's clock: reading neighbours ("reading"), in the
             attention of layers that attend them ("attention"), in all else of the decoder ("decoder").
@@ -119,6 +127,8 @@ class OwnAttention(FrozenDecoder):
         shape = (len(config.cca_layers), config.num_heads)
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
+        slope = nn.Parameter(torch.zeros(shape, **self.where)) if config.score_bias else None
+        self.register_parameter("slope", slope)
         width, rank = self._head()[1], config.rank
         for name in ("query", "value"):
             down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
@@ -203,22 +213,23 @@ class OwnAttention(FrozenDecoder):
         read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
         return sharing.pool(read), sharing.place
 
-    def _cut(self, tokens, starts, neighbours, neighbour_mask):
-        longest = tokens.shape[1] - (min(starts) if starts else 0)
+    def _cut(self, tokens, starts, *given):
+        neighbours, longest = given[0], tokens.shape[1] - (min(starts) if starts else 0)
         needed = longest // self.config.chunk_len
         if not isinstance(neighbours, Tensor) or neighbours.dim() != 4 or neighbours.shape[1] in (0, needed):
-            return neighbours, neighbour_mask
+            return given
         if neighbours.shape[1] < needed:
             raise ValueError(
                 f"neighbours: expected [B,L,K,R] with L >= N//chunk_len = {needed} complete chunks for N={longest}, "
                 f"chunk_len={self.config.chunk_len}; got L={neighbours.shape[1]}"
             )
-        if isinstance(neighbour_mask, Tensor) and neighbour_mask.shape[:2] == neighbours.shape[:2]:
-            neighbour_mask = neighbour_mask[:, :needed]
-        return neighbours[:, :needed], neighbour_mask
+        whole = neighbours.shape[:2]
+        return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in given)
 
-    def _with_neighbours(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None, options):
-        attending = self._attending(tokens, neighbours, neighbour_mask, starts, cache)
+    def _with_neighbours(
+        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None, options
+    ):
+        attending = self._attending(tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache)
         if attending is None:
             return self.decoder(tokens, **options)
         attention_hook.register()
@@ -227,7 +238,9 @@ class OwnAttention(FrozenDecoder):
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 
-    def _attending(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None) -> Attending | None:
+    def _attending(
+        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None
+    ) -> Attending | None:
         """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
@@ -240,8 +253,10 @@ class OwnAttention(FrozenDecoder):
             neighbour_mask = torch.ones_like(neighbours, dtype=torch.bool)
         if neighbour_mask.dim() == 3:
             neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
-        live, pools, held_place = neighbour_mask.any(-1), [], None
-        place = torch.zeros_like(live, dtype=torch.int64)
+        live, pools, before = neighbour_mask.any(-1), [], None
+        place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
+        if neighbour_scores is not None:
+            scores = neighbour_scores.to(scores.dtype).masked_fill(~live, 0)
         if live.numel() and live.any():  # to look is to wait for a GPU: not where no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
@@ -249,24 +264,18 @@ class OwnAttention(FrozenDecoder):
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
             pools.append(held.flatten(0, 1))
+            before = held_place, cache.neighbour_mask, cache.scores
         if not pools:
             return None
-        laid = slots(
-            first,
-            tokens.shape[1],
-            self.config.chunk_len,
-            place,
-            neighbour_mask,
-            held_place,
-            None if held is None else cache.neighbour_mask,
-        )
+        laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
             cache.states = pool[laid.place[rows, laid.last]]
-            cache.neighbour_mask = laid.mask[rows, laid.last].clone()
+            cache.neighbour_mask, cache.scores = (t[rows, laid.last].clone() for t in (laid.mask, laid.scores))
         key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
-        return Attending(self, pool, laid, self._turns(first, tokens.shape[1], laid.mask.shape[-1]), key_mask)
+        turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1])
+        return Attending(self, pool, laid, tokens.shape[1], turns, key_mask)
 
     def _turns(self, first: Sequence[int], count: int, neighbour_len: int) -> Turns | None:
         """How queries at their own positions get to where they stand after a neighbour; None: they are not turned."""
@@ -302,6 +311,7 @@ def retrofit_own(
     bias: float = -1.0,
     sink_token: int | None = None,
     rank: int = 0,
+    score_bias: bool = False,
     backend: str | None = None,
 ) -> OwnAttention:
     """`retrofit(decoder, neighbours="own", ...)`."""
@@ -333,5 +343,6 @@ def retrofit_own(
         neighbour_len,
         sink_token,
         rank,
+        score_bias,
     )
     return OwnAttention(decoder, config, bias=bias, backend=backend)

@@ -66,7 +66,9 @@ class RetrofittedDecoder(FrozenDecoder):
         """A block that is computed again finds the retrieval of the pass it belongs to."""
         return nullcontext(), _Again(self, self._pass)
 
-    def _with_neighbours(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None, options):
+    def _with_neighbours(
+        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None, options
+    ):
         retrieval = Retrieval(
             self.encoder,
             tokens.shape[1],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from retro_model.base import transfer
+from retro_model.base.checks import RETRIEVED
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Batch:
     tokens: int64 [B, N]. real: bool [B, N], False on padding, and on what shall not be learned. neighbours: int64 [B,
     L, K, R] or None.
     neighbour_mask: bool [B, L, K, R] or None. segment: int64 [B, N] or None, documents packed into a row, for a model
-    that takes it.
+    that takes it. neighbour_scores: float [B, L, K] or None, for a model with score_bias.
     """
 
     tokens: Tensor
@@ -29,17 +30,13 @@ class Batch:
     neighbours: Tensor | None = None
     neighbour_mask: Tensor | None = None
     segment: Tensor | None = None
+    neighbour_scores: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Arguments of a model call: `tokens`, with `neighbours` and `neighbour_mask`, or `segment`, where there are
-        any."""
-        tensors = {"tokens": self.tokens} if self.segment is None else {"tokens": self.tokens, "segment": self.segment}
-        return (
-            tensors
-            if self.neighbours is None
-            else tensors | {"neighbours": self.neighbours, "neighbour_mask": self.neighbour_mask}
-        )
+        """Arguments of a model call: `tokens`, and those of the others that are there."""
+        given = {name: getattr(self, name) for name in ("tokens", "segment", *RETRIEVED)}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     @property
     def counted(self) -> Tensor:
@@ -48,8 +45,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`."""
-        names = ("tokens", "real", "neighbours", "neighbour_mask", "segment")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("tokens", "real", "segment", *RETRIEVED)}
         return dataclasses.replace(
             self, **{n: None if t is None else transfer.send(t, device) for n, t in given.items()}
         )
@@ -66,13 +62,19 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
 
 
 def gather(
-    store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None
+    store,
+    rows: np.ndarray,
+    neighbours: np.ndarray | None = None,
+    database=None,
+    *,
+    k: int | None = None,
+    scores: bool = False,
 ) -> Batch:
     """The batch made of chunk rows `rows` (int64 [B, L]; -1 is a row of padding) of `store`.
 
     neighbours: int64 [num_chunks, K], the database ids retrieved for each chunk of the store (-1: none), with
     `database`, a `ChunkDatabase`; None leaves retrieval off. k: of the neighbours that a window may see, the nearest k
-    of each chunk; None: all K.
+    of each chunk; None: all K. scores: with the similarity of each neighbour to its chunk.
     Returns: a Batch with N = L * store.chunk_len. See `visible` for what a window may see.
     """
     rows = np.asarray(rows)
@@ -86,8 +88,10 @@ def gather(
     ids = visible(store, rows, neighbours, database)
     if k is not None:
         ids = np.take_along_axis(ids, np.argsort(ids < 0, axis=-1, kind="stable")[..., :k], -1)
-    values, mask = database.values(ids)
-    return Batch(*flat, torch.as_tensor(values), torch.as_tensor(mask))
+    found = list(database.values(ids))
+    if scores:
+        found.append(database.similarity(store, safe.reshape(-1), ids.reshape(-1, ids.shape[-1])).reshape(ids.shape))
+    return Batch(*flat, **{name: torch.as_tensor(array) for name, array in zip(RETRIEVED, found)})
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
@@ -118,6 +122,7 @@ def batches(
     neighbours: np.ndarray | None = None,
     database=None,
     k: int | None = None,
+    scores: bool = False,
     starts: np.ndarray | None = None,
     start: int = 0,
     every: int = 1,
@@ -131,7 +136,7 @@ def batches(
 
     window: tokens, a multiple of the chunk length. batch_size: windows in a batch, over all processes. starts: first
     rows of the windows to draw from, in place of all. start: position (batches already taken) to go on from. every: of
-    the batches from there, only each of so many. neighbours, database, k: see `gather`.
+    the batches from there, only each of so many. neighbours, database, k, scores: see `gather`.
     Returns: an iterator over Batch.
     Raises: ValueError where the store is smaller than a batch, or sizes do not divide.
     """
@@ -162,7 +167,7 @@ def batches(
             f"the store's {rows} chunks do not fill a batch of {batch_size} windows of {per_window} chunks, and one "
             "more"
         )
-    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
+    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k, scores=scores)
     return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)
 
 

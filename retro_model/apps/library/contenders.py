@@ -126,13 +126,15 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0, every: bool = False) -> Contender:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank: of its low-rank maps.
+def retrofitted(
+    s: Setting, attention: str, trained: bool = True, rank: int = 0, score_bias: bool = False, every: bool = False
+) -> Contender:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank, score_bias: of that.
     every: it reads far ones too."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
-    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank))
+    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank, score_bias))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
     how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
     if attention == "own" and s.states is not None and not s.states.exists():
@@ -141,7 +143,8 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
         s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
     kept = keeping.__enter__()  # for as long as the contender lives
-    facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
+    name = f"{attention}-{rank}-score" if score_bias else f"{attention}-{rank}"
+    facts = _fit(s, model, how, name) if trained else {}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
@@ -159,7 +162,9 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
     folder = s.folder / f"{name}-{how.seed}"
-    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, windows=how.windows)
+    scores = getattr(model.config, "score_bias", False)
+    options = {"windows": how.windows, "scores": scores}
+    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, **options)
     facts = fit(model, batches, how, s.plan, folder, s.show)
     return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 
@@ -172,10 +177,11 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own-all": functools.partial(retrofitted, attention="own", trained=False, every=True),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
-OWN = ("own-all", "own", "own-gates", "own-lora")
-TRAINED = ("new", "own-gates", "own-lora")
+OWN = ("own-all", "own", "own-gates", "own-score", "own-lora")
+TRAINED = ("new", "own-gates", "own-score", "own-lora")
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

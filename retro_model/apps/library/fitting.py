@@ -21,14 +21,20 @@ ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
+    attention: str,
+    plan: Plan,
+    decoder_layers: int,
+    layers: tuple[int, ...] | None = None,
+    rank: int = 0,
+    score_bias: bool = False,
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
-    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank: of own attention's maps.
+    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
+    attention.
     """
     lengths = {"chunk_len": plan.chunk_len, "neighbour_len": plan.passage_chunks * plan.chunk_len}
     if attention == "own":
-        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank}
+        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank, "score_bias": score_bias}
     layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
     encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
     return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}

@@ -40,7 +40,7 @@ class Library(NamedTuple):
     def similarity(self, plan: Plan) -> np.ndarray:
         """Return the similarity of the held-out chunks to their neighbours, float32 [chunks,K]."""
         near = self.neighbours[:, : plan.neighbours]
-        return similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
+        return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
     def far(self, plan: Plan) -> np.ndarray:
         """Which neighbours own attention does not read, bool [chunks,K]: those that resemble their chunk too little."""
@@ -62,14 +62,8 @@ class Searched:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         store, flat = self.database.store, np.asarray(rows).reshape(-1)
         ids = self.database.search_rows(store, flat, self.shape[1], exclude_doc=np.asarray(store.chunk_doc)[flat])
-        ids = np.where(similarity(self.database, store, flat, ids) < self.least, -1, ids)
+        ids = np.where(self.database.similarity(store, flat, ids) < self.least, -1, ids)
         return ids.reshape(*np.shape(rows), self.shape[1])
-
-
-def similarity(database: ChunkDatabase, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the similarity of a store's chunks to their neighbours `ids` [n,k]; see `DenseSearcher.similarity`."""
-    searcher = database.searcher
-    return searcher.similarity(searcher.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
 
 def prepare(
@@ -161,11 +155,19 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
+def stream(
+    library: Library,
+    plan: Plan,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    windows: int | None = None,
+    scores: bool = False,
+):
     """Batches of the library's own text with their neighbours, without end.
 
     windows: number of windows that recur (see `spread`), with the neighbours that own attention reads. None, or where
-    there are too few: the whole text, with neighbours however dissimilar.
+    there are too few: the whole text, with neighbours however dissimilar. scores: see `gather`.
     """
     store = library.database.store
     near, starts = Searched(library.database, plan.neighbours + SPARE, plan.least_similarity), None
@@ -179,6 +181,7 @@ def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int 
         neighbours=Searched(library.database, near.shape[1]) if starts is None else near,
         database=library.database,
         k=plan.neighbours,
+        scores=scores,
         start=start,
         starts=starts,
     )

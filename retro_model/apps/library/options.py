@@ -15,6 +15,7 @@ CONTENDERS = {
     "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
+    "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
 }
@@ -147,6 +148,7 @@ def retrofit() -> argparse.ArgumentParser:
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
+    add("--score-bias", action="store_true", help="train a slope a head that adds a passage's similarity to its logits")
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
         _add_size(made, name)
     _add_size(made, "chunk_len", option="--chunk")

@@ -238,7 +238,7 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
-COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00")
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
