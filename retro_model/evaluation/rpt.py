@@ -36,7 +36,7 @@ class Document(NamedTuple):
 
 
 def random_chunks(index: Tensor, excluded_chunks: int, seed: int = 0) -> Tensor:
-    """The control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
+    """Make the control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
 
     index: int64 [...,L,K], what was retrieved; its values do not matter. Returns: int64 of the same shape, -1 where
     there are fewer; chunk i has others of 0, ..., i - excluded_chunks.
@@ -58,8 +58,7 @@ def read(
     retrieval: bool = True,
     num_neighbours=None,
 ) -> Document:
-    """Reads a document from its start, `block` tokens a call, keeping what a cache keeps: the result does not depend on
-    the block.
+    """Read a document from its start through a cache, `block` tokens a call. The result does not depend on the block.
 
     Args:
         model: an RPT; runs in evaluation mode, its mode is restored.
@@ -194,7 +193,7 @@ def _read_all(model, tokens: Tensor, retrieval: bool, supervision) -> None:
 
 
 def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision | None) -> None:
-    """Forward and backward; the gradients are thrown away."""
+    """Run forward and backward, and drop the gradients."""
     real = torch.ones_like(tokens, dtype=torch.bool)
     out, found = model.train()(tokens, retrieval=retrieval, loss_mask=real, return_retrieved=True)
     loss = out.total
@@ -205,7 +204,7 @@ def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision |
 
 @torch.no_grad()
 def _read_into(model, tokens: Tensor, retrieval: bool):
-    """A cache that holds the tokens."""
+    """Return a cache that holds the tokens."""
     cache = model.make_cache(len(tokens))
     if tokens.shape[1]:
         model.eval()(tokens, retrieval=retrieval, cache=cache)

@@ -56,7 +56,7 @@ class Frozen(nn.Module):
         return next(self.decoder.parameters()).device
 
     def _check_options(self, options: dict) -> None:
-        """ValueError for options of the decoder by which it would read other tokens than the model counts."""
+        """Raise ValueError for options that make the decoder read other tokens than the model counts."""
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
                 raise ValueError(
@@ -65,11 +65,11 @@ class Frozen(nn.Module):
                 )
 
     def added_parameters(self) -> list[nn.Parameter]:
-        """The weights that were added, without the decoder's."""
+        """Return the weights that were added, without the decoder's."""
         return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
 
     def added_state_dict(self) -> dict[str, Tensor]:
-        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        """Return the added weights by name, without the decoder's; `load_state_dict(..., strict=False)` loads them."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
 
@@ -218,7 +218,7 @@ class FrozenDecoder(Frozen):
         return getattr(out, "logits", out)
 
     def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours, neighbour_mask, neighbour_scores):
-        """Neighbours, mask and scores of the chunks that count, where more may come."""
+        """Return neighbours, mask and scores of the complete chunks, where more are allowed."""
         return neighbours, neighbour_mask, neighbour_scores
 
     def _with_neighbours(
@@ -231,7 +231,7 @@ class FrozenDecoder(Frozen):
         cache: RetrofitCache | None,
         options: dict,
     ):
-        """The decoder's output with retrieval. None for neighbours: with a cache, where no chunk completes."""
+        """Return the decoder's output with retrieval. neighbours is None where no chunk completes, with a cache."""
         raise NotImplementedError
 
     @staticmethod
@@ -266,7 +266,7 @@ class FrozenDecoder(Frozen):
 
     @property
     def decodes_ragged(self) -> bool:
-        """Whether rows of different lengths share a cache: where the decoder takes a mask and positions."""
+        """Whether rows of different lengths may share a cache: the decoder must take a mask and positions."""
         return {"attention_mask", "position_ids"} <= inspect.signature(base_of(self.decoder).forward).parameters.keys()
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
@@ -311,7 +311,7 @@ class FrozenDecoder(Frozen):
         return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
-        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        """Make an empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetrofitCache(self.config, batch, capacity)
 
 

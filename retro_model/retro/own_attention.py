@@ -36,7 +36,7 @@ DECODERS = {
 }
 #: Rotary frequencies that depend on the length of the text: a neighbour's would not be those of the text it is for.
 MOVING = ("dynamic", "longrope")
-READ_TOKENS = 2**13  # of neighbours that the decoder reads at once
+READ_TOKENS = 2**13  # tokens of neighbours in one pass of the decoder
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,11 @@ class OwnAttention(FrozenDecoder):
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
-        """Context manager: the states of neighbours are kept from call to call, at most `max_bytes` of them; those
-        asked for longest ago go first. They are forgotten when a weight of the decoder changes.
+        """Keep the states of neighbours from call to call, within the context.
 
-        folder: all that is read is also written there, `neighbour_bytes()` for each distinct neighbour, and found there
-        by later processes that have the same decoder, layers and sink token. Nothing there is ever dropped.
+        At most `max_bytes` stay in memory; the least recently used go first. All are dropped when a weight of the
+        decoder changes. folder: also write each state to disk, `neighbour_bytes()` for each distinct neighbour. Later
+        processes with the same decoder, layers and sink token read it there. Nothing on disk is dropped.
 
         Example:
             with model.keeping() as kept:
@@ -170,18 +170,18 @@ class OwnAttention(FrozenDecoder):
         return self._kept is not None
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
-        """Bytes that the states of one neighbour take."""
+        """Return the bytes of one neighbour's states."""
         head = self._head()
         length = neighbour_len or self.config.neighbour_len
         return 2 * length * len(self.config.cca_layers) * head[0] * head[1] * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
-        """G and D of the decoder's keys."""
+        """Return G and D of the decoder's keys."""
         return heads_of(base_of(self.decoder).config)[1:]
 
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
-        """Keys and values [U,A,2,R,G,D] of neighbours int64 [U,R] in the A layers that attend, read by themselves."""
+        """Read neighbours int64 [U,R], each by itself. Return keys and values [U,A,2,R,G,D] of attending layers."""
         began = time.perf_counter()
         attention_hook.register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
@@ -198,13 +198,13 @@ class OwnAttention(FrozenDecoder):
         return states
 
     def read(self, neighbours: Tensor) -> None:
-        """Reads neighbours int64 [S,R] ahead of the calls that need them, within `keeping`."""
+        """Read neighbours int64 [S,R] ahead of the calls that need them. Has an effect within `keeping` alone."""
         rows = max(1, READ_TOKENS // neighbours.shape[1])
         for first in range(0, len(neighbours), rows):
             self._pool(neighbours[first : first + rows])
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""
+        """Return the states [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and the index [S] of each row's."""
         keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
@@ -241,7 +241,7 @@ class OwnAttention(FrozenDecoder):
     def _attending(
         self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None
     ) -> Attending | None:
-        """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
+        """Return the pass for the layers, or None if no token attends a neighbour. Update the cache."""
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first = [length - start for start in starts]
@@ -257,7 +257,7 @@ class OwnAttention(FrozenDecoder):
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
         if neighbour_scores is not None:
             scores = neighbour_scores.to(scores.dtype).masked_fill(~live, 0)
-        if live.numel() and live.any():  # to look is to wait for a GPU: not where no chunk completes
+        if live.numel() and live.any():  # `any` waits for a GPU: not where no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
         if held is not None:
@@ -278,7 +278,7 @@ class OwnAttention(FrozenDecoder):
         return Attending(self, pool, laid, tokens.shape[1], turns, key_mask)
 
     def _turns(self, first: Sequence[int], count: int, neighbour_len: int) -> Turns | None:
-        """How queries at their own positions get to where they stand after a neighbour; None: they are not turned."""
+        """Return rotations of queries from their own positions to those after a neighbour; None if learnt."""
         base = base_of(self.decoder)
         name = DECODERS[base.config.model_type]
         if name is None:
@@ -296,7 +296,7 @@ class OwnAttention(FrozenDecoder):
 
 
 def heads_of(config) -> tuple[int, int, int]:
-    """H, G and D of a Hugging Face decoder's attention."""
+    """Return H, G and D of a Hugging Face decoder's attention."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, getattr(config, "num_key_value_heads", None) or heads, width

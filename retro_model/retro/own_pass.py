@@ -1,4 +1,4 @@
-"""One forward pass of a decoder that attends neighbours with its own projections: what its layers read and attend."""
+"""Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from retro_model.base import transfer
 
 
 class Read(Exception):
-    """Ends the pass that reads neighbours: no layer above has anything to add."""
+    """Raised to end the pass that reads neighbours, after the last layer whose keys and values are needed."""
 
 
 class Reading:
-    """The pass in which the decoder reads neighbours: keeps the keys and values of each attending layer, without those
+    """Pass in which the decoder reads neighbours. It keeps the keys and values of each attending layer, without those
     of the first token. See `attention_hook.LayerPass`.
 
     Raises: Read, from the last attending layer, once its keys and values are there.
@@ -28,7 +28,7 @@ class Reading:
         self.layers, self.into = layers, into  # [U,A,2,R,G,D]
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
-        """The attention itself stays the decoder's."""
+        """Keep keys and values. Return None: the attention itself stays the decoder's."""
         self.into[:, place, 0], self.into[:, place, 1] = key[:, 1:], value[:, 1:]
         if place == len(self.layers) - 1:
             raise Read
@@ -52,14 +52,14 @@ class Slots(NamedTuple):
     last: Tensor | None
 
     def token_scores(self, count: int, m: int) -> Tensor:
-        """Scores [K,B,N] of the neighbours that each of `count` columns attends."""
+        """Return the scores [K,B,N] of the neighbours that each of `count` columns attends."""
         first = self.query_start if isinstance(self.query_start, int) else self.query_start[:, None]
         slot = (torch.arange(1, count + 1, device=self.scores.device) + first) // m - 1
         slot = slot.clamp(0, self.scores.shape[1] - 1).expand(len(self.scores), -1)
         return self.scores.permute(2, 0, 1).gather(2, slot.expand(self.scores.shape[2], -1, -1))
 
     def apart(self) -> Slots:
-        """The same neighbours in K times as many rows, one neighbour a row."""
+        """Return the same neighbours in K times as many rows, one neighbour a row."""
         k, start = self.place.shape[2], self.query_start
         place, mask = (t.movedim(2, 0).flatten(0, 1).unsqueeze(2) for t in (self.place, self.mask))
         return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
@@ -72,7 +72,7 @@ def slots(
     chosen: tuple[Tensor, Tensor, Tensor],
     held: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Slots:
-    """Lays out the chunks that `count` columns attend; rows begin at positions `first` (-s: s columns of padding).
+    """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
 
     chosen: place, mask and scores, [B,L,K], [B,L,K,R] and [B,L,K], of the chunks that complete within the call; L may
     be 0. held: the same, [B,K], [B,K,R] and [B,K], of each row's last complete chunk before the call.
@@ -119,7 +119,7 @@ class Turns(NamedTuple):
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """The first E entries of heads [B,N,H,D], halves paired, turned; the rest pass."""
+    """Rotate the first E entries of heads [B,N,H,D], paired by halves. The others stay."""
     cos, sin = turn
     width = cos.shape[-1]
     part, rest = x[..., :width], x[..., width:]
@@ -129,19 +129,19 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def mapped(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Heads [B,N,H,D] plus their low-rank map; down [H,D,r], up [H,r,D]."""
+    """Add their low-rank map to heads [B,N,H,D]; down [H,D,r], up [H,r,D]."""
     return x + torch.einsum("bnhr,hrd->bnhd", torch.einsum("bnhd,hdr->bnhr", x.to(down.dtype), down), up).to(x.dtype)
 
 
 class Attending:
-    """The pass of a text, or of the tokens that follow what a cache holds. See `attention_hook.LayerPass`.
+    """Pass of a text, or of the tokens that follow a cache's. See `attention_hook.LayerPass`.
 
     It changes nothing that it holds, so that checkpointing may compute a layer again.
 
     Args:
         model: an `OwnAttention`.
         pool: states [U,A,2,R,G,D].
-        laid: where they are. With a bias by score, each neighbour is a part of the softmax of its own.
+        laid: their places. With a bias by score, each neighbour is a part of the softmax of its own.
         count: N, the pass' columns.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
@@ -155,7 +155,7 @@ class Attending:
             self.laid, self.parts = laid.apart(), len(self.scores)
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """[B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
+        """Return [B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
         began = time.perf_counter()
         if self.key_mask is not None and key.shape[1] != self.key_mask.shape[1] and window is None:
             raise ValueError(f"cache: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}")
@@ -182,7 +182,7 @@ class Attending:
         return out
 
     def _query(self, place: int, query: Tensor) -> Tensor:
-        """The queries that meet neighbours."""
+        """Return the queries that meet neighbours."""
         model, turns = self.model, self.turns
         if model.config.rank:
             raw = query if turns is None else turned(query, turns.back)
@@ -191,7 +191,7 @@ class Attending:
         return query if turns is None else turned(query, turns.both)
 
     def _states(self, place: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,T,K,R,G,D]."""
+        """Return keys and values [B,T,K,R,G,D]."""
         where = self.laid.place
         states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
         return states.unbind(3)

@@ -39,7 +39,7 @@ def retrofit(
     backend: str | None = None,
     **changes,
 ) -> nn.Module:
-    """A model that retrieves, around a decoder whose weights stay as they are: the decoder is frozen in place.
+    """Make a model that retrieves around a decoder, which is frozen in place.
 
     Example:
         model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
@@ -103,7 +103,7 @@ def _retrofit_other(
 
 
 def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroConfig:
-    """The decoder's sizes with `changes`; ValueError for a change of a field in `fixed`."""
+    """Return the decoder's sizes with `changes`. Raises: ValueError for a change of a field in `fixed`."""
     check_fixed(changes, {name: getattr(config, name) for name in fixed})
     if "chunk_len" in changes:
         changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}

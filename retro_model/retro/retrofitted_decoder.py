@@ -63,7 +63,7 @@ class RetrofittedDecoder(FrozenDecoder):
         return {"context_fn": self._checkpoint_contexts}
 
     def _checkpoint_contexts(self):
-        """A block that is computed again finds the retrieval of the pass it belongs to."""
+        """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
         return nullcontext(), _Again(self, self._pass)
 
     def _with_neighbours(
@@ -118,7 +118,7 @@ class _Pass:
 
 
 class _Again:
-    """The context in which a block of an earlier pass is computed again."""
+    """Context in which a block of an earlier pass is computed again."""
 
     def __init__(self, model: RetrofittedDecoder, there: _Pass | None):
         self.model, self.there = model, there

@@ -43,13 +43,13 @@ class Library(NamedTuple):
         return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
     def far(self, plan: Plan) -> np.ndarray:
-        """Which neighbours own attention does not read, bool [chunks,K]: those that resemble their chunk too little."""
+        """Return which neighbours resemble their chunk too little for own attention to read them, bool [chunks,K]."""
         return self.similarity(plan) < plan.least_similarity
 
 
 class Searched:
-    """The neighbours of a database's own chunks as an array [chunks,K] that is searched where it is read: a short
-    training reads few of its rows. least: similarity; -1 in place of those that have less."""
+    """Array [chunks,K] of the neighbours of a database's own chunks. A row is searched when it is read, because a short
+    training reads few rows. least: similarity below which a neighbour becomes -1."""
 
     ndim = 2
 
@@ -69,7 +69,7 @@ class Searched:
 def prepare(
     folder: Path, decoder: Path, documents: list[Document], held: list[Document], plan: Plan, show=print
 ) -> Library:
-    """Makes the library in `folder`; a killed run goes on, and a finished one is opened."""
+    """Make the library in `folder`. A killed run goes on; a finished one is opened."""
     if plan.passage_chunks < 1:
         raise ValueError(f"passage_chunks: expected 1 or more; got {plan.passage_chunks}")
     tokenizer = HubText.load(decoder)
@@ -109,7 +109,7 @@ def prepare(
 
 
 def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
-    """CPU milliseconds to embed a chunk and find its neighbours; measured once, kept in a file."""
+    """Return the CPU milliseconds to embed a chunk and find its neighbours. Measured once, kept in a file."""
     if not path.exists():
         rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
         database.search_rows(held_out, rows, k)
@@ -132,7 +132,7 @@ def decoder_folder(given: Path | None, show=print) -> Path:
 
 
 def read_decoder(folder: Path):
-    """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
+    """Load a decoder of the Hugging Face library. Nothing is fetched, no code of the folder is run."""
     from transformers import AutoModelForCausalLM
 
     local = {"local_files_only": True, "trust_remote_code": False}

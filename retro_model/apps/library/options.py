@@ -64,8 +64,11 @@ COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
 
 @dataclass(frozen=True)
 class Fit:
-    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step.
-    windows: distinct ones that own attention is trained on, so that their neighbours are read once."""
+    """Settings of the training.
+
+    minutes: of training, in place of `steps`. batch_size: windows a step. windows: number of distinct windows that own
+    attention trains on; their neighbours are read once.
+    """
 
     steps: int = 25
     minutes: float | None = None
@@ -77,7 +80,7 @@ class Fit:
 
 
 def compare() -> argparse.ArgumentParser:
-    """The parser of `retro-model compare`."""
+    """Make the parser of `retro-model compare`."""
     made = argparse.ArgumentParser(
         prog="retro-model compare",
         description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
@@ -118,7 +121,7 @@ def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = 
 
 
 def _of_both(made: argparse.ArgumentParser, out: str) -> None:
-    """Options that `retrofit` and `compare` share."""
+    """Add the options that `retrofit` and `compare` share."""
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
@@ -130,7 +133,7 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
 
 
 def retrofit() -> argparse.ArgumentParser:
-    """The parser of `retro-model retrofit`."""
+    """Make the parser of `retro-model retrofit`."""
     made = argparse.ArgumentParser(
         prog="retro-model retrofit",
         description="Give a decoder a library: database, training of what is added, scores with their control.",

@@ -119,7 +119,7 @@ def run(
 
 
 def _keeping(model):
-    """A context in which states of neighbours are kept, where a model has any."""
+    """Return the context `keeping` of own attention; for other models one that does nothing."""
     return model.keeping() if isinstance(model, OwnAttention) else contextlib.nullcontext()
 
 
@@ -140,7 +140,7 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
 
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
-    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
+    """Write the description that makes `folder` a model folder, for `retro-model ask` and `serve`."""
     facts = {
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
@@ -162,7 +162,7 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command."""
     given = parser().parse_args(arguments)
     plan = Plan(
         given.chunk_len,
