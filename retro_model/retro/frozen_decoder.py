@@ -194,44 +194,36 @@ class FrozenDecoder(Frozen):
         if cache is not None and starts is not None:
             checks.own_cache(cache, self.config)
             cache.pad(starts)
+        found = neighbours, neighbour_mask, neighbour_scores
         if cache is None:
-            given = neighbours, neighbour_mask, neighbour_scores
-            neighbours, neighbour_mask, neighbour_scores = self._cut(tokens, starts, *given)
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.device, cache, starts)
-        self._check_scores(neighbours, neighbour_scores)
+            found = self._cut(tokens, starts, found)
+        check_inputs(self.config, tokens, *found[:2], self.device, cache, starts)
+        self._check_scores(found[0], found[2])
         options |= self._padding(tokens, attention_mask, starts, cache)
-        if neighbours is not None and not neighbours.shape[1]:
-            neighbours = neighbour_mask = None
+        if found[0] is not None and not found[0].shape[1]:
+            found = None, None, None
         if cache is None:
-            if neighbours is None:
+            if found[0] is None:
                 out = self.decoder(tokens, **options)
             else:
-                given = neighbours, neighbour_mask, neighbour_scores
-                out = self._with_neighbours(tokens, *given, starts, None, options)
+                out = self._with_neighbours(tokens, found, starts, None, options)
         else:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
-                given = neighbours, neighbour_mask, neighbour_scores
-                out = self._with_neighbours(tokens, *given, starts, cache, options)
+                out = self._with_neighbours(tokens, found, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
         return getattr(out, "logits", out)
 
-    def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours, neighbour_mask, neighbour_scores):
-        """Return neighbours, mask and scores of the complete chunks, where more are allowed."""
-        return neighbours, neighbour_mask, neighbour_scores
+    def _cut(self, tokens: Tensor, starts: list[int] | None, found: tuple) -> tuple:
+        """Return what was retrieved for the complete chunks, where more are allowed."""
+        return found
 
-    def _with_neighbours(
-        self,
-        tokens: Tensor,
-        neighbours: Tensor | None,
-        neighbour_mask: Tensor | None,
-        neighbour_scores: Tensor | None,
-        starts: list[int] | None,
-        cache: RetrofitCache | None,
-        options: dict,
-    ):
-        """Return the decoder's output with retrieval. neighbours is None where no chunk completes, with a cache."""
+    def _with_neighbours(self, tokens: Tensor, found: tuple, starts: list[int] | None, cache, options: dict):
+        """Return the decoder's output with retrieval.
+
+        found: neighbours, their mask and scores; all None where no chunk completes, with a cache.
+        """
         raise NotImplementedError
 
     @staticmethod

@@ -213,23 +213,21 @@ class OwnAttention(FrozenDecoder):
         read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
         return sharing.pool(read), sharing.place
 
-    def _cut(self, tokens, starts, *given):
-        neighbours, longest = given[0], tokens.shape[1] - (min(starts) if starts else 0)
+    def _cut(self, tokens, starts, found):
+        neighbours, longest = found[0], tokens.shape[1] - (min(starts) if starts else 0)
         needed = longest // self.config.chunk_len
         if not isinstance(neighbours, Tensor) or neighbours.dim() != 4 or neighbours.shape[1] in (0, needed):
-            return given
+            return found
         if neighbours.shape[1] < needed:
             raise ValueError(
                 f"neighbours: expected [B,L,K,R] with L >= N//chunk_len = {needed} complete chunks for N={longest}, "
                 f"chunk_len={self.config.chunk_len}; got L={neighbours.shape[1]}"
             )
         whole = neighbours.shape[:2]
-        return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in given)
+        return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in found)
 
-    def _with_neighbours(
-        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None, options
-    ):
-        attending = self._attending(tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache)
+    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
+        attending = self._attending(tokens, found, starts, cache)
         if attending is None:
             return self.decoder(tokens, **options)
         attention_hook.register()
@@ -238,10 +236,9 @@ class OwnAttention(FrozenDecoder):
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 
-    def _attending(
-        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None
-    ) -> Attending | None:
+    def _attending(self, tokens, found, starts, cache: RetrofitCache | None) -> Attending | None:
         """Return the pass for the layers, or None if no token attends a neighbour. Update the cache."""
+        neighbours, neighbour_mask, neighbour_scores = found
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first = [length - start for start in starts]

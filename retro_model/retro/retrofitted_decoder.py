@@ -66,14 +66,11 @@ class RetrofittedDecoder(FrozenDecoder):
         """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
         return nullcontext(), _Again(self, self._pass)
 
-    def _with_neighbours(
-        self, tokens, neighbours, neighbour_mask, neighbour_scores, starts, cache: RetrofitCache | None, options
-    ):
+    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
         retrieval = Retrieval(
             self.encoder,
             tokens.shape[1],
-            neighbours,
-            neighbour_mask,
+            *found[:2],
             batch=tokens.shape[0],
             device=tokens.device,
             starts=starts,
