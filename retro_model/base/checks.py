@@ -11,6 +11,7 @@ from torch import Tensor
 from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, readable, shape, tensor
 
 __all__ = [
+    "RETRIEVED",
     "flag",
     "floating",
     "head_dim",
@@ -26,6 +27,9 @@ __all__ = [
     "token_range",
     "tokens",
 ]
+
+#: A model's arguments of what was retrieved.
+RETRIEVED = ("neighbours", "neighbour_mask", "neighbour_scores")
 
 
 def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask", dims: str = "B,L,K,R") -> None:

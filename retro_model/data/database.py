@@ -234,6 +234,16 @@ class ChunkDatabase:
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
         return self.searcher.nearest(np.array(exact.keys[first + np.asarray(rows)], np.float32), k, exclude_doc)
 
+    def similarity(self, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Return the similarity of a store's chunks to their neighbours `ids` [n,k], see `DenseSearcher.similarity`.
+
+        Raises: ValueError for BM25, which has no embeddings.
+        """
+        exact = getattr(self.searcher, "exact", self.searcher)
+        if not hasattr(exact, "similarity"):
+            raise ValueError(f"database: expected a search by embeddings; got {self.searcher.name}")
+        return exact.similarity(exact.embedder(store.chunks(rows), store.lengths[rows]), ids)
+
     def _first_row(self, store: TokenStore) -> int | None:
         """Number of the database chunk at which a store's rows begin; None for another store."""
         first = 0

@@ -3,7 +3,7 @@
 scoring.py    nats of every chunk in overlapping windows, bits-per-byte
 decoders.py   Hugging Face decoders, called as ours
 in_context.py neighbours in front of the text, for any decoder; random neighbours, the control
-rpt.py        RPT token by token: perplexity, the ranking of its retriever, nats by the success of retrieval
+rpt.py        RPT token by token: perplexity, the ranking of its retriever, the share of time of retrieval
 leaks.py      share of a text that the training text holds, bits-per-byte by that share
 results.py    table and bootstrap that compare models
 outcome.py    the gain by leakage with its interval, as numbers and a picture; the outcome in sentences

@@ -36,7 +36,7 @@ class Decoder(nn.Module):
         return NextTokenLoss(total, losses)
 
     def activations(self, tokens: Tensor) -> Tensor:
-        """The readout's input [B,N,d].
+        """Return the readout's input [B,N,d].
 
         Raises: ValueError where the logits are made of more than it.
         """
@@ -68,8 +68,8 @@ class Decoder(nn.Module):
 
 
 def as_ours(model: nn.Module) -> nn.Module:
-    """The model as `training.batch_loss` calls models: a Hugging Face retrofit is the one within, a decoder a
-    `Decoder`, any other itself."""
+    """Return the model as `training.batch_loss` calls it: the one within a Hugging Face retrofit, a `Decoder` around a
+    decoder, any other itself."""
     within = getattr(model, "model", None)
     if getattr(within, "sums_losses", False):
         return within
@@ -79,13 +79,13 @@ def as_ours(model: nn.Module) -> nn.Module:
 
 
 def without_retrieval(model: nn.Module) -> nn.Module:
-    """The model with `activations` and `readout`: a retrofit's decoder, ours with retrieval off."""
+    """Return a model with `activations` and `readout`: a retrofit's decoder, or ours with retrieval off."""
     model = as_ours(model)
     return model if hasattr(model, "activations") else Decoder(model.decoder)
 
 
 def check_takes_neighbours(model: nn.Module, neighbours) -> None:
-    """ValueError for neighbours that a decoder would not see."""
+    """Raise ValueError for neighbours that a decoder would not see."""
     if neighbours is not None and isinstance(model, Decoder):
         raise ValueError(
             f"neighbours: expected None for a decoder without retrieval ({type(model.decoder).__name__}); retrofit it, "

@@ -19,7 +19,7 @@ from .scoring import Job, Scores, batches_of_windows, check_sizes, counted_score
 
 
 def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.ndarray:
-    """The control of retrieval: as many neighbours for every chunk, drawn from the whole database.
+    """Make the control of retrieval: as many neighbours for every chunk, drawn from the whole database.
 
     A model that scores the same with these has learnt the domain or gained a longer input; it looks nothing up.
 
@@ -101,21 +101,21 @@ def _check_room(model: nn.Module, window: int, passages: int, k: int) -> None:
 
 
 def _spans(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """(first, end, first_scored) of each `stride` chunks, with the `window` chunks that end with them."""
+    """Return (first, end, first_scored) of each `stride` chunks, with the `window` chunks that end with them."""
     ends = [(begin, min(begin + stride, chunks)) for begin in range(0, chunks, stride)]
     return [(max(0, end - window), end, begin) for begin, end in ends]
 
 
 def _passages(store, jobs: Sequence[Job], neighbours: np.ndarray, database) -> list[np.ndarray]:
-    """The tokens of the neighbours that each job reads, one after the other."""
+    """Return the tokens of the neighbours that each job reads, one after the other."""
     before = np.array([job.scored - 1 if job.scored > job.first else -1 for job in jobs])
     values, mask = database.values(visible(store, before[:, None], neighbours, database)[:, 0])
     return [np.asarray(value)[np.asarray(real)] for value, real in zip(values, mask)]
 
 
 def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[Batch, list[int]]:
-    """Rows of passages and window, padded on the right, where `real` names the new tokens alone; and the column of each
-    row's first new token."""
+    """Return rows of passages and window, padded on the right, and the column of each row's first new token. `real`
+    names the new tokens alone."""
     m = store.chunk_len
     begins = [len(passage) + (job.scored - job.first) * m for job, passage in zip(jobs, passages)]
     columns = max(begin + (job.end - job.scored) * m for job, begin in zip(jobs, begins))

@@ -42,8 +42,7 @@ class TokenDatastore:
     def build(
         cls, model: nn.Module, store, *, window: int, stride: int, batch_size: int = 8, documents=None
     ) -> TokenDatastore:
-        """The contexts of all tokens of a store's documents but their first, each with the most context that a window
-        gives.
+        """Collect the contexts of all tokens but the first of each document, each as long as a window allows.
 
         documents: ordinals, all by default.
         """
@@ -53,7 +52,7 @@ class TokenDatastore:
         return cls(*(torch.cat(column) for column in zip(*parts)))
 
     def nearest(self, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        """Squared distances and next tokens [n,k] of the k stored contexts nearest to queries [n,d]."""
+        """Return squared distances and next tokens [n,k] of the k stored contexts nearest to queries [n,d]."""
         stream = rk.TopkStream(queries[None].float().cpu(), k, metric="l2")
         for first in range(0, len(self.keys), KEYS_AT_ONCE):
             stream.update(self.keys[first : first + KEYS_AT_ONCE][None])
@@ -145,7 +144,7 @@ def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = 
 
 
 def best_of_others(scores: Sequence[Scores], store) -> Scores:
-    """Each document's scores by the setting that is best on all other documents: tuned on none of what it scores.
+    """Return each document's scores by the setting that is best on all other documents.
 
     scores: of the settings, on the same tokens.
     """
@@ -161,8 +160,8 @@ def best_of_others(scores: Sequence[Scores], store) -> Scores:
 
 
 def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: int = 512) -> float:
-    """The alpha at which the k-th nearest of a stored context weighs 1/e of the nearest, itself left out: the median
-    over some contexts, evenly spaced."""
+    """Return the alpha at which the k-th nearest of a stored context weighs 1/e of the nearest, the context itself left
+    out: the median over evenly spaced contexts."""
     k = min(k + 1, len(datastore.keys))
     queries = datastore.keys[:: max(1, len(datastore.keys) // samples)]
     distances = datastore.nearest(queries, k)[0].sort(-1).values[:, 1:]
@@ -170,8 +169,8 @@ def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: 
 
 
 def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, documents=None):
-    """For batches of windows: the store's row of each scored token [n], the activations before it [n,d], the token
-    [n]."""
+    """Yield, for batches of windows, the store's row of each scored token [n], the activations before it [n,d] and the
+    token [n]."""
     m, model = store.chunk_len, without_retrieval(model)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
     with evaluating(model) as device:
@@ -187,7 +186,7 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, do
 
 
 def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:
-    """A document's first token, as `score` counts it: BOS is free, any other costs a uniform code."""
+    """Add each document's first token as `score` counts it: BOS is free, any other costs a uniform code."""
     bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
     for row, _ in spans if documents is None else [spans[d] for d in documents]:
         if int(store.tokens[row][0]) != bos_id:

@@ -77,9 +77,8 @@ LEAST_DOCUMENTS = 10  # of which an interval over documents says something
 
 
 def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random neighbours") -> str:
-    """Whether retrieval helps, in a sentence: scores with the neighbours minus those of the control, which a sentence
-    calls `control` (`random_neighbours`, `exchanged_neighbours`), and the interval over the documents that both have
-    scored."""
+    """Say in a sentence whether retrieval helps: scores with the neighbours minus the control's, and the interval over
+    the documents that both have scored. control: its name in the sentence."""
     documents = len(np.unique(np.asarray(store.chunk_doc)[random.bytes > 0]))
     gap = bootstrap(on, random, store)
     if documents < LEAST_DOCUMENTS:
@@ -92,11 +91,10 @@ def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random 
 
 
 def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
-    """The outcome in sentences, from differences in bits per byte with their intervals, as `bootstrap` gives them: on
-    minus off, on minus baseline.
+    """Say the outcome in sentences. off, baseline: on minus each of them in bits per byte, as `bootstrap` returns it.
 
-        >>> verdicts((-0.08, -0.1, -0.06), (0.02, 0.01, 0.03))[1]
-        'RETRO is behind its baseline by 0.020 bits per byte (95% over documents: 0.010 to 0.030): trained too short.'
+    >>> verdicts((-0.08, -0.1, -0.06), (0.02, 0.01, 0.03))[1]
+    'RETRO is behind its baseline by 0.020 bits per byte (95% over documents: 0.010 to 0.030): trained too short.'
     """
     said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
     if baseline is not None:

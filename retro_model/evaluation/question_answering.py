@@ -19,7 +19,7 @@ NEIGHBOURS = 20  # passages that the paper gives
 def passage_neighbours(
     passages: Iterable[tuple[str, str]], encode: Callable[[str], Sequence[int]], length: int, k: int = NEIGHBOURS
 ) -> tuple[Tensor, Tensor]:
-    """The first k passages (title, text) as neighbours.
+    """Return the first k passages (title, text) as neighbours.
 
         passages = [("Paris", "Paris is the capital of France.")]
         neighbours, mask = passage_neighbours(passages, tokenizer.encode, length=128, k=20)
@@ -37,7 +37,7 @@ def passage_neighbours(
 
 
 def same_for_every_chunk(neighbours: Tensor, mask: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """A `retrieve` that gives neighbours [K,R] to every chunk: one question's passages."""
+    """Make a `retrieve` that gives the neighbours [K,R] of one question to every chunk."""
     return lambda chunks: (neighbours.expand(len(chunks), *neighbours.shape), mask.expand(len(chunks), *mask.shape))
 
 

@@ -1,4 +1,4 @@
-"""The table that compares models, and how sure their difference is."""
+"""Table that compares models, and intervals of their differences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bootstrap(
 def table(
     results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)
 ):
-    """A rich table: one model a row; bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
+    """Make a rich table, one model a row: bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
     from rich.table import Table
 
     shown = [a for a in alphas if a < 1] if leakage is not None else []

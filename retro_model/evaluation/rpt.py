@@ -1,13 +1,11 @@
-"""RPT's evaluation: whole documents token by token, the retriever against the reference language model, where retrieval
-helps.
+"""RPT's evaluation: whole documents token by token, the retriever against the reference language model.
 
     document = read(model, tokens, block=1024)                 # every earlier chunk is retrievable
     wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
     print(perplexity(document.nats), ranking(document.scores, wanted))
-    print(by_success(document, wanted, model.config.chunk_len))
     print(retrieval_share(model, tokens[None], lessons))       # of a forward pass, of a training step, of decoding
 
-Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3, figure 6.
+Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Document(NamedTuple):
 
 
 def random_chunks(index: Tensor, excluded_chunks: int, seed: int = 0) -> Tensor:
-    """The control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
+    """Make the control of retrieval: as many chunks for each, drawn from those that its retriever may choose.
 
     index: int64 [...,L,K], what was retrieved; its values do not matter. Returns: int64 of the same shape, -1 where
     there are fewer; chunk i has others of 0, ..., i - excluded_chunks.
@@ -58,8 +56,7 @@ def read(
     retrieval: bool = True,
     num_neighbours=None,
 ) -> Document:
-    """Reads a document from its start, `block` tokens a call, keeping what a cache keeps: the result does not depend on
-    the block.
+    """Read a document from its start through a cache, `block` tokens a call. The result does not depend on the block.
 
     Args:
         model: an RPT; runs in evaluation mode, its mode is restored.
@@ -135,19 +132,6 @@ def ranking(
     }
 
 
-def by_success(document: Document, target_scores: Tensor, chunk_len: int) -> dict[str, tuple[float, int]]:
-    """Mean nats a token of the chunk that follows, and how many, by whether a chunk with s_t > 0 was retrieved for it
-    (figure 6).
-
-    target_scores: s_t [L,L]. "none": the retriever had nothing to offer.
-    """
-    index = document.index
-    nats = document.nats[: len(index) * chunk_len].view(-1, chunk_len)[1:].mean(-1)  # [L-1] of the chunk after each
-    good = (target_scores.gather(-1, index.clamp(min=0)) > 0) & (index >= 0)
-    kinds = {"positive": good.any(-1), "no positive": ~good.any(-1) & (index >= 0).any(-1), "none": (index < 0).all(-1)}
-    return {name: _mean(nats[which[:-1]]) for name, which in kinds.items()}
-
-
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
     """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
     chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
@@ -194,7 +178,7 @@ def _read_all(model, tokens: Tensor, retrieval: bool, supervision) -> None:
 
 
 def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision | None) -> None:
-    """Forward and backward; the gradients are thrown away."""
+    """Run forward and backward, and drop the gradients."""
     real = torch.ones_like(tokens, dtype=torch.bool)
     out, found = model.train()(tokens, retrieval=retrieval, loss_mask=real, return_retrieved=True)
     loss = out.total
@@ -205,7 +189,7 @@ def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision |
 
 @torch.no_grad()
 def _read_into(model, tokens: Tensor, retrieval: bool):
-    """A cache that holds the tokens."""
+    """Return a cache that holds the tokens."""
     cache = model.make_cache(len(tokens))
     if tokens.shape[1]:
         model.eval()(tokens, retrieval=retrieval, cache=cache)
@@ -216,7 +200,3 @@ def _read_into(model, tokens: Tensor, retrieval: bool):
 def _decode(model, tokens: Tensor, retrieval: bool, cache) -> None:
     for token in tokens.split(1, 1):
         model.last_logits(token, retrieval=retrieval, cache=cache)
-
-
-def _mean(values: Tensor) -> tuple[float, int]:
-    return (float(values.mean()) if len(values) else math.nan), len(values)

@@ -57,7 +57,7 @@ def document_rows(store) -> list[tuple[int, int]]:
 
 
 class Job(NamedTuple):
-    """A window to be scored, in rows of the store: [first, end) is read, of it [scored, end) is scored."""
+    """Window in rows of the store: [first, end) is read, of it [scored, end) is scored."""
 
     first: int
     end: int
@@ -65,7 +65,7 @@ class Job(NamedTuple):
 
 
 def check_sizes(store, window: int, stride: int, batch_size: int) -> None:
-    """ValueError, naming the argument, for windows that can't be scored."""
+    """Raise ValueError, naming the argument, for windows that can't be scored."""
     m = store.chunk_len
     for name, value in (("window", window), ("stride", stride)):
         if value < 1 or value % m:
@@ -85,7 +85,7 @@ def batches_of_windows(
     spans: Callable[[int], list[tuple[int, int, int]]],
     report: Callable[[int, int], None] | None = None,
 ) -> Iterator[list[Job]]:
-    """The windows of some documents, windows of like length together, so that little is padding.
+    """Yield the windows of some documents, windows of like length together, so that little is padding.
 
     documents: ordinals, None: all. spans: of a document of so many chunks, as `windows` gives them. report: called with
     (chunks done, chunks in all).
@@ -107,7 +107,7 @@ def batches_of_windows(
 
 
 def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
-    """The rows that jobs read, int64 [jobs, longest]; -1 is padding."""
+    """Return the rows that jobs read, int64 [jobs, longest]; -1 is padding."""
     rows = np.full((len(jobs), max(job.end - job.first for job in jobs)), -1)
     for i, job in enumerate(jobs):
         rows[i, : job.end - job.first] = np.arange(job.first, job.end)
@@ -116,8 +116,8 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
-    """Evaluation mode; encodings of neighbours are kept, for windows overlap and retrieve the same again, unless the
-    caller keeps them already. Yields the model's device."""
+    """Set evaluation mode within the context. Keep encodings of neighbours, which overlapping windows retrieve again,
+    unless the caller does. Yields the model's device."""
     training = model.training
     model.eval()
     try:
@@ -166,9 +166,10 @@ def score(
     check_takes_neighbours(model, neighbours)
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
+    scores = getattr(getattr(model, "config", None), "score_bias", False)
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
-            batch = gather(store, padded_rows(jobs), neighbours, database).to(device)
+            batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
             with torch.autocast(
                 device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
             ):
@@ -178,7 +179,7 @@ def score(
 
 
 def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
-    """Scores with the bytes of the chunks that were scored."""
+    """Return scores with the bytes of the chunks that were scored."""
     return Scores(nats, tokens, np.where(tokens > 0, np.asarray(store.chunk_bytes), 0).astype(np.int64))
 
 

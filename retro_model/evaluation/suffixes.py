@@ -76,7 +76,7 @@ def score_suffixes(
 
 
 def _row(context: Sequence[int], suffix: Sequence[int], multiple: int, longest: int) -> Tensor:
-    """The tokens of a row: padding to a multiple, what fits of the context, the suffix."""
+    """Return the tokens of a row: padding to a multiple, the end of the context that fits, the suffix."""
     room = (longest - len(suffix)) // multiple * multiple
     context = [int(token) for token in context][-room:]
     return torch.tensor(

@@ -84,7 +84,7 @@ def summary(doc: dict) -> str:
 
 
 def summary_bits(doc: dict, results: list) -> dict[str, tuple]:
-    """Nats and bytes of the summary."""
+    """Return nats and bytes of the summary."""
     return {"bits_per_byte": (results[0][0], len(summary(doc).encode()))}
 
 
@@ -94,13 +94,13 @@ def whole_text(doc: dict) -> str:
 
 
 def text_bits(doc: dict, results: tuple) -> dict[str, tuple]:
-    """Nats, and words and bytes of a text."""
+    """Return nats, words and bytes of a text."""
     (nats,), text = results, doc["text"]
     return {"word_perplexity": (nats, len(re.split(r"\s+", text))), "bits_per_byte": (nats, len(text.encode()))}
 
 
 def question(doc: dict) -> str:
-    """The prompt of `question_answering`."""
+    """Return the prompt of `question_answering`."""
     return PROMPT.format(question=doc["question"])
 
 
@@ -115,7 +115,7 @@ def answer_matches(doc: dict, results: list) -> dict[str, float]:
 
 
 def write_yaml(task: dict[str, Any], folder: Path) -> Path:
-    """A task as the file that lm_eval's `--include_path` reads; functions by their names."""
+    """Write a task as the file that lm_eval's `--include_path` reads, functions by their names."""
     import yaml  # comes with lm_eval
 
     class Dumper(yaml.SafeDumper):

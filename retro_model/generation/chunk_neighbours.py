@@ -10,8 +10,9 @@ from torch import Tensor
 
 from retro_model.base import checks
 
-#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and their mask: bool [n,K] or [n,K,R], or None to attend all
-Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+#: chunks int64 [n,M] -> neighbours int64 [n,K,R] and their mask: bool [n,K] or [n,K,R], or None to attend all; for a
+#: model with score_bias also their scores, float [n,K]
+Retrieve = Callable[[Tensor], tuple[Tensor, Tensor | None] | tuple[Tensor, Tensor | None, Tensor]]
 
 
 class ChunkNeighbours:
@@ -57,26 +58,25 @@ class ChunkNeighbours:
 
     @staticmethod
     def _named(tensors) -> dict:
-        return dict(zip(("neighbours", "neighbour_mask"), tensors, strict=True))
+        return dict(zip(checks.RETRIEVED, tensors))
 
-    def _find(self, chunks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return neighbours and mask [n,K,R] of chunks [n,M]."""
-        neighbours, mask = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
-        self.shape = neighbours.shape[1:]
-        return neighbours.to(self.device), mask.to(self.device)
+    def _find(self, chunks: Tensor) -> tuple[Tensor, ...]:
+        """Return neighbours and mask [n,K,R] of chunks [n,M], and scores [n,K] if `retrieve` gives them."""
+        found = check_retrieved(self.retrieve(chunks), len(chunks), self.vocab_size, self.shape)
+        self.shape = found[0].shape[1:]
+        return tuple(t.to(self.device) for t in found)
 
 
-def check_retrieved(
-    retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Check the result of `retrieve` for `count` chunks; return neighbours int64 [n,K,R] and a mask bool [n,K,R].
+def check_retrieved(retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
+    """Check the result of `retrieve` for `count` chunks; return neighbours int64 [n,K,R], a mask bool [n,K,R] and, if
+    it gives them, scores [n,K].
 
     shape: [K,R] of an earlier result, which this one must have too.
     Raises: TypeError, ValueError, naming `retrieve`.
     """
-    if not isinstance(retrieved, tuple) or len(retrieved) != 2:
+    if not isinstance(retrieved, tuple) or len(retrieved) not in (2, 3):
         raise TypeError(f"retrieve: expected it to return (neighbours, mask); got {type(retrieved).__name__}")
-    neighbours, mask = retrieved
+    neighbours, mask, *scores = retrieved
     sizes = {"n": count}
     if shape is not None:
         sizes["K"], sizes["R"] = shape
@@ -87,4 +87,7 @@ def check_retrieved(
     if mask is None:
         mask = torch.ones_like(neighbours, dtype=torch.bool)
     checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
-    return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
+    for given in scores:
+        checks.shape("retrieve's scores", given, "n,K", sizes)
+        checks.floating("retrieve's scores", given)
+    return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape), *scores

@@ -113,6 +113,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         neighbours: Tensor | None = None,
         neighbour_mask: Tensor | None = None,
+        neighbour_scores: Tensor | None = None,
         labels: Tensor | None = None,
         cache=None,
         past_key_values=None,
@@ -123,8 +124,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Return logits [B,N,V] and, with labels [B,N], the mean loss over the labels that are not -100.
 
         In training with labels the logits are None: the logits of all tokens are never in memory together.
-        neighbours, neighbour_mask: of complete chunks, as in `FrozenDecoder`. cache, before transformers 5.24
-        past_key_values: the library's own, in `generate`; it is read and filled unless use_cache is False.
+        neighbours, neighbour_mask, neighbour_scores: of complete chunks, as in `FrozenDecoder`. cache, before
+        transformers 5.24 past_key_values: the library's own, in `generate`; filled unless use_cache is False.
         """
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
@@ -132,7 +133,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             checks.shape("labels", labels, "B,N", sizes)
             ids = labels.masked_fill(labels == IGNORED, 0)
             checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
-        inputs = {"neighbours": neighbours, "neighbour_mask": neighbour_mask, "attention_mask": attention_mask}
+        inputs = dict(zip(checks.RETRIEVED, (neighbours, neighbour_mask, neighbour_scores)))
+        inputs["attention_mask"] = attention_mask
         if labels is not None and self.training:
             total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
             return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
@@ -186,7 +188,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
-        """Return neighbours [B,L,K,R] and mask of the chunks that complete in the history's last `count` columns."""
+        """Return the result of `retrieve` for the chunks that complete in the history's last `count` columns."""
         m = self.model.config.chunk_len
         places, chunks = [], []
         for row, (start, held) in enumerate(zip(cache.starts, cache.positions)):
@@ -202,7 +204,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         padded = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):
             target[rows, columns] = t
-        return {name: t.to(cache.history.device) for name, t in zip(("neighbours", "neighbour_mask"), padded)}
+        return {name: t.to(cache.history.device) for name, t in zip(checks.RETRIEVED, padded)}
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
         """See `FrozenDecoder.gradient_checkpointing_enable`."""
@@ -330,8 +332,8 @@ def digest_of(folder: str | os.PathLike) -> str | None:
 class NeighbourCollator:
     """Collator of rows of tokens and their neighbours: pads them on the right and makes labels.
 
-    A row is a dict with input_ids, a list or tensor [n], and optionally `neighbours` [n//M,K,R] and `neighbour_mask`.
-    `retrieve` is called for a row without neighbours.
+    A row is a dict with input_ids, a list or tensor [n], and optionally `neighbours` [n//M,K,R], `neighbour_mask` and
+    `neighbour_scores`. `retrieve` is called for a row without neighbours.
 
     Args:
         chunk_len: M.
@@ -347,30 +349,30 @@ class NeighbourCollator:
         real = _padded([torch.ones_like(t) for t in tokens], 0)
         ids = _padded(tokens, self.pad)
         batch = {"input_ids": ids, "attention_mask": real, "labels": ids.masked_fill(real == 0, IGNORED)}
-        neighbours = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
-        if not any(len(n) for n, _ in neighbours):
+        found = [self._neighbours(row, t) for row, t in zip(rows, tokens)]
+        some = next((f for f in found if len(f[0])), None)
+        if some is None:
             return batch
-        shape = next(n.shape[1:] for n, _ in neighbours if len(n))
-        neighbours = [(n, k) if len(n) else (n.new_zeros(0, *shape), k.new_zeros(0, *shape)) for n, k in neighbours]
+        found = [f if len(f[0]) else tuple(t[:0] for t in some) for f in found]
         longest = ids.shape[1] // self.chunk_len
-        found, masks = (_padded(list(parts), 0, longest) for parts in zip(*neighbours))
-        return batch | {"neighbours": found, "neighbour_mask": masks}
+        return batch | {name: _padded(parts, 0, longest) for name, parts in zip(checks.RETRIEVED, zip(*found))}
 
-    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        chunks = len(tokens) // self.chunk_len
+    def _neighbours(self, row: dict, tokens: Tensor) -> tuple[Tensor, ...]:
+        chunks, scores = len(tokens) // self.chunk_len, []
         if row.get("neighbours") is not None:
             neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
+            scores = [torch.as_tensor(row[name]) for name in checks.RETRIEVED[2:] if row.get(name) is not None]
             if len(neighbours) != chunks:
                 raise ValueError(
                     f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got "
                     f"{list(neighbours.shape)}"
                 )
         elif self.retrieve is not None and chunks:
-            neighbours, mask = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
+            neighbours, mask, *scores = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
         else:
             neighbours, mask = tokens.new_zeros(0, 1, 1), None
         mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
-        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape)
+        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape), *scores
 
 
 def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:

@@ -18,7 +18,7 @@ BEFORE = ("sdpa", "eager")
 
 
 class LayerPass(Protocol):
-    """A forward pass, as its layers meet it."""
+    """Forward pass whose layers call `attend`."""
 
     layers: dict[int, int]  # layer, from 0 -> its place among the attending layers
 
@@ -53,7 +53,7 @@ def _attend(
 
 @functools.cache
 def register() -> None:
-    """Enters the attention functions in the library's registries."""
+    """Enter the attention functions in the library's registries."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     for before in BEFORE:
@@ -62,7 +62,7 @@ def register() -> None:
 
 
 def hook(decoder: nn.Module) -> None:
-    """From now on the decoder's forward takes a `LayerPass` as its argument `retro`. Without one nothing changes.
+    """Make the decoder's forward take a `LayerPass` as its argument `retro`. Without one nothing changes.
 
     Raises: ValueError for a decoder whose attention is neither "sdpa" nor "eager".
     """

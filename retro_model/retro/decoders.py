@@ -26,7 +26,7 @@ SAME_IN_HALF = 5e-2
 
 
 def base_of(decoder: nn.Module) -> nn.Module:
-    """The decoder within a PEFT model; any other as it is."""
+    """Return the decoder within a PEFT model; any other model itself."""
     return decoder.get_base_model() if hasattr(decoder, "get_base_model") else decoder
 
 
@@ -37,7 +37,7 @@ def cache_name(decoder: nn.Module) -> str:
 
 
 def adapters(module: nn.Module) -> list[nn.Module]:
-    """The layers that PEFT has put into a model (LoRA and its kin)."""
+    """Return the layers that PEFT has put into a model (LoRA and its kin)."""
     return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
 
 
@@ -48,7 +48,7 @@ def freeze(decoder: nn.Module) -> None:
 
 
 def warn_in_generate(decoder: nn.Module, instead: str) -> None:
-    """From now on the `generate` of a Hugging Face decoder, which knows of no neighbours, says so, and what does."""
+    """Make a Hugging Face decoder's own `generate` warn that it retrieves nothing, and name what to use instead."""
     base = base_of(decoder)
     if hasattr(base, "generate"):
         base.generate = partial(_generate_alone, base, instead)  # a partial, which copies and pickles with its decoder
@@ -64,8 +64,10 @@ def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
 
 
 def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """A Hugging Face decoder's blocks, and the name of a block's self-attention. Raises: TypeError for another
-    decoder."""
+    """Return a Hugging Face decoder's blocks and the name of a block's self-attention.
+
+    Raises: TypeError for another decoder.
+    """
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(base_of(decoder))
@@ -83,7 +85,7 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
 def named_blocks(
     decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
 ) -> tuple[Sequence[nn.Module], str]:
-    """A decoder's blocks as given, or found; ValueError where a block has no self-attention of that name."""
+    """Return the blocks given, or find them. Raises: ValueError for a block without a self-attention of that name."""
     if blocks is None:
         return find_blocks(decoder)
     if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
@@ -92,7 +94,7 @@ def named_blocks(
 
 
 def check_fixed(changes: dict, fixed: dict) -> None:
-    """ValueError for a change of what the decoder has fixed."""
+    """Raise ValueError for a change of a size that the decoder fixes."""
     for name, value in fixed.items():
         if name in changes and changes[name] != value:
             raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
@@ -120,8 +122,8 @@ def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) 
 
 @torch.no_grad()
 def readout_of(decoder: nn.Module) -> str | None:
-    """The name of the linear map whose output is the decoder's logits as it is (no bias, no cap); None where there is
-    none. Tried out, as `check_blocks` does."""
+    """Return the name of the linear map whose plain output is the logits (no bias, no cap), or None. One pass of four
+    tokens tries it."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(head) not in (nn.Linear, Linear) or head.bias is not None or where.type == "meta":

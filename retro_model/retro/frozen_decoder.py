@@ -56,7 +56,7 @@ class Frozen(nn.Module):
         return next(self.decoder.parameters()).device
 
     def _check_options(self, options: dict) -> None:
-        """ValueError for options of the decoder by which it would read other tokens than the model counts."""
+        """Raise ValueError for options that make the decoder read other tokens than the model counts."""
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
                 raise ValueError(
@@ -65,11 +65,11 @@ class Frozen(nn.Module):
                 )
 
     def added_parameters(self) -> list[nn.Parameter]:
-        """The weights that were added, without the decoder's."""
+        """Return the weights that were added, without the decoder's."""
         return [p for name, p in self.named_parameters() if not name.startswith("decoder.")]
 
     def added_state_dict(self) -> dict[str, Tensor]:
-        """The weights that were added, without the decoder's; `load_state_dict(..., strict=False)` takes them back."""
+        """Return the added weights by name, without the decoder's; `load_state_dict(..., strict=False)` loads them."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("decoder.")}
 
 
@@ -141,6 +141,7 @@ class FrozenDecoder(Frozen):
         neighbours: Tensor | None = None,
         *,
         neighbour_mask: Tensor | None = None,
+        neighbour_scores: Tensor | None = None,
         cache: RetrofitCache | None = None,
         attention_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
@@ -155,6 +156,8 @@ class FrozenDecoder(Frozen):
             neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache);
                 None: none.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
+            neighbour_scores: float [B,L,K], how similar each neighbour is to the chunk that retrieved it; with
+                score_bias alone. Masked neighbours may have any.
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
                 differentiable.
             attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
@@ -181,6 +184,7 @@ class FrozenDecoder(Frozen):
                 loss_mask,
                 targets,
                 neighbour_mask=neighbour_mask,
+                neighbour_scores=neighbour_scores,
                 attention_mask=attention_mask,
                 **options,
             )
@@ -190,39 +194,36 @@ class FrozenDecoder(Frozen):
         if cache is not None and starts is not None:
             checks.own_cache(cache, self.config)
             cache.pad(starts)
+        found = neighbours, neighbour_mask, neighbour_scores
         if cache is None:
-            neighbours, neighbour_mask = self._cut(tokens, starts, neighbours, neighbour_mask)
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.device, cache, starts)
+            found = self._cut(tokens, starts, found)
+        check_inputs(self.config, tokens, *found[:2], self.device, cache, starts)
+        self._check_scores(found[0], found[2])
         options |= self._padding(tokens, attention_mask, starts, cache)
-        if neighbours is not None and not neighbours.shape[1]:
-            neighbours = neighbour_mask = None
+        if found[0] is not None and not found[0].shape[1]:
+            found = None, None, None
         if cache is None:
-            if neighbours is None:
+            if found[0] is None:
                 out = self.decoder(tokens, **options)
             else:
-                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, None, options)
+                out = self._with_neighbours(tokens, found, starts, None, options)
         else:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
-                out = self._with_neighbours(tokens, neighbours, neighbour_mask, starts, cache, options)
+                out = self._with_neighbours(tokens, found, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
         return getattr(out, "logits", out)
 
-    def _cut(self, tokens: Tensor, starts: list[int] | None, neighbours: Tensor | None, neighbour_mask: Tensor | None):
-        """Neighbours and mask of the chunks that count, where more may come."""
-        return neighbours, neighbour_mask
+    def _cut(self, tokens: Tensor, starts: list[int] | None, found: tuple) -> tuple:
+        """Return what was retrieved for the complete chunks, where more are allowed."""
+        return found
 
-    def _with_neighbours(
-        self,
-        tokens: Tensor,
-        neighbours: Tensor | None,
-        neighbour_mask: Tensor | None,
-        starts: list[int] | None,
-        cache: RetrofitCache | None,
-        options: dict,
-    ):
-        """The decoder's output with retrieval. None for neighbours: with a cache, where no chunk completes."""
+    def _with_neighbours(self, tokens: Tensor, found: tuple, starts: list[int] | None, cache, options: dict):
+        """Return the decoder's output with retrieval.
+
+        found: neighbours, their mask and scores; all None where no chunk completes, with a cache.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -237,6 +238,16 @@ class FrozenDecoder(Frozen):
         positions = torch.arange(held, columns, device=device) - transfer.numbers(starts, device)[:, None]
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
 
+    def _check_scores(self, neighbours: Tensor | None, scores: Tensor | None) -> None:
+        wants = neighbours is not None and getattr(self.config, "score_bias", False)
+        if wants != (scores is not None):
+            expected = "a tensor [B,L,K] for a model with score_bias" if wants else "None without score_bias"
+            got = "None" if scores is None else "a tensor"
+            raise ValueError(f"neighbour_scores: expected {expected}; got {got}")
+        if wants:
+            checks.shape("neighbour_scores", scores, "B,L,K", dict(zip("BLK", neighbours.shape)))
+            checks.floating("neighbour_scores", scores)
+
     def _check_trainable(self) -> None:
         frozen = not any(p.requires_grad for p in self.added_parameters())
         if self.training and torch.is_grad_enabled() and frozen and adapters(self):
@@ -247,7 +258,7 @@ class FrozenDecoder(Frozen):
 
     @property
     def decodes_ragged(self) -> bool:
-        """Whether rows of different lengths share a cache: where the decoder takes a mask and positions."""
+        """Whether rows of different lengths may share a cache: the decoder must take a mask and positions."""
         return {"attention_mask", "position_ids"} <= inspect.signature(base_of(self.decoder).forward).parameters.keys()
 
     def last_logits(self, tokens: Tensor, neighbours: Tensor | None = None, **options) -> Tensor:
@@ -292,7 +303,7 @@ class FrozenDecoder(Frozen):
         return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:
-        """An empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
+        """Make an empty cache for `batch` rows of at most `capacity` tokens; None: config.max_len."""
         return RetrofitCache(self.config, batch, capacity)
 
 
@@ -305,4 +316,6 @@ class RetrofitCache(ChunkCache):
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder returns as its cache
-        self.states: Tensor | None = None  # [B,K,A,2,R,G,D] of each row's last complete chunk: see `OwnAttention`
+        # of each row's last complete chunk, see `OwnAttention`: [B,K,A,2,R,G,D] and [B,K]
+        self.states: Tensor | None = None
+        self.scores: Tensor | None = None

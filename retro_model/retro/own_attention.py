@@ -36,7 +36,7 @@ DECODERS = {
 }
 #: Rotary frequencies that depend on the length of the text: a neighbour's would not be those of the text it is for.
 MOVING = ("dynamic", "longrope")
-READ_TOKENS = 2**13  # of neighbours that the decoder reads at once
+READ_TOKENS = 2**13  # tokens of neighbours in one pass of the decoder
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class OwnConfig:
         chunk_len: M. neighbour_len: R of the neighbours it is meant for; a call may have another.
         sink_token: the token before each neighbour.
         rank: of the low-rank maps of queries and of what was attended; 0: none.
+        score_bias: whether a neighbour's retrieval score, times a slope a head, is added to its logits.
     """
 
     vocab_size: int
@@ -60,6 +61,7 @@ class OwnConfig:
     neighbour_len: int = 64
     sink_token: int = 0
     rank: int = 0
+    score_bias: bool = False
 
     retrieves = True
 
@@ -75,10 +77,11 @@ class OwnConfig:
         checks.integer("neighbour_len", self.neighbour_len, low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
+        checks.flag("score_bias", self.score_bias)
 
     def to_dict(self) -> dict:
         """Options of `retrofit` that make it again; JSON can hold them."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
         return {"neighbours": "own", "cca_layers": list(self.cca_layers)} | {n: getattr(self, n) for n in names}
 
 
@@ -98,6 +101,10 @@ class OwnAttention(FrozenDecoder):
     maps the queries that meet neighbours, before they are rotated; the other maps the attention's result. The second is
     linear, so it adapts the values. Neighbours' states stay the decoder's, so kept ones stay valid.
 
+    With score_bias, slope[l, head]·score is added to the logit, where score is the neighbour's retrieval score. The
+    slopes start at zero. Each neighbour is then attended by itself, because a shift of its logits is an addition to its
+    log-sum-exp.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -105,7 +112,8 @@ class OwnAttention(FrozenDecoder):
             ...
 
     Attributes:
-        bias, scale: [attending layers, heads], all that trains at rank 0.
+        bias, scale: [attending layers, heads], all that trains at rank 0 without score_bias.
+        slope: [attending layers, heads], of the score; None without score_bias.
         query_down, query_up, value_down, value_up: [attending layers, heads, D, r] and [..., r, D]; None at rank 0.
         seconds: spent so far in calls with neighbours, by the host's clock: reading neighbours ("reading"), in the
             attention of layers that attend them ("attention"), in all else of the decoder ("decoder").
@@ -119,6 +127,8 @@ class OwnAttention(FrozenDecoder):
         shape = (len(config.cca_layers), config.num_heads)
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
+        slope = nn.Parameter(torch.zeros(shape, **self.where)) if config.score_bias else None
+        self.register_parameter("slope", slope)
         width, rank = self._head()[1], config.rank
         for name in ("query", "value"):
             down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
@@ -132,11 +142,11 @@ class OwnAttention(FrozenDecoder):
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
-        """Context manager: the states of neighbours are kept from call to call, at most `max_bytes` of them; those
-        asked for longest ago go first. They are forgotten when a weight of the decoder changes.
+        """Keep the states of neighbours from call to call, within the context.
 
-        folder: all that is read is also written there, `neighbour_bytes()` for each distinct neighbour, and found there
-        by later processes that have the same decoder, layers and sink token. Nothing there is ever dropped.
+        At most `max_bytes` stay in memory; the least recently used go first. All are dropped when a weight of the
+        decoder changes. folder: also write each state to disk, `neighbour_bytes()` for each distinct neighbour. Later
+        processes with the same decoder, layers and sink token read it there. Nothing on disk is dropped.
 
         Example:
             with model.keeping() as kept:
@@ -160,18 +170,18 @@ class OwnAttention(FrozenDecoder):
         return self._kept is not None
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
-        """Bytes that the states of one neighbour take."""
+        """Return the bytes of one neighbour's states."""
         head = self._head()
         length = neighbour_len or self.config.neighbour_len
         return 2 * length * len(self.config.cca_layers) * head[0] * head[1] * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
-        """G and D of the decoder's keys."""
+        """Return G and D of the decoder's keys."""
         return heads_of(base_of(self.decoder).config)[1:]
 
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
-        """Keys and values [U,A,2,R,G,D] of neighbours int64 [U,R] in the A layers that attend, read by themselves."""
+        """Read neighbours int64 [U,R], each by itself. Return keys and values [U,A,2,R,G,D] of attending layers."""
         began = time.perf_counter()
         attention_hook.register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
@@ -188,13 +198,13 @@ class OwnAttention(FrozenDecoder):
         return states
 
     def read(self, neighbours: Tensor) -> None:
-        """Reads neighbours int64 [S,R] ahead of the calls that need them, within `keeping`."""
+        """Read neighbours int64 [S,R] ahead of the calls that need them. Has an effect within `keeping` alone."""
         rows = max(1, READ_TOKENS // neighbours.shape[1])
         for first in range(0, len(neighbours), rows):
             self._pool(neighbours[first : first + rows])
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """States [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and which of them each row has, [S]."""
+        """Return the states [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and the index [S] of each row's."""
         keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
@@ -203,22 +213,21 @@ class OwnAttention(FrozenDecoder):
         read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
         return sharing.pool(read), sharing.place
 
-    def _cut(self, tokens, starts, neighbours, neighbour_mask):
-        longest = tokens.shape[1] - (min(starts) if starts else 0)
+    def _cut(self, tokens, starts, found):
+        neighbours, longest = found[0], tokens.shape[1] - (min(starts) if starts else 0)
         needed = longest // self.config.chunk_len
         if not isinstance(neighbours, Tensor) or neighbours.dim() != 4 or neighbours.shape[1] in (0, needed):
-            return neighbours, neighbour_mask
+            return found
         if neighbours.shape[1] < needed:
             raise ValueError(
                 f"neighbours: expected [B,L,K,R] with L >= N//chunk_len = {needed} complete chunks for N={longest}, "
                 f"chunk_len={self.config.chunk_len}; got L={neighbours.shape[1]}"
             )
-        if isinstance(neighbour_mask, Tensor) and neighbour_mask.shape[:2] == neighbours.shape[:2]:
-            neighbour_mask = neighbour_mask[:, :needed]
-        return neighbours[:, :needed], neighbour_mask
+        whole = neighbours.shape[:2]
+        return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in found)
 
-    def _with_neighbours(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None, options):
-        attending = self._attending(tokens, neighbours, neighbour_mask, starts, cache)
+    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
+        attending = self._attending(tokens, found, starts, cache)
         if attending is None:
             return self.decoder(tokens, **options)
         attention_hook.register()
@@ -227,8 +236,9 @@ class OwnAttention(FrozenDecoder):
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 
-    def _attending(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None) -> Attending | None:
-        """The pass, as the layers meet it; None where no token attends any neighbour. The cache keeps what it needs."""
+    def _attending(self, tokens, found, starts, cache: RetrofitCache | None) -> Attending | None:
+        """Return the pass for the layers, or None if no token attends a neighbour. Update the cache."""
+        neighbours, neighbour_mask, neighbour_scores = found
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first = [length - start for start in starts]
@@ -240,36 +250,32 @@ class OwnAttention(FrozenDecoder):
             neighbour_mask = torch.ones_like(neighbours, dtype=torch.bool)
         if neighbour_mask.dim() == 3:
             neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
-        live, pools, held_place = neighbour_mask.any(-1), [], None
-        place = torch.zeros_like(live, dtype=torch.int64)
-        if live.numel() and live.any():  # to look is to wait for a GPU: not where no chunk completes
+        live, pools, before = neighbour_mask.any(-1), [], None
+        place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
+        if neighbour_scores is not None:
+            scores = neighbour_scores.to(scores.dtype).masked_fill(~live, 0)
+        if live.numel() and live.any():  # `any` waits for a GPU: not where no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
         if held is not None:
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
             pools.append(held.flatten(0, 1))
+            before = held_place, cache.neighbour_mask, cache.scores
         if not pools:
             return None
-        laid = slots(
-            first,
-            tokens.shape[1],
-            self.config.chunk_len,
-            place,
-            neighbour_mask,
-            held_place,
-            None if held is None else cache.neighbour_mask,
-        )
+        laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
             cache.states = pool[laid.place[rows, laid.last]]
-            cache.neighbour_mask = laid.mask[rows, laid.last].clone()
+            cache.neighbour_mask, cache.scores = (t[rows, laid.last].clone() for t in (laid.mask, laid.scores))
         key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
-        return Attending(self, pool, laid, self._turns(first, tokens.shape[1], laid.mask.shape[-1]), key_mask)
+        turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1])
+        return Attending(self, pool, laid, tokens.shape[1], turns, key_mask)
 
     def _turns(self, first: Sequence[int], count: int, neighbour_len: int) -> Turns | None:
-        """How queries at their own positions get to where they stand after a neighbour; None: they are not turned."""
+        """Return rotations of queries from their own positions to those after a neighbour; None if learnt."""
         base = base_of(self.decoder)
         name = DECODERS[base.config.model_type]
         if name is None:
@@ -287,7 +293,7 @@ class OwnAttention(FrozenDecoder):
 
 
 def heads_of(config) -> tuple[int, int, int]:
-    """H, G and D of a Hugging Face decoder's attention."""
+    """Return H, G and D of a Hugging Face decoder's attention."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, getattr(config, "num_key_value_heads", None) or heads, width
@@ -302,6 +308,7 @@ def retrofit_own(
     bias: float = -1.0,
     sink_token: int | None = None,
     rank: int = 0,
+    score_bias: bool = False,
     backend: str | None = None,
 ) -> OwnAttention:
     """`retrofit(decoder, neighbours="own", ...)`."""
@@ -333,5 +340,6 @@ def retrofit_own(
         neighbour_len,
         sink_token,
         rank,
+        score_bias,
     )
     return OwnAttention(decoder, config, bias=bias, backend=backend)

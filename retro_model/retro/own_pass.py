@@ -1,4 +1,4 @@
-"""One forward pass of a decoder that attends neighbours with its own projections: what its layers read and attend."""
+"""Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from retro_model.base import transfer
 
 
 class Read(Exception):
-    """Ends the pass that reads neighbours: no layer above has anything to add."""
+    """Raised to end the pass that reads neighbours, after the last layer whose keys and values are needed."""
 
 
 class Reading:
-    """The pass in which the decoder reads neighbours: keeps the keys and values of each attending layer, without those
+    """Pass in which the decoder reads neighbours. It keeps the keys and values of each attending layer, without those
     of the first token. See `attention_hook.LayerPass`.
 
     Raises: Read, from the last attending layer, once its keys and values are there.
@@ -28,7 +28,7 @@ class Reading:
         self.layers, self.into = layers, into  # [U,A,2,R,G,D]
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
-        """The attention itself stays the decoder's."""
+        """Keep keys and values. Return None: the attention itself stays the decoder's."""
         self.into[:, place, 0], self.into[:, place, 1] = key[:, 1:], value[:, 1:]
         if place == len(self.layers) - 1:
             raise Read
@@ -41,52 +41,64 @@ class Slots(NamedTuple):
     those that complete within the call.
 
     query_start: position of the first column, counted in slots: an int, or int64 [B] where rows differ.
-    place: int64 [B,T,K], which states of the pool each neighbour has. mask: bool [B,T,K,R].
+    place: int64 [B,T,K], which states of the pool each neighbour has. mask: bool [B,T,K,R]. scores: [B,T,K].
     last: int64 [B], the slot of each row's last complete chunk after the call; None: as before the call.
     """
 
     query_start: int | Tensor
     place: Tensor
     mask: Tensor
+    scores: Tensor
     last: Tensor | None
+
+    def token_scores(self, count: int, m: int) -> Tensor:
+        """Return the scores [K,B,N] of the neighbours that each of `count` columns attends."""
+        first = self.query_start if isinstance(self.query_start, int) else self.query_start[:, None]
+        slot = (torch.arange(1, count + 1, device=self.scores.device) + first) // m - 1
+        slot = slot.clamp(0, self.scores.shape[1] - 1).expand(len(self.scores), -1)
+        return self.scores.permute(2, 0, 1).gather(2, slot.expand(self.scores.shape[2], -1, -1))
+
+    def apart(self) -> Slots:
+        """Return the same neighbours in K times as many rows, one neighbour a row."""
+        k, start = self.place.shape[2], self.query_start
+        place, mask = (t.movedim(2, 0).flatten(0, 1).unsqueeze(2) for t in (self.place, self.mask))
+        return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
 
 def slots(
     first: Sequence[int],
     count: int,
     m: int,
-    place: Tensor,
-    mask: Tensor,
-    held_place: Tensor | None = None,
-    held_mask: Tensor | None = None,
+    chosen: tuple[Tensor, Tensor, Tensor],
+    held: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Slots:
-    """Lays out the chunks that `count` columns attend; rows begin at positions `first` (-s: s columns of padding).
+    """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
 
-    place, mask: [B,L,K] and [B,L,K,R] of the chunks that complete within the call; L may be 0.
-    held_place, held_mask: [B,K] and [B,K,R] of each row's last complete chunk before the call.
+    chosen: place, mask and scores, [B,L,K], [B,L,K,R] and [B,L,K], of the chunks that complete within the call; L may
+    be 0. held: the same, [B,K], [B,K,R] and [B,K], of each row's last complete chunk before the call.
     """
-    lead, device = int(held_place is not None), mask.device
+    lead, device = int(held is not None), chosen[0].device
     chunk = [f // m for f in first]  # of each row's first column; negative on padding
     begin = [f % m + m * lead for f in first]
     query_start = begin[0] if len(set(begin)) == 1 else transfer.numbers(begin, device)
     total = (max(begin) + count) // m
     complete = [max(f + count, 0) // m - max(f, 0) // m for f in first]
     if not any(chunk) and len(set(complete)) == 1:  # whole rows, from their beginnings: no chunk before them
-        return Slots(
-            query_start, place[:, :total], mask[:, :total], torch.full((len(first),), total - 1, device=device)
-        )
+        last = torch.full((len(first),), total - 1, device=device)
+        return Slots(query_start, *(t[:, :total] for t in chosen), last)
     shift = transfer.numbers([lead - min(c, 0) for c in chunk], device)[:, None]
     number = torch.arange(total, device=device) - shift  # of the slot's chunk among those that complete in the call
     known = (number >= 0) & (number < transfer.numbers(complete, device)[:, None])
-    if mask.shape[1]:
-        rows, at = torch.arange(len(first), device=device)[:, None], number.clamp(0, mask.shape[1] - 1)
-        place, mask = place[rows, at], mask[rows, at] & known[..., None, None]
+    if length := chosen[0].shape[1]:
+        rows, at = torch.arange(len(first), device=device)[:, None], number.clamp(0, length - 1)
+        place, mask, scores = (t[rows, at] for t in chosen)
+        mask = mask & known[..., None, None]
     else:
-        place, mask = (t.new_zeros(t.shape[0], total, *t.shape[2:]) for t in (place, mask))
-    if lead:
-        place[:, 0], mask[:, 0] = held_place, held_mask
+        place, mask, scores = (t.new_zeros(t.shape[0], total, *t.shape[2:]) for t in chosen)
+    if held is not None:
+        place[:, 0], mask[:, 0], scores[:, 0] = held
     last = (transfer.numbers(complete, device) - 1 + shift[:, 0]).clamp(min=0) if any(complete) else None
-    return Slots(query_start, place, mask, last)
+    return Slots(query_start, place, mask, scores, last)
 
 
 class Turns(NamedTuple):
@@ -107,7 +119,7 @@ class Turns(NamedTuple):
 
 
 def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """The first E entries of heads [B,N,H,D], halves paired, turned; the rest pass."""
+    """Rotate the first E entries of heads [B,N,H,D], paired by halves. The others stay."""
     cos, sin = turn
     width = cos.shape[-1]
     part, rest = x[..., :width], x[..., width:]
@@ -117,29 +129,33 @@ def turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def mapped(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Heads [B,N,H,D] plus their low-rank map; down [H,D,r], up [H,r,D]."""
+    """Add their low-rank map to heads [B,N,H,D]; down [H,D,r], up [H,r,D]."""
     return x + torch.einsum("bnhr,hrd->bnhd", torch.einsum("bnhd,hdr->bnhr", x.to(down.dtype), down), up).to(x.dtype)
 
 
 class Attending:
-    """The pass of a text, or of the tokens that follow what a cache holds. See `attention_hook.LayerPass`.
+    """Pass of a text, or of the tokens that follow a cache's. See `attention_hook.LayerPass`.
 
     It changes nothing that it holds, so that checkpointing may compute a layer again.
 
     Args:
         model: an `OwnAttention`.
         pool: states [U,A,2,R,G,D].
-        laid: where they are.
+        laid: their places. With a bias by score, each neighbour is a part of the softmax of its own.
+        count: N, the pass' columns.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
     """
 
-    def __init__(self, model, pool: Tensor, laid: Slots, turns: Turns | None, key_mask: Tensor | None):
+    def __init__(self, model, pool: Tensor, laid: Slots, count: int, turns: Turns | None, key_mask: Tensor | None):
         self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
-        self.layers = model.layers
+        self.layers, self.parts = model.layers, 1
+        if model.config.score_bias:
+            self.scores = laid.token_scores(count, model.config.chunk_len)
+            self.laid, self.parts = laid.apart(), len(self.scores)
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """[B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
+        """Return [B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
         began = time.perf_counter()
         if self.key_mask is not None and key.shape[1] != self.key_mask.shape[1] and window is None:
             raise ValueError(f"cache: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}")
@@ -148,7 +164,7 @@ class Attending:
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
         own, own_lse = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
         near, near_lse = rk.chunked_cross_attention(
-            self._query(place, query),
+            self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1),
             *self._states(place),
             chunk_len=model.config.chunk_len,
             neighbour_mask=laid.mask,
@@ -158,12 +174,15 @@ class Attending:
         if model.config.rank:
             near = mapped(near, model.value_down[place], model.value_up[place])
         near = (near * model.scale[place, :, None]).to(own.dtype)
-        out, _ = rk.merge_attention((own, near), (own_lse, near_lse + model.bias[place, :, None]))
+        near, near_lse = (t.unflatten(0, (self.parts, -1)) for t in (near, near_lse + model.bias[place, :, None]))
+        if model.config.score_bias:
+            near_lse = near_lse + model.slope[place, :, None] * self.scores[:, :, None]
+        out, _ = rk.merge_attention(torch.cat((own[None], near)), torch.cat((own_lse[None], near_lse)))
         model.seconds["attention"] += time.perf_counter() - began
         return out
 
     def _query(self, place: int, query: Tensor) -> Tensor:
-        """The queries that meet neighbours."""
+        """Return the queries that meet neighbours."""
         model, turns = self.model, self.turns
         if model.config.rank:
             raw = query if turns is None else turned(query, turns.back)
@@ -172,7 +191,7 @@ class Attending:
         return query if turns is None else turned(query, turns.both)
 
     def _states(self, place: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,T,K,R,G,D]."""
+        """Return keys and values [B,T,K,R,G,D]."""
         where = self.laid.place
         states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
         return states.unbind(3)

@@ -39,7 +39,7 @@ def retrofit(
     backend: str | None = None,
     **changes,
 ) -> nn.Module:
-    """A model that retrieves, around a decoder whose weights stay as they are: the decoder is frozen in place.
+    """Make a model that retrieves around a decoder, which is frozen in place.
 
     Example:
         model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
@@ -53,7 +53,7 @@ def retrofit(
             nothing before they are trained. "own": the decoder reads and attends neighbours by itself, see
             `OwnAttention`; its changes are cca_layers (None: all), chunk_len=32, neighbour_len=64, bias=-1.0 (the start
             of every head's), sink_token (the token before each neighbour; None: the decoder's bos_token_id, else 0)
-            and rank=0 (of low-rank maps a head).
+            rank=0 (of low-rank maps a head) and score_bias=False (whether the retrieval scores are attended by).
             All arguments below but `backend` are of "new".
         blocks: the decoder's blocks, first to last; None: found where the Hugging Face library keeps them.
         attention: the name of a block's self-attention.
@@ -103,7 +103,7 @@ def _retrofit_other(
 
 
 def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroConfig:
-    """The decoder's sizes with `changes`; ValueError for a change of a field in `fixed`."""
+    """Return the decoder's sizes with `changes`. Raises: ValueError for a change of a field in `fixed`."""
     check_fixed(changes, {name: getattr(config, name) for name in fixed})
     if "chunk_len" in changes:
         changes = {"neighbour_len": 2 * changes["chunk_len"], **changes}

@@ -63,15 +63,14 @@ class RetrofittedDecoder(FrozenDecoder):
         return {"context_fn": self._checkpoint_contexts}
 
     def _checkpoint_contexts(self):
-        """A block that is computed again finds the retrieval of the pass it belongs to."""
+        """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
         return nullcontext(), _Again(self, self._pass)
 
-    def _with_neighbours(self, tokens, neighbours, neighbour_mask, starts, cache: RetrofitCache | None, options):
+    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
         retrieval = Retrieval(
             self.encoder,
             tokens.shape[1],
-            neighbours,
-            neighbour_mask,
+            *found[:2],
             batch=tokens.shape[0],
             device=tokens.device,
             starts=starts,
@@ -116,7 +115,7 @@ class _Pass:
 
 
 class _Again:
-    """The context in which a block of an earlier pass is computed again."""
+    """Context in which a block of an earlier pass is computed again."""
 
     def __init__(self, model: RetrofittedDecoder, there: _Pass | None):
         self.model, self.there = model, there

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from retro_model.base import transfer
+from retro_model.base.checks import RETRIEVED
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Batch:
     tokens: int64 [B, N]. real: bool [B, N], False on padding and on other tokens without a loss.
     neighbours: int64 [B, L, K, R] or None. neighbour_mask: bool [B, L, K, R] or None.
     segment: int64 [B, N] or None, the document of each token in a packed row, for models that take it.
+    neighbour_scores: float [B, L, K] or None, for a model with score_bias.
     """
 
     tokens: Tensor
@@ -28,12 +30,13 @@ class Batch:
     neighbours: Tensor | None = None
     neighbour_mask: Tensor | None = None
     segment: Tensor | None = None
+    neighbour_scores: Tensor | None = None
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """Arguments of a model call: tokens, segment, neighbours and neighbour_mask, without those that are None."""
-        names = ("tokens", "segment", "neighbours", "neighbour_mask")
-        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        """Arguments of a model call: `tokens` and the others that are not None."""
+        given = {name: getattr(self, name) for name in ("tokens", "segment", *RETRIEVED)}
+        return {name: tensor for name, tensor in given.items() if tensor is not None}
 
     @property
     def counted(self) -> Tensor:
@@ -42,8 +45,10 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **{name: transfer.send(value, device) for name, value in tensors.items()})
+        given = {name: getattr(self, name) for name in ("tokens", "real", "segment", *RETRIEVED)}
+        return dataclasses.replace(
+            self, **{n: None if t is None else transfer.send(t, device) for n, t in given.items()}
+        )
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
@@ -57,13 +62,20 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
 
 
 def gather(
-    store, rows: np.ndarray, neighbours: np.ndarray | None = None, database=None, *, k: int | None = None
+    store,
+    rows: np.ndarray,
+    neighbours: np.ndarray | None = None,
+    database=None,
+    *,
+    k: int | None = None,
+    scores: bool = False,
 ) -> Batch:
     """Return the batch of chunk rows `rows` of `store`: int64 [B, L], -1 for a row of padding.
 
     neighbours: int64 [num_chunks, K], ids in `database`, a `ChunkDatabase`, of the neighbours of each chunk of the
     store; -1: none. None: retrieval is off.
     k: keep the k nearest of the neighbours that the window may see (`visible`); None: all.
+    scores: add the similarity of each neighbour to its chunk.
     Returns: a Batch with N = L * store.chunk_len.
     """
     rows = np.asarray(rows)
@@ -77,8 +89,10 @@ def gather(
     ids = visible(store, rows, neighbours, database)
     if k is not None:
         ids = np.take_along_axis(ids, np.argsort(ids < 0, axis=-1, kind="stable")[..., :k], -1)
-    values, mask = database.values(ids)
-    return Batch(*flat, torch.as_tensor(values), torch.as_tensor(mask))
+    found = list(database.values(ids))
+    if scores:
+        found.append(database.similarity(store, safe.reshape(-1), ids.reshape(-1, ids.shape[-1])).reshape(ids.shape))
+    return Batch(*flat, **{name: torch.as_tensor(array) for name, array in zip(RETRIEVED, found)})
 
 
 def visible(store, rows: np.ndarray, neighbours: np.ndarray, database) -> np.ndarray:
@@ -108,6 +122,7 @@ def batches(
     neighbours: np.ndarray | None = None,
     database=None,
     k: int | None = None,
+    scores: bool = False,
     starts: np.ndarray | None = None,
     start: int = 0,
     every: int = 1,
@@ -121,7 +136,7 @@ def batches(
 
     window: tokens, a multiple of the chunk length. batch_size: windows of a batch, over all processes.
     starts: first rows of the windows to draw from; None: all. start: position to begin at, the batches already taken.
-    every: take only each `every`-th batch. neighbours, database, k: see `gather`.
+    every: take only each `every`-th batch. neighbours, database, k, scores: see `gather`.
     Raises: ValueError if the store is smaller than a batch, or sizes do not divide.
     """
     per_window, left = divmod(window, store.chunk_len)
@@ -150,7 +165,7 @@ def batches(
         raise ValueError(
             f"store: expected at least {batch_size} windows of {per_window} chunks, and one more; got {rows} chunks"
         )
-    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k)
+    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k, scores=scores)
     return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)
 
 

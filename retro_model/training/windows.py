@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from retro_model.base.checks import RETRIEVED
+
 from .batches import Batch, batches
 
 IGNORED = -100  # the label of a token that does not count
@@ -22,14 +24,14 @@ class WindowDataset(IterableDataset):
         Trainer(RetrofitForCausalLM.from_decoder(decoder), arguments, train_dataset=rows)
 
     A DataLoader of the same batch_size gives the batches of `training.batches`, for any num_workers: worker w of W
-    makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding), and with neighbours
-    also neighbours and neighbour_mask [L,K,R].
+    makes each W-th batch. A row is a dict of tensors: input_ids and labels [N] (-100 on padding); with neighbours also
+    neighbours and neighbour_mask [L,K,R]; with `scores` neighbour_scores [L,K].
 
     To resume a run exactly, pass the number of batches taken as `start`, or call `set_start`. The Trainer resumes by
     reading past them; with `ignore_data_skip=True` and `start` it reads nothing twice.
 
     Args:
-        store, window, seed, neighbours, database, k, starts, start: see `batches`.
+        store, window, seed, neighbours, database, k, scores, starts, start: see `batches`.
         batch_size: the DataLoader's, of each process.
         rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
@@ -48,6 +50,7 @@ class WindowDataset(IterableDataset):
         neighbours: np.ndarray | None = None,
         database=None,
         k: int | None = None,
+        scores: bool = False,
         starts: np.ndarray | None = None,
         start: int = 0,
         rank: int = 0,
@@ -56,7 +59,7 @@ class WindowDataset(IterableDataset):
         super().__init__()
         self.store = store
         self.options = {"window": window, "batch_size": batch_size * world_size, "seed": seed, "starts": starts}
-        self.options |= {"neighbours": neighbours, "database": database, "k": k}
+        self.options |= {"neighbours": neighbours, "database": database, "k": k, "scores": scores}
         self.options |= {"rank": rank, "world_size": world_size}
         self.set_start(start)
 
@@ -76,9 +79,7 @@ def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
     """Iterate over the windows of a batch as dicts: input_ids, labels, and neighbours with their mask."""
     for i, tokens in enumerate(batch.tokens):
         row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
-        if batch.neighbours is not None:
-            row |= {"neighbours": batch.neighbours[i], "neighbour_mask": batch.neighbour_mask[i]}
-        yield row
+        yield row | {name: batch.inputs[name][i] for name in RETRIEVED if name in batch.inputs}
 
 
 def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Iterator[Batch]:
@@ -99,4 +100,5 @@ def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Itera
 
 
 def _batch(row: dict[str, Tensor]) -> Batch:
-    return Batch(row["input_ids"], row["labels"] != IGNORED, row.get("neighbours"), row.get("neighbour_mask"))
+    found = {name: row.get(name) for name in RETRIEVED}
+    return Batch(row["input_ids"], row["labels"] != IGNORED, **found)

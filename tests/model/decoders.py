@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from retro_model.base.checks import RETRIEVED
+
 transformers = pytest.importorskip("transformers")
 
 
@@ -18,12 +20,12 @@ def gpt2(vocab: int, layers: int, *, width: int = 32, longest: int = 64):
     return transformers.GPT2LMHeadModel(config)
 
 
-def in_steps(model, steps, tokens, neighbours, mask):
-    """Decode two texts with a cache, some tokens at a time, and return their logits."""
+def in_steps(model, steps, tokens, *found):
+    """Return the logits of two texts that are decoded with a cache, some tokens at a time."""
     cache, parts, at, chunk = model.make_cache(2), [], 0, 0
     for step in steps:
         here = slice(chunk, chunk + cache.completes(step))
-        inputs = {"neighbours": neighbours[:, here], "neighbour_mask": mask[:, here]} if here.stop > here.start else {}
+        inputs = {name: t[:, here] for name, t in zip(RETRIEVED, found)} if here.stop > here.start else {}
         parts.append(model(tokens[:, at : at + step], **inputs, cache=cache))
         at, chunk = at + step, here.stop
     return torch.cat(parts, 1)
@@ -35,8 +37,9 @@ def assert_greedy(model, retrieve, prompts, texts, chunk_len: int) -> None:
         assert text[: len(prompt)].tolist() == prompt
         for end in range(len(prompt), len(text)):
             whole = text[None, :end]
-            neighbours = retrieve(whole[0, : end // chunk_len * chunk_len].view(-1, chunk_len))[0][None]
-            assert model(whole, neighbours)[0, -1].argmax() == text[end]
+            found = retrieve(whole[0, : end // chunk_len * chunk_len].view(-1, chunk_len))
+            inputs = {name: t[None] for name, t in zip(RETRIEVED, found) if t is not None}
+            assert model(whole, **inputs)[0, -1].argmax() == text[end]
 
 
 def assert_wrong_input_is_named(model, tokens, neighbours, mask) -> None:

@@ -112,10 +112,26 @@ def read(kind, tokens, window=None):
     return kept
 
 
-def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len, sink, window=None, maps=None):
-    """Return logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
+def logits(
+    decoder,
+    tokens,
+    neighbours,
+    mask,
+    *,
+    bias,
+    scale,
+    layers,
+    chunk_len,
+    sink,
+    window=None,
+    maps=None,
+    slope=None,
+    scores=None,
+):
+    """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
-    maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none.
+    maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. slope:
+    [attending layers, H], and the scores of the neighbours, [L,K], that it multiplies; None: none.
     """
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
     states = [[read(kind, torch.cat([torch.tensor([sink]), row]), window) for row in chunk] for chunk in neighbours]
@@ -138,7 +154,10 @@ def logits(decoder, tokens, neighbours, mask, *, bias, scale, layers, chunk_len,
             far = kind.turn(meets, torch.tensor([r + 1 + i]))[0]
             own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
-            weights = torch.softmax(torch.cat([own, others + bias[row][:, None]], 1), -1)
+            others = others + bias[row][:, None]
+            if slope is not None:
+                others = others + slope[row][:, None] * scores[chunk].repeat_interleave(r)[seen]
+            weights = torch.softmax(torch.cat([own, others], 1), -1)
             theirs = near[1].repeat_interleave(share, 1) * scale[row][None, :, None]
             theirs = theirs if maps is None else torch.einsum("shd,hde->she", theirs, maps[1][row])
             both = torch.cat([values.repeat_interleave(share, 1), theirs])

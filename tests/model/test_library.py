@@ -14,7 +14,7 @@ import torch
 from retro_model import evaluation, training
 from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
 from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched, prepare, similarity, spread
+from retro_model.apps.library.library import Searched, prepare, spread
 from retro_model.apps.library.options import Fit, Plan
 from retro_model.apps.serve.library import Library as PageLibrary
 from retro_model.apps.serve.reader import Options, open_folder
@@ -308,12 +308,23 @@ def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):
     ids = Searched(database, 3)[rows]
     keys = np.asarray(database.searcher.keys)
     cosine = (keys[rows][:, None] * keys[ids]).sum(-1)
-    got = similarity(database, store, rows, ids)
-    assert np.allclose(got, cosine, atol=1e-5) and (similarity(database, store, rows, ids * 0 - 1) == -np.inf).all()
+    got = database.similarity(store, rows, ids)
+    assert np.allclose(got, cosine, atol=1e-5) and (database.similarity(store, rows, ids * 0 - 1) == -np.inf).all()
+    there = np.array([[0, 1, -1], [4, 5, 6]])
+    batch = training.gather(store, there, ids, database, scores=True)
+    assert np.array_equal(batch.neighbour_scores, np.where(there[..., None] < 0, -np.inf, got[there]))
+    with pytest.raises(ValueError, match="database: expected a search by embeddings; got bm25"):
+        ChunkDatabase.lexical(store).similarity(store, rows, ids)
     least = float(np.median(got))
     assert np.array_equal(Searched(database, 3, least)[rows], np.where(got < least, -1, ids))
     parts = store, keys, database.searcher.embedder, SimpleNamespace(decode_bytes=lambda ids: b"x")
-    ids, near = PageLibrary(*parts).search(store.chunks(rows), 3)
+    page = PageLibrary(*parts)
+    ids, near = page.search(store.chunks(rows), 3)
+    page.tokenizer.encode = lambda text: store.tokens[3][:4]
+    page.add("copy", "x")
+    more = np.concatenate([ids, np.full((len(rows), 1), len(store)), np.full((len(rows), 1), -1)], 1)
+    again = page.similarity(store.chunks(rows), more)
+    assert np.array_equal(again[:, :3], near) and np.argmax(again[:, 3]) == 3 and (again[:, 4] == -np.inf).all()
     shown, _ = PageLibrary(*parts, least_similarity=least).search(store.chunks(rows), 3)
     assert np.array_equal(shown, np.where(near < least, -1, ids)) and (shown < 0).any()
 
@@ -341,7 +352,8 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
     plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
-    retrofit.run(decoder, tmp_path, plan, Fit(steps=2), rank=2, folder_of_texts=library, show=said.append)
+    options = {"rank": 2, "score_bias": True, "folder_of_texts": library}
+    retrofit.run(decoder, tmp_path, plan, Fit(steps=2), **options, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
     seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
     assert list(seconds) == ["ready", "trained", "scored"]
@@ -350,7 +362,9 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     assert sum(p.stat().st_size for p in (tmp_path / "model").rglob("*")) < 60_000
     reader = open_folder(tmp_path)
     assert reader.model.config.neighbour_len == 24
+    assert reader.model.slope.any()
     got = reader.read(reader.passage(reader.start), Options())
+    reader.write(reader.passage(reader.start)[:20], Options(new_tokens=8))
     assert np.abs(got.on - got.off).max() > 1e-4
     shown = [card for cards in got.cards for card in cards]
     assert all(card["found"] <= 8 for card in shown) and max(len(card["texts"]) for card in shown) == 24

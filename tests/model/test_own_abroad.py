@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.model.test_own_attention import HEADS, LAYERS, K, M, R, V, batch, make
+from retro_model.base.checks import RETRIEVED
+from tests.model.test_own_attention import HEADS, LAYERS, M, R, batch, by_score, make, plain
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")
@@ -15,10 +16,6 @@ def whole(decoder=None, **changes):
     torch.manual_seed(1)
     torch.nn.init.normal_(model.model.bias)
     return model.eval()
-
-
-def retrieve(chunks):
-    return (chunks.repeat(1, 2)[:, None, :R] + torch.arange(K)[:, None]) % V, None
 
 
 def test_a_folder_names_its_decoder_and_knows_it_by_its_weights(tmp_path):
@@ -47,8 +44,32 @@ def test_a_decoder_from_nowhere_is_saved_whole(tmp_path):
     assert torch.equal(again(tokens, neighbours=neighbours).logits, model(tokens, neighbours=neighbours).logits)
 
 
-def test_generate_reads_neighbours_as_chunks_complete():
-    model = whole()
+def scored():
+    model = whole(score_bias=True)
+    torch.nn.init.normal_(model.model.slope)
+    return model
+
+
+def test_slopes_are_saved_and_rows_bring_their_scores(tmp_path):
+    model = scored()
+    model.save_pretrained(tmp_path)
+    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path).eval()
+    texts = [torch.arange(2 * M + 1), torch.arange(M - 1), torch.arange(M)]  # the second completes no chunk
+    inputs = huggingface.NeighbourCollator(chunk_len=M, retrieve=by_score)([{"input_ids": text} for text in texts])
+    assert torch.equal(again(**inputs).logits, model(**inputs).logits)
+    names = ("neighbours", "neighbour_scores")
+    rows = [dict(zip(RETRIEVED, by_score(t[: len(t) // M * M].view(-1, M)))) for t in texts]
+    rows = [{"input_ids": text} | (row if len(row["neighbours"]) else {}) for text, row in zip(texts, rows)]
+    given = huggingface.NeighbourCollator(chunk_len=M)(rows)
+    assert given.keys() == inputs.keys() and all(torch.equal(given[name], inputs[name]) for name in names)
+    found = by_score(texts[2][None])
+    alone = model(texts[2][None], neighbours=found[0][None], neighbour_scores=found[2][None]).logits
+    torch.testing.assert_close(model(**inputs).logits[2:, :M], alone, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("retrieve", [plain, by_score])
+def test_generate_reads_neighbours_as_chunks_complete(retrieve):
+    model = scored() if retrieve is by_score else whole()
     prompt = torch.tensor([[0, 0, 3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8]])
     real = (prompt != 0).long()
     texts = model.generate(prompt, attention_mask=real, retrieve=retrieve, max_new_tokens=2 * M + 1, do_sample=False)
@@ -57,8 +78,9 @@ def test_generate_reads_neighbours_as_chunks_complete():
         for end in range(7 - pad, len(text)):
             if text[end - 1] == 2:  # the end of the text
                 break
-            neighbours = retrieve(text[: end // M * M].view(-1, M))[0][None]
-            assert model(text[None, :end], neighbours=neighbours).logits[0, -1].argmax() == text[end]
+            found = retrieve(text[: end // M * M].view(-1, M))
+            inputs = {name: t[None] for name, t in zip(RETRIEVED, found) if t is not None}
+            assert model(text[None, :end], **inputs).logits[0, -1].argmax() == text[end]
 
 
 @pytest.mark.parametrize("kind", ["plain", "checkpointing", "adapters"])

@@ -41,15 +41,9 @@ def test_the_parts_of_the_keys_make_the_whole(backend):
 
 @every
 def test_no_part_that_counts(backend):
-<<<<<<< HEAD
     """out 0, lse -inf and zero gradients, whatever the parts and the gradients hold."""
     outs = torch.full((2, 1, 3, 2, 16), torch.nan, device=inputs.DEVICE, requires_grad=True)
     lses = torch.full((2, 1, 2, 3), -torch.inf, device=inputs.DEVICE, requires_grad=True)
-=======
-    """out 0, lse -inf and zero gradients, for any values and gradients of the parts."""
-    outs = torch.full((2, 1, 3, 2, 16), torch.nan, requires_grad=True)
-    lses = torch.full((2, 1, 2, 3), -torch.inf, requires_grad=True)
->>>>>>> rd
     out, lse = rk.merge_attention(outs, lses, backend=backend)
     assert out.eq(0).all() and lse.eq(-torch.inf).all()
     grads = torch.autograd.grad((out, lse), (outs, lses), (out + torch.nan, lse * torch.nan))

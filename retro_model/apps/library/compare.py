@@ -34,14 +34,14 @@ GROUP = 8  # documents between two points where a stopped run goes on
 
 
 def show_line(line: str) -> None:
-    """Prints it at once, also where the output goes to a file."""
+    """Print a line at once, also to a file."""
     print(line, flush=True)
 
 
 def run(setting: Setting, names: list[str], documents: int, random_documents: int, show=show_line) -> None:
-    """Scores the first held-out documents by each contender; what the folder has from the same settings is kept.
+    """Score the first held-out documents by each contender. Scores of the same settings in the folder are kept.
 
-    random_documents: of them, those that are scored with random neighbours too.
+    random_documents: how many of them are scored with others' neighbours too.
     """
     (setting.folder / "scores").mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -62,7 +62,7 @@ def _path(setting: Setting, name: str) -> Path:
 
 
 def _settings(setting: Setting, name: str) -> dict:
-    """The settings that a contender's scores depend on."""
+    """Return the settings that a contender's scores depend on."""
     made = {"plan": dataclasses.asdict(setting.plan)}
     if name in TRAINED:
         made["fit"] = dataclasses.asdict(setting.fit)
@@ -72,7 +72,7 @@ def _settings(setting: Setting, name: str) -> dict:
 
 
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
-    """Goes on where `result` ends, and keeps it after each group of documents."""
+    """Go on where `result` ends. Save it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
     with record.Cost() as making:
         contender = MAKERS[name](setting)
@@ -98,14 +98,14 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
 
 
 def _neighbours(setting: Setting, near: np.ndarray, documents: range) -> torch.Tensor:
-    """The tokens [S,R] of the distinct neighbours of some documents."""
+    """Return the tokens [S,R] of the distinct neighbours of some documents."""
     inside = np.isin(setting.library.held_out.chunk_doc, documents)
     ids = np.setdiff1d(near[inside], -1)
     return torch.as_tensor(setting.library.database.values(ids)[0])
 
 
 def write(setting: Setting, title: str, command: str, show=print) -> dict:
-    """The record of all that the folder holds: compare.json, compare.md, compare.png, and a table on the terminal."""
+    """Write compare.json, compare.md and compare.png of all scores in the folder. Print a table."""
     from rich.console import Console
 
     paths = {name: _path(setting, name) for name in CONTENDERS}
@@ -135,7 +135,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
 
 
 def _commit() -> str | None:
-    """The commit of the code; None where it is no checkout."""
+    """Return the commit of the code, or None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -144,7 +144,7 @@ def _commit() -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command."""
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
     if options.records:

@@ -26,9 +26,11 @@ from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
 
 @dataclass(frozen=True)
 class Setting:
-    """Inputs of the contenders. folder: of the trained ones. datastore_tokens: of kNN-LM. layers: of own attention,
-    None: all. states: where the states of neighbours are kept between contenders and calls of the command, None:
-    nowhere."""
+    """Inputs of the contenders.
+
+    folder: of the trained ones. datastore_tokens: of kNN-LM. layers: of own attention, None: all. states: folder in
+    which contenders and later calls share the states of neighbours, None: they are not kept.
+    """
 
     decoder_folder: Path
     library: Library
@@ -42,17 +44,17 @@ class Setting:
 
     @functools.cached_property
     def decoder(self) -> nn.Module:
-        """The decoder of every contender but RETRO's new layers, which leave hooks in theirs."""
+        """Decoder of all contenders but `new`, whose layers leave hooks in it."""
         return read_decoder(self.decoder_folder)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
-        """The neighbours that models are given, of the held-out chunks."""
+        """Neighbours of the held-out chunks, as many as models are given."""
         return self.library.neighbours[:, : self.plan.neighbours]
 
     @functools.cached_property
     def far(self) -> np.ndarray:
-        """Which of them own attention does not read."""
+        """Mask of the neighbours that own attention does not read."""
         return self.library.far(self.plan)
 
     @property
@@ -65,9 +67,9 @@ Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
 
 
 class Contender(NamedTuple):
-    """made: how it was made. read: reads neighbours [S,R] into what is kept, so that the score need not, and gives how
-    many it read; None: there is nothing to read beforehand. far: neighbours [chunks,K] that it is not given; None: it
-    is given all. seconds: spent so far, by part; see `OwnAttention`."""
+    """made: facts of the training. read: reads neighbours [S,R] ahead of the score and returns how many were not kept;
+    None: nothing is read ahead. far: mask [chunks,K] of neighbours that it is not given; None: it is given all.
+    seconds: spent so far, by part; see `OwnAttention`."""
 
     score: Scorer
     made: dict
@@ -77,7 +79,7 @@ class Contender(NamedTuple):
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
-    """The decoder as it is; windows and strides of `times` the length cost the same number of tokens."""
+    """The decoder as it is. `times` lengthens windows and strides alike, so that as many tokens are computed."""
     model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
@@ -115,7 +117,7 @@ def knn(s: Setting) -> Contender:
 
 
 def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
-    """The database's documents that hold most of the nearest k neighbours, `most_tokens` in all at most."""
+    """Return the documents that hold most of the nearest k neighbours, of at most `most_tokens` together."""
     found = library.database.document_of(library.neighbours[:, :k])
     numbers, counts = np.unique(found[found >= 0], return_counts=True)
     entries, taken, total = library.database.store.documents, [], 0
@@ -126,13 +128,15 @@ def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
     return taken
 
 
-def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0, every: bool = False) -> Contender:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank: of its low-rank maps.
+def retrofitted(
+    s: Setting, attention: str, trained: bool = True, rank: int = 0, score_bias: bool = False, every: bool = False
+) -> Contender:
+    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank, score_bias: of that.
     every: it reads far ones too."""
     torch.manual_seed(s.fit.seed)
     decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
     layers = s.layers if attention == "own" else None
-    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank))
+    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank, score_bias))
     rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
     how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
     if attention == "own" and s.states is not None and not s.states.exists():
@@ -141,7 +145,8 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
         s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
     keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
     kept = keeping.__enter__()  # for as long as the contender lives
-    facts = _fit(s, model, how, f"{attention}-{rank}") if trained else {}
+    name = f"{attention}-{rank}-score" if score_bias else f"{attention}-{rank}"
+    facts = _fit(s, model, how, name) if trained else {}
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
@@ -159,7 +164,9 @@ def retrofitted(s: Setting, attention: str, trained: bool = True, rank: int = 0,
 
 def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
     folder = s.folder / f"{name}-{how.seed}"
-    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, windows=how.windows)
+    scores = getattr(model.config, "score_bias", False)
+    options = {"windows": how.windows, "scores": scores}
+    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, **options)
     facts = fit(model, batches, how, s.plan, folder, s.show)
     return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 
@@ -172,10 +179,11 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own-all": functools.partial(retrofitted, attention="own", trained=False, every=True),
     "own": functools.partial(retrofitted, attention="own", trained=False),
     "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
 KEPT_BYTES = 2**31  # of neighbours' states in memory
-OWN = ("own-all", "own", "own-gates", "own-lora")
-TRAINED = ("new", "own-gates", "own-lora")
+OWN = ("own-all", "own", "own-gates", "own-score", "own-lora")
+TRAINED = ("new", "own-gates", "own-score", "own-lora")
 RETRIEVE_NOTHING = ("alone", "longer")  # and have no control

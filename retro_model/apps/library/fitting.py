@@ -1,4 +1,4 @@
-"""Training of what a retrofit adds, for some steps or minutes: saved now and then, resumed where it was stopped."""
+"""Training of the weights that a retrofit adds: for some steps or minutes, saved now and then, resumable."""
 
 from __future__ import annotations
 
@@ -21,21 +21,27 @@ ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None = None, rank: int = 0
+    attention: str,
+    plan: Plan,
+    decoder_layers: int,
+    layers: tuple[int, ...] | None = None,
+    rank: int = 0,
+    score_bias: bool = False,
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
-    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank: of own attention's maps.
+    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
+    attention.
     """
     lengths = {"chunk_len": plan.chunk_len, "neighbour_len": plan.passage_chunks * plan.chunk_len}
     if attention == "own":
-        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank}
+        return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank, "score_bias": score_bias}
     layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
     encoder = {"layers": 1, "d_model": ENCODER, "d_ff": 2 * ENCODER, "heads": 4, "head_dim": ENCODER // 4}
     return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}
 
 
 class Added(nn.Module):
-    """The parameters of a model that train, as a module of their own: a checkpoint without the decoder."""
+    """Module of the parameters that train, so that a checkpoint leaves out the decoder."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -45,9 +51,9 @@ class Added(nn.Module):
 def fit(
     model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, plan: Plan, folder: Path, show=print
 ) -> dict:
-    """Trains what is not frozen. A folder that holds the same training goes on from its last step.
+    """Train the parameters that are not frozen. A folder with the same training goes on from its last step.
 
-    No steps: nothing is trained. stream: gives the batches from a position on. plan: of the windows in them.
+    stream: returns the batches from a position on. plan: of their windows. No steps: nothing is trained.
     Returns: steps, tokens, CPU seconds and the last losses.
     """
     added = Added(model)
@@ -84,7 +90,7 @@ def fit(
 
 
 def _steps_within(model: nn.Module, stream, how: Fit) -> int:
-    """Steps that fit into `minutes`, from the time of two whose learning rate moves nothing."""
+    """Return the steps that fit into `minutes`, from the time of two steps at a negligible learning rate."""
     settings = training.Settings(2, max_lr=1e-12, warmup_steps=0, weight_decay=0.0, autocast=how.autocast)
     history = training.train(model, training.make_optimizer(model, settings), stream(0), settings, keep_memory=True)
     return max(1, math.floor(60 * how.minutes / min(h["seconds"] for h in history)))

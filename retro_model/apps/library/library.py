@@ -40,16 +40,16 @@ class Library(NamedTuple):
     def similarity(self, plan: Plan) -> np.ndarray:
         """Return the similarity of the held-out chunks to their neighbours, float32 [chunks,K]."""
         near = self.neighbours[:, : plan.neighbours]
-        return similarity(self.database, self.held_out, np.arange(len(self.held_out)), near)
+        return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
     def far(self, plan: Plan) -> np.ndarray:
-        """Which neighbours own attention does not read, bool [chunks,K]: those that resemble their chunk too little."""
+        """Return which neighbours resemble their chunk too little for own attention to read them, bool [chunks,K]."""
         return self.similarity(plan) < plan.least_similarity
 
 
 class Searched:
-    """The neighbours of a database's own chunks as an array [chunks,K] that is searched where it is read: a short
-    training reads few of its rows. least: similarity; -1 in place of those that have less."""
+    """Array [chunks,K] of the neighbours of a database's own chunks. A row is searched when it is read, because a short
+    training reads few rows. least: similarity below which a neighbour becomes -1."""
 
     ndim = 2
 
@@ -62,20 +62,14 @@ class Searched:
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         store, flat = self.database.store, np.asarray(rows).reshape(-1)
         ids = self.database.search_rows(store, flat, self.shape[1], exclude_doc=np.asarray(store.chunk_doc)[flat])
-        ids = np.where(similarity(self.database, store, flat, ids) < self.least, -1, ids)
+        ids = np.where(self.database.similarity(store, flat, ids) < self.least, -1, ids)
         return ids.reshape(*np.shape(rows), self.shape[1])
-
-
-def similarity(database: ChunkDatabase, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Return the similarity of a store's chunks to their neighbours `ids` [n,k]; see `DenseSearcher.similarity`."""
-    searcher = database.searcher
-    return searcher.similarity(searcher.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
 
 def prepare(
     folder: Path, decoder: Path, documents: list[Document], held: list[Document], plan: Plan, show=print
 ) -> Library:
-    """Makes the library in `folder`; a killed run goes on, and a finished one is opened."""
+    """Make the library in `folder`. A killed run goes on; a finished one is opened."""
     if plan.passage_chunks < 1:
         raise ValueError(f"passage_chunks: expected 1 or more; got {plan.passage_chunks}")
     tokenizer = HubText.load(decoder)
@@ -115,7 +109,7 @@ def prepare(
 
 
 def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
-    """CPU milliseconds to embed a chunk and find its neighbours; measured once, kept in a file."""
+    """Return the CPU milliseconds to embed a chunk and find its neighbours. Measured once, kept in a file."""
     if not path.exists():
         rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
         database.search_rows(held_out, rows, k)
@@ -138,7 +132,7 @@ def decoder_folder(given: Path | None, show=print) -> Path:
 
 
 def read_decoder(folder: Path):
-    """A decoder of the Hugging Face library; nothing is fetched and no code of the folder's is run."""
+    """Load a decoder of the Hugging Face library. Nothing is fetched, no code of the folder is run."""
     from transformers import AutoModelForCausalLM
 
     local = {"local_files_only": True, "trust_remote_code": False}
@@ -161,11 +155,19 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int = 0, windows: int | None = None):
+def stream(
+    library: Library,
+    plan: Plan,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    windows: int | None = None,
+    scores: bool = False,
+):
     """Batches of the library's own text with their neighbours, without end.
 
     windows: number of windows that recur (see `spread`), with the neighbours that own attention reads. None, or where
-    there are too few: the whole text, with neighbours however dissimilar.
+    there are too few: the whole text, with neighbours however dissimilar. scores: see `gather`.
     """
     store = library.database.store
     near, starts = Searched(library.database, plan.neighbours + SPARE, plan.least_similarity), None
@@ -179,6 +181,7 @@ def stream(library: Library, plan: Plan, batch_size: int, seed: int, start: int 
         neighbours=Searched(library.database, near.shape[1]) if starts is None else near,
         database=library.database,
         k=plan.neighbours,
+        scores=scores,
         start=start,
         starts=starts,
     )

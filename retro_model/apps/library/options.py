@@ -15,6 +15,7 @@ CONTENDERS = {
     "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
     "own-gates": "own attention, bias and scale trained",
+    "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
 }
@@ -63,8 +64,11 @@ COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
 
 @dataclass(frozen=True)
 class Fit:
-    """How to train. minutes: instead of `steps`, as many as fit; of training alone. batch_size: windows a step.
-    windows: distinct ones that own attention is trained on, so that their neighbours are read once."""
+    """Settings of the training.
+
+    minutes: of training, in place of `steps`. batch_size: windows a step. windows: number of distinct windows that own
+    attention trains on; their neighbours are read once.
+    """
 
     steps: int = 25
     minutes: float | None = None
@@ -76,7 +80,7 @@ class Fit:
 
 
 def compare() -> argparse.ArgumentParser:
-    """The parser of `retro-model compare`."""
+    """Make the parser of `retro-model compare`."""
     made = argparse.ArgumentParser(
         prog="retro-model compare",
         description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
@@ -117,7 +121,7 @@ def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = 
 
 
 def _of_both(made: argparse.ArgumentParser, out: str) -> None:
-    """Options that `retrofit` and `compare` share."""
+    """Add the options that `retrofit` and `compare` share."""
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
@@ -129,7 +133,7 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
 
 
 def retrofit() -> argparse.ArgumentParser:
-    """The parser of `retro-model retrofit`."""
+    """Make the parser of `retro-model retrofit`."""
     made = argparse.ArgumentParser(
         prog="retro-model retrofit",
         description="Give a decoder a library: database, training of what is added, scores with their control.",
@@ -147,6 +151,7 @@ def retrofit() -> argparse.ArgumentParser:
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
+    add("--score-bias", action="store_true", help="train a slope a head that adds a passage's similarity to its logits")
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
         _add_size(made, name)
     _add_size(made, "chunk_len", option="--chunk")

@@ -1,4 +1,4 @@
-"""Scores and costs of contenders, kept as they come; the record, table and picture that are made of them."""
+"""Scores and costs of contenders on disk; record, table and picture made of them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass
 class Result:
-    """A contender's scores of the first held-out documents, with random neighbours too where it retrieves.
+    """Scores of a contender on the first held-out documents, with the control's neighbours too if it retrieves.
 
     facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
     cpu_seconds: by "true" and "random". peak_mb. neighbours: distinct ones in each group of documents, by "true" and
@@ -39,7 +39,7 @@ class Result:
 
     @classmethod
     def empty(cls, store, settings: dict) -> Result:
-        """Nothing is scored yet."""
+        """Make a result without scores."""
         count = len(store.lengths)
         none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
         zero = {"true": 0, "random": 0}
@@ -48,7 +48,7 @@ class Result:
         return cls(none, none, facts)
 
     def add(self, which: str, scores: Scores, cost: Cost, parts: Mapping[str, float]) -> None:
-        """Scores of further documents: `which` is "true" or "random". parts: seconds that they took by part."""
+        """Add scores of further documents. which: "true" or "random". parts: seconds of scoring by part."""
         before = getattr(self, which)
         sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
         setattr(self, which, Scores(*sums))
@@ -59,13 +59,13 @@ class Result:
             self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
 
     def add_reading(self, which: str, neighbours: int, read: int, cost: Cost) -> None:
-        """Distinct neighbours of further documents, and how many of them had to be read."""
+        """Add the number of distinct neighbours of further documents, and of those that had to be read."""
         self.facts["neighbours"][which] += neighbours
         self.facts["read"] += read
         self.facts["reading_cpu_seconds"] += cost.cpu_seconds if read else 0.0
 
     def save(self, path: Path) -> None:
-        """Atomically: the file is there whole, or not at all."""
+        """Save atomically: the file is there whole, or not at all."""
         part = path.with_suffix(".part.npz")
         parts = {"true": self.true, "random": self.random}
         arrays = {f"{name}-{field}": a for name, s in parts.items() for field, a in dataclasses.asdict(s).items()}
@@ -81,8 +81,8 @@ class Result:
 
 
 class Cost:
-    """Context manager: CPU seconds of all threads within, and the largest resident memory in MB (None where the system
-    does not tell)."""
+    """Context manager that measures CPU seconds of all threads and the largest resident memory in MB (None where the
+    system does not tell it)."""
 
     def __enter__(self) -> Cost:
         try:
@@ -141,7 +141,7 @@ def rows(
 
 
 def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray) -> dict[str, dict]:
-    """Differences on the chunks that may read a neighbour, by its similarity to the chunk that retrieved it."""
+    """Return differences on the chunks that may read a neighbour, by its similarity to the chunk that retrieved it."""
     owner, found = np.asarray(store.chunk_doc), {}
     reads, before = np.append(False, owner[1:] == owner[:-1]), np.append(np.nan, similarity[:-1])
     for name, (low, high) in BANDS.items():
@@ -155,14 +155,14 @@ def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray)
 
 
 def _reading_a_neighbour(results: Iterable[Result]) -> float:
-    """CPU seconds; 0 where nothing was read."""
+    """Return the CPU seconds of reading one neighbour; 0 where nothing was read."""
     parts = [(result.facts["read"], result.facts["reading_cpu_seconds"]) for result in results]
     read, seconds = map(sum, zip(*parts))
     return seconds / read if read else 0.0
 
 
 def _of(scores: Scores, kept: np.ndarray) -> Scores:
-    """The scores of some chunks."""
+    """Return the scores of some chunks, zero elsewhere."""
     return Scores(scores.nats * kept, scores.tokens * kept, scores.bytes * kept)
 
 
@@ -195,7 +195,7 @@ SHOWN = ("", "bits a byte", "minus alone (95%)", "true minus others' neighbours"
 
 
 def table(found: Mapping[str, dict], title: str):
-    """A rich table of the record's rows, in the columns `SHOWN`."""
+    """Make a rich table of the record's rows, in the columns `SHOWN`."""
     from rich.table import Table
 
     out = Table(*SHOWN, title=title)
@@ -209,7 +209,7 @@ def _interval(gap) -> str:
 
 
 def markdown(made: Mapping) -> str:
-    """A record as a paragraph and a table of Markdown."""
+    """Return a record as a paragraph and a table of Markdown."""
     library, rows = made["library"], made["contenders"]
     share = library["bytes_by_leakage"]
     lines = [
@@ -232,18 +232,18 @@ def markdown(made: Mapping) -> str:
 
 
 def draw(records: Sequence[Mapping], folder: Path) -> None:
-    """Writes compare.md and compare.png of records into a folder."""
+    """Write compare.md and compare.png of records into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "compare.md").write_text("\n".join(markdown(made) for made in records))
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
-COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00")
+COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
-    """Gain over the decoder alone against CPU time a token, a panel a corpus; an image file. Hollow: with other
-    documents' neighbours. A line to the right: the first reading of neighbours."""
+    """Plot the gain over the decoder alone against CPU time a token, a panel a corpus, into an image file. Hollow: with
+    other documents' neighbours. A line to the right: the first reading of neighbours."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -46,13 +46,14 @@ def run(
     attention: str = "own",
     layers: tuple[int, ...] | None = None,
     rank: int = 0,
+    score_bias: bool = False,
     folder_of_texts: Path | None = None,
     show=show_line,
 ) -> str:
     """Run all stages into `folder` and return the verdict.
 
     decoder: see `decoder_folder`. attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's
-    layers and encoder. layers, rank: see `fitting.changes`.
+    layers and encoder. layers, rank, score_bias: see `fitting.changes`.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming what is wrong.
     """
     from retro_model.integrations.huggingface import RetrofitForCausalLM
@@ -71,7 +72,7 @@ def run(
     library = prepare(folder, decoder, rest, held, plan, show)
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
-    options = changes(attention, plan, model.config.num_hidden_layers, layers, rank)
+    options = changes(attention, plan, model.config.num_hidden_layers, layers, rank, score_bias)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
@@ -79,8 +80,8 @@ def run(
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    windows = how.windows if attention == "own" else None
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, windows=windows)
+    of_own = {"windows": how.windows, "scores": score_bias} if attention == "own" else {}
+    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, **of_own)
     with _keeping(whole.model):
         training = fit(whole.model, batches, how, plan, folder / "training", show)
     whole.save_pretrained(folder / "model")
@@ -118,7 +119,7 @@ def run(
 
 
 def _keeping(model):
-    """A context in which states of neighbours are kept, where a model has any."""
+    """Return the context `keeping` of own attention; for other models one that does nothing."""
     return model.keeping() if isinstance(model, OwnAttention) else contextlib.nullcontext()
 
 
@@ -139,7 +140,7 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
 
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
-    """Makes of what lies in `folder` a model folder: `retro-model ask` and `serve` use it."""
+    """Write the description that makes `folder` a model folder, for `retro-model ask` and `serve`."""
     facts = {
         "neighbours": plan.neighbours,
         "bos": library.tokenizer.bos_id is not None,
@@ -161,7 +162,7 @@ def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Pl
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command."""
     given = parser().parse_args(arguments)
     plan = Plan(
         given.chunk_len,
@@ -176,6 +177,7 @@ def main(arguments: list[str] | None = None) -> None:
     rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
+    options["score_bias"] = given.score_bias
     try:
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:

@@ -20,7 +20,7 @@ KEPT = {"-": "-", " ": " ", "~": " ", "e": "\\", "\\": "\\", "0": " ", ".": ".",
 
 
 def text_of(roff: str) -> str:
-    """The text of a page in the man macros; "" for one that only names another (`.so`)."""
+    """Return the text of a page in the man macros; "" for one that only names another (`.so`)."""
     lines: list[str] = []
     filled, head, table = True, False, False
     for line in re.sub(r"(?<!\\)\\\n", "", roff).splitlines():
@@ -49,7 +49,7 @@ def text_of(roff: str) -> str:
 
 
 def _add(lines: list[str], text: str, filled: bool) -> None:
-    """Joins a line to its paragraph, or adds it as it stands."""
+    """Join a line to its paragraph, or add it as it stands."""
     if filled and lines and lines[-1] and text.strip():
         lines[-1] += " " + text.strip()
     else:
@@ -57,7 +57,7 @@ def _add(lines: list[str], text: str, filled: bool) -> None:
 
 
 def _arguments(rest: str) -> list[str]:
-    """A macro's arguments, quotes removed."""
+    """Return a macro's arguments without quotes."""
     lexer = shlex.shlex(_plain(rest), posix=True)
     lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape, lexer.quotes = " ", True, "", "", '"'
     try:
@@ -67,6 +67,6 @@ def _arguments(rest: str) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A line without comments and escapes."""
+    """Return a line without comments and escapes."""
     text = re.sub(r'\\["#].*', "", text)
     return ESCAPE.sub(lambda m: CHARACTERS.get(m["named"] or m["pair"] or "", "") or KEPT.get(m["one"] or "", ""), text)

@@ -20,10 +20,10 @@ MANY = 100  # manual pages that make a library
 
 
 def read(texts: Path | None, most: int) -> tuple[str, list[Document]]:
-    """A title and the documents of a folder; of None: the machine's manual pages, or where it has few, the sources of
-    Python's standard library.
+    """Return a title and the documents of a folder. None: the machine's manual pages, or where it has few, the sources
+    of Python's standard library.
 
-    most: characters of the library; of manual pages no more than twice that are read.
+    most: characters of the library. Manual pages are read up to twice as many.
     Raises: FileNotFoundError for a folder that is not there.
     """
     if texts is None:
@@ -40,8 +40,8 @@ def read(texts: Path | None, most: int) -> tuple[str, list[Document]]:
 
 
 def manual_pages(root: Path, most: int | None = None) -> Iterator[Document]:
-    """The pages below a folder of man*/NAME.SECTION.gz, as text; in an order that is random and always the same, until
-    they have `most` characters."""
+    """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order, until they have `most`
+    characters."""
     total = 0
     for path in sorted(root.glob("man*/*"), key=lambda p: hashlib.sha256(p.name.encode()).digest()):
         if most is not None and total > most:
@@ -59,7 +59,7 @@ def manual_pages(root: Path, most: int | None = None) -> Iterator[Document]:
 def divide(
     documents: list[Document], held_out: int, held_bytes: int, database_bytes: int
 ) -> tuple[list[Document], list[Document]]:
-    """The library's documents and the held-out ones, drawn by the digests of their names.
+    """Divide documents into the library's and the held-out ones, drawn by the digests of their names.
 
     held_out: documents, at most a fifth of all. held_bytes: characters of each that are kept, see `excerpt`.
     database_bytes: of the library, at most; a document that does not fit is left out.
@@ -81,7 +81,7 @@ def divide(
 
 
 def excerpt(document: Document, most: int) -> str:
-    """At most `most` characters, from the beginning of a line that the digest of the document's name draws.
+    """Return at most `most` characters, from the beginning of a line that the digest of the document's name draws.
 
     Beginnings of documents resemble each other more than the rest does: scores of these alone would flatter retrieval.
     """

@@ -168,6 +168,14 @@ class Library:
         missing = ((0, 0), (0, k - ids.shape[1]))
         return np.pad(ids, missing, constant_values=-1), np.pad(near, missing, constant_values=-np.inf)
 
+    def similarity(self, chunks: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Similarity float32 [n,k] of whole chunks [n,M] to any ids [n,k], as `search` gives it."""
+        queries, base = self.embedder(chunks, np.full(len(chunks), chunks.shape[1])), len(self.store)
+        near = self.parts[0].searcher.similarity(queries, np.where(ids < base, ids, -1))
+        if not len(self.added):
+            return near
+        return np.maximum(near, self.parts[1].searcher.similarity(queries, np.where(ids < base, -1, ids - base)))
+
     def drawn(self, ids: np.ndarray, seed: int = 0) -> np.ndarray:
         """Return a random chunk, not a forgotten one, for each id but -1: the control of `search`."""
         shown = [np.flatnonzero(part.searcher.chunk_doc != FORGOTTEN) for part in self.parts]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from retro_model.base import checks
 from retro_model.data.database import KEYS, ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import TokenStore
@@ -37,12 +38,18 @@ class RetroReader(Reader):
     def _model(self) -> nn.Module:
         return self._load(Retro, RetroConfig)
 
-    def _logits(self, ids: np.ndarray, neighbours: np.ndarray | None = None, mask: np.ndarray | None = None) -> Tensor:
+    def neighbours_of(self, chunks: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the neighbours `ids` [n,k] of chunks [n,M] as the model takes them: see `Retrieve`."""
+        values = self.library.values(ids)
+        scored = getattr(self.model.config, "score_bias", False)
+        return *values, *([self.library.similarity(chunks, ids)] if scored else [])
+
+    def _logits(self, ids: np.ndarray, *found: np.ndarray) -> Tensor:
         """Return logits [N,V]."""
         to = lambda array: torch.as_tensor(array, device=self.device)[None]  # noqa: E731
-        if neighbours is None or not len(neighbours):
+        if not found or not len(found[0]):
             return self.model(to(ids))[0]
-        return self.model(to(ids), to(neighbours), neighbour_mask=to(mask))[0]
+        return self.model(to(ids), **{name: to(array) for name, array in zip(checks.RETRIEVED, found)})[0]
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, options: Options) -> Reading:
@@ -51,12 +58,13 @@ class RetroReader(Reader):
         hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))
         if len(chunks) and options.retrieval:
             hits, near = self.library.search(chunks, options.k)
-        neighbours, mask = self.library.values(hits)
+        given = self.neighbours_of(chunks, hits)
+        neighbours, mask = given[:2]
         cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731
         on = off = cost()
         random = None
         if options.retrieval:
-            on, random = cost(neighbours, mask), cost(*self.library.values(self.library.drawn(hits)))
+            on, random = cost(*given), cost(*self.neighbours_of(chunks, self.library.drawn(hits)))
         cards = [
             [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
             for of_chunk in zip(hits, near, neighbours, mask)
@@ -77,8 +85,8 @@ class RetroReader(Reader):
         }
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
-        def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:
+        def retrieve(chunks: Tensor) -> tuple[Tensor, ...]:
             hits, _ = self.library.search(chunks.cpu().numpy(), options.k)
-            return tuple(torch.from_numpy(part) for part in self.library.values(hits))
+            return tuple(torch.from_numpy(part) for part in self.neighbours_of(chunks.cpu().numpy(), hits))
 
         return self._sample(ids, options, generator, retrieve=retrieve if on else None)

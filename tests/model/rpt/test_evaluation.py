@@ -75,19 +75,6 @@ def test_the_right_order_is_best_and_any_other_is_not():
     )
 
 
-def test_where_retrieval_helps():
-    nats = torch.arange(20, dtype=torch.float64)  # chunks of 4: means 1.5, 5.5, 9.5, 13.5, 17.5
-    index = torch.tensor([[-1, -1], [0, -1], [0, 1], [2, -1], [0, 1]])
-    targets = torch.full((5, 5), -1.0)
-    targets[1, 0] = targets[2, 1] = 0.3
-    document = evaluation.Document(nats, index)
-    assert evaluation.by_success(document, targets, 4) == {
-        "positive": (11.5, 2),
-        "no positive": (17.5, 1),
-        "none": (5.5, 1),
-    }
-
-
 @pytest.mark.parametrize("taught", [True, False])
 def test_the_share_of_retrieval(taught):
     model, tokens = tiny.model().train(), tiny.tokens(48)
