@@ -118,134 +118,122 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut | {"query_start": start - low * m}
 
 
-def _fold(query: Tensor, chunk_len: int, query_start: int) -> tuple[Tensor, int, int]:
-    """Fold query [B,N,H,D] by attended chunk, [B,C,M,H,D]. Return it, its first chunk, and its zero rows in front."""
-    front = (query_start + 1) % chunk_len
-    first = (query_start + 1) // chunk_len - 1
-    rows = front + query.shape[1]
-    folded = torch.nn.functional.pad(query, (0, 0, 0, 0, front, -rows % chunk_len)).unflatten(1, (-1, chunk_len))
-    return (folded[:, 1:], 0, front - chunk_len) if first < 0 else (folded, first, front)
+class Arguments(NamedTuple):
+    """Arguments of the op that the baselines serve, and their tensors folded by attended chunk."""
 
-
-def _unfold(out: Tensor, front: int, n: int) -> Tensor:
-    """Unfold out [B,C,M,H,D] to [B,N,H,D]. Rows before the first chunk are 0."""
-    out = out.flatten(1, 2)
-    return torch.nn.functional.pad(out, (0, 0, 0, 0, -front, 0))[:, :n] if front < 0 else out[:, front : front + n]
-
-
-def _memory(tensor: Tensor, first: int, chunks: int, gate: Tensor | None, heads: int) -> Tensor:
-    """Return keys or values [B,L,K,R,G,D] of the attended chunks, gated: [B,C,K*R,H,D]."""
-    tensor = tensor[:, first : first + chunks]
-    if gate is not None:
-        tensor = tensor * gate[:, first : first + chunks, :, None, None, None]
-    return shared.repeat_groups(tensor.flatten(2, 3), heads)
-
-
-def _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position) -> Tensor | None:
-    """Return the position logits [B,C,H,M,R], the same for all K neighbours."""
-    if rel_key is None:
-        return None
-    rel_query = shared.position_query(query, rel_query, position)
-    length = key.shape[3]
-    return shared.position_bias(_fold(rel_query, chunk_len, query_start)[0], rel_key, length, 1 - length, rel_start)
-
-
-def _visible(mask: Tensor | None, first: int, chunks: int, length: int) -> Tensor | None:
-    """Return the visible neighbour tokens, bool [B,C,1,1,K*R]."""
-    if mask is None:
-        return None
-    mask = mask[:, first : first + chunks]
-    mask = mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(-1, -1, -1, length)
-    return mask.flatten(2)[:, :, None, None]
-
-
-class Call(NamedTuple):
-    """Tensors of a call, folded by attended chunk. `front` and `n` unfold the result."""
-
-    query: Tensor  # [B,C,M,H,D], content bias added
-    key: Tensor  # [B,C,K*R,H,D]
+    query: Tensor
+    key: Tensor
     value: Tensor
-    bias: Tensor | None  # [B,C,H,M,R]: position logits, the same for all K neighbours
-    visible: Tensor | None  # bool [B,C,1,1,K*R]
-    scale: float
-    neighbours: int  # K
-    front: int
-    n: int
+    chunk_len: int
+    rel_key: Tensor | None = None
+    rel_query: Tensor | None = None
+    rel_start: int | None = None
+    content_bias: Tensor | None = None
+    position_bias: Tensor | None = None
+    neighbour_mask: Tensor | None = None
+    neighbour_gate: Tensor | None = None
+    scale: float | None = None
+    query_start: int = 0
 
-    def flat(self) -> list[Tensor]:
-        """Return query, key and value in the layout of torch's attention: [B*C,H,rows,D]."""
-        return [t.flatten(0, 1).transpose(1, 2) for t in (self.query, self.key, self.value)]
+    @property
+    def factor(self) -> float:
+        return self.query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
-    def unflat(self, out: Tensor) -> Tensor:
-        """Undo the layout of `flat`: [B*C,H,M,D] to [B,C,M,H,D]."""
-        return out.transpose(1, 2).unflatten(0, self.query.shape[:2])
+    def fold(self, query: Tensor) -> Tensor:
+        """Fold [B,N,H,D] by attended chunk to [B,C,M,H,D], with zero rows before the first and after the last token."""
+        front = (self.query_start + 1) % self.chunk_len
+        padding = (0, 0, 0, 0, front, -(front + query.shape[1]) % self.chunk_len)
+        folded = torch.nn.functional.pad(query, padding).unflatten(1, (-1, self.chunk_len))
+        return folded[:, 1:] if self.query_start + 1 < self.chunk_len else folded
 
+    def unfold(self, out: Tensor) -> Tensor:
+        """Unfold [B,C,M,H,D] to [B,N,H,D]. Rows before the first chunk are 0."""
+        out, n, late = out.flatten(1, 2), self.query.shape[1], self.query_start + 1
+        if late < self.chunk_len:
+            return torch.nn.functional.pad(out, (0, 0, 0, 0, self.chunk_len - late, 0))[:, :n]
+        return out[:, late % self.chunk_len : late % self.chunk_len + n]
 
-def _call(
-    query,
-    key,
-    value,
-    *,
-    chunk_len,
-    rel_key=None,
-    rel_query=None,
-    rel_start=None,
-    content_bias=None,
-    position_bias=None,
-    neighbour_mask=None,
-    neighbour_gate=None,
-    scale=None,
-    query_start=0,
-) -> Call:
-    """Fold the op's arguments for the baselines."""
-    n, h, d = query.shape[1:]
-    folded, first, front = _fold(query if content_bias is None else query + content_bias, chunk_len, query_start)
-    keys, values = (_memory(t, first, folded.shape[1], neighbour_gate, h) for t in (key, value))
-    bias = _bias(query, key, chunk_len, query_start, rel_key, rel_query, rel_start, position_bias)
-    visible = _visible(neighbour_mask, first, folded.shape[1], key.shape[3])
-    return Call(folded, keys, values, bias, visible, d**-0.5 if scale is None else scale, key.shape[2], front, n)
+    def attended(self, chunks: Tensor) -> Tensor:
+        """Cut [B,L,...] to the attended chunks, [B,C,...]."""
+        first, last = self.query_start + 1, self.query_start + self.query.shape[1]
+        return chunks[:, max(first // self.chunk_len - 1, 0) : last // self.chunk_len]
+
+    def folded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query [B,C,M,H,D] with its content bias, and gated key and value [B,C,K*R,H,D]."""
+        query = self.query if self.content_bias is None else self.query + self.content_bias
+        sides = [self.attended(t) for t in (self.key, self.value)]
+        if self.neighbour_gate is not None:
+            sides = [t * self.attended(self.neighbour_gate)[..., None, None, None] for t in sides]
+        return self.fold(query), *(shared.repeat_groups(t.flatten(2, 3), query.shape[2]) for t in sides)
+
+    def bias(self) -> Tensor | None:
+        """Return the position logits [B,C,H,M,R], the same for all K neighbours."""
+        if self.rel_key is None:
+            return None
+        rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
+        length = self.key.shape[3]
+        return shared.position_bias(self.fold(rel_query), self.rel_key, length, 1 - length, self.rel_start)
+
+    def visible(self) -> Tensor | None:
+        """Return the visible neighbour tokens, bool [B,C,1,1,K*R]."""
+        if self.neighbour_mask is None:
+            return None
+        mask = self.attended(self.neighbour_mask)
+        mask = mask if mask.dim() == 4 else mask.unsqueeze(-1).expand(-1, -1, -1, self.key.shape[3])
+        return mask.flatten(2)[:, :, None, None]
 
 
 def eager(query, key, value, **options) -> Tensor:
     """Attend with every logit in memory."""
-    call = _call(query, key, value, **options)
-    logits = torch.einsum("bcmhd,bcshd->bchms", call.query, call.key)
-    if call.bias is not None:
-        logits = logits + call.bias.repeat(1, 1, 1, 1, call.neighbours)
-    return _unfold(
-        shared.attend(logits * call.scale, call.visible, call.value, "bchms,bcshd->bcmhd"), call.front, call.n
-    )
+    call = Arguments(query, key, value, **options)
+    queries, keys, values = call.folded()
+    logits, bias = torch.einsum("bcmhd,bcshd->bchms", queries, keys), call.bias()
+    if bias is not None:
+        logits = logits + bias.repeat(1, 1, 1, 1, key.shape[2])
+    return call.unfold(shared.attend(logits * call.factor, call.visible(), values, "bchms,bcshd->bcmhd"))
 
 
 def sdpa_bias(query, key, value, **options) -> Tensor:
     """Attend the folded chunks by torch's SDPA, with the position logits as additive mask."""
-    call = _call(query, key, value, **options)
-    b, chunks, rows, h, _ = call.query.shape
-    bias = None if call.bias is None else (call.bias * call.scale).repeat(1, 1, 1, 1, call.neighbours)
-    if call.visible is not None:
-        empty = query.new_zeros(b, chunks, h, rows, call.key.shape[2]) if bias is None else bias
-        bias = empty.masked_fill(~call.visible, shared.hidden(query.dtype))
+    call = Arguments(query, key, value, **options)
+    queries, keys, values = call.folded()
+    bias, visible = call.bias(), call.visible()
+    mask = None if bias is None else (bias * call.factor).repeat(1, 1, 1, 1, key.shape[2])
+    if visible is not None:
+        b, chunks, rows, h, _ = queries.shape
+        mask = query.new_zeros(b, chunks, h, rows, keys.shape[2]) if mask is None else mask
+        mask = mask.masked_fill(~visible, shared.hidden(query.dtype))
+    sides = [_flat(t) for t in (queries, keys, values)]
     out = torch.nn.functional.scaled_dot_product_attention(
-        *call.flat(), attn_mask=None if bias is None else bias.flatten(0, 1), scale=call.scale
+        *sides, attn_mask=None if mask is None else mask.flatten(0, 1), scale=call.factor
     )
-    out = call.unflat(out)
-    if call.visible is not None:
-        out = out * call.visible.any(-1)[..., None]
-    return _unfold(out, call.front, call.n)
+    out = _unflat(out, queries)
+    return call.unfold(out if visible is None else out * visible.any(-1)[..., None])
 
 
 def flex(query, key, value, **options) -> Tensor:
     """Attend the folded chunks by FlexAttention, which captures the position logits [B*C,H,M,R]."""
-    call = _call(query, key, value, **options)
-    length, score = key.shape[3], None
-    if call.bias is not None:
-        captured = (call.bias * call.scale).flatten(0, 1)
+    call = Arguments(query, key, value, **options)
+    queries, keys, values = call.folded()
+    length, score, bias = key.shape[3], None, call.bias()
+    if bias is not None:
+        captured = (bias * call.factor).flatten(0, 1)
 
         def score(value, sequence, head, i, j):
             return value + captured[sequence, head, i, j % length]
 
-    out = shared.flex_attention()(*(t.contiguous() for t in call.flat()), score_mod=score, scale=call.scale)
-    return _unfold(call.unflat(out), call.front, call.n)
+    sides = [_flat(t).contiguous() for t in (queries, keys, values)]
+    out = shared.flex_attention()(*sides, score_mod=score, scale=call.factor)
+    return call.unfold(_unflat(out, queries))
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """Put [B,C,rows,H,D] into the layout of torch's attention, [B*C,H,rows,D]."""
+    return tensor.flatten(0, 1).transpose(1, 2)
+
+
+def _unflat(out: Tensor, like: Tensor) -> Tensor:
+    return out.transpose(1, 2).unflatten(0, like.shape[:2])
 
 
 def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_start=0) -> Tensor:
