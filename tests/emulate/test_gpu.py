@@ -37,8 +37,8 @@ def rows_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexp
     tl.static_assert(EVEN)
 
 
-def vectors(n=1024):
-    return torch.randn(n), torch.randn(n), torch.empty(n)
+def vectors():
+    return torch.randn(1024), torch.randn(1024), torch.empty(1024)
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100])

@@ -26,12 +26,12 @@ def build_small(folder):
     return store_of(folder, random_documents(6))
 
 
-def random_documents(count=12, seed=0, vocab_size=200, longest=60):
+def random_documents(count, seed=0):
     """Return token ids with much repetition: documents repeat parts of each other."""
     rng = np.random.default_rng(seed)
-    pool = rng.integers(2, vocab_size, 400)
+    pool = rng.integers(2, 200, 400)
     documents = []
     for _ in range(count):
         starts = rng.integers(0, 350, rng.integers(1, 4))
-        documents.append(np.concatenate([pool[s : s + rng.integers(3, longest // 2)] for s in starts]))
+        documents.append(np.concatenate([pool[s : s + rng.integers(3, 30)] for s in starts]))
     return documents

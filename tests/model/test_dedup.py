@@ -21,9 +21,9 @@ def edited(document, rng, changes):
     return document
 
 
-def grams(document, n=13):
+def grams(document):
     tokens = document.tolist()
-    return {tuple(tokens[i : i + n]) for i in range(max(1, len(tokens) - n + 1))}
+    return {tuple(tokens[i : i + 13]) for i in range(max(1, len(tokens) - 12))}
 
 
 def similarity(a, b):

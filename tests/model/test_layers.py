@@ -133,12 +133,12 @@ def test_feed_forward_by_hand():
     assert relative_error(layer(x), layer.output.weight @ gelu + layer.output.bias) < EXACT
 
 
-def encoder_inputs(B=2, L=3, K=2, R=6):
+def encoder_inputs():
     config = tiny.config(encoder_cross_layers=(1, 2))
     torch.manual_seed(7)
     encoder = randomised(NeighbourEncoder(config, nn.Embedding(tiny.VOCAB, 20, **DOUBLE), **DOUBLE)).eval()
     g = generator(0)
-    return encoder, torch.randint(0, tiny.VOCAB, (B, L, K, R), generator=g), randn(g, B, L, 4, 24, dtype=torch.float64)
+    return encoder, torch.randint(0, tiny.VOCAB, (2, 3, 2, 6), generator=g), randn(g, 2, 3, 4, 24, dtype=torch.float64)
 
 
 def test_neighbours_are_encoded_independently():

@@ -19,13 +19,13 @@ EXACT = tolerances.FLOOR[torch.float64]
 VARIANTS = {"first": (1,), "both": (1, 2), "last": (2,), "none": ()}
 
 
-def recurring(B=2, L=3, K=3, R=6, distinct=4):
-    """Return neighbours [B,L,K,R] drawn from few, the last twice in one chunk, with a mask that differs between two
+def recurring(L=3, distinct=4):
+    """Return neighbours [2,L,3,6] drawn from few, the last twice in one chunk, with a mask that differs between two
     alike.
     """
     g = torch.Generator().manual_seed(0)
-    some = torch.randint(tiny.VOCAB, (distinct, R), generator=g)
-    neighbours = some[torch.randint(distinct, (B, L, K), generator=g)]
+    some = torch.randint(tiny.VOCAB, (distinct, 6), generator=g)
+    neighbours = some[torch.randint(distinct, (2, L, 3), generator=g)]
     neighbours[-1, -1] = some[0]
     mask = torch.ones_like(neighbours, dtype=torch.bool)
     mask[-1, -1, 0, 3:] = False
@@ -42,8 +42,8 @@ def encoder(cross=(1,), **changes):
     return made.eval()
 
 
-def activations(B=2, L=3):
-    return torch.randn(B, L, 4, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def activations():
+    return torch.randn(2, 3, 4, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture

@@ -46,8 +46,8 @@ def alone(model, context, suffix, pad=0):
     return nats, all(int(logs[i - 1].argmax()) == int(row[0, i]) for i in at)
 
 
-def prepared(seed=0):
-    g = np.random.default_rng(seed)
+def prepared():
+    g = np.random.default_rng(0)
     contexts = [g.integers(1, V, n).tolist() for n in (1, 9, 4, 17, 2)]
     suffixes = [g.integers(1, V, n).tolist() for n in (3, 1, 5, 2, 6)]
     return contexts, suffixes

@@ -24,10 +24,10 @@ def on_the_stand_in(model):
     return standin.module_to(copy.deepcopy(model))
 
 
-def batch_of(config, rows=2):
+def batch_of(config):
     g = torch.Generator().manual_seed(1)
-    tokens = torch.randint(1, config.vocab_size, (rows, 2 * config.chunk_len), generator=g)
-    neighbours = torch.randint(1, config.vocab_size, (rows, 2, 2, config.neighbour_len), generator=g)
+    tokens = torch.randint(1, config.vocab_size, (2, 2 * config.chunk_len), generator=g)
+    neighbours = torch.randint(1, config.vocab_size, (2, 2, 2, config.neighbour_len), generator=g)
     return training.Batch(tokens, torch.ones_like(tokens, dtype=torch.bool), neighbours)
 
 

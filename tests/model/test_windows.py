@@ -12,11 +12,11 @@ from tests.model import tiny, toys
 M, V = 4, 17
 
 
-def prepared(k=2, **changes):
+def prepared(**changes):
     store = toys.random_store(40, M, V)
     database = toys.Database(store)
     neighbours = np.random.default_rng(0).integers(0, len(store.lengths), (len(store.lengths), 3))
-    options = {"window": 3 * M, "batch_size": 4, "seed": 5, "neighbours": neighbours, "database": database, "k": k}
+    options = {"window": 3 * M, "batch_size": 4, "seed": 5, "neighbours": neighbours, "database": database, "k": 2}
     return store, options | changes
 
 

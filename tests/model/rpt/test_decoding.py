@@ -146,9 +146,9 @@ def test_what_grows_is_the_index_and_the_gate():
     assert held == 4 and len(cache.indexes[0]) == 9  # every chunk whose successor is complete
 
 
-def keys_and_states(n=37, seed=0, d=16):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, d, generator=g), torch.randn(n, 6, d, generator=g)
+def keys_and_states():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(37, 16, generator=g), torch.randn(37, 6, 16, generator=g)
 
 
 @pytest.mark.parametrize("factory", [None, "Flat"])

@@ -21,12 +21,12 @@ def decoder(kind):
     return decoders.llama(tiny.VOCAB, 4, d_ff=48, heads=4, kv_heads=2, longest=128).eval()
 
 
-def learn(model, tokens, steps=12):
+def learn(model, tokens):
     added = [p for p in model.parameters() if p.requires_grad]
     optimizer, losses = torch.optim.Adam(added, lr=1e-2), []
     targets = torch.zeros(2, 10, 10).masked_fill(torch.ones(10, 10).triu(-1).bool(), -torch.inf)
     targets[:, :, 1] = 0.7
-    for _ in range(steps):
+    for _ in range(12):
         logits, retrieved = model(tokens, return_retrieved=True)
         total, pairs = lambda_rank(retrieved.scores, targets, 1.0)
         loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()) + total / pairs
