@@ -184,7 +184,9 @@ class ChunkDatabase:
             for number, entry in enumerate(self.store.documents):
                 if numbers.setdefault((entry.group, entry.name), number) != number:
                     name = f"{entry.name!r} in group {entry.group!r}"
-                    raise ValueError(f"database: two documents {name}; which one is the store's own?")
+                    raise ValueError(
+                        f"database: expected documents of different group and name; got two documents {name}"
+                    )
             known = np.array([numbers.get((e.group, e.name), -1) for e in store.documents], np.int64)
         self._documents_of[store.identity] = known
         if len(self._documents_of) > STORES_KEPT:
@@ -318,7 +320,7 @@ def _checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndar
             f"{embedder.name}: expected float32 [{len(chunks)},{embedder.dim}]; got {made.dtype} {list(made.shape)}"
         )
     if not np.isfinite(made).all():
-        raise ValueError(f"{embedder.name}: an embedding is not finite")
+        raise ValueError(f"{embedder.name}: expected finite embeddings; got NaN or infinity")
     return made
 
 

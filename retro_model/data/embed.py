@@ -97,16 +97,13 @@ class HashedTfidf:
         try:
             with np.load(io.BytesIO(content)) as saved:
                 (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
-        except Exception as error:  # of zipfile, zlib or NumPy, wherever the damage is
-            raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
-        try:
             made = cls(dim, tuple(orders), seed)
             if frequency.dtype != np.int64 or frequency.shape != (BUCKETS,) or min(num_chunks, frequency.min()) < 0:
                 raise ValueError(
                     f"frequency is {frequency.dtype} {list(frequency.shape)}, not counts of {num_chunks} chunks"
                 )
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from None
+        except Exception as error:  # of zipfile, zlib or NumPy, wherever the damage is
+            raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
         made.num_chunks, made.frequency = num_chunks, frequency
         return made
 

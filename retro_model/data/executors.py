@@ -22,8 +22,8 @@ TRIES = 4  # attempts at a task that failed because its worker died or another p
 def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
     """Return an executor of processes on this machine, one thread each.
 
-    devices: number of GPUs, assigned to the workers in turn: each worker sees one GPU, as "cuda". 0: workers see what
-    this process sees.
+    devices: number of GPUs, assigned to the workers in turn: each worker sees one GPU, as "cuda". 0: workers see the
+    devices of this process.
     """
     context = multiprocessing.get_context("spawn")
     turns = context.Queue() if devices else None
@@ -73,7 +73,7 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
                         raise
         except BrokenExecutor as error:
             raise RuntimeError(
-                f"a process of the pool died ({error}); run the same again: finished shards are kept"
+                f"a process of the pool died ({error}); run the same call again: finished shards are kept"
             ) from error
         finally:
             for future in futures:

@@ -160,7 +160,7 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
             manifest = disk.read_json(handle.read())
         known = tuple(manifest[key] for key in ("kind", "version", "settings", "complete", "facts", "files"))
         if manifest.pop("crc32") != _own_checksum(manifest):
-            raise KeyError("its checksum is another")
+            raise KeyError("its checksum differs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: the manifest is corrupt ({error})") from error
     if known[:2] != (form.kind, VERSION):
@@ -193,7 +193,7 @@ def _check_types(path: Path, form: Form, manifest: dict) -> None:
     for name, record in manifest["files"].items():
         whole = isinstance(record, dict) and record.keys() == {"bytes", "crc32"}
         if not whole or not all(map(_is_count, record.values())):
-            raise ValueError(f"{path}: the manifest is corrupt (it says {record!r} of {name})")
+            raise ValueError(f"{path}: the manifest is corrupt ({name} is {record!r})")
     for name in form.counts:
         if not _is_count(manifest["facts"].get(name)):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is {manifest['facts'].get(name)!r})")
@@ -229,7 +229,7 @@ def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **count
     for name, size in form.sizes(manifest["settings"], manifest["facts"]).items():
         if (named := manifest["files"][name]["bytes"]) != size:
             raise ValueError(
-                f"{path}: the manifest contradicts itself (its counts make {size} bytes of {name}, it names {named})"
+                f"{path}: the manifest contradicts itself (its counts need {size} bytes of {name}, not {named})"
             )
     for name, record in manifest["files"].items():
         file = Path(path).parent / name
@@ -273,5 +273,7 @@ def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
     header = npy_header(shape, dtype)
     with disk.open_plain(path, "rb") as handle:
         if handle.read(len(header)) != header:
-            raise ValueError(f"{path}: expected an array {np.dtype(dtype)} {list(shape)}; its header says another")
+            raise ValueError(
+                f"{path}: expected an array {np.dtype(dtype)} {list(shape)}; its header has another type or shape"
+            )
     return mapped(path, dtype, shape, start=len(header))

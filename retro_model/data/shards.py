@@ -67,8 +67,8 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     for name, digest in wanted.items():
         if _digest(folder / name / inner) != digest:
             raise ValueError(
-                f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or bring the folder back "
-                "whole"
+                f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or restore the whole "
+                "folder"
             )
     return [folder / name for name in wanted]
 
@@ -118,7 +118,7 @@ class Joined:
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
         if rows.size and (rows.min() < -len(self) or rows.max() >= len(self)):
-            raise IndexError(f"row {rows.max()} of {len(self)}")
+            raise IndexError(f"rows: expected within {-len(self)} .. {len(self) - 1}; got {rows.min()} .. {rows.max()}")
         rows = np.where(rows < 0, rows + len(self), rows)
         out = np.empty((*rows.shape, *self.shape[1:]), self.dtype)
         owner = np.searchsorted(self.starts, rows, side="right") - 1

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +85,12 @@ class TokenStore:
         self.lengths, self.chunk_doc, self.chunk_bytes = (
             files.mapped(self.folder / f"{name}.bin", dtype, shape[:1]) for name, dtype in COLUMNS.items()
         )
-        self.documents = _entries(_read_records(self.folder / "documents.jsonl"))
+        records = _read_records(self.folder / "documents.jsonl")
+        first_chunks = accumulate((rows for _, _, rows, *_ in records), initial=0)
+        self.documents = [
+            Entry(name, group, first, rows, tokens, count)
+            for (name, group, rows, tokens, count, _), first in zip(records, first_chunks)
+        ]
         self._check_counts(manifest["facts"])
         if verify:
             self._check_rows()
@@ -197,7 +202,9 @@ def build_store(
         if build.complete:
             if (extra := next(incoming, None)) is not None:
                 name = Document(*extra).name
-                raise ValueError(f"{folder}: a complete store without document {name!r}; delete it or build elsewhere")
+                raise ValueError(
+                    f"{folder}: the store is complete without document {name!r}; delete it or build elsewhere"
+                )
         else:
             while group := list(islice(incoming, ENCODED_AT_ONCE)):
                 writer.write([Document(*document) for document in group], commit_every)
@@ -301,14 +308,6 @@ def _read_records(path: Path) -> list[list]:
         except (ValueError, TypeError) as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
     return records
-
-
-def _entries(records: list[list]) -> list[Entry]:
-    entries, first = [], 0
-    for name, group, rows, tokens, count, _ in records:
-        entries.append(Entry(name, group, first, rows, tokens, count))
-        first += rows
-    return entries
 
 
 def _check_settings(path: Path, settings: dict) -> None:

@@ -27,7 +27,7 @@ class MosaicsStep:
     def __init__(self, model, cache: MosaicsCache):
         if cache.evict != "oldest" or cache.capacity is None or not cache.length:
             raise ValueError(
-                "cache: expected one with tokens and a capacity, that forgets the oldest pairs; got "
+                "cache: expected one with tokens and a capacity, that evicts the oldest pairs; got "
                 f"{cache.length} tokens, capacity={cache.capacity}, evict={cache.evict!r}"
             )
         self.model = model

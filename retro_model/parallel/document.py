@@ -57,7 +57,7 @@ class DocumentPart(Range):
     def check(self, config, tokens: Tensor, cache) -> None:
         """Raise ValueError unless a range is whole segments and chunks, at least as long as the window's reach."""
         if cache is not None:
-            raise ValueError("part: expected no cache with a part of a document; got both")
+            raise ValueError("part: expected None with a cache; got a part")
         unit = config.segment if config.segment % config.chunk_len == 0 else config.segment * config.chunk_len
         least = config.segment * (2 if config.window == "sliding" else 1)
         width = tokens.shape[1]
@@ -93,7 +93,7 @@ class DocumentPart(Range):
             index = model.retriever.choose(query, key, k, index, first)
         every = self._gathered("states of chunks", states)
         neighbours = model.neighbours.of(every, chunks, index)
-        gate = self._gate(model.gate, neighbours, index >= 0)
+        gate = model.gate(neighbours, index >= 0, first * index.shape[2], self._extended)
         retrieved = Retrieved(scores, index, gate)
         if self.line.size > 1:
             neighbours, gate, index = self._led(neighbours, gate, index)
@@ -104,23 +104,12 @@ class DocumentPart(Range):
         """Concatenate every process's x [B,l,...]: [B,P*l,...]."""
         return GatherAll.apply(self.line, what, x.contiguous()).transpose(0, 1).flatten(1, 2)
 
-    def _gate(self, gate, states: Tensor, neighbour_mask: Tensor) -> Tensor:
-        pooled = states.mean(-2).flatten(1, 2)
-        count, seen = pooled.shape[1], (self.line.rank + 1) * pooled.shape[1]
-        positions = torch.arange(seen - count, seen, device=pooled.device)
-        turn, normed = rotation(positions, gate.attention.head_dim, pooled.dtype), gate.norm(pooled)
-        both = self._gathered("keys and values of the gate", torch.cat(gate.attention.project(normed, turn), -1))
-        both = both[:, :seen]
-        there = self.line.gather("which neighbours there are", neighbour_mask.flatten(1).to(torch.uint8))
-        there = there.transpose(0, 1).flatten(1)[:, :seen]
-        update = gate.attention.attend(
-            gate.attention.queries(normed, turn),
-            *both.chunk(2, -1),
-            causal=True,
-            query_offset=seen - count,
-            key_mask=there.bool(),
-        )
-        return gate.value(pooled, update).view(neighbour_mask.shape)
+    def _extended(self, key: Tensor, value: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gather the gate's keys, values and masks of all ranges up to this one."""
+        seen = (self.line.rank + 1) * key.shape[1]
+        both = self._gathered("keys and values of the gate", torch.cat([key, value], -1))[:, :seen]
+        masks = self.line.gather("which neighbours there are", mask.to(torch.uint8)).transpose(0, 1).flatten(1)
+        return *both.chunk(2, -1), masks[:, :seen].bool()
 
     def _led(self, neighbours: Tensor, gate: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         neighbours, states_before = StateBefore.apply(self.line, neighbours, 1)

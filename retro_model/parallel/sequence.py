@@ -85,9 +85,7 @@ class SequencePart(Range):
     def check(self, config: RetroConfig, tokens: Tensor, cache, token_mask) -> None:
         """Raise ValueError unless a range is whole chunks and all ranges together are at most max_len tokens."""
         if cache is not None or token_mask is not None:
-            raise ValueError(
-                f"part: expected no {'token_mask' if cache is None else 'cache'} with a part of a sequence; got both"
-            )
+            raise ValueError(f"part: expected None with a {'token_mask' if cache is None else 'cache'}; got a part")
         checks.shape("tokens", tokens, "B,N", {})
         width, longest = tokens.shape[1], config.max_len // self.line.size
         if width % config.chunk_len or not 0 < width <= longest:

@@ -47,7 +47,7 @@ def _check_neighbours(
     config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None, starts
 ) -> None:
     if cache is not None and cache.neighbour_mask is not None:
-        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # what the cache holds
+        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # of the earlier calls
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
     n, m = sizes["N"], config.chunk_len
     longest = n - min(starts) if starts else n

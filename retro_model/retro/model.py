@@ -130,7 +130,7 @@ class Retro(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initial weights, see `layers.initialise`: for a model built on the meta device and then given memory."""
+        """Set initial weights, see `layers.initialise`, also of a model that was built on the meta device."""
         if self.encoder is not None:
             self.encoder.reset_parameters()
         branches = 2 * self.config.num_layers + len(self.config.cca_layers)

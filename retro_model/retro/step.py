@@ -46,7 +46,8 @@ class RetroStep:
             self.column.fill_(cache.length)
             self.known = cache.length
         if cache.neighbour_mask is None:
-            return "alone" if neighbours is None and cache.layers[0].keys is not None and self._kept() else None
+            begun = cache.layers[0].keys is not None and (self.model.encoder is None or cache.chunk is not None)
+            return "alone" if neighbours is None and begun else None
         if not cache.completes(1):
             return "reads"
         if self.neighbours is None:
@@ -79,9 +80,6 @@ class RetroStep:
         for layer in self.cache.layers:
             layer.length += 1
         self.known += 1
-
-    def _kept(self) -> bool:
-        return self.model.encoder is None or self.cache.chunk is not None
 
 
 class StepRetrieval:

@@ -89,16 +89,13 @@ class Call:
         """Store mask and gates of the last chunks' neighbours for the next call."""
         for rows, memory in self.fresh:
             for name, new in (("neighbour mask", memory.neighbour_mask), ("gate", memory.gate)):
-                self._put(self._row(name, new, *new.shape[2:]), rows, new[:, -1])
+                self._put(self.cache.row(name, new, *new.shape[2:]), rows, new[:, -1])
 
     def record(self, retrieved: Retrieved | None) -> None:
         """Write the neighbours of this call's chunks into their rows of the result of `begin`."""
         for at, memory in self.fresh:
             retrieved.index[at, : memory.index.shape[1]] = memory.index
             retrieved.gate[at, : memory.gate.shape[1]] = memory.gate.to(retrieved.gate.dtype)
-
-    def _row(self, name: str, like: Tensor, *shape: int) -> Tensor:
-        return self.cache.row(name, like, *shape)
 
     @staticmethod
     def _put(held: Tensor, at, new: Tensor) -> None:
@@ -109,7 +106,7 @@ class Call:
         cache, size = self.cache, self.config.segment
         query, (key, value) = attention.queries(x, turn), attention.project(x, turn)
         held = [
-            self._row(f"window {name} {number}", t, cache.ring, *t.shape[2:])
+            self.cache.row(f"window {name} {number}", t, cache.ring, *t.shape[2:])
             for name, t in (("key", key), ("value", value))
         ]
         if self.count > 1:
@@ -139,7 +136,7 @@ class Call:
 
     def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[Tensor, Memory]]:
         m = self.config.chunk_len
-        chunk = self._row("chunk", hidden, m, hidden.shape[-1])
+        chunk = self.cache.row("chunk", hidden, m, hidden.shape[-1])
         if self.count == 1:
             self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])
             groups: dict[int, list[int]] = {}
@@ -175,12 +172,12 @@ class Call:
         if model.retriever is not None:
             states = model.retriever.encode(chunks.flatten(1, 2))
             query, key = model.retriever.project(states)
-        waiting = self._row("waiting states", states, *states.shape[2:])
+        waiting = self.cache.row("waiting states", states, *states.shape[2:])
         series = states if not first else torch.cat([waiting[rows].unsqueeze(1), states], 1)
         pairs = model.neighbours.pair(series[:, :-1], series[:, 1:]) if series.shape[1] > 1 else None
         self._put(waiting, rows, states[:, -1])
         if key is not None:
-            waiting_key = self._row("waiting key", key, key.shape[-1])
+            waiting_key = self.cache.row("waiting key", key, key.shape[-1])
             keys = key if not first else torch.cat([waiting_key[rows].unsqueeze(1), key], 1)
             self._put(waiting_key, rows, key[:, -1])
         own = []
@@ -199,33 +196,28 @@ class Call:
         neighbours, neighbour_mask = model.neighbours.augment(read, chunks), index >= 0
         position = torch.arange(neighbours.shape[-2], device=chunks.device)
         turn = rotation(position, self.config.head_dim, neighbours.dtype)
-        return Memory(neighbours, turn, index, self._gate(rows, first, neighbours, neighbour_mask))
+        start = first * k
 
-    def _gate(self, rows: Tensor, first: int, neighbours: Tensor, neighbour_mask: Tensor) -> Tensor:
-        gate, k = self.model.gate, self.cache.num_neighbours
-        pooled = neighbours.mean(-2).flatten(1, 2)
-        start, end = first * k, first * k + pooled.shape[1]
-        turn = rotation(torch.arange(start, end, device=pooled.device), self.config.head_dim, pooled.dtype)
-        normed = gate.norm(pooled)
-        key, value = gate.attention.project(normed, turn)
-        room = ROOM * k
-        while room < end:
-            room *= 2
-        parts = []
-        for name, new in (("gate key", key), ("gate value", value), ("gate mask", neighbour_mask.flatten(1))):
-            held = self._row(name, new, room, *new.shape[2:])
-            held[rows, start:end] = new.to(held.dtype)
-            parts.append(held[rows, :end])
-        update = gate.attention.attend(gate.attention.queries(normed, turn), *parts[:2], causal=True, key_mask=parts[2])
-        return gate.value(pooled, update).view(neighbour_mask.shape)
+        def extend(*new: Tensor) -> list[Tensor]:
+            end, room = start + new[0].shape[1], ROOM * k
+            while room < end:
+                room *= 2
+            parts = []
+            for name, part in zip(("gate key", "gate value", "gate mask"), new):
+                held = cache.row(name, part, room, *part.shape[2:])
+                held[rows, start:end] = part.to(held.dtype)
+                parts.append(held[rows, :end])
+            return parts
+
+        return Memory(neighbours, turn, index, model.gate(neighbours, neighbour_mask, start, extend))
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
         """Return layer `number`'s chunked cross-attention of x [b,N,d] to cached neighbours and those of new chunks."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
-        held = [self._row(f"{name} {number}", x, *shape) for name in ("key", "value")]
-        mask = self._row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k)
-        gate = self._row("gate", x, k)
+        held = [self.cache.row(f"{name} {number}", x, *shape) for name in ("key", "value")]
+        mask = self.cache.row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k)
+        gate = self.cache.row("gate", x, k)
         if self.count == 1:
             mask, gate = mask.clone(), gate.clone()
             for rows, memory in self.fresh:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -57,22 +59,23 @@ class NeighbourGate(nn.Module):
         """Set w to N(0, 1/d)."""
         nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
 
-    def forward(self, states: Tensor, neighbour_mask: Tensor) -> Tensor:
+    def forward(self, states: Tensor, neighbour_mask: Tensor, first: int = 0, extend: Callable | None = None) -> Tensor:
         """Return g [B,L,K] of states [B,L,K,R,d].
 
-        neighbour_mask: bool [B,L,K]; the others do not attend a neighbour under False.
+        Args:
+            neighbour_mask: bool [B,L,K]; the others do not attend a neighbour under False.
+            first: number of neighbours of earlier chunks.
+            extend: prepends them: (keys, values, masks) [B,L*K,...] -> [B,first+L*K,...]; None: there are none.
         """
         sizes: dict[str, int] = {"d_model": len(self.weight)}
         checks.shape("states", states, "B,L,K,R,d_model", sizes)
         checks.shape("neighbour_mask", neighbour_mask, "B,L,K", sizes)
         pooled = states.mean(-2).flatten(1, 2)
-        turn = rotation(torch.arange(pooled.shape[1], device=pooled.device), self.attention.head_dim, pooled.dtype)
-        update = self.attention(self.norm(pooled), turn, causal=True, key_mask=neighbour_mask.flatten(1))
-        return self.value(pooled, update).view(neighbour_mask.shape)
-
-    def value(self, pooled: Tensor, update: Tensor) -> Tensor:
-        """Return g [...] of means [...,d] and the attention's update of them."""
+        position = torch.arange(first, first + pooled.shape[1], device=pooled.device)
+        turn, normed = rotation(position, self.attention.head_dim, pooled.dtype), self.norm(pooled)
+        seen = *self.attention.project(normed, turn), neighbour_mask.flatten(1)
+        key, value, key_mask = seen if extend is None else extend(*seen)
+        update = self.attention.attend(self.attention.queries(normed, turn), key, value, causal=True, key_mask=key_mask)
         pooled = pooled + F.dropout(update, self.dropout, self.training)
-        return torch.sigmoid(self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]).clamp(
-            min=self.floor
-        )
+        logit = self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]
+        return torch.sigmoid(logit).clamp(min=self.floor).view(neighbour_mask.shape)

@@ -51,7 +51,7 @@ class SelfIndex:
         keys None: the index is not searched.
         """
         if self._count and (keys is None) != (not self._keys):
-            raise ValueError("keys: expected them in every call or in none")
+            raise ValueError("keys: expected keys in every call or in none; got both")
         if keys is not None and len(keys) != len(states):
             raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
         if keys is not None:

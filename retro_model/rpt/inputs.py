@@ -26,7 +26,7 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
     chunks = tokens.shape[1] // config.chunk_len if cache is None else cache.completes(tokens.shape[1])
     if index is None:
         if retrieval and not config.retriever and chunks:
-            raise ValueError("index: expected [B,L,K], for the model has no retriever (or retrieval=False); got None")
+            raise ValueError("index: expected [B,L,K] or retrieval=False, because the model has no retriever; got None")
         return
     if not retrieval:
         why = "retrieval=False" if config.uses_neighbours else "a model without neighbours (cca_layers=())"
@@ -56,12 +56,11 @@ def _check_values(index: Tensor, config, cache, first: int) -> None:
     if bool((index >= own).any()):
         at = (index >= own).nonzero()[0].tolist()
         raise ValueError(
-            "index: expected chunks before the one that asks (a chunk and its successor are read); got "
+            "index: expected chunks before the retrieving one (a neighbour is a chunk and its successor); got "
             f"{int(index[tuple(at)])} at {at}"
         )
     least = OWN if config.retriever else -1
     if int(index.min()) < least:
         raise ValueError(
-            f"index: expected chunk numbers, -1 (none){' or -2 (the retriever choice)' if least == OWN else ''}; got "
-            f"{int(index.min())}"
+            f"index: expected chunk numbers, -1 (none){' or -2 (OWN)' if least == OWN else ''}; got {int(index.min())}"
         )

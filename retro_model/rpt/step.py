@@ -53,7 +53,7 @@ class RPTStep(Call):
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
         """Store the states of the incomplete chunk."""
         m = self.config.chunk_len
-        chunk = self._row("chunk", hidden, m, hidden.shape[-1])
+        chunk = self.cache.row("chunk", hidden, m, hidden.shape[-1])
         self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])
 
     def _used(self) -> int:

@@ -207,16 +207,10 @@ def build_supervision(
 
 
 def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision]:
-    shape, lessons, first = (sum(lengths), candidates), [], 0
-    index = files.mapped(folder / INDEX_FILE, np.int32, shape)
-    scores = files.mapped(folder / SCORE_FILE, np.float32, shape)
-    for length in lengths:
-        rows = slice(first, first + length)
-        lessons.append(
-            Supervision(torch.from_numpy(index[rows].astype(np.int64)), torch.from_numpy(np.array(scores[rows])))
-        )
-        first += length
-    return lessons
+    shape = sum(lengths), candidates
+    index = torch.from_numpy(files.mapped(folder / INDEX_FILE, np.int32, shape).astype(np.int64))
+    scores = torch.from_numpy(np.array(files.mapped(folder / SCORE_FILE, np.float32, shape)))
+    return [Supervision(*parts) for parts in zip(index.split(lengths), scores.split(lengths))]
 
 
 def _checked_name(name: str) -> str:

@@ -115,7 +115,7 @@ def test_where_there_is_no_graph_to_be_had():
     forgetful.limit_memory(4, "least_read")
     cache = forgetful.make_cache(1)
     forgetful.last_logits(torch.tensor([[1, 2, 3]]), cache=cache)
-    with pytest.raises(ValueError, match="forgets the oldest pairs; got 3 tokens, capacity=4, evict='least_read'"):
+    with pytest.raises(ValueError, match="evicts the oldest pairs; got 3 tokens, capacity=4, evict='least_read'"):
         forgetful.decode_step(cache)
     model = tiny.model()
     cache = model.make_cache(1, 3)

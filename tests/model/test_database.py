@@ -316,7 +316,7 @@ def test_other_errors(dense, store, tmp_path):
         def __call__(self, chunks, lengths):
             return np.full((len(chunks), 1), np.nan, np.float32)
 
-    with pytest.raises(ValueError, match="broken: an embedding is not finite"):
+    with pytest.raises(ValueError, match="broken: expected finite embeddings; got NaN or infinity"):
         ChunkDatabase.build(tmp_path / "broken", store, Broken())
     Broken.dim = 2
     with pytest.raises(ValueError, match=r"broken: expected float32 \[1132,2\]; got float32 \[1132, 1\]"):

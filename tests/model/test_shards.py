@@ -156,7 +156,7 @@ def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
 
 
 def test_a_pool_whose_worker_died_is_continued(here, tmp_path):
-    with executors.pool(1) as pool, pytest.raises(RuntimeError, match="run the same again: finished shards are kept"):
+    with executors.pool(1) as pool, pytest.raises(RuntimeError, match="run the same call again: finished shards"):
         built(tmp_path / "data", pool, mark=str(tmp_path / "died"))
     with pytest.raises(ValueError, match=r"shards\.json: missing, the token store is unfinished"):
         open_store(tmp_path / "data" / "store")

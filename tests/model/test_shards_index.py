@@ -106,6 +106,18 @@ def test_an_index_goes_to_the_gpu_where_faiss_can(monkeypatch):
     assert faiss_index._on_device(index, "cuda")[1] == 0 and faiss_index._on_device(index, "cpu") is index
 
 
+@pytest.mark.parametrize("index", ["HNSW8", "IVF4,Flat"])
+def test_an_index_is_written_before_it_goes_to_the_gpu(tmp_path, store, embedder, monkeypatch, index):
+    """FAISS cannot write one that is there."""
+
+    def moved(index, device):
+        assert [path for path in tmp_path.glob("*.faiss.json") if disk.read_json(path.read_bytes())["complete"]]
+        return index
+
+    monkeypatch.setattr(faiss_index, "_on_device", moved)
+    assert ChunkDatabase.build(tmp_path, store, embedder, index=index).recall[1] > 0
+
+
 def test_bm25_in_blocks_equals_one_block(tmp_path, store, monkeypatch):
     whole = build_store(tmp_path / "s", [d for s in range(3) for d in named()[s::3]], Given(), chunk_len=8)
     want = ChunkDatabase.lexical(whole).search(**queries(whole))

@@ -184,7 +184,7 @@ def test_other_input_or_settings_are_refused(tmp_path):
         build_store(tmp_path, documents(), TRAINED, chunk_len=16)
     whole = build_store(tmp_path, documents(), TRAINED, chunk_len=8)
     assert build_store(tmp_path, documents(), TRAINED, chunk_len=8).identity == whole.identity
-    with pytest.raises(ValueError, match="a complete store without document 'doc12'"):
+    with pytest.raises(ValueError, match="the store is complete without document 'doc12'"):
         build_store(tmp_path, documents(13), TRAINED, chunk_len=8)
 
 

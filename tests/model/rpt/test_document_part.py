@@ -125,5 +125,5 @@ def test_refuses():
     model = tiny.model()
     with pytest.raises(ValueError, match="a multiple of 8 from 8 on; got N=20"):
         model(tiny.tokens(20), part=Alone())
-    with pytest.raises(ValueError, match="part: expected no cache"):
+    with pytest.raises(ValueError, match="part: expected None with a cache"):
         model(tiny.tokens(24), part=Alone(), cache=model.make_cache(2))

@@ -206,7 +206,7 @@ def test_refuses():
         model(tokens + 1 + (30 - tokens.max()))
     with pytest.raises(ValueError, match=r"index: expected \[B,L,K\] with L = 5 chunks of 4 .*; got L=4"):
         model(tokens, index=torch.full((2, 4, 2), -1))
-    with pytest.raises(ValueError, match=r"index: expected chunks before the one that asks .*got 1 at \[0, 1, 0\]"):
+    with pytest.raises(ValueError, match=r"index: expected chunks before the retrieving one .*got 1 at \[0, 1, 0\]"):
         model(tokens, index=torch.ones(2, 5, 2, dtype=torch.int64).index_fill(1, torch.tensor([0]), -1))
     with pytest.raises(TypeError, match=r"index: expected torch\.int64"):
         model(tokens, index=torch.full((2, 5, 2), -1, dtype=torch.int32))
