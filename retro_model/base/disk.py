@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 LONGEST_NUMBER = 400  # digits; no float has more
-UNSUPPORTED = {
-    errno.ENOLCK,
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EINVAL,
-}  # no locks here
+#: errors of file systems without locks
+UNSUPPORTED = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 

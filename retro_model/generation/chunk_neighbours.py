@@ -38,22 +38,18 @@ class ChunkNeighbours:
     def of_padded(self, rows: list[Tensor]) -> dict:
         """Return the neighbours [B,L,K,R] of all rows' complete chunks; L is the longest row's, padding is masked."""
         m = self.chunk_len
-        counts = [len(row) // m for row in rows]
-        if not max(counts):
+        places = [(row, chunk) for row, tokens in enumerate(rows) for chunk in range(len(tokens) // m)]
+        if not places:
             return {}
-        retrieved = self._find(torch.cat([row[: count * m].view(-1, m) for row, count in zip(rows, counts)]))
-        padded = [t.new_zeros(len(rows), max(counts), *t.shape[1:]) for t in retrieved]
-        for target, t in zip(padded, retrieved):
-            for row, part in enumerate(t.split(counts)):
-                target[row, : counts[row]] = part
-        return self._named(padded)
+        chunks = torch.stack([rows[row][chunk * m : (chunk + 1) * m] for row, chunk in places])
+        return self.of_places(places, chunks, len(rows))
 
-    def of_rows(self, rows: list[int], chunks: Tensor, batch: int) -> dict:
-        """Return the neighbours [batch,1,K,R] of `chunks` [n,M] that `rows` complete; other rows are masked."""
-        retrieved = self._find(chunks)
-        padded = [t.new_zeros(batch, 1, *t.shape[1:]) for t in retrieved]
+    def of_places(self, places: list[tuple[int, int]], chunks: Tensor, batch: int) -> dict:
+        """Return neighbours [batch,L,K,R]: those of `chunks` [n,M] at their places (row, chunk), the rest masked."""
+        retrieved, (rows, columns) = self._find(chunks), map(list, zip(*places))
+        padded = [t.new_zeros(batch, max(columns) + 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):
-            target[rows, 0] = t
+            target[rows, columns] = t
         return self._named(padded)
 
     @staticmethod

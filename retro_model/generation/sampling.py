@@ -251,7 +251,7 @@ class _Sampler:
         if not rows:
             return {}
         chunks = self.tokens[rows, column + 1 - chunk_len : column + 1]
-        return self.neighbours.of_rows(rows, chunks, len(self.rows))
+        return self.neighbours.of_places([(row, 0) for row in rows], chunks, len(self.rows))
 
 
 def _check_model(model) -> None:

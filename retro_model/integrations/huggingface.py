@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, Pret
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from retro_model.base import checks, disk
-from retro_model.generation.chunk_neighbours import Retrieve, check_retrieved
+from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 from retro_model.retro.cache import completed
 from retro_model.retro.decoders import adapters, base_of
 from retro_model.retro.frozen_decoder import FrozenDecoder, RetrofitCache
@@ -80,7 +80,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = model
         self.generation_config = model.decoder.generation_config
-        self._retrieve: Retrieve | None = None
+        self._neighbours: ChunkNeighbours | None = None  # of the running `generate`
         # weights that no checkpoint has: the Trainer does not miss them when it resumes
         self._keys_to_ignore_on_save = sorted(self.state_dict().keys() - self.trained_state_dict().keys())
 
@@ -168,11 +168,12 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             retrieve = None
         if options.get("num_beams", 1) > 1:
             raise ValueError(f"num_beams: expected 1 for a model that retrieves; got {options['num_beams']}")
-        self._retrieve = retrieve
+        if retrieve is not None:
+            self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
         try:
             return super().generate(*args, **options)
         finally:
-            self._retrieve = None
+            self._neighbours = None
 
     def _decode(self, tokens: Tensor, attention_mask: Tensor | None, past) -> Tensor:
         """Return logits of tokens after those in the library's cache, whose attribute `retrofit` is our cache."""
@@ -184,7 +185,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if starts := row_starts("attention_mask", mask, tokens):
             cache.pad(starts)
         cache.history = torch.cat([cache.history, tokens], 1)
-        inputs = self._completed(cache, tokens.shape[1]) if self._retrieve is not None else {}
+        inputs = self._completed(cache, tokens.shape[1]) if self._neighbours is not None else {}
         return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
@@ -197,14 +198,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
                 begin = start + (first + chunk) * m
                 places.append((row, chunk))
                 chunks.append(cache.history[row, begin : begin + m])
-        if not chunks:
-            return {}
-        retrieved = check_retrieved(self._retrieve(torch.stack(chunks)), len(chunks), self.model.config.vocab_size)
-        rows, columns = torch.tensor(places).T
-        padded = [t.new_zeros(cache.batch, int(columns.max()) + 1, *t.shape[1:]) for t in retrieved]
-        for target, t in zip(padded, retrieved):
-            target[rows, columns] = t
-        return {name: t.to(cache.history.device) for name, t in zip(checks.RETRIEVED, padded)}
+        return self._neighbours.of_places(places, torch.stack(chunks), cache.batch) if chunks else {}
 
     def activation_checkpointing_enable(self, activation_checkpointing_kwargs: dict | None = None, **_) -> None:
         """See `FrozenDecoder.gradient_checkpointing_enable`."""

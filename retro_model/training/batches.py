@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -165,19 +165,18 @@ def batches(
         raise ValueError(
             f"store: expected at least {batch_size} windows of {per_window} chunks, and one more; got {rows} chunks"
         )
-    read = functools.partial(gather, store, neighbours=neighbours, database=database, k=k, scores=scores)
-    return _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size)
 
+    def stream() -> Iterator[Batch]:
+        epoch, per_epoch = -1, len(firsts) // batch_size
+        for position in itertools.count(start, every):
+            if position // per_epoch != epoch:
+                epoch = position // per_epoch
+                random = np.random.default_rng([seed, epoch])
+                first_row = int(random.integers(shift))
+                order = random.permutation(len(firsts))
+            at = position % per_epoch * batch_size
+            mine = firsts[order[at : at + batch_size][rank::world_size]]
+            rows = first_row + mine[:, None] + np.arange(per_window)
+            yield gather(store, rows, neighbours, database, k=k, scores=scores)
 
-def _stream(read, per_window, batch_size, firsts, shift, seed, start, every, rank, world_size):
-    position, epoch, order, first_row, per_epoch = start, -1, None, 0, len(firsts) // batch_size
-    while True:
-        if position // per_epoch != epoch:
-            epoch = position // per_epoch
-            random = np.random.default_rng([seed, epoch])
-            first_row = int(random.integers(shift))
-            order = random.permutation(len(firsts))
-        at = position % per_epoch * batch_size
-        mine = firsts[order[at : at + batch_size][rank::world_size]]
-        yield read(first_row + mine[:, None] + np.arange(per_window))
-        position += every
+    return stream()  # a generator of its own: the checks above run at the call

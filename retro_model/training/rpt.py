@@ -144,33 +144,6 @@ def neighbours_for(
     return torch.where(taught.to(index.device).view(-1, *[1] * (index.dim() - 1)), index, OWN)
 
 
-def losses(
-    model: nn.Module,
-    tokens: Tensor,
-    supervision: Supervision | None,
-    lessons: Lessons,
-    step: int,
-    index: Tensor | None,
-    real: Tensor,
-    **options,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the summed nats of the counted tokens, the summed retrieval loss and its number of pairs."""
-    out, retrieved = model(
-        tokens, index=index, trunk_share=lessons.trunk_share, return_retrieved=True, loss_mask=real, **options
-    )
-    nats = out.total
-    if supervision is None or retrieved is None or retrieved.scores is None:
-        return nats, nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
-    total, pairs = lambda_rank(
-        retrieved.scores,
-        supervision.dense(retrieved.scores.shape[-1]),
-        lessons.margin(step),
-        positives=CANDIDATES,
-        scored_only=lessons.scored_only,
-    )
-    return nats, total, pairs
-
-
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -214,9 +187,15 @@ def train_step(
         index = neighbours_for(supervision, getattr(model, "module", model).config.num_neighbours, share, generator)
     with autocast(tokens.device, settings):
         real = torch.ones_like(tokens, dtype=torch.bool) if loss_mask is None else loss_mask
-        nats, ranking, pairs = losses(
-            model, tokens, supervision, lessons, step, index, real, **({} if part is None else {"part": part})
-        )
+        options = {"index": index, "trunk_share": lessons.trunk_share, "loss_mask": real}
+        options |= {} if part is None else {"part": part}
+        out, retrieved = model(tokens, return_retrieved=True, **options)
+        nats = out.total
+        ranking, pairs = nats.new_zeros(()), nats.new_zeros((), dtype=torch.int64)
+        if supervision is not None and retrieved is not None and retrieved.scores is not None:
+            scores, margin = retrieved.scores, lessons.margin(step)
+            options = {"positives": CANDIDATES, "scored_only": lessons.scored_only}
+            ranking, pairs = lambda_rank(scores, supervision.dense(scores.shape[-1]), margin, **options)
     counted = (real if part is not None and part.line.rank else real[:, 1:]).sum()
     totals = torch.stack([nats.detach(), ranking.detach(), counted.to(nats.dtype), pairs.to(nats.dtype)])
     count = processes.count()
