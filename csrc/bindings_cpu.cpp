@@ -1,4 +1,4 @@
-// Registration of the CPU kernels. Each binding runs the entry of the active instruction set, without the GIL.
+// Registration of the CPU kernels. Each binding runs the function of the active instruction set, without the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -18,7 +18,7 @@ namespace py = pybind11;
 
 namespace pybind11::detail {
 
-// Calls, as tuples, and the memory of their gradients, in the order of DIFFERENTIABLE.
+// Calls as tuples, and tuples of their gradients in the order of DIFFERENTIABLE.
 template <>
 struct type_caster<retro::CrossAttention> : fields_caster<retro::CrossAttention> {};
 template <>

@@ -11,12 +11,12 @@ struct fp16 {
   uint16_t bits;
 };
 
-// The codes `retro_kernels/core/native.py` writes; the two tables change together.
+// Type codes of `retro_kernels/core/native.py`; the two tables change together.
 enum class Type : int { NONE = 0, F32 = 1, BF16 = 2, F16 = 3, BOOL = 4, I64 = 5, I32 = 6, I16 = 7, I8 = 8, U8 = 9 };
 
 constexpr int MAX_RANK = 6;  // [B,L,K,R,G,D]
 
-// A position from a tensor counts as within this of 0, so that sums with rows and lengths can't overflow.
+// Bound to which positions from a tensor are clamped, so that sums with rows and lengths can't overflow.
 constexpr int64_t FARTHEST = int64_t{1} << 29;
 
 struct View {
@@ -39,7 +39,7 @@ struct View {
       default: return 1;
     }
   }
-  // Entry b of the first dimension alone: a batch of one.
+  // Entry b of the first dimension, as a batch of one.
   View entry(int64_t b) const {
     View one = *this;
     if (data) one.data += b * stride[0] * element_bytes(), one.size[0] = 1;
@@ -53,18 +53,24 @@ struct View {
     return one;
   }
 
-  // Address of the element at the given leading indices; the remaining ones are 0.
+  // Offset in elements of the given leading indices; the remaining ones are 0.
+  template <class... Index>
+  int64_t offset(Index... index) const {
+    const int64_t i[] = {static_cast<int64_t>(index)..., 0};
+    int64_t elements = 0;
+    for (unsigned d = 0; d < sizeof...(Index); ++d) elements += i[d] * stride[d];
+    return elements;
+  }
   template <class T, class... Index>
   T* at(Index... index) const {
-    const int64_t i[] = {static_cast<int64_t>(index)..., 0};
-    int64_t offset = 0;
-    for (unsigned d = 0; d < sizeof...(Index); ++d) offset += i[d] * stride[d];
-    return reinterpret_cast<T*>(data) + offset;
+    return reinterpret_cast<T*>(data) + offset(index...);
   }
 };
 
-// One element of any integer type.
-inline int64_t integer(const View& v, int64_t offset) {
+// An element of any integer type.
+template <class... Index>
+int64_t integer(const View& v, Index... index) {
+  const int64_t offset = v.offset(index...);
   switch (v.type) {
     case Type::I64: return reinterpret_cast<const int64_t*>(v.data)[offset];
     case Type::I32: return reinterpret_cast<const int32_t*>(v.data)[offset];
@@ -74,14 +80,14 @@ inline int64_t integer(const View& v, int64_t offset) {
   }
 }
 
-// The position of batch entry b, from an int64 tensor [B]; 0 without one.
+// Position of batch entry b, from an int64 tensor [B]; 0 if the tensor is None.
 inline int64_t position_of(const View& positions, int64_t b) {
   if (!positions) return 0;
-  const int64_t p = integer(positions, b * positions.stride[0]);
+  const int64_t p = integer(positions, b);
   return p < -FARTHEST ? -FARTHEST : p > FARTHEST ? FARTHEST : p;
 }
 
-// Calls `f` with a value of the view's element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
+// Calls `f` with a value of the element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
 template <class Function>
 inline void by_type(Type type, Function&& f) {
   switch (type) {

@@ -1,6 +1,5 @@
-// Python's calls and tensors, as structs and Views.
-//
-// Python's (address, type code, sizes, strides), or None, to a View; see `retro_kernels/core/native.py: view`.
+// Conversion of Python's calls and tensors to structs and Views. A View is (address, type code, sizes, strides) in
+// Python, or None; see `retro_kernels/core/native.py: view`.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -38,7 +37,7 @@ struct type_caster<retro::View> {
 
 namespace retro {
 
-// An element of a tuple, as the field it is given to wants it; an integer that is None becomes -1.
+// Element of a tuple that converts to the type of a field; an integer that is None becomes -1.
 struct Field {
   pybind11::handle from;
   operator View() const { return from.cast<View>(); }
@@ -64,7 +63,7 @@ constexpr size_t count_fields() {
     return COUNT;
 }
 
-// How many fields a struct has, so that it and the Python tuple it is made from can't part unnoticed.
+// Number of fields of a struct, to be compared with that of the Python class of calls.
 template <class Struct>
 constexpr size_t FIELDS = count_fields<Struct>();
 
@@ -72,7 +71,7 @@ constexpr size_t FIELDS = count_fields<Struct>();
 
 namespace pybind11::detail {
 
-// A tuple to a struct of Views and numbers, field by field.
+// Converts a tuple to a struct of Views and numbers, field by field.
 template <class Struct>
 struct fields_caster {
   PYBIND11_TYPE_CASTER(Struct, const_name("tuple of an op's arguments"));

@@ -1,10 +1,11 @@
-// One buffer of scratch memory, handed out in aligned pieces: once from a null base to learn the size, then for real.
+// Allocation of aligned pieces from one buffer of scratch memory.
 #pragma once
+#include "parallel.h"
 #include "simd.h"
 
 namespace retro::RETRO_ISA {
 
-// Hands out pieces of a buffer; with a null buffer it only counts.
+// Allocates pieces of a buffer; with a null buffer it only counts bytes.
 class Arena {
  public:
   explicit Arena(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
@@ -19,5 +20,13 @@ class Arena {
  private:
   uintptr_t at_, start_;
 };
+
+// A workspace in this thread's scratch memory. It is made twice: with a null buffer to learn its `bytes`, then in
+// memory.
+template <class Workspace, class... Arguments>
+Workspace in_scratch(const Arguments&... arguments) {
+  const Workspace sized(arguments..., Arena(nullptr));
+  return Workspace(arguments..., Arena(scratch(sized.bytes)));
+}
 
 }  // namespace retro::RETRO_ISA

@@ -1,10 +1,10 @@
 // The band of position logits, for queries in blocks of BLOCK rows.
 //
-// Query row i and key j meet in column c = j - i, whose row of rel_key is query_offset - rel_start -
-// c. Columns are cut into chunks: chunk m holds c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a..
-// and keys BLOCK*b.. need chunks b-a-1 and b-a, and the next keys need b-a again. So a strip
-// [query][column] that slides along the keys is multiplied once per chunk: as much work as query
-// times key. Scores lie in the strip where their column is: un-skewing is a row stride one shorter.
+// Query row i and key j belong to column c = j - i, whose row of rel_key is query_offset - rel_start - c. Columns are
+// divided into chunks: chunk m has c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a.. and keys BLOCK*b.. need chunks
+// b-a-1 and b-a, and the next block of keys needs b-a again. So a strip [query][column] slides along the keys, and each
+// chunk is multiplied once: as much work as query times key. Scores are in the strip at their column; a row stride that
+// is shorter by one removes the skew.
 //
 //        c:  1 2 3 4 | 5 6 7 8        BLOCK = 4, keys 4..7 of query rows 0..3 (a = 0, b = 1)
 //   row 0    . . . 4   5 6 7 .
@@ -20,7 +20,7 @@
 namespace retro::RETRO_ISA {
 
 constexpr int BLOCK = 64;  // rows of a query block, keys of a key block, columns of a chunk
-constexpr int NARROW = 4;  // widths up to here take inner products along the columns
+constexpr int NARROW = 4;  // up to this width gradients are inner products along the columns
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
@@ -29,7 +29,7 @@ struct Band {
   int E = 0, E_pad = 0;
   int64_t table_rows = 0;
   int64_t zero = 0;             // column c reads row zero - c
-  int64_t low = 0, high = 0;    // the columns that matter: inside the table, and visible
+  int64_t low = 0, high = 0;    // columns inside the table that are visible
   int64_t first = 0, last = 0;  // their chunks
 
   Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
@@ -41,15 +41,15 @@ struct Band {
   explicit operator bool() const { return E > 0; }
   int tables() const { return static_cast<int>(table.size[0]); }
   bool holds(int64_t m) const { return m >= first && m < last; }
-  // Columns of chunk m that matter, as [begin, end) inside the chunk, in whole vectors.
+  // Columns of chunk m from `low` to `high`, as [begin, end) inside the chunk, in whole vectors.
   void inside(int64_t m, int& begin, int& end) const {
     begin = static_cast<int>(std::clamp<int64_t>(low - 1 - m * BLOCK, 0, BLOCK)) / LANES * LANES;
     end = pad(static_cast<int>(std::clamp<int64_t>(high - 1 - m * BLOCK, 0, BLOCK)));
   }
 };
 
-// Chunks of one head's relative keys, packed when first needed: transposed, and rel_key rows in the order of columns,
-// both as B. Elem is the type of the products' operands: float, or a pair of bf16.
+// Chunks of one head's relative keys, packed at the first use: transposed, and as rows in the order of columns, both as
+// B. Elem: type of the products' operands, float or a pair of bf16.
 template <class Elem>
 class BandChunks {
  public:
@@ -103,7 +103,7 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
     for (int x = begin; x < end; x += LANES) store(strip + r * ld + x, zero());
 }
 
-// strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros where they don't matter.
+// strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros outside `Band::inside`.
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                  float* strip, int64_t ld) {
@@ -123,9 +123,9 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
   return e % 2 ? odd_of(two) : even_of(two);
 }
 
-// What a chunk of the strip, now holding the gradients of the scores, adds to
+// Adds the contribution of a chunk of the strip, which holds the gradients of the scores, to
 //   d_query [rows][E_pad]   if not null: gradient · relative keys
-//   d_table [E][BLOCK]     if not null: the chunk's relative keys, transposed
+//   d_table [E][BLOCK]      if not null: the gradient of the chunk's relative keys, transposed
 // rel_query: B with k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
 template <class T, class Elem>
 void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
@@ -161,7 +161,7 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
     }
 }
 
-// Zeros for the rows of the gradient that no chunk covers.
+// Clears the rows of the gradient that are in no chunk.
 template <class T>
 void clear_unused_rows(const Band& n, const View& to) {
   for (int h = 0; h < n.tables(); ++h)
@@ -177,8 +177,7 @@ void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const
   for (int x = 0; x < BLOCK; ++x) {
     const int64_t row = n.zero - (m * BLOCK + 1 + x);
     if (row < 0 || row >= n.table_rows) continue;
-    for (int e = 0; e < n.E; e += LANES)
-      store(to.at<T>(h, row) + e, load(temporary + x * n.E_pad + e) * broadcast(factor), n.E - e);
+    scale_row(temporary + x * n.E_pad, factor, n.E, to.at<T>(h, row));
   }
 }
 

@@ -1,4 +1,4 @@
-// Chunked cross-attention over time-merged neighbours; the letters and the formula are those of the Python docstring.
+// Chunked cross-attention; letters and formula as in the Python docstring.
 #pragma once
 #include "../view.h"
 #include "isa.h"
@@ -29,8 +29,8 @@ inline CrossAttention entry(const CrossAttention& c, int64_t b) {
   return one;
 }
 
-// Gradients of the differentiable inputs; a null view is not wanted. Those of rel_key, the biases and the gate are
-// float32, those of rel_key and the biases, with batch_start, one a batch entry.
+// Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key, the biases and
+// the gate are float32. With batch_start, those of rel_key and the biases have one part for each batch entry.
 struct CrossAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate;
 };

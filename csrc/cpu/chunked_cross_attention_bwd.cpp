@@ -1,8 +1,8 @@
-// Backward, from the saved log-sum-exp: P = exp(S - lse), dS = P * (dP - delta), delta = rowsum(dO * O) - dlse.
+// Backward pass, from the saved log-sum-exp: P = exp(S - lse), dS = P * (dP - delta), delta = rowsum(dO * O) - dlse.
 //
-// A task owns a fixed list of chunks of one key head ("slot") and walks it in order: dK and dV of a chunk are complete
-// when it leaves it, and the gradients that chunks share (relative keys, biases) are summed per slot, then over slots
-// in order. The slots follow from the sizes alone: so the bits don't depend on the threads.
+// A task has a fixed list of chunks of one key head (a slot) and walks over it in order. It completes dK and dV of each
+// chunk in turn. The gradients that chunks share (relative keys, biases) are summed for each slot, then over slots in
+// order. Slots depend only on the sizes, so the bits don't depend on the threads.
 #include <cmath>
 
 #include "chunked_cross_attention_bwd.h"
@@ -11,8 +11,8 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASKS = 128;                         // wanted at least, for balance
-constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together; one slot is always there
+constexpr int TASKS = 128;                         // least number of tasks, for balance
+constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together, unless one slot takes more
 
 template <class T, class Elem>
 struct Backward {
@@ -23,7 +23,7 @@ struct Backward {
   Dropout dropout;
   ChunkedPartials partials;
   int64_t slots;
-  std::vector<double> gate_sums;  // [B*L, G, K]: of all tokens, which nearly cancel
+  std::vector<double> gate_sums;  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
   uint64_t id = next_call();
   float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
   bool want_rel_query;
@@ -38,10 +38,10 @@ struct Backward {
     partials.sums.resize(slots * n.H * partials.each);
   }
 
-  // Packs the gradient and the operands of the scores.
+  // Packs the gradient of out and the operands of the scores.
   void begin(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st) const {
     const int width = row_width<Elem>(n.D);
-    pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
+    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
     pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_a);
     transpose(st.query_a, width, unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     transpose(st.grad_a, width, unit.rows, kc_of<Elem>(n.D), st.grad, QUERY_BLOCK);
@@ -49,7 +49,7 @@ struct Backward {
     clear(st.dquery, QUERY_BLOCK * pad(n.D)), clear(st.dz, (n.E ? n.R : 1) * QUERY_BLOCK);
     for (int i = 0; i < QUERY_BLOCK; ++i) {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
-      const bool empty = l == -INFINITY;  // also the lanes beyond the last row: their probabilities become 0
+      const bool empty = l == -INFINITY;  // also lanes beyond the last row; their probabilities become 0
       base2(l, st.lse2[i], st.inverse[i]);
       if (empty) st.lse2[i] = INFINITY, st.inverse[i] = 1.f;
       st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f
@@ -58,16 +58,16 @@ struct Backward {
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rel_a);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
   }
 
-  // to(at, score in base 2, (q + u)·k)
+  // Calls to(at, score in base 2, (q + u)·k).
   template <class To>
   void scores(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
               const ChunkedState<Elem>& st, To to) const {
-    // pointers of its own: a store of scores might change those of the workspace, for all the compiler knows
+    // local pointers, because the compiler must assume that a store of scores changes those of the workspace
     const float *const scaled = w.factors.scaled, *const z = st.z;
     const int32_t* const z_row = w.factors.z_row;
     sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [=](int r, int i, Vec x) {
@@ -76,7 +76,7 @@ struct Backward {
     });
   }
 
-  // w.p = P, and for the gate's gradient w.x = (q + u)·k
+  // w.p = P and, for the gate's gradient, w.x = (q + u)·k.
   void probabilities(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                      const ChunkedState<Elem>& st) const {
     const bool gate = static_cast<bool>(want.neighbour_gate);
@@ -89,9 +89,9 @@ struct Backward {
     });
   }
 
-  // Rows that were attended one by one added their scores up in another order than blocks do. Maximum, sum and mean of
-  // dP are made again from blocks, instead of `lse` and `delta`: probabilities that don't add up to 1, or a mean by
-  // other ones, would be off by all of the difference.
+  // The forward pass of few rows summed scores in another order than blocks do. So maximum, sum and mean of dP are
+  // computed again from blocks, in place of `lse` and `delta`: otherwise probabilities would not add up to 1, and the
+  // mean would belong to other probabilities.
   void sum_rows(const Tokens& tokens, int g, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                 const ChunkedState<Elem>& st) const {
     RunningMeans total;
@@ -116,7 +116,7 @@ struct Backward {
     }
   }
 
-  // keys or values · queries or gradients, transposed; asks for the rows that will be read next.
+  // keys or values · queries or gradients, transposed. `asked`: rows to prefetch.
   template <class Rows, class Epilogue>
   void sliced(int count, const Ahead<T>& asked, const Unit& unit, const Rows& rows, const Elem* columns,
               Epilogue epilogue) const {
@@ -129,8 +129,8 @@ struct Backward {
   }
 
   // w.p becomes the factor of dO in dV, w.ds the factor of Q in dK, both with the gate; dz sums dS over neighbours.
-  // dS = p * (dP - mean of dP + d lse). With `all` keys in this block the mean is taken from it: where one or two keys
-  // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  // dS = p * (dP - mean of dP + d lse). If `all` keys are in this block, the mean is computed from it: where one or two
+  // keys dominate, dP and its mean nearly cancel, and `delta`, from the rounded output, has another rounding error.
   void score_grads(int count, const Ahead<T>& soon, const Unit& unit, const ChunkedWorkspace<T, Elem>& w,
                    const ChunkedState<Elem>& st, bool all) const {
     const bool gate = static_cast<bool>(want.neighbour_gate), drop = static_cast<bool>(dropout), relative = n.E > 0;
@@ -180,15 +180,15 @@ struct Backward {
     }
   }
 
-  // The layouts of pairs that the three remaining products read; floats are used as they are.
+  // Packs pairs for the three remaining products; floats need no packing.
   void to_operands(int count, const Unit& unit, const ChunkedWorkspace<T, Elem>& w) const {
     to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, kc_of<Elem>(QUERY_BLOCK));
     to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, kc_of<Elem>(QUERY_BLOCK));
     to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
   }
 
-  // Unit `at` of `units`, against keys [first, first + count) of the tokens. `soon_k`, `soon_v`, and the rows of `next`
-  // in the tensors that `begin` reads: asked for meanwhile.
+  // Unit `at` of `units` and keys [first, first + count) of the tokens. `soon_k`, `soon_v` and the rows of `next` in
+  // the tensors that `begin` reads are prefetched.
   void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
              const Unit& unit, int at, int units, const ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
              int64_t next_b, const Unit& next) const {
@@ -218,8 +218,8 @@ struct Backward {
     });
   }
 
-  // dBand[i][t] = sum of dS where i - j is column t's displacement: the transpose un-does the skew. Then its two
-  // products, a slice at a time, over its nonzero part: row i meets the columns [last - i, last - i + R).
+  // dBand[i][t] = sum of dS over the pairs with column t's displacement i - j; the transpose restores the skew. Then
+  // its two products, a slice at a time, over its nonzero part: row i has the columns [last - i, last - i + R).
   void band_grads(int64_t b, const Unit& unit, const ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st,
                   const RelativeKeys<Elem>& rel, float* slot) const {
     const int ld = n.band_ld, E_pad = pad(n.E), last = n.max_displacement - unit.index, lda = kc_of<Elem>(ld);
@@ -236,7 +236,7 @@ struct Backward {
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
     }
     if (!want.rel_key) return;
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
     for (int t = 0; t < n.band; t += slice_rows) {
@@ -267,11 +267,11 @@ struct Backward {
           store(to + d, x * broadcast(scale), n.D - d);
         }
       }
-      if (want.rel_query) write_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
+      if (want.rel_query) scale_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
   }
 
-  // Gradients of the keys and values that nothing sees: of all but the first `count` tokens.
+  // Clears the gradients of keys and values that no query sees: of all but the first `count` tokens.
   void clear_hidden(const Tokens& tokens, int g, int count) const {
     for (int at = 0, token = 0; token < n.K * n.R; ++token) {
       if (at < count && tokens.index(n, at) == token) {
@@ -283,7 +283,7 @@ struct Backward {
     }
   }
 
-  // `after`, and its head `next`: this thread's probable next unit.
+  // `after` and its head `next`: probable next chunk of this thread.
   void chunk(const Tokens& here, int g, const Tokens& after, int next, int64_t slot, ChunkedWorkspace<T, Elem>& w) {
     const int64_t b = here.b, u = here.u;
     const int share = n.H / n.G;
@@ -326,7 +326,7 @@ struct Backward {
     });
   }
 
-  // Slots, and heads that share relative keys, in a fixed order.
+  // Adds the sums of the slots, and of heads that share relative keys, in a fixed order.
   void reduce(int head) {
     const auto total = [&](int h, int64_t offset) {
       double x = 0;
@@ -358,11 +358,8 @@ struct Backward {
       const TileScope tiles;
       const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
-      const auto sized = [&](void* base) {
-        return ChunkedWorkspace<T, Elem>(n, most, static_cast<bool>(want.neighbour_gate), static_cast<bool>(dropout),
-                                         Arena(base));
-      };
-      ChunkedWorkspace<T, Elem> w = sized(scratch(sized(nullptr).bytes));
+      auto w = in_scratch<ChunkedWorkspace<T, Elem>>(n, most, static_cast<bool>(want.neighbour_gate),
+                                                     static_cast<bool>(dropout));
       Tokens *here = &w.tokens[0], *after = &w.tokens[1];
       const auto list = [&](Tokens* to, int64_t item) { to->list(c, n, item / n.L, item % n.L); };
       list(here, first);

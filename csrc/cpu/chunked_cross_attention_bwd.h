@@ -1,4 +1,4 @@
-// The memory of chunked cross-attention's backward pass: of a unit, of a thread, and the sums over chunks.
+// Memory of chunked cross-attention's backward pass: of a unit, of a thread, and the sums over chunks.
 #pragma once
 #include <vector>
 
@@ -6,7 +6,7 @@
 
 namespace retro::RETRO_ISA {
 
-// x, rounded: a product is not fused into the sum that it goes into, so it is the same number wherever it is used.
+// Returns x, and prevents the compiler from fusing a product into a sum, so that it has the same value in every use.
 RETRO_INLINE Vec rounded(Vec x) {
 #ifdef __x86_64__
   asm("" : "+x"(x));
@@ -22,26 +22,21 @@ inline void add_rows(const float* rows, int count, int width, float* to) {
 }
 
 template <class T>
-void write_row(const float* from, float factor, int width, T* to) {
-  for (int d = 0; d < width; d += LANES) store(to + d, load(from + d) * broadcast(factor), width - d);
-}
-
-template <class T>
 float row_product(const T* a, const T* b, int width) {
   Vec acc = zero();
   for (int d = 0; d < width; d += LANES) acc = fma(load(a + d, width - d), load(b + d, width - d), acc);
   return sum(acc);
 }
 
-// Rows of the gradient of keys or values that belong to a block of the visible tokens.
+// Rows of the gradient of keys or values for a block of the visible tokens.
 template <class T>
 void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) {
   for (int r = 0; of && r < count; ++r)
     rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
 }
 
-// Of one vector of rows, over blocks of keys: the greatest score (base 2), the sum of weights 2^(score - greatest), dP
-// at the greatest, and the sum of weights times dP less that one.
+// Running values of a vector of rows over blocks of keys: the greatest score (base 2), the sum of the weights
+// 2^(score - greatest), dP at the greatest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMeans {
   Vec row_max = broadcast(-INFINITY), row_sum = zero(), at_max = zero(), rest = zero();
 
@@ -63,7 +58,7 @@ struct RunningMeans {
   }
 };
 
-// Tiles of the gradients of keys or values: added to the sums of earlier units in `sums`, written by the last one.
+// Epilogue for gradients of keys or values: adds to the sums of earlier units in `sums`; the last unit writes `rows`.
 template <class T>
 struct GradTiles {
   float* sums;
@@ -89,7 +84,7 @@ struct GradTiles {
   }
 };
 
-// State that a unit carries over the blocks of keys.
+// State of a unit over the blocks of keys.
 template <class Elem>
 struct ChunkedState {
   Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;         // transposed, row-major A, B with k = row
@@ -112,7 +107,7 @@ struct ChunkedState {
 template <class T, class Elem>
 struct ChunkedWorkspace {
   RelativeCache<Elem> relative;
-  Tokens tokens[2];  // of the chunk at hand, and of the next one
+  Tokens tokens[2];  // of this chunk and of the next one
   BlockRows<T> keys, values;
   RowsAsA<T, Elem> key_a, value_a;
   RowsAsB<T, Elem> key_b;
@@ -154,7 +149,7 @@ struct ChunkedWorkspace {
   }
 };
 
-// Sums over chunks, one of each slot and head.
+// Sums over chunks, for each slot and head.
 struct ChunkedPartials {
   int64_t rel, content, position, each;  // sizes in floats
   std::vector<float> sums;

@@ -1,5 +1,5 @@
-// Forward: a task is one chunk and one key/value head (or some of
-// its query heads); the softmax is carried over blocks of keys.
+// Forward pass: a task is one chunk and one key head (or some of its query heads). The softmax runs over blocks of
+// keys.
 #include <cmath>
 
 #include "chunked_cross_attention_rows.h"
@@ -18,7 +18,7 @@ struct State {
 template <class T, class Elem>
 struct Workspace {
   RelativeCache<Elem> relative;
-  Tokens tokens, after;  // of the task at hand, and of the next one
+  Tokens tokens, after;  // of this task and of the next one
   BlockRows<T> keys, values;
   RowsAsA<T, Elem> key_a;
   RowsAsB<T, Elem> value_b;
@@ -59,11 +59,11 @@ struct Workspace {
   }
 };
 
-// A tile of products of keys and queries into scores: row r times scaled[r], plus its position logits.
+// Epilogue that turns products of keys and queries into scores: row r times scaled[r], plus its position logits.
 template <class T>
 struct ScoreTiles {
   const Ahead<T>& soon;
-  int at;  // the product's row that row 0 of these is
+  int at;  // row of the whole product that is row 0 here
   const float* scaled;
   const int32_t* z_row;
   const float* z;
@@ -92,7 +92,7 @@ struct ScoreTiles {
   }
 };
 
-// A tile of products of probabilities and values, added to the rows' sums times alpha.
+// Epilogue that adds products of probabilities and values to the rows' sums times alpha.
 template <class Soon>
 struct ValueTiles {
   const Soon& soon;
@@ -128,17 +128,17 @@ struct Forward {
 
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
-    pack_unit<T>(c.query, b, unit, bias_row(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
+    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
     clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_row(c.position_bias, unit.head, n.E, w.bias), n.E,
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
                  w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
-  // Scores of a block against a unit, and their maximum over the keys. `soon`: asked for meanwhile.
+  // Scores of a block of keys and a unit, and their maximum over the keys. `asked`: rows to prefetch.
   __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, Vec* block_max) const {
     const auto keys = w.key_a.operand(n, w.keys);
@@ -166,7 +166,7 @@ struct Forward {
     constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
     const float *const s = w.s, *const gate = w.factors.gate, *const kept = w.keep;
     Elem* const to = w.p;
-    // Of keys r and, in pairs, r + 1, as the product with the values wants them.
+    // Weights of key r and, in pairs, key r + 1, as operands of the product with the values.
     const auto weights = [=](auto gated, auto drop, int r, int v, Vec shift, Vec& sum) {
       const auto one = [&](int key) {
         Vec p = exp2(load(s + key * QUERY_BLOCK + v * LANES) - shift);
@@ -182,7 +182,7 @@ struct Forward {
         store_pairs(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
       }
     };
-    const auto down = [&](auto gated) {  // the keys: sums and constants stay in registers
+    const auto down = [&](auto gated) {  // down the keys, with sums and constants in registers
       for (int v = 0; v < vectors; ++v) {
         const Vec shift = row_max[v];
         Vec sum = row_sum[v];
@@ -209,8 +209,8 @@ struct Forward {
                     static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
   }
 
-  // `packed`: by an earlier unit. With the last block of keys, asks for the outputs, and the queries of `then` in entry
-  // b.
+  // `packed`: whether an earlier unit has packed the values. `then`: null, or at the last block of keys the unit of
+  // batch entry b whose queries are prefetched, together with the outputs.
   __attribute__((noinline)) void values(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, bool packed, const Unit* then, int64_t b) const {
     const int ld = pad(n.D), vectors = ld / LANES, rows = unit.rows;
@@ -232,9 +232,7 @@ struct Forward {
   __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<Elem>& st) const {
     for (int i = 0; i < unit.rows; ++i) {
       const float row_sum = st.row_sum[i], inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
-      T* to = out.at<T>(b, unit.row + i, unit.head);
-      const float* from = st.out + i * pad(n.D);
-      for (int d = 0; d < n.D; d += LANES) store(to + d, load(from + d) * broadcast(inverse), n.D - d);
+      scale_row(st.out + i * pad(n.D), inverse, n.D, out.at<T>(b, unit.row + i, unit.head));
       *lse.at<float>(b, unit.head, unit.row + i) = log_sum_exp(st.row_max[i], row_sum);
     }
   }
@@ -253,7 +251,7 @@ struct Forward {
     int first, last;  // query heads of one key head
   };
 
-  // `next`: this thread's probable next unit.
+  // `next`: probable next task of this thread.
   void task(const Heads& here, const Heads& next) const {
     const TileScope tiles;
     const int share = n.H / n.G, g = here.first / share;
@@ -261,10 +259,9 @@ struct Forward {
     list_units(c, n, here.u, here.first, here.last, units);
     const int count = static_cast<int>(units.size());
     if (!count) return;
-    // the same for every task, so that the cache of relative keys stays put
+    // the same for every task, so that the cache of relative keys keeps its address
     const int most = n.blocks * (here.last - here.first);
-    const Workspace<T, Elem> sized(n, most, Arena(nullptr));
-    Workspace<T, Elem> w(n, most, Arena(scratch(sized.bytes)));
+    auto w = in_scratch<Workspace<T, Elem>>(n, most);
     const bool stays = next.b == here.b && next.u == here.u;
     w.tokens.list(c, n, here.b, here.u);
     if (!stays) w.after.list(c, n, next.b, next.u);
@@ -292,7 +289,7 @@ struct Forward {
 
   void run(int threads) const {
     const int64_t chunks = n.last_chunk - n.first_chunk, whole = n.B * chunks * n.G;
-    const int share = n.H / n.G;  // query heads of a key head; split where there are too few tasks for the threads
+    const int share = n.H / n.G;  // query heads of a key head, split if there are too few tasks for the threads
     int split = 1;
     while (split < share && whole * split < 2 * threads) ++split;
     while (share % split) ++split;
@@ -308,7 +305,7 @@ struct Forward {
   }
 };
 
-// Few rows: a step of decoding.
+// Forward pass of few rows: a decode step.
 template <class T>
 struct Rows {
   const CrossAttention& c;

@@ -1,10 +1,10 @@
-// Rows of keys and values: where they lie, as operands of products, and asked for before they are needed.
+// Rows of keys and values: their addresses, as operands of products, and their prefetching.
 #pragma once
 #include "chunked_cross_attention_tile.h"
 
 namespace retro::RETRO_ISA {
 
-// A piece of a tensor of keys or values: rows of one chunk and key head.
+// Rows of one chunk and key head, a piece of the tensor of keys or values.
 template <class T>
 struct Piece {
   T* first = nullptr;
@@ -12,7 +12,7 @@ struct Piece {
   int count = 0;
 
   Piece() = default;
-  // `of_keys`: of the keys, else of the values; a block of tokens from `at` on; nothing beyond the last head
+  // A block of tokens from `at` on. `of_keys`: of the keys, otherwise of the values. Empty beyond the last head.
   Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
     if (head >= from.size[4] || at >= tokens.count) return;
@@ -23,9 +23,8 @@ struct Piece {
   T* row(int r) const { return first + offset[r]; }
 };
 
-// Rows that are read or written soon; they lie a page apart, where no hardware prefetcher follows. Asked for little by
-// little, some with each tile of a product: many at once fill the buffers of lines that are on their way, and the
-// product's own loads wait behind them.
+// Rows to prefetch: they are a page apart, where no hardware prefetcher follows. A product requests a few of them with
+// each of its tiles. Many requests at once would fill the line buffers, and the product's own loads would wait.
 template <class T, Use USE = READ>
 struct Ahead {
   const T* first = nullptr;
@@ -36,21 +35,21 @@ struct Ahead {
   Ahead() = default;
   Ahead(const Piece<const T>& piece, const Sizes& n)
       : first(piece.first), offset(piece.offset), count(piece.count), bytes(n.D * int{sizeof(T)}) {}
-  // a unit's rows of `tensor` [B,N,H,width], of any head
+  // A unit's rows of `tensor` [B,N,H,width], of any head.
   Ahead(const View& tensor, int64_t b, const Unit& unit, int head) {
     if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1]) return;
     first = tensor.at<const T>(b, unit.row, head), stride = tensor.stride[1];
     count = static_cast<int>(std::min<int64_t>(unit.rows, tensor.size[1] - unit.row));
     bytes = static_cast<int>(tensor.size[3]) * int{sizeof(T)};
   }
-  // beside a product of that many rows and vectors
+  // For prefetching beside a product of so many rows and vectors.
   Ahead beside(int rows, int vectors) const {
     Ahead a = *this;
     a.share_ = static_cast<int>((int64_t{count} << 16) / rows + 1), a.each_ = (bytes + vectors - 1) / vectors;
     return a;
   }
-  // With the product's tile of `rows` and `vectors`. Always inlined, as all that calls it: GCC takes a function that
-  // only prefetches for one without effect, and drops the calls.
+  // Prefetches the share of the product's tile of `rows` and `vectors`. It and its callers must be inlined: GCC treats
+  // a function that only prefetches as one without effects, and drops its calls.
   RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
     const int end = std::min((row + rows) * share_ >> 16, count), v = column / LANES;
     const int begin = (v * each_ + LINE - 1) / LINE * LINE, until = std::min((v + vectors) * each_, bytes);
@@ -61,7 +60,7 @@ struct Ahead {
   }
 
  private:
-  int share_ = 0, each_ = 0;  // rows to a row of the product, in 1/65536; bytes of them to a vector of its columns
+  int share_ = 0, each_ = 0;  // rows for each row of the product, in 1/65536; bytes of a row for each vector of columns
 };
 
 template <class T, Use USE>
@@ -74,7 +73,7 @@ struct ThreeAhead {
   }
 };
 
-// A tile's vectors one by one; row 0 is row `at` of the product that `soon` is asked for beside.
+// Epilogue that passes on a tile's vectors one by one, and prefetches. Row 0 is row `at` of the whole product.
 template <class Soon, class Epilogue>
 struct AskingTiles {
   const Soon& soon;
@@ -91,7 +90,7 @@ struct AskingTiles {
   }
 };
 
-// The rows of a block of keys or values: pointers to them, and to zeros beside the last one of an odd number.
+// Pointers to the rows of a block of keys or values, and to a row of zeros, the partner of the last row in a pair.
 template <class T>
 struct BlockRows {
   const T** row;
@@ -103,7 +102,7 @@ struct BlockRows {
   }
 };
 
-// The rows of a block as A of a product: where they lie, or widened.
+// The rows of a block as A of a product, in place or widened.
 template <class T, class Elem>
 struct RowsAsA {
   static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
@@ -129,7 +128,7 @@ struct RowsAsB {
 
   RowsAsB(const Sizes& n, Arena& arena)
       : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
-  // product(B). `also`: null, or the same rows as A, which is B too where it is floats made of others.
+  // Calls product(B). `also`: null, or the same rows as A; if they were widened to floats, they serve as B too.
   template <class Function>
   void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, const RowsAsA<T, Elem>* also,
                 Function&& product) const {

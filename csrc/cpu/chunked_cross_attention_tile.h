@@ -1,8 +1,8 @@
-// Shared by the forward and backward of chunked cross-attention:
-// sizes, the rows and keys of a task, packing, position logits.
+// Functions of the forward and backward pass of chunked cross-attention: sizes, rows and keys of a task, packing,
+// position logits.
 //
-// Scores are kept key-major: S[key][query], queries as lanes. So keys and values are used as they lie in memory (rows
-// to broadcast from, or rows of B), only the few queries are transposed, and the softmax runs down the lanes.
+// Scores are key-major, S[key][query], with queries as lanes. So keys and values are used in place (rows to broadcast
+// from, or rows of B), only the few queries are transposed, and the softmax reduces within lanes.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -18,9 +18,8 @@ namespace retro::RETRO_ISA {
 
 constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
 constexpr int SLICE = 12;        // rows of a product that share operands in L1, a multiple of the tile's 6
-constexpr int BAND_SLICE = 6;    // of a product with the band: smaller slices multiply fewer zeros
-// of a block: keys, values and scores of a block stay in L2, each product's operands in L1
-constexpr int KEY_BLOCK = 132;
+constexpr int BAND_SLICE = 6;    // of a product with the band; a smaller slice multiplies fewer zeros
+constexpr int KEY_BLOCK = 132;   // keys whose rows and scores stay in L2, and each product's operands in L1
 
 struct Sizes {
   int64_t B, N, L, M;
@@ -36,14 +35,13 @@ struct Sizes {
         E(c.rel_key ? int(c.rel_key.size[2]) : 0), table_rows(c.rel_key ? int(c.rel_key.size[1]) : 0) {
     first_chunk = std::clamp<int64_t>((c.query_start + 1) / M - 1, 0, L);
     last_chunk = std::clamp((c.query_start + N) / M, first_chunk, L);
-    int64_t low = M, high = 0;  // indices inside the attending chunk that occur
+    int64_t low = M, high = 0;  // range of the indices inside attending chunks
     for (int64_t u : {first_chunk, last_chunk - 1}) {
       const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
       if (begin >= end) continue;
       low = std::min(low, begin - first), high = std::max(high, end - first);
     }
-    if (last_chunk - first_chunk > 2) low = 0, high = M;
-    if (last_chunk - first_chunk == 2) low = 0, high = M;  // the first ends, the second begins
+    if (last_chunk - first_chunk >= 2) low = 0, high = M;  // the first has the last index, the second has index 0
     const int64_t rows = std::max<int64_t>(high - low, 1);
     max_displacement = static_cast<int>(low + rows - 1);
     band = static_cast<int>(rows + R - 1);
@@ -61,7 +59,7 @@ struct Unit {
   int lanes() const { return pad(rows); }
 };
 
-// Calls f(row) for every row that attends no chunk: before the first one, and after the last that exists.
+// Calls f(row) for every row that attends no chunk: rows before the first chunk's, and after the last chunk's.
 template <class Function>
 void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
   const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
@@ -81,7 +79,7 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
-// The visible tokens of a chunk's neighbours, ascending. Masked ones are never read, so they may hold anything.
+// The visible tokens of a chunk's neighbours, ascending. Masked tokens are never read, so they may be NaN.
 struct Tokens {
   int32_t *neighbour, *token;
   int64_t *key, *value;  // offsets of their rows from the chunk's first
@@ -113,18 +111,11 @@ struct Tokens {
 
 inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
   const View& g = c.neighbour_gate;
-  return g ? scalar(g, b * g.stride[0] + u * g.stride[1] + a * g.stride[2]) : 1.f;
+  return g ? scalar(g, b, u, a) : 1.f;
 }
 
-// bias[head] as floats, or null
-inline const float* bias_row(const View& bias, int head, int n, float* to) {
-  if (!bias) return nullptr;
-  for (int i = 0; i < n; ++i) to[i] = scalar(bias, head * bias.stride[0] + i * bias.stride[1]);
-  return to;
-}
-
-// The relative keys of one head, in order of band columns:
-// column t holds displacement max_displacement - t, zeros outside the table.
+// Relative keys of one head in the order of band columns: column t has displacement max_displacement - t, zeros outside
+// the table.
 template <class Elem>
 struct RelativeKeys {
   Elem* rows_a;   // row-major A: [band][row_width(E)]
@@ -153,11 +144,11 @@ void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias,
     pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<Elem>(width));
 }
 
-// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the
-// unit's rows: the term of every neighbour's token j in the scores.
+// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: the position term in the scores of token j,
+// which all neighbours share.
 //
-// The product with the band, C[i][t] for t = j - i + const, is one small matrix product; reading its rows one element
-// closer than they lie apart un-skews it, so the transpose to key-major order does both.
+// The product with the band, C[i][t] with t = j - i + const, is a small matrix product. The transpose to key-major
+// order reads its rows with a stride that is shorter by one element, which also removes the skew.
 template <class Elem>
 void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel, const Elem* rel_query,
                      float factor, float* strip, float* z) {
@@ -179,13 +170,13 @@ inline uint64_t next_call() {
   return ++count;
 }
 
-// Packed relative keys of the last few heads that a thread met.
+// Packed relative keys of the heads that a thread used last.
 template <class Elem>
 class RelativeCache {
  public:
-  // Heads it holds.
+  // Number of heads that it holds.
   static int count(const Sizes& n) {
-    constexpr int64_t BYTES = 2 << 20;  // of a thread: about its L2 and its share of L3
+    constexpr int64_t BYTES = 2 << 20;  // about a thread's L2 and its share of L3
     const int64_t each = std::max<int64_t>((rows(n) + columns(n)) * int64_t{sizeof(Elem)}, 1);
     return static_cast<int>(std::clamp<int64_t>(BYTES / each, 1, std::min(n.H, MOST)));
   }
@@ -215,7 +206,7 @@ class RelativeCache {
   RelativeKeys<Elem> entry_[MOST];
 };
 
-// Factor and term of each key's scores in a block.
+// Factor of each key's scores in a block, and row of its position logits.
 struct KeyFactors {
   float *gate, *scaled;  // g, g * scale * log2(e)
   int32_t* z_row;        // offset of the row of position logits
@@ -233,8 +224,8 @@ struct KeyFactors {
   }
 };
 
-// Order of tasks (item = batch and chunk, part = some heads): as many parts side by side as the cache of relative keys
-// serves, since neighbouring heads share memory pages; then the next item; then the next parts.
+// Order of tasks (item: batch entry and chunk; part: some heads). First as many parts as the cache of relative keys
+// holds, because neighbouring heads share memory pages; then the same parts of the next items; then the next parts.
 struct HeadOrder {
   struct Place {
     int64_t item;

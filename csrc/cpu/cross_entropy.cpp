@@ -1,5 +1,5 @@
-// A task is a row: it comes from memory once, for its largest logit, and lies in L2 for the exponentials and for what
-// scales them. Sums of exponentials are several per lane, so that an error doesn't grow with the vocabulary.
+// A task is a row. Its largest logit is found in a first pass, which reads memory; the passes for the exponentials and
+// their scaling read L2. Each lane has several sums, so that the error does not grow with the vocabulary.
 #include "cross_entropy.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int AT_ONCE = 4;  // vectors of a row, each with a maximum and a sum of its own
+constexpr int AT_ONCE = 4;  // vectors of a row, each with its own maximum and sum
 
 // f(i, which, count...) for every vector of a row: `which` counts modulo AT_ONCE, a constant in the unrolled loop.
 template <class Function>
@@ -35,7 +35,7 @@ float largest(const float* row, int64_t width) {
   return std::max(top, max_of(max(max(m[0], m[1]), max(m[2], m[3]))));
 }
 
-// The sum of exp(x - top) over a row, which becomes them if KEPT.
+// Returns the sum of exp(x - top) over a row. If KEPT, the row is replaced by the exponentials.
 template <bool KEPT>
 float exponentials(float* row, int64_t width, float top) {
   const Vec shift = broadcast(top);

@@ -1,4 +1,5 @@
-// Which attention probabilities are kept: Philox4x32-10, the same words as every other backend (Salmon et al., 2011).
+// Dropout of attention probabilities by Philox4x32-10, with the same words as every other backend (Salmon et al.,
+// 2011).
 #pragma once
 #include "simd.h"
 
@@ -8,7 +9,7 @@ struct Dropout {
   uint32_t seed_low = 0, seed_high = 0;
   uint64_t threshold = 0;  // kept iff word >= threshold
   float kept = 1.f;        // factor of a kept probability
-  uint32_t first_batch;    // of the call that this is a part of
+  uint32_t first_batch;    // batch entry of the whole call at which this part begins
 
   Dropout(const View& seed, double p, int64_t entry = 0)
       : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {

@@ -1,15 +1,15 @@
-// Small matrix products in registers: C[m][n] = sum over k of A[m][k] * B[k][n], handed to an epilogue in pieces of a
-// row.
+// Small matrix products in registers: C[m][n] = sum over k of A[m][k] * B[k][n]. An epilogue gets C in vectors or
+// tiles.
 //
 // A micro-kernel keeps mr rows by nr vectors of C in registers; for each k it loads a row of B as whole vectors, and
 // broadcasts elements of A. An element is a float, or a pair of bf16 that are consecutive in k (uint32_t): then one
 // multiply-add covers two k, one instruction where MULTIPLIES_PAIRS, and kc, the depth of the product, counts pairs.
 //
 //   gemm(m, vectors, kc, a, b, epilogue)
-//     a    RowMajor: data[r*lda + k]; ColumnMajor: data[k*lda + r]; RowPointers: a pointer for each row, wherever it
-//     lies b    PackedB: data[k*ldb + c], c < vectors*LANES; UnpackedB: rows wherever they lie, packed on the way
-//     epilogue(row, column, Vec): LANES columns of C from `column` on; every (row, column) once; or
-//     epilogue.tile(row, column, Vec (&)[MR][NR]): a whole tile, for one that has something in common for its rows
+//     a    RowMajor: data[r*lda + k]; ColumnMajor: data[k*lda + r]; RowPointers: a pointer for each row
+//     b    PackedB: data[k*ldb + c], c < vectors*LANES; UnpackedB: pointers to rows, packed on the way
+//     epilogue(row, column, Vec): LANES columns of C from `column` on, every (row, column) once; or
+//     epilogue.tile(row, column, Vec (&)[MR][NR]): a whole tile, for an epilogue that shares work among its vectors
 //   gemm<ROW_MAJOR>(m, vectors, kc, a, lda, b, ldb, epilogue): RowMajor or ColumnMajor, and PackedB
 #pragma once
 #include <type_traits>
@@ -19,8 +19,7 @@
 
 namespace retro::RETRO_ISA {
 
-// The micro-kernel's tile of C: as many accumulators as registers allow beside one row of B and a broadcast of A.
-// nr counts vectors of LANES columns.
+// Rows and vectors of the micro-kernel's tile of C: the most that registers hold beside a row of B and an element of A.
 constexpr int MAX_NR = REGISTERS >= 32 ? 4 : 2;  // 32 registers: 6x4, 8x3, 12x2, 12x1; 16 registers: 6x2, 12x1
 constexpr int mr_of(int nr) { return nr >= 4 ? 6 : nr == 3 ? 8 : nr == 2 && REGISTERS < 32 ? 6 : 12; }
 
@@ -34,7 +33,7 @@ RETRO_INLINE Pairs load_operand(const uint32_t* p) { return load_pairs(p); }
 RETRO_INLINE Pairs broadcast(uint32_t pair) { return broadcast_pair(pair); }
 RETRO_INLINE Vec fma(Pairs a, Pairs b, Vec acc) { return dot(acc, a, b); }
 
-// The depth of a contraction over k: elements of type Elem that hold k values.
+// Depth of a contraction over k: number of elements of type Elem that hold k values.
 template <class Elem>
 constexpr int kc_of(int k);
 template <>
@@ -70,7 +69,7 @@ struct ColumnMajor {
   RETRO_INLINE Elem at(int r, int k) const { return data[k * lda + r]; }
 };
 
-// T is the rows' type in memory: Elem itself, or bf16 where Elem is a pair of them.
+// T: type of the rows in memory, Elem or, where Elem is a pair, bf16.
 template <class T, class Elem>
 struct RowPointers {
   const T* const* rows;
@@ -112,8 +111,8 @@ RETRO_INLINE Pairs b_row_of(const bf16* const* rows, int k, int c, const uint32_
   return interleave(rows[2 * k] + c, rows[2 * k + 1] + c);
 }
 
-// The first tile of rows reads B where it lies, and packs it into `data` for the others: the copy hides behind the
-// products. Whole vectors are read. Pairs are of rows 2k and 2k + 1: both must be there.
+// The first tile of rows reads B through the pointers and packs it into `data` for the others, while it multiplies.
+// Rows are read in whole vectors. A pair has elements of rows 2k and 2k + 1, which must both exist.
 template <class T, class Elem>
 struct UnpackedB {
   const T* const* rows;

@@ -67,7 +67,7 @@ Isa best_of_processor() {
 }
 #elif defined(__aarch64__)
 #if defined(__linux__)
-// Bytes of a scalable vector, as the system has set them for this process; 0 where there are none.
+// Bytes of a scalable vector of this process, or 0.
 int scalable_bytes() {
   constexpr unsigned long HAS_SVE = 1ul << 22;          // HWCAP_SVE
   constexpr int GET_LENGTH = 51, LENGTH_MASK = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
@@ -100,7 +100,7 @@ bool compiled(int isa) {
   return have[isa];
 }
 
-// No build has kernels for two families of processors.
+// A build has kernels for one family of processors, so the sets are ordered.
 bool supported(int isa) { return compiled(isa) && isa <= best_of_processor(); }
 
 Isa parse(const std::string& name) {

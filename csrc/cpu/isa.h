@@ -1,7 +1,7 @@
-// Which instruction set runs: every kernel source is compiled once per instruction set, one is chosen at run time.
+// Choice of the instruction set: every kernel source is compiled once for each, and one is chosen at run time.
 //
-// setup.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for a per-ISA compilation, and RETRO_HAVE_<ISA> for each
-// one that the compiler can target. A kernel's header declares its entry points with RETRO_EVERY_ISA.
+// setup.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for each compilation, and RETRO_HAVE_<ISA>=1 for each
+// set that the compiler can target. A kernel's header declares its functions with RETRO_EVERY_ISA.
 #pragma once
 #include <string>
 
@@ -19,9 +19,9 @@ enum Isa : int {
   ISA_COUNT = 8
 };
 
-Isa active_isa();                       // the set that runs now
+Isa active_isa();                       // the set in use
 std::string isa_name();                 // its name
-std::string supported_isas();           // names this build and this processor can run, slowest first, by spaces
+std::string supported_isas();           // names that this build and this processor can run, slowest first
 void set_isa(const std::string& name);  // "" restores the choice made at start; throws std::invalid_argument
 
 }  // namespace retro
@@ -46,66 +46,29 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
 #define RETRO_HAVE_SVE 0
 #endif
 
-// AMX runs what is compiled for AVX512BF16, which multiplies pairs in tile registers where they are ready (parallel.h).
+// AMX runs the code that is compiled for AVX512BF16, whose products use tile registers then (tiles.h).
 #if RETRO_HAVE_AVX512BF16 && __has_include(<amxbf16intrin.h>)
 #define RETRO_HAVE_AMX 1
 #else
 #define RETRO_HAVE_AMX 0
 #endif
 
-#define RETRO_EVERY_ISA(...)    \
-  namespace retro::portable {   \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::avx2 {       \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::avx512 {     \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::avx512bf16 { \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::neon {       \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::neonbf16 {   \
-  __VA_ARGS__                   \
-  }                             \
-  namespace retro::sve {        \
-  __VA_ARGS__                   \
+#define RETRO_IN(isa, ...) \
+  namespace retro::isa {   \
+  __VA_ARGS__              \
   }
+#define RETRO_EVERY_ISA(...)        \
+  RETRO_IN(portable, __VA_ARGS__)   \
+  RETRO_IN(avx2, __VA_ARGS__)       \
+  RETRO_IN(avx512, __VA_ARGS__)     \
+  RETRO_IN(avx512bf16, __VA_ARGS__) \
+  RETRO_IN(neon, __VA_ARGS__) RETRO_IN(neonbf16, __VA_ARGS__) RETRO_IN(sve, __VA_ARGS__)
 
-#if RETRO_HAVE_AVX2
-#define RETRO_AVX2(name) &retro::avx2::name
-#else
-#define RETRO_AVX2(name) nullptr
-#endif
-#if RETRO_HAVE_AVX512
-#define RETRO_AVX512(name) &retro::avx512::name
-#else
-#define RETRO_AVX512(name) nullptr
-#endif
-#if RETRO_HAVE_AVX512BF16
-#define RETRO_AVX512BF16(name) &retro::avx512bf16::name
-#else
-#define RETRO_AVX512BF16(name) nullptr
-#endif
-#if RETRO_HAVE_NEON
-#define RETRO_NEON(name) &retro::neon::name
-#else
-#define RETRO_NEON(name) nullptr
-#endif
-#if RETRO_HAVE_NEONBF16
-#define RETRO_NEONBF16(name) &retro::neonbf16::name
-#else
-#define RETRO_NEONBF16(name) nullptr
-#endif
-#if RETRO_HAVE_SVE
-#define RETRO_SVE(name) &retro::sve::name
-#else
-#define RETRO_SVE(name) nullptr
-#endif
+// &function if `have` is 1, null if it is 0
+#define RETRO_IF_0(function) nullptr
+#define RETRO_IF_1(function) &function
+#define RETRO_IF_EXPANDED(have, function) RETRO_IF_##have(function)
+#define RETRO_IF(have, function) RETRO_IF_EXPANDED(have, function)
 
 namespace retro {
 
@@ -116,11 +79,13 @@ struct IsaTable {
 
 }  // namespace retro
 
-// One function pointer per instruction set, indexed by active_isa(), which never names one that wasn't compiled.
-#define RETRO_TABLE(name)                                                                                     \
-  ::retro::IsaTable<decltype(&retro::portable::name)> {                                                       \
-    {                                                                                                         \
-      &retro::portable::name, RETRO_AVX2(name), RETRO_AVX512(name), RETRO_AVX512BF16(name), RETRO_NEON(name), \
-          RETRO_NEONBF16(name), RETRO_SVE(name), RETRO_AVX512BF16(name)                                       \
-    }                                                                                                         \
+// One function pointer for each instruction set, indexed by active_isa(), which is always a compiled one.
+#define RETRO_TABLE(name)                                                                                             \
+  ::retro::IsaTable<decltype(&retro::portable::name)> {                                                               \
+    {                                                                                                                 \
+      &retro::portable::name, RETRO_IF(RETRO_HAVE_AVX2, retro::avx2::name),                                           \
+          RETRO_IF(RETRO_HAVE_AVX512, retro::avx512::name), RETRO_IF(RETRO_HAVE_AVX512BF16, retro::avx512bf16::name), \
+          RETRO_IF(RETRO_HAVE_NEON, retro::neon::name), RETRO_IF(RETRO_HAVE_NEONBF16, retro::neonbf16::name),         \
+          RETRO_IF(RETRO_HAVE_SVE, retro::sve::name), RETRO_IF(RETRO_HAVE_AMX, retro::avx512bf16::name)               \
+    }                                                                                                                 \
   }

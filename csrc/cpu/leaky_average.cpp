@@ -1,12 +1,12 @@
-// A scan with float32 state: one pass over memory, the lanes h,d
-// side by side, state and decays of a strip of lanes in cache.
+// A scan with a float32 state: one pass over memory, with the elements h,d of a row as lanes, and the state and decays
+// of a strip of lanes in cache.
 //
 // A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't
-// depend on its neighbours, so its bits don't depend on the strips. Where a segment begins the state is cleared.
+// depend on its neighbours, so its bits don't depend on the strips. Where a segment begins, the state is cleared.
 //
-// With too few lanes to occupy several threads, time is cut as well. Some spans, as many as caches hold, first find
-// their own final states from zero. A short serial pass chains them, and a second scan starts from the right states.
-// The cuts change the bits; they follow from the sizes alone.
+// With too few lanes for several threads, time is divided into spans too. A group of spans that fits in cache first
+// computes its final states from zero states. A short serial pass chains them, and a second scan starts from the true
+// states. The spans change the bits, but depend only on the sizes.
 #include "leaky_average.h"
 
 #include <algorithm>
@@ -20,10 +20,10 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t WIDEST = 8192;    // lanes of a strip: state, decays and products take a part of L2
-constexpr int64_t FEW_LANES = 256;  // B*H*D below which time is cut too
-constexpr int64_t SPAN = 1024;      // time steps of a cut
-constexpr int STEPS = 4;            // time steps for which a state stays in its register
+constexpr int64_t WIDEST = 8192;    // lanes of a strip, so that state, decays and products fit a part of L2
+constexpr int64_t FEW_LANES = 256;  // with a smaller B*H*D time is divided too
+constexpr int64_t SPAN = 1024;      // time steps of a span
+constexpr int STEPS = 4;            // time steps during which a state stays in its register
 
 struct Sizes {
   int64_t batch, time, heads, dim, strip, strips, spans;
@@ -35,7 +35,7 @@ struct Sizes {
     strip = (heads + strips - 1) / std::max<int64_t>(strips, 1);  // in heads
     strips = strip ? (heads + strip - 1) / strip : 0;
   }
-  // Whether more than an eighth of the threads' time would be spent waiting for the last tasks.
+  // Whether threads would wait for the last tasks for more than an eighth of the time.
   bool idle(int64_t cut, int64_t threads) const {
     const int64_t tasks = batch * spans * cut, rounds = (tasks + threads - 1) / threads;
     return 8 * tasks < 7 * rounds * threads;
@@ -52,7 +52,7 @@ struct Strip {
   }
 };
 
-// Where the sum of a batch entry starts afresh: at tokens whose segment is not that of the token before.
+// Tokens of a batch entry at which the sum restarts: those whose segment differs from that of the token before.
 struct Restarts {
   const View& segment;
   int64_t b;
@@ -74,10 +74,10 @@ struct Restarts {
   bool any(int64_t begin, int64_t end) const { return at(begin) || next(begin, end) < end; }
 
  private:
-  int64_t of(int64_t t) const { return integer(segment, b * segment.stride[0] + t * segment.stride[1]); }
+  int64_t of(int64_t t) const { return integer(segment, b, t); }
 };
 
-// Rows of a strip in the order of a scan; null data: there are none.
+// Rows of a strip in the order of a scan. data is null if the tensor is None.
 template <class T>
 struct Walk {
   T* data = nullptr;
@@ -93,7 +93,7 @@ struct Walk {
 // State of a scan, for the lanes of a strip.
 struct Lanes {
   float *state, *decay;
-  // total + rest += new state * other, null where that is not needed: one vector for `cell` lanes side by side
+  // total + rest += new state * other, or null: one vector for `cell` adjacent lanes
   float *total = nullptr, *rest = nullptr;
   int64_t cell = LANES, totals = 0;  // of a head
 
@@ -103,10 +103,10 @@ struct Lanes {
   }
 };
 
-// Lanes whose products may be added up at once: of one head, and no more than keeps the error of a float32 sum small.
+// Number of lanes whose products are added at once: of one head, and few, to keep the error of a float32 sum small.
 int64_t cell_of(int64_t dim) { return dim % (4 * LANES) == 0 ? 4 * LANES : dim % (2 * LANES) == 0 ? 2 * LANES : LANES; }
 
-// total + rest += x: the rounding error of the total is kept beside it, because a sum over thousands of steps drifts.
+// total + rest += x, where rest is the rounding error of the total: a plain sum over thousands of steps would drift.
 template <class... Left>
 RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
   const Vec before = load(total, left...), after = before + x, taken = after - before;
@@ -142,7 +142,7 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
   if (other) add(lanes.total + at, lanes.rest + at, products, left);
 }
 
-// `count` steps over `heads` heads; heads that lie side by side in every tensor are one run of lanes.
+// `count` steps over `heads` heads. Heads that are adjacent in every tensor form one run of lanes.
 template <class T>
 void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads,
           int64_t dim, const Lanes& lanes) {
@@ -160,8 +160,7 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
 
 // The decay of each lane of a strip.
 void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
-  for (int64_t h = s.first; h < s.last; ++h)
-    std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h * decay.stride[0]));
+  for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h));
 }
 
 struct Call {
@@ -214,7 +213,7 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   spread_decay(g.decay, n, s, lanes.decay);
   for (int64_t t = end - 1, run = begin; t >= begin;) {
     if (t == end - 1 || t < run) run = restarts.last(t, begin);
-    const bool starts = run == 0 || restarts.at(run);  // before it lies the initial state, or nothing
+    const bool starts = run == 0 || restarts.at(run);  // the state before it is the initial state, or none
     const bool first = partial && starts && t == run;
     const int64_t count = first ? 1 : t + 1 - run - (partial && starts ? 1 : 0);
     if (partial) std::fill_n(lanes.total, 2 * width, 0.f);
@@ -238,7 +237,7 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   for (int64_t b = 0; b < n.batch; ++b) {
     if (Restarts{segment, b}.any(n.span_begin(from), n.span_end(from))) continue;
     for (int64_t h = 0; h < n.heads; ++h) {
-      const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h * decay.stride[0])), length));
+      const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h)), length));
       const int64_t at = (b * n.heads + h) * n.dim;
       for (int64_t i = at; i < at + n.dim; ++i) carry[to * lanes + i] += power * carry[from * lanes + i];
     }
@@ -322,8 +321,7 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
     if (span > 0 || !dinitial) return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
-        from_float(scalar(g.decay, h * g.decay.stride[0]) * state[(h - s.first) * n.dim + d],
-                   dinitial.at<T>(s.b, h) + d);
+        from_float(scalar(g.decay, h) * state[(h - s.first) * n.dim + d], dinitial.at<T>(s.b, h) + d);
   });
   if (!ddecay) return;
   for (int64_t h = 0; h < n.heads; ++h) {

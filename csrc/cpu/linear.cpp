@@ -1,8 +1,8 @@
-// A task makes a tile of c: for DEPTH of k at a time, it packs 64 columns of b into L1 and runs down the rows of a. An
-// element is summed over k in blocks of DEPTH, in order, wherever its tile lies: so its bits don't depend on how the
-// work is cut, nor on the threads.
+// A task computes a tile of c. For DEPTH of k at a time, it packs 64 columns of b into L1 and walks down the rows of a.
+// An element is always summed over k in blocks of DEPTH, in order, so its bits depend neither on the tiles nor on the
+// threads.
 //
-// Rows of a are broadcast from where they lie; columns of a are copied, for each would be in a page of its own.
+// Rows of a are broadcast in place. Columns of a are copied, because each would be in a different page.
 #include "linear.h"
 
 #include <algorithm>
@@ -18,11 +18,9 @@ constexpr int DEPTH = 128;    // of k: 64 packed columns are 32 KiB
 constexpr int PANEL = 64;     // columns of b that are packed at a time
 constexpr int ROWS = 528;     // of a task's tile at most; a multiple of every micro-kernel's rows
 constexpr int COLUMNS = 256;  // of a task's tile at most
-constexpr int LEAST_ROWS = 96, LEAST_COLUMNS = 128;  // below which a thread had better stay idle
-constexpr int GOOD_ROWS = 192;                       // below which packing b costs more than an even end gains
-constexpr int TASKS_PER_THREAD = 2;                  // where tiles stay good, so that none waits long for the last
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int LEAST_ROWS = 96, LEAST_COLUMNS = 128;  // of a task: with fewer another thread does not help
+constexpr int GOOD_ROWS = 192;                       // with fewer packing b costs more than balanced threads gain
+constexpr int TASKS_PER_THREAD = 2;                  // if tiles keep GOOD_ROWS, so that threads finish together
 
 // Initial value of a tile of products: the bias at first, then the stored sums.
 struct Sums {
@@ -79,8 +77,8 @@ struct Tile {
   int rows, columns;
 };
 
-// Prefetches the next block of k of a: the part that falls to panel `p` of `panels`, so that requests come
-// in between products. Rows, or columns, of a matrix each begin in a page of their own, where no prefetcher follows.
+// Prefetches a share of the next block of k of a, for panel `p` of `panels`, so that requests are spread among the
+// products. Each row or column begins in another page, where no hardware prefetcher follows.
 void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
   const int depth = static_cast<int>(std::min<int64_t>(DEPTH, a.size[1] - k));
   if (depth <= 0) return;
@@ -90,7 +88,7 @@ void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
   for (int i = count * p / panels; i < count * (p + 1) / panels; ++i)
     prefetch_row(by_rows ? a.at<const float>(tile.row + i, k) : a.at<const float>(tile.row, k + i), bytes);
 }
-// Memory of the products: a first store would wait for lines that it only replaces.
+// Prefetches c: otherwise a first store would wait for lines that it replaces.
 void ask_for_c(const View& c, const Tile& tile, int64_t column, int width) {
   for (int i = 0; i < tile.rows; ++i)
     prefetch_row<WRITE>(c.at<const float>(tile.row + i, column), int64_t{sizeof(float)} * width);

@@ -5,7 +5,7 @@
 //   pack_b       row-major A -> B with k = row: [kc][pad(D)] (floats: already that, a no-op)
 //   transpose    row-major A -> B with k = column: [kc][columns]
 //
-// and floats that a kernel has computed, for a further product (floats: as they are, a no-op):
+// and floats that a kernel has computed, for another product (for Elem float a no-op):
 //
 //   to_row_major       -> row-major A
 //   to_column_major    -> B, or column-major A, with k = row
@@ -14,7 +14,7 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int LARGEST_D = 256;  // that the validation lets through, E too
+constexpr int LARGEST_D = 256;  // that checks allow, also of E
 
 // Elements of Elem in a packed row of `n` values, padded with zeros to whole vectors.
 template <class Elem>
@@ -23,18 +23,20 @@ constexpr int row_width(int n) {
 }
 
 // to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
-template <class T>
-RETRO_INLINE void pack_row(const T* from, const float* bias, int n, float* to) {
-  int i = 0;
-  for (; i + LANES <= n; i += LANES) store(to + i, bias ? load(from + i) + load(bias + i) : load(from + i));
-  if (i < n) store(to + i, bias ? load(from + i, n - i) + load(bias + i, n - i) : load(from + i, n - i));
+template <class T, class Elem>
+RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
+  auto* out = reinterpret_cast<std::conditional_t<PAIRS<Elem>, bf16, float>*>(to);
+  vectors(n, [&](int64_t i, auto... count) {
+    store(out + i, bias ? load(from + i, count...) + load(bias + i, count...) : load(from + i, count...));
+  });
 }
+
+// bias[head] as floats in `to` [pad(width)], or null.
 template <class T>
-RETRO_INLINE void pack_row(const T* from, const float* bias, int n, uint32_t* to) {
-  auto* out = reinterpret_cast<bf16*>(to);
-  int i = 0;
-  for (; i + LANES <= n; i += LANES) store(out + i, bias ? load(from + i) + load(bias + i) : load(from + i));
-  if (i < n) store(out + i, bias ? load(from + i, n - i) + load(bias + i, n - i) : load(from + i, n - i));
+const float* bias_of(const View& bias, int head, int width, float* to) {
+  if (!bias) return nullptr;
+  pack_row(bias.at<const T>(head), nullptr, width, to);
+  return to;
 }
 
 template <class Elem>
@@ -56,7 +58,7 @@ inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* 
   return to;
 }
 
-// B with k = row from rows wherever they lie, of any width (UnpackedB: of whole vectors).
+// B with k = row from pointers to rows, of any width (UnpackedB: of whole vectors).
 template <class T>
 void pack_b_rows(const T* const* rows, int kc, int width, float* to, int64_t ld) {
   for (int k = 0; k < kc; ++k)
@@ -120,20 +122,19 @@ inline void transpose(const float* from, int64_t from_stride, int rows, int colu
       }
     }
 }
-// A transpose moves 32-bit elements without looking at them.
+// A transpose moves 32-bit elements of any type.
 inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int columns, uint32_t* to,
                       int64_t to_stride) {
   transpose(reinterpret_cast<const float*>(from), from_stride, rows, columns, reinterpret_cast<float*>(to), to_stride);
 }
 
-// Types that a kernel is compiled for: a tensor's type in memory, and that of the products' operands.
+// Calls `f` with values of two types: a tensor's in memory, and that of the products' operands.
 template <class Function>
 inline void by_storage(Type type, Function&& f) {
-  switch (type) {
-    case Type::BF16: return f(bf16{}, std::conditional_t<MULTIPLIES_PAIRS, uint32_t, float>{});
-    case Type::F16: return f(fp16{}, float{});
-    default: return f(float{}, float{});
-  }
+  by_type(type, [&](auto t) {
+    constexpr bool PAIRED = MULTIPLIES_PAIRS && std::is_same_v<decltype(t), bf16>;
+    f(t, std::conditional_t<PAIRED, uint32_t, float>{});
+  });
 }
 
 }  // namespace retro::RETRO_ISA

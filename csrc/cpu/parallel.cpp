@@ -1,6 +1,6 @@
-// Tasks are handed out by one atomic counter, to the threads of torch's OpenMP where this process has one: those spin
-// for milliseconds after each of torch's own loops, and threads of ours would have to share their processors. Else to a
-// pool whose workers sleep on a condition variable.
+// Threads take tasks from one atomic counter. They are the threads of torch's OpenMP, if the process has it: those spin
+// for milliseconds after each of torch's loops, and other threads would have to share their processors. Otherwise they
+// are workers of a pool, which sleep on a condition variable.
 #include "parallel.h"
 
 #include <pthread.h>
@@ -32,9 +32,9 @@
 namespace retro {
 namespace {
 
-// threads that may be asked for on any machine: more than it has processors gains nothing, and shows faults
+// threads that are allowed on any machine: more than it has processors gain no speed but reveal faults
 constexpr int FEWEST = 16;
-constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up costs
+constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up takes
 
 thread_local bool inside_task = false;
 
@@ -61,7 +61,7 @@ struct Job {
   }
 };
 
-// Threads for a job, the caller's included.
+// Number of threads for a job, the caller's included.
 int threads_for(int64_t tasks, int threads) {
   const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
   return static_cast<int>(std::min({int64_t{threads}, tasks, most}));
@@ -85,7 +85,7 @@ class Pool {
   }
 
  private:
-  // Starts workers until there are `helpers`, or the system has no more; returns how many of them there are.
+  // Starts workers until there are `helpers` or the system refuses; returns their number.
   int grow(int helpers) {
     while (workers_ < helpers) {
       try {
@@ -110,7 +110,7 @@ class Pool {
       }
       job_->work();
       if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-        std::lock_guard<std::mutex> guard(lock_);  // else the caller could miss the notification
+        std::lock_guard<std::mutex> guard(lock_);  // without it the caller could miss the notification
         done_.notify_one();
       }
     }
@@ -125,8 +125,8 @@ class Pool {
   Job* job_ = nullptr;
 };
 
-// A forked child has none of the parent's threads, and locks in whatever state they were: it starts a pool of its own,
-// and leaves OpenMP alone, which would wait for them.
+// A forked child has none of the parent's threads, and its locks are in an unknown state. So it starts its own pool and
+// does not use OpenMP, which would wait for the parent's threads.
 std::atomic<Pool*> pool{nullptr};
 std::atomic<bool> forked{false};
 
@@ -144,7 +144,7 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned fla
 // The function behind GCC's `#pragma omp parallel`, in the runtime that torch has loaded; null without one.
 Parallel openmp() {
 #if defined(__SANITIZE_THREAD__) || !(defined(__unix__) || defined(__APPLE__))
-  return nullptr;  // the sanitizer does not see how its threads wait for one another
+  return nullptr;  // the sanitizer does not know the synchronisation of OpenMP's threads
 #else
   static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return forked.load(std::memory_order_relaxed) ? nullptr : found;
@@ -162,7 +162,7 @@ struct Buffer {
 void watch_forks(int64_t process) {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
   (void)registered;
-  if (process != getpid()) forked.store(true);  // before there was anything to watch with
+  if (process != getpid()) forked.store(true);  // forked before the extension was loaded
 }
 
 void run_tasks(int64_t tasks, int threads, Task task, void* context) {

@@ -1,5 +1,5 @@
-// How a backward pass over [batch, row, head] is cut into tasks that each keep sums of their own, added up in a fixed
-// order. It follows from the sizes alone, so results don't depend on the number of threads.
+// Division of a backward pass over [batch, row, head] into tasks. Each task has its own sums, which are added in a
+// fixed order. The division depends only on the sizes, so results don't depend on the number of threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -9,8 +9,8 @@
 namespace retro::RETRO_ISA {
 
 struct Partition {
-  static constexpr int64_t FEW = 16;  // tasks below which the rows of a head are cut into parts
-  // tasks above which several batch entries share a task's sums, so their memory is bounded
+  static constexpr int64_t FEW = 16;  // with fewer tasks the rows of a head are cut into parts
+  // with more tasks several batch entries share a task's sums, which bounds their memory
   static constexpr int64_t MANY = 64;
 
   int64_t batch, rows, heads;
@@ -32,10 +32,10 @@ struct Partition {
     int64_t slot, first_batch, last_batch, first_row, last_row;
     int head;
   };
-  // Where the sums of (batch entry, head, part) are.
+  // Index of the sums of (batch entry, head, part).
   int64_t slot(int64_t b, int64_t head, int64_t part) const { return (b / batches * heads + head) * parts + part; }
   Share share(int64_t task) const {
-    // the last rows see most
+    // the last rows see the most keys, so they start first
     const int64_t part = parts - 1 - task / (groups * heads), group = task / heads % groups, head = task % heads;
     const int64_t begin = group * batches;
     return {slot(begin, head, part),
@@ -54,7 +54,7 @@ struct Partition {
   }
 };
 
-// total[0..size) = the sums from[slot * stride ..] of every slot of a head, in order; `size` is whole vectors.
+// total[0..size) = the sum of from[slot * stride ..] over the slots of a head, in order; `size` is whole vectors.
 inline void sum_table(const Partition& partition, int64_t head, const float* from, int64_t stride, int64_t size,
                       float* total) {
   clear(total, size);

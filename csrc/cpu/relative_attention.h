@@ -1,4 +1,4 @@
-// Attention with relative-position logits; the letters and the formula are those of the Python docstring.
+// Attention with relative-position logits; letters and formula as in the Python docstring.
 #pragma once
 #include "../view.h"
 #include "isa.h"
@@ -31,8 +31,8 @@ inline RelativeAttention entry(const RelativeAttention& c, int64_t b) {
   return one;
 }
 
-// Gradients of the differentiable inputs; a null view is not wanted. Those of
-// rel_key and the biases are float32, and with batch_offset one a batch entry.
+// Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key and the biases
+// are float32 and, with batch_offset, have one part for each batch entry.
 struct RelativeAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias;
 };

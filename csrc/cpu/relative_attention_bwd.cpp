@@ -1,6 +1,6 @@
-// Backward: one pass over tiles, each recomputed once. A task is a part of the query blocks of one key head's query
-// heads, and adds to gradients of its own: dQ in registers and scratch, dK, dV and the sums over rows in partial
-// buffers that are added up afterwards in a fixed order. How the work is cut follows from the sizes alone.
+// Backward pass: one pass over tiles, each recomputed once. A task has some query blocks of one key head's query heads.
+// It sums dQ in scratch memory, and dK, dV and the sums over rows in partial buffers of its own, which are added
+// afterwards in a fixed order. The tasks depend only on the sizes.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-// T is the tensors' type in memory, Elem that of the products' operands.
+// T: type of the tensors in memory. Elem: type of the products' operands.
 template <class T, class Elem>
 struct Backward {
   const RelativeAttention& c;
@@ -57,7 +57,7 @@ struct Backward {
     pack_b(rows, BLOCK, n.D, block_b);
   }
 
-  // Scores to probabilities, in w.weights; with dropout also the factor of each.
+  // Probabilities of the scores, in w.weights; with dropout also the factor of each, in w.keep.
   template <bool MASKED>
   void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head,
                      RelativeWorkspace<Elem>& w) const {
@@ -77,7 +77,7 @@ struct Backward {
     }
   }
 
-  // dP = dO V^T of a tile: to(row, column, Vec).
+  // Calls to(row, column, Vec) with dP = dO V^T of a tile.
   template <class To>
   void multiply_values(int rows, int64_t block, int blocks, const RelativeWorkspace<Elem>& w, To to) const {
     const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
@@ -88,9 +88,9 @@ struct Backward {
     }
   }
 
-  // Gradients of the scores, p * (dP - mean of dP + d lse), over the scores; drops the weights afterwards, which the
-  // values' gradient needs. A row that sees nothing beyond this tile takes the mean from it: where one or two keys
-  // decide, dP and its mean nearly cancel, and `delta`, made from the rounded output, would not be rounded as they are.
+  // Gradients of the scores, p * (dP - mean of dP + d lse), which replace the scores; then applies dropout to the
+  // weights for the values' gradient. If a row sees no other tile, the mean is computed from this one: where one or two
+  // keys dominate, dP and its mean nearly cancel, and `delta`, from the rounded output, has another rounding error.
   void score_gradients(int64_t i, int rows, int64_t block, int blocks, RelativeWorkspace<Elem>& w) const {
     constexpr int LD = BLOCK * GROUP;
     float* strip = w.strip + n.start;
@@ -137,9 +137,9 @@ struct Backward {
     w.visible.enter(block, blocks);
   }
 
-  // Rows that were attended one by one added their scores up in another order than tiles do. Maximum, sum and mean of
-  // dP are made again from tiles, instead of `lse` and `delta`: probabilities that don't add up to 1, or a mean by
-  // other ones, would be off by all of the difference.
+  // The forward pass of few rows summed scores in another order than tiles do. So maximum, sum and mean of dP are
+  // computed again from tiles, in place of `lse` and `delta`: otherwise probabilities would not add up to 1, and the
+  // mean would belong to other probabilities.
   void sum_rows(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
     RunningMean total[FEW_ROWS];
     int64_t at, end;
@@ -183,7 +183,7 @@ struct Backward {
                 w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
   }
 
-  // Chunks [begin, end) of the strip are complete: they go to the relative queries and keys.
+  // Adds the chunks [begin, end) of the strip, which are complete, to the gradients of relative queries and keys.
   void band(int64_t chunk, int begin, int end, int rows, int head, RelativeWorkspace<Elem>& w,
             const RelativeSums& sums) const {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
@@ -212,8 +212,7 @@ struct Backward {
       base2(l, w.lse[r], w.inverse[r]);
       if (empty) w.lse[r] = INFINITY, w.inverse[r] = 1.f;  // exp2 of minus infinity: no weight
       w.at_max[r] = 0.f;
-      w.dlse[r] =
-          dlse && !empty ? scalar(dlse, b * dlse.stride[0] + head * dlse.stride[1] + (i + r) * dlse.stride[2]) : 0.f;
+      w.dlse[r] = dlse && !empty ? scalar(dlse, b, head, i + r) : 0.f;
       if (empty) forget(r, w);
     }
     w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
@@ -221,7 +220,7 @@ struct Backward {
     if (n.band) w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
   }
 
-  // A row that sees nothing: its gradients and its query are ignored, and may be NaN.
+  // Clears the gradients and query of a row that sees nothing, because they may be NaN.
   void forget(int r, RelativeWorkspace<Elem>& w) const {
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     w.delta[r] = 0.f;
@@ -232,16 +231,14 @@ struct Backward {
   void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
-    for (int r = 0; r < rows; ++r)  // 0 times a NaN that it does not see
+    for (int r = 0; r < rows; ++r)  // a row that sees nothing: its gradient is 0 times keys that may be NaN
       if (w.lse[r] == INFINITY)
         clear(w.d_query + r * n.D_pad, n.D_pad), clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
     if (grads.content_bias) add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
     if (grads.position_bias) add_rows(sums.position + own * n.band.E_pad, w.d_rel_query, rows, n.band.E_pad, f);
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
-      if (grads.rel_query)
-        for (int e = 0; e < n.band.E; e += LANES)
-          store(grads.rel_query.at<T>(b, i + r, head) + e, load(dr + e) * f, n.band.E - e);
+      if (grads.rel_query) scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
       if (!grads.query) continue;
       const bool same = n.band && !c.rel_query;
       for (int d = 0; d < n.D; d += LANES)
@@ -263,7 +260,7 @@ struct Backward {
       if (!n.band) continue;
       int64_t next = after;
       const bool last = !w.visible.next(next, end, i, rows) || next != after;
-      for (int r = 0; r < rows; ++r) {  // columns of keys outside the tiles hold position logits, no gradients
+      for (int r = 0; r < rows; ++r) {  // columns of keys outside the tiles have position logits, not gradients
         float* row = w.strip + r * n.ld;
         if (!slides) std::fill(row, row + BLOCK - 1 - r, 0.f);
         if (last) std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
@@ -295,8 +292,7 @@ struct Backward {
     const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
     const int g = mine.head;
     const bool alone = partition.parts == 1 && any_key;
-    const RelativeWorkspace<Elem> sized(c, n, dropout, first_row, last_row, alone, Arena(nullptr));
-    RelativeWorkspace<Elem> w(c, n, dropout, first_row, last_row, alone, Arena(scratch(sized.bytes)));
+    auto w = in_scratch<RelativeWorkspace<Elem>>(c, n, dropout, first_row, last_row, alone);
     const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.D_pad;
     RelativeSums sums;
     sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.D_pad : nullptr;
@@ -324,7 +320,7 @@ struct Backward {
     }
   }
 
-  // dK, dV of a key block: the parts of the rows, in order.
+  // dK, dV of a key block: adds the parts of the rows in order.
   void sum_parts(int64_t t) const {
     const int64_t at = t % key_blocks, b = t / key_blocks / n.G;
     const int g = static_cast<int>(t / key_blocks % n.G);

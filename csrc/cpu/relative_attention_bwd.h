@@ -1,4 +1,4 @@
-// State of relative attention's backward pass: the memory of a task, its sums, and the mean of a row's dP.
+// Memory of relative attention's backward pass: of a task, its sums, and the mean of a row's dP.
 #pragma once
 #include <cmath>
 
@@ -14,12 +14,12 @@ struct RelativeWorkspace {
   Elem *rows, *query, *rel_query, *dout;  // row-major A
   struct {
     Elem *query, *rel_query, *dout, *strip, *weights;
-  } pairs;  // the layouts that pairs need beside these; floats do without
+  } pairs;  // further layouts of pairs; floats need none
   const Elem *query_b, *rel_query_b, *dout_b;
   float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *at_max, *delta,
       *dlse;  // the mean of a row's dP is at_max + delta
   uint8_t* ready;
-  float* own;  // dK, dV of the task, where no other task adds to them
+  float* own;  // dK, dV of the task, if no other task adds to them
   size_t bytes;
 
   RelativeWorkspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
@@ -50,19 +50,19 @@ struct RelativeWorkspace {
   }
 };
 
-// Sums of one task over its rows: [share] heads each, relative keys [tables of the task][chunks][E][BLOCK].
+// Sums of a task over its rows: biases [share], relative keys [tables of the task][chunks][E][BLOCK].
 struct RelativeSums {
-  float *key, *value;  // [key blocks of the task][BLOCK][D_pad], of the batch entry at hand
+  float *key, *value;  // [key blocks of the task][BLOCK][D_pad], of the current batch entry
   float *table, *content, *position;
 };
 
 constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
-// terms added one after the other before their rounding outweighs what the order is for
+// terms summed in sequence; with more, the rounding error outweighs the gain of the common order
 constexpr int LONGEST_CHAIN = 128;
 
-// delta = dout . out (in w.rows), added up in the order in which `gemm` makes dout . value: where a query sees one key,
-// the two cancel exactly. A few rows side by side hide the latency of the sums. Heads wider than LONGEST_CHAIN add up
-// by lanes: the error of delta goes into every score of its row, that of dP into one.
+// delta = dout . out (in w.rows), summed in the order in which `gemm` sums dout . value: where a query sees one key,
+// the two cancel exactly. Several rows at a time hide the latency of the sums. Heads wider than LONGEST_CHAIN are
+// summed by lanes, because the error of delta affects every score of its row, that of dP only one.
 template <class Elem>
 void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   const int kc = kc_of<Elem>(width), lda = row_width<Elem>(width);
@@ -83,7 +83,7 @@ void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
 }
 
-// sum += f * the block's rows: the block on its own first, so that rounding does not grow with the number of rows.
+// sum += f * (the sum of the block's rows), so that the rounding error does not grow with the number of rows.
 inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
   for (int d = 0; d < ld; d += LANES) {
     Vec total = zero();
@@ -92,7 +92,7 @@ inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
   }
 }
 
-// The mean of a row's dP, weighted by p, in two parts: the dP of the greatest p, and the rest.
+// Mean of a row's dP, weighted by p, in two parts: dP at the greatest p, and the difference from it.
 struct WeightedMean {
   Vec at_max, rest;
   WeightedMean(const float* dp, const float* p, int columns) {
@@ -111,12 +111,12 @@ struct WeightedMean {
   }
 };
 
-// Of one row, over tiles: the greatest score (base 2), the sum of weights 2^(score - greatest), dP at the greatest, and
-// the sum of weights times dP less that one.
+// Running values of a row over tiles: the greatest score (base 2), the sum of the weights 2^(score - greatest), dP at
+// the greatest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMean {
   float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
 
-  // Scores before `scale2`, as the probabilities are made of them; leaves weights where they were.
+  // Adds a tile. `scores` are not yet scaled by `scale2`; weights replace them.
   void add(float* scores, const float* dp, int columns, Vec scale2, const Visibility::Row& row) {
     Vec tile_max = broadcast(row_max), total = zero();
     for (int x = 0; x < columns; x += LANES)
@@ -132,7 +132,7 @@ struct RunningMean {
     float at, more;
     store(&at, mean.at_max, 1), store(&more, mean.rest, 1);
     row_sum *= alpha, rest *= alpha;
-    if (new_max == row_max) {  // an earlier tile's maximum stays
+    if (new_max == row_max) {  // the maximum is in an earlier tile
       rest += all * (at - at_max + more);
     } else {
       rest += row_sum * (at_max - at) + all * more, at_max = at;

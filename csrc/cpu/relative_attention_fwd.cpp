@@ -1,5 +1,5 @@
-// Forward: a task is some query blocks of the heads of one key head; it packs keys, values and relative keys when they
-// are first needed, and carries the softmax over tiles of keys.
+// Forward pass: a task is some query blocks of the heads of one key head. It packs keys, values and relative keys at
+// their first use. The softmax runs over tiles of keys.
 #include <cmath>
 
 #include "relative_attention_tile.h"
@@ -8,9 +8,9 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-// queries of a task: packing the keys then costs about 1% of multiplying them; fewer for idle threads
+// queries of a task, so that packing the keys takes about 1% of the time of multiplying them; fewer if threads are idle
 constexpr int TASK_ROWS = 4 * BLOCK;
-constexpr int64_t FEW_TASKS = 16;  // below which the heads of a key head are split
+constexpr int64_t FEW_TASKS = 16;  // with fewer tasks the heads of a key head are split
 
 template <class Elem>
 struct Workspace {
@@ -30,7 +30,7 @@ struct Workspace {
     const int64_t blocks = visible.last_block - visible.first_block;
     const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
     chunks = BandChunks<Elem>(n.band, visible.first_block - last - 1, visible.last_block - first, false, arena);
-    slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // used once: they needn't be kept
+    slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // blocks used once are not kept
     const int widest = std::max(n.D_pad, n.band.E_pad);
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
@@ -82,7 +82,7 @@ struct Forward {
     pack_b(rows, BLOCK, n.D, values_of(w, block));
   }
 
-  // One step of the online softmax; leaves weights where the scores were.
+  // One step of the online softmax. Weights replace the scores.
   template <bool MASKED>
   void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<Elem>& w) const {
     constexpr int VECTORS = GROUP * BLOCK / LANES;
@@ -161,17 +161,15 @@ struct Forward {
     }
     for (int r = 0; r < rows; ++r) {
       const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
-      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // a value that no query sees may be NaN
-      T* to = out.at<T>(b, i + r, head);
-      for (int d = 0; d < n.D; d += LANES) store(to + d, load(w.out + r * n.D_pad + d) * broadcast(inverse), n.D - d);
+      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // values that the row does not see may be NaN
+      scale_row(w.out + r * n.D_pad, inverse, n.D, out.at<T>(b, i + r, head));
       *lse.at<float>(b, head, i + r) = log_sum_exp(w.row_max[r], row_sum);
     }
   }
 
   void task(int64_t b, int64_t first_row, int64_t last_row, int first_head, int last_head) const {
     const TileScope tiles;
-    const Workspace<Elem> sized(c, n, first_row, last_row, last_head - first_head, Arena(nullptr));
-    Workspace<Elem> w(c, n, first_row, last_row, last_head - first_head, Arena(scratch(sized.bytes)));
+    auto w = in_scratch<Workspace<Elem>>(c, n, first_row, last_row, last_head - first_head);
     w.visible.load(b);
     clear(w.ready, w.visible.last_block - w.visible.first_block);
     if (n.band) w.chunks.reset();
@@ -190,14 +188,14 @@ struct Forward {
     while (rows > BLOCK && n.B * groups * parts_of(rows) < threads) rows /= 2;
     const int64_t parts = parts_of(rows);
     parallel_for(parts * n.B * groups, threads, [&](int64_t t) {
-      const int64_t part = parts - 1 - t / (n.B * groups);  // the last rows see most
+      const int64_t part = parts - 1 - t / (n.B * groups);  // the last rows see the most keys, so they start first
       const int head = static_cast<int>(t % groups) * heads;
       task(t / groups % n.B, part * rows, std::min(n.N, (part + 1) * rows), head, head + heads);
     });
   }
 };
 
-// Few rows: a step of decoding.
+// Forward pass of few rows: a decode step.
 template <class T>
 struct Rows {
   const RelativeAttention& c;
@@ -212,12 +210,12 @@ struct Rows {
   }
   int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
     const View &q = c.query_segment, &k = c.key_segment;
-    const int64_t segment = q ? integer(q, b * q.stride[0] + i * q.stride[1]) : 0;
-    i += position_of(c.batch_offset, b);  // as the position from which the call counts
+    const int64_t segment = q ? integer(q, b, i) : 0;
+    i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
     const int64_t high = std::min(end, n.high(i));
     for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
       if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
-      if (q && integer(k, b * k.stride[0] + at * k.stride[1]) != segment) continue;
+      if (q && integer(k, b, at) != segment) continue;
       keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
     }
     return at < high ? at : end;

@@ -1,7 +1,7 @@
-// Shared by the forward and backward of relative attention: sizes, visible keys, packed keys, a tile of scores.
+// Functions of the forward and backward pass of relative attention: sizes, visible keys, packed keys, a tile of scores.
 //
-// Scores are query-major, keys as lanes, and lie skewed in the strip
-// of position logits (band.h): S[r][x] = strip[start + r*row + x].
+// Scores are query-major with keys as lanes, and skewed in the strip of position logits (band.h):
+// S[r][x] = strip[start + r*row + x].
 #pragma once
 #include "band.h"
 #include "dropout.h"
@@ -10,9 +10,9 @@
 
 namespace retro::RETRO_ISA {
 
-// rows of a head lie heads*D apart, where no hardware prefetcher follows: asked for this long before they are packed
+// rows to prefetch before they are packed: rows of a head are heads*D apart, where no hardware prefetcher follows
 constexpr int ROWS_AHEAD = 16;
-constexpr int GROUP = 2;  // key blocks of a tile: one softmax step covers GROUP * BLOCK keys
+constexpr int GROUP = 2;  // key blocks of a tile; a softmax step has GROUP * BLOCK keys
 
 struct AttentionSizes {
   int64_t B, N, S;
@@ -31,7 +31,7 @@ struct AttentionSizes {
         band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
              std::min(S, causal ? offset - gap + 1 : S)) {
     first_key = low(0), last_key = std::max(first_key, high(N - 1));
-    ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two apart
+    ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two
     row = band ? ld - 1 : ld, start = band ? BLOCK - 1 : 0;
   }
   // Keys [low, high) are visible to query row i by causality and window, both ascending with i; may be empty.
@@ -40,13 +40,13 @@ struct AttentionSizes {
     if (block >= 0) return std::clamp<int64_t>(block * (floor_divide(i + offset, block) - 1), 0, S);
     return 0;
   }
-  // Displacements that a window leaves are below this; negative: all.
+  // Bound of the displacements inside the window; negative: no window.
   int64_t reach() const { return window >= 0 ? window : block >= 0 ? 2 * block : -1; }
   int64_t high(int64_t i) const { return causal ? std::clamp<int64_t>(i + offset - gap + 1, 0, S) : S; }
 };
 
-// What the queries [first_row, last_row) of one batch entry
-// can see, beyond causality and window: key mask and segments.
+// Visibility of keys for the queries [first_row, last_row) of a batch entry by key mask and segments, in addition to
+// causality and window.
 class Visibility {
  public:
   Visibility() = default;
@@ -74,11 +74,11 @@ class Visibility {
     if (!c_->query_segment) return;
     const View &q = c_->query_segment, &k = c_->key_segment;
     keys_ = segment_, queries_ = keys_ + blocks * BLOCK, lowest_ = queries_ + rows_, highest_ = lowest_ + blocks;
-    for (int64_t i = 0; i < rows_; ++i) queries_[i] = integer(q, b * q.stride[0] + (first_row_ + i) * q.stride[1]);
+    for (int64_t i = 0; i < rows_; ++i) queries_[i] = integer(q, b, first_row_ + i);
     for (int64_t block = 0; block < blocks; ++block) {
       int64_t low = INT64_MAX, high = INT64_MIN;
       for (int64_t j = block * BLOCK; j < (block + 1) * BLOCK; ++j) {
-        keys_[j] = seen_[j] ? integer(k, b * k.stride[0] + (begin + j) * k.stride[1]) : 0;
+        keys_[j] = seen_[j] ? integer(k, b, begin + j) : 0;
         if (seen_[j]) low = std::min(low, keys_[j]), high = std::max(high, keys_[j]);
       }
       lowest_[block] = low, highest_[block] = high;
@@ -93,7 +93,7 @@ class Visibility {
     const int64_t low = n_->low(i), high = n_->high(i + rows - 1);
     begin = low / BLOCK, end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
   }
-  // Whether mask and segments may leave query row i something to see in a key block.
+  // Whether query row i may see a key of a key block by mask and segments.
   bool may_see(int64_t block, int64_t i) const {
     const int64_t k = block - first_block;
     if (!some_[k] || !c_->query_segment) return some_[k];
@@ -105,14 +105,14 @@ class Visibility {
       if (may_see(block, i + r)) return false;
     return true;
   }
-  // Whether query row i sees nothing outside the key blocks [begin, end).
+  // Whether query row i sees no key outside the key blocks [begin, end).
   bool only(int64_t i, int64_t begin, int64_t end) const {
     const int64_t low = n_->low(i), last = n_->high(i) > low ? (n_->high(i) + BLOCK - 1) / BLOCK : 0;
     for (int64_t block = low / BLOCK; block < last; ++block)
       if ((block < begin || block >= end) && may_see(block, i)) return false;
     return true;
   }
-  // The next tile of up to GROUP neighbouring key blocks from `block` on; 0 where there is none before `end`.
+  // Moves `block` to the next tile and returns its number of key blocks, up to GROUP; 0 if there is none before `end`.
   int next(int64_t& block, int64_t end, int64_t i, int rows) const {
     while (block < end && hidden(block, i, rows)) ++block;
     int count = 0;
@@ -125,7 +125,7 @@ class Visibility {
     const int64_t begin = block * BLOCK, end = begin + blocks * BLOCK;
     return !filtered_ && n_->low(i + rows - 1) <= begin && n_->high(i) >= end;
   }
-  // Prepares row(...) for tile columns of these keys.
+  // Prepares row(...) for a tile of these key blocks.
   void enter(int64_t block, int blocks) { block_ = block, blocks_ = blocks, known_ = false; }
   struct Row {
     int low, high;         // columns of the tile by causality and window
@@ -165,8 +165,8 @@ class Visibility {
   int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
 };
 
-// Rows of one head of `from` [B,rows,heads,D], of one key block: [BLOCK][row_width], zeros for keys that nobody may
-// see. `next` and its block are packed after this one.
+// Packs one key block of a head of `from` [B,rows,heads,D]: [BLOCK][row_width], zeros for keys that no query sees.
+// `next` and its block are packed afterwards.
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
                Elem* to, const View& next, int64_t next_block) {
@@ -183,14 +183,6 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
   }
 }
 
-// bias[head] as floats, or null
-template <class T>
-const float* bias_of(const View& bias, int head, int width, float* to) {
-  if (!bias) return nullptr;
-  pack_row(bias.at<const T>(head), nullptr, width, to);
-  return to;
-}
-
 // `rows` rows of one head plus a bias: [rows][row_width].
 template <class T, class Elem>
 void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, Elem* to) {
@@ -201,8 +193,8 @@ void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, co
   }
 }
 
-// Brings the strip to the key blocks [block, block+blocks) of query block `a`; `previous` of the `previous_blocks`
-// before it are in the strip now (0: nothing is).
+// Moves the strip to the key blocks [block, block+blocks) of query block `a`. It has the `previous_blocks` before them,
+// or nothing (0).
 template <class T, class Elem>
 void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
            int previous_blocks, const Elem* rel_query, float* strip) {
@@ -218,8 +210,8 @@ void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, int head, int64_t 
     band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
 }
 
-// Scores of a tile, before scaling: the product with the transposed
-// keys [kc(D)][BLOCK] of each block, onto the position logits.
+// Scores of a tile before scaling: adds the products with the transposed keys [kc(D)][BLOCK] of each block to the
+// position logits.
 template <class Elem>
 void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, const Elem* const* keys,
                    float* scores) {

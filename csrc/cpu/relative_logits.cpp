@@ -1,4 +1,5 @@
-// A chunk of the band at a time in scratch (band.h): written to, or read from, the skewed place where its logits are.
+// Scratch memory holds one chunk of the band at a time (band.h). It is copied to the skewed positions of its logits, or
+// from those of their gradients.
 #include "relative_logits.h"
 
 #include <memory>
@@ -9,7 +10,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task: packing the relative keys then costs little
+constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task, so that packing the relative keys takes little time
 
 template <class Elem>
 struct Workspace {
@@ -28,7 +29,7 @@ struct Workspace {
   }
 };
 
-// T is the tensors' type in memory, Elem that of the products' operands.
+// T: type of the tensors in memory. Elem: type of the products' operands.
 template <class T, class Elem>
 struct Logits {
   const RelativeLogits& c;
@@ -39,7 +40,7 @@ struct Logits {
 
   Logits(const RelativeLogits& call, const View& l) : c(call), logits(l) {}
 
-  // Chunks that the query rows of block a meet.
+  // Chunks of the query rows of block a.
   int64_t first_chunk(int64_t a) const { return -a - 1; }
   int64_t last_chunk(int64_t a) const { return floor_divide(S - 2 - a * BLOCK, BLOCK) + 1; }
   // Columns [begin, end) of chunk m whose key exists for query row i; the key of column 0 is returned.
@@ -51,20 +52,16 @@ struct Logits {
   }
 
   void load_queries(int64_t b, int64_t i, int rows, int h, Workspace<Elem>& w) const {
-    if (c.position_bias) pack_row(c.position_bias.at<const T>(h), nullptr, n.E, w.bias);
+    const float* bias = bias_of<T>(c.position_bias, h, n.E, w.bias);
     for (int r = 0; r < rows; ++r)
-      pack_row(c.query.at<const T>(b, i + r, h), c.position_bias ? w.bias : nullptr, n.E,
-               w.query + r * row_width<Elem>(n.E));
+      pack_row(c.query.at<const T>(b, i + r, h), bias, n.E, w.query + r * row_width<Elem>(n.E));
   }
 
   void store_chunk(int64_t b, int64_t i, int rows, int h, int64_t m, const float* strip) const {
     for (int r = 0; r < rows; ++r) {
       int begin, end;
       const int64_t zero = keys(m, i + r, begin, end);
-      T* to = logits.at<T>(b, h, i + r) + zero;
-      int x = begin;
-      for (; x + LANES <= end; x += LANES) store(to + x, load(strip + r * BLOCK + x));
-      if (x < end) store(to + x, load(strip + r * BLOCK + x, end - x), end - x);
+      convert_row(strip + r * BLOCK + begin, logits.at<T>(b, h, i + r) + zero + begin, end - begin);
     }
   }
 
@@ -73,20 +70,16 @@ struct Logits {
     for (int r = 0; r < rows; ++r) {
       int begin, end;
       const int64_t zero = keys(m, i + r, begin, end);
-      const T* from = logits.at<const T>(b, h, i + r) + zero * step;
       float* to = strip + r * BLOCK;
       if (end - begin < BLOCK) clear(to, BLOCK);
-      int x = begin;
-      for (; x + LANES <= end; x += LANES) store(to + x, load(from + x));
-      if (x < end) store(to + x, load(from + x, end - x), end - x);
+      convert_row(logits.at<const T>(b, h, i + r) + zero * step + begin, to + begin, end - begin);
     }
   }
 
   void forward(int64_t b, int h, int64_t first_row, int64_t last_row) const {
     const TileScope tiles;
     const int64_t first = first_chunk((last_row - 1) / BLOCK), last = last_chunk(first_row / BLOCK);
-    const Workspace<Elem> sized(n, first, last, false, Arena(nullptr));
-    Workspace<Elem> w(n, first, last, false, Arena(scratch(sized.bytes)));
+    auto w = in_scratch<Workspace<Elem>>(n, first, last, false);
     w.chunks.reset();
     for (int64_t i = first_row; i < last_row; i += BLOCK) {
       const int rows = static_cast<int>(std::min<int64_t>(BLOCK, last_row - i));
@@ -148,8 +141,7 @@ struct LogitsBackward : Logits<T, Elem> {
     const Partition::Share mine = partition.share(t);
     const int64_t first = this->first_chunk((mine.last_row - 1) / BLOCK),
                   last = this->last_chunk(mine.first_row / BLOCK);
-    const Workspace<Elem> sized(n, first, last, true, Arena(nullptr));
-    Workspace<Elem> w(n, first, last, true, Arena(scratch(sized.bytes)));
+    auto w = in_scratch<Workspace<Elem>>(n, first, last, true);
     float *table = tables.get() + mine.slot * table_size, *bias = biases.get() + mine.slot * n.E_pad;
     clear(table, table_size), clear(bias, n.E_pad);
     w.chunks.reset();

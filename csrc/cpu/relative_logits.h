@@ -17,6 +17,6 @@ struct RelativeLogits {
 
 RETRO_EVERY_ISA(
     void relative_logits_forward(const RelativeLogits& call, const View& logits, int threads);
-    // gradients in their inputs' own types; a null view is not wanted
+    // gradients have their inputs' types; a gradient with a null view is not computed
     void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key,
                                   const View& dposition_bias, int threads);)

@@ -1,5 +1,5 @@
-// A row is read once from memory: its second pass finds it in L1. The weight's gradient is summed over groups of rows
-// whose number is the caller's, then over groups in order: no bit depends on the threads.
+// A row is read once from memory; the second pass over it reads L1. The weight's gradient is summed over groups of
+// rows, whose number the caller chooses, then over groups in order, so no bit depends on the threads.
 #include "rms_norm.h"
 
 #include <algorithm>
@@ -11,14 +11,6 @@ namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int ROWS = 32;  // of a task of the forward pass
-
-// f(i, count...) for every vector of a row of `width`; the last one with its count.
-template <class Function>
-RETRO_INLINE void vectors(int64_t width, Function&& f) {
-  int64_t i = 0;
-  for (; i + LANES <= width; i += LANES) f(i);
-  if (i < width) f(i, static_cast<int>(width - i));
-}
 
 void normalise(const float* x, const float* weight, int64_t width, float eps, float* y, float* rstd) {
   Vec squares = zero();

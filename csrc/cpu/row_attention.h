@@ -1,9 +1,8 @@
-// Attention of single query rows, all heads at once, over keys as
-// they lie in memory: a key that is used once doesn't repay packing.
+// Attention of single query rows, all heads at once, over keys in place: packing a key costs more than using it once.
 //
-// A task is a range of keys of one row. It walks all heads of a few keys, then the
-// next keys: heads lie side by side, while the rows of one head lie a page apart.
-// Ranges follow from the sizes alone, and their results are merged in order.
+// A task is a range of keys of one row. It walks over all heads of a few keys, then of the next keys, because heads are
+// adjacent in memory while the rows of one head are a page apart. Ranges depend only on the sizes, and their results
+// are merged in order.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -15,7 +14,7 @@
 
 namespace retro::RETRO_ISA {
 
-// queries of a sequence up to which keys are not packed; with 4 it depends on sizes, with 8 packing wins
+// up to so many queries of a sequence keys are not packed; with 4 the faster way depends on sizes, with 8 it is packing
 constexpr int64_t FEW_ROWS = 2;
 
 template <class Call>
@@ -23,8 +22,8 @@ bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
-// A forward pass: row by row where there are few; else of the whole batch, or of one entry after the other where
-// entries have positions of their own.
+// Forward pass: row by row if there are few rows; otherwise of the whole batch, or entry by entry if entries have their
+// own positions.
 template <template <class> class Rows, template <class, class> class Forward, class Call>
 void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
@@ -39,8 +38,8 @@ void attention_forward(const Call& call, const View& positions, const View& out,
   });
 }
 
-// A backward pass. Rows that were attended one by one had scores of floats, and their log-sum-exp must fit the scores
-// that are computed again: a query of bf16 plus its bias, rounded to bf16, moves a probability by a percent.
+// Backward pass. The forward pass of few rows had scores from float operands, so the backward pass computes them from
+// floats too: rounding a bf16 query plus its bias to bf16 would change a probability by a percent.
 template <template <class, class> class Backward, class Call, class Grads>
 void attention_backward(const Call& call, const View& positions, const View& out, const View& lse, const View& dout,
                         const View& dlse, const Grads& grads, int threads) {
@@ -57,8 +56,8 @@ void attention_backward(const Call& call, const View& positions, const View& out
   by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? pass(t, float{}) : pass(t, e); });
 }
 
-// The natural log-sum-exp of a row from the maximum of its scores in base 2 and the sum over it, rounded once: at 50 a
-// last place is 4e-6 of a probability.
+// Natural log-sum-exp of a row, from the maximum of its scores in base 2 and the sum relative to it. It is rounded
+// once, because at 50 an ulp is 4e-6 of a probability.
 inline float log_sum_exp(float row_max, float row_sum) {
   constexpr double LN2_EXACT = 0.69314718055994531;
   return row_sum == 0 ? -INFINITY : static_cast<float>((row_max + std::log2(double{row_sum})) * LN2_EXACT);
@@ -71,7 +70,7 @@ inline void base2(float lse, float& lse2, float& inverse) {
 }
 
 struct RowSizes {
-  // keys of a range: these, fewer where a row would have few ranges; ranges of all rows at most, but one each
+  // RANGE: keys of a range, fewer (LEAST_RANGE) if a row would have less than FEW ranges; MOST: ranges of all rows
   static constexpr int64_t RANGE = 256, LEAST_RANGE = 64, FEW = 4, MOST = 64;
   int64_t batch, rows;  // rows: of a batch entry
   int H, G, D, E;       // E: width of relative keys, 0: none
@@ -86,13 +85,13 @@ struct RowSizes {
   int64_t state() const { return H * (2 + int64_t{pad(D)}); }
 };
 
-// Up to COUNT keys that a row sees, as the caller lists them.
+// Up to COUNT keys that a row sees, listed by the caller.
 template <class T>
 struct RowKeys {
   static constexpr int COUNT = 128;
   int count = 0;
   const T *key[COUNT], *value[COUNT];  // of key head 0
-  int64_t relative[COUNT];             // row of rel_key, outside the table: adds nothing
+  int64_t relative[COUNT];             // row of rel_key; a row outside the table adds 0
   float gate[COUNT];                   // multiplies key and value
 
   void add(const T* k, const T* v, int64_t row, float g) {
@@ -101,8 +100,8 @@ struct RowKeys {
   bool full() const { return count == COUNT; }
 };
 
-// The rows of rel_key that a block of keys meets, of head 0; one outside the table points to its first, and adds
-// nothing.
+// Pointers to the rows of rel_key for a block of keys, of head 0. A row outside the table points to its first row and
+// adds 0.
 template <class T>
 struct RelativeRows {
   const T* row[RowKeys<T>::COUNT];
@@ -120,21 +119,21 @@ struct RelativeRows {
       row[x] = inside ? first + at * rel_key.stride[1] : first, outside[x] = inside ? 0.f : 1.f;
     }
   }
-  // Asks for LANES rows from x on of head h, if there is one.
+  // Prefetches LANES rows from x on of head h, if it exists.
   RETRO_INLINE void ask(const RowSizes& n, int x, int h) const {
     if (h >= n.H) return;
     for (int u = 0; u < LANES; ++u) prefetch_row<CLOSE>(row[x + u] + h * head, n.E * int64_t{sizeof(T)});
   }
 };
 
-// A row's queries [H][pad(width)], with their biases and in base 2, and the sums over a range of its keys.
+// Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
 struct RowState {
   float *query, *rel_query, *scores;  // scores [H][COUNT]
   float *row_max, *row_sum, *out;     // [H], [H], [H][pad(D)]
 };
 
-// Two vectors of a row, or what it is multiplied with: of bf16 the even elements and the odd ones, which takes half the
-// operations that two neighbours take. Where a row has less than two vectors left its elements keep their order.
+// Loads two vectors of a row or of its factor. Of bf16 they are the even and the odd elements, which takes half the
+// operations of two adjacent vectors. The last elements of a row, less than two vectors, are loaded in order.
 template <class T>
 RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
@@ -173,15 +172,14 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
   return sums(x);
 }
 
-// Rows of one head are shorter than what hardware prefetchers need to follow: a walk over heads asks for this much
-// ahead.
+// Number of heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers.
 template <class T>
 int heads_ahead(const RowSizes& n) {
   constexpr int ELEMENTS = 512;  // of each row
   return std::clamp(ELEMENTS / n.D, 1, n.G);
 }
 
-// Asks for COUNT rows of key head g, or, past the last head, for the first heads of the `next` rows, if there are any.
+// Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
   if (g >= n.G) rows = next, g -= n.G;
@@ -190,7 +188,7 @@ RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* co
   for (int u = 0; u < COUNT; ++u) prefetch_row<CLOSE>(rows[u] + g * head, n.D * int64_t{sizeof(T)});
 }
 
-// out[h] += sum of COUNT weighted values; `next`: COUNT rows that come after them, or null
+// out[h] += sum of COUNT weighted values. `next`: the following COUNT rows, or null.
 template <int COUNT, class T>
 RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
                              const float* weights, float* out) {
@@ -329,10 +327,10 @@ void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, in
   *lse.at<float>(b, h, i) = log_sum;
 }
 
-// Source: an op's answers about its rows, i of batch entry b.
-//   queries(b, i, query, rel_query)       writes them, see RowState
-//   list(b, i, at, end, keys)             lists the next keys of [at, end) until `keys` is full; returns where to go on
-//   write(b, i, head, out, log-sum-exp)
+// Source: functions of an op for row i of batch entry b.
+//   queries(b, i, query, rel_query)       writes the queries, see RowState
+//   list(b, i, at, end, keys)             lists keys of [at, end) until `keys` is full; returns the next key
+//   write(b, i, head, out, log-sum-exp)   writes the results
 template <class T, class Source>
 void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key,
                  int threads) {

@@ -1,11 +1,10 @@
-// One thin vector of floats per instruction set, in the namespace
-// of that instruction set; kernels are written once over it.
+// A thin vector of floats for each instruction set, in its namespace. Kernels are written once over it.
 //
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
 //   REGISTERS MULTIPLIES_PAIRS           how many vectors; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
-//   power_of_two times                   for exp2: 2^n, n the integer next to x, and a product with it
+//   power_of_two times                   for exp2: 2^n for the integer n nearest to x, and a product with it
 //   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of min_of                    across lanes, a fixed order
 //   exp exp2                             about 1 ulp
@@ -13,8 +12,8 @@
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
 //   load_pairs broadcast_pair interleave to_pairs
 //
-// A header that uses it must stay inside namespace retro::RETRO_ISA as well: an inline function compiled for AVX-512
-// must never be the copy that the linker keeps for everybody.
+// A header that uses it must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep the copy
+// of an inline function that was compiled for AVX-512.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -74,8 +73,10 @@ inline void from_float(float x, fp16* to) {
   to->bits = static_cast<uint16_t>(sign | half);
 }
 
-// One element of any supported float type.
-RETRO_INLINE float scalar(const View& v, int64_t offset) {
+// An element of any supported float type.
+template <class... Index>
+RETRO_INLINE float scalar(const View& v, Index... index) {
+  const int64_t offset = v.offset(index...);
   switch (v.type) {
     case Type::BF16: return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
     case Type::F16: return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
@@ -99,7 +100,29 @@ RETRO_INLINE float scalar(const View& v, int64_t offset) {
 
 namespace retro::RETRO_ISA {
 
-// The coefficients of the highest power first.
+RETRO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// f(i, count...) for every vector of a row of `width` elements: without a count, but the last one if it is not whole.
+template <class Function>
+RETRO_INLINE void vectors(int64_t width, Function&& f) {
+  int64_t i = 0;
+  for (; i + LANES <= width; i += LANES) f(i);
+  if (i < width) f(i, static_cast<int>(width - i));
+}
+
+// to[0..n) = from[0..n), in another type.
+template <class From, class To>
+RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
+  vectors(n, [&](int64_t i, auto... count) { store(to + i, load(from + i, count...), count...); });
+}
+
+// to[0..n) = factor * from[0..n); `from` has whole vectors.
+template <class T>
+RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to) {
+  for (int i = 0; i < n; i += LANES) store(to + i, load(from + i) * broadcast(factor), n - i);
+}
+
+// Coefficients of the highest power first.
 template <class... Coefficients>
 RETRO_INLINE Vec polynomial(Vec x, float leading, Coefficients... others) {
   Vec p = broadcast(leading);
@@ -135,7 +158,7 @@ constexpr int LINE = 64;  // bytes of a cache line
 
 enum Use { READ, CLOSE, WRITE };  // into L2, into L1, into L2 to be written
 
-// Asks for a row that will be used soon; a hardware prefetcher stops at the end of a page.
+// Prefetches a row; a hardware prefetcher stops at the end of a page.
 template <Use USE = READ>
 RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += LINE)

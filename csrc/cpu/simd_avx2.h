@@ -24,8 +24,8 @@ RETRO_INLINE Vec widen(__m128i halves, bf16) {
 }
 RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 
-// 16-bit elements have no masked load before AVX-512: the tail goes through the stack, a tenth of a backward pass where
-// whole vectors went the same way.
+// AVX2 has no masked load of 16-bit elements, so the tail is copied through the stack. For whole vectors too, that copy
+// would take a tenth of a backward pass.
 RETRO_INLINE __m128i load_halves(const void* p, int n) {
   alignas(16) uint16_t buffer[LANES] = {};
   if (n > 0) std::memcpy(buffer, p, 2 * static_cast<size_t>(n < LANES ? n : LANES));
@@ -81,14 +81,14 @@ RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_
 struct Power {
   Vec n, power;
 };
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // of which the results are 0 and inf
-// The sum's low bits are n + 127: shifted, 2^n.
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
+// The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
 RETRO_INLINE Power power_of_two(Vec x) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
   return {sum - shift, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23))};
 }
 RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
-// x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
+// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
   const auto power = [](__m256i e) {
@@ -157,8 +157,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, a third of the shuffles that transposing
-// takes.
+// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   Vec y[4];
 #pragma GCC unroll 4

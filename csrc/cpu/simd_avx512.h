@@ -92,7 +92,7 @@ RETRO_INLINE __m512i beside(__m256i low, __m256i high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Lane i: (even[i], odd[i]); null pointers can't be passed, n lanes are read.
+// Lane i: (even[i], odd[i]).
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd) {
   return zip(beside(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
@@ -138,8 +138,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, a third of the shuffles that transposing
-// takes.
+// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto halves = [](Vec a, Vec b) {
     return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);

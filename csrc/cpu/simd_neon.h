@@ -22,7 +22,7 @@ RETRO_INLINE Mask first(int n) {
 RETRO_INLINE Vec widen(uint16x4_t halves, bf16) { return vreinterpretq_f32_u32(vshll_n_u16(halves, 16)); }
 RETRO_INLINE Vec widen(uint16x4_t halves, fp16) { return vcvt_f32_f16(vreinterpret_f16_u16(halves)); }
 
-// Bytes of the first n lanes, for what goes through the stack: there is no masked load.
+// Bytes of the first n lanes. There is no masked load, so they are copied through the stack.
 RETRO_INLINE size_t bytes_of(int n, size_t each) {
   return each * static_cast<size_t>(n < 0 ? 0 : n < LANES ? n : LANES);
 }
@@ -95,13 +95,13 @@ RETRO_INLINE Vec shifted_power(int32x4_t e) { return vreinterpretq_f32_s32(vshlq
 struct Power {
   Vec n, power;
 };
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // of which the results are 0 and inf
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
 RETRO_INLINE Power power_of_two(Vec x) {
   const Vec n = round(x);
   return {n, shifted_power(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)))};
 }
 RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
-// x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
+// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const int32x4_t whole = vcvtq_s32_f32(n), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
   return x * shifted_power(vaddq_s32(half, bias)) * shifted_power(vaddq_s32(vsubq_s32(whole, half), bias));

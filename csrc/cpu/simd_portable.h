@@ -51,14 +51,14 @@ RETRO_INLINE Vec round(Vec x) {  // for |x| < 2^22; the sum rounds to nearest ev
 struct Power {
   Vec n, power;
 };
-constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // of which the results are 0 and inf
-// The sum's low bits are n + 127: shifted, 2^n.
+constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
+// The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
 RETRO_INLINE Power power_of_two(Vec x) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
   return {sum - shift, reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23)};
 }
 RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
-// x * 2^n, n integral in [-252, 252]: in two steps, since 2^n alone may be out of range
+// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const Mask whole = __builtin_convertvector(n, Mask), half = whole >> 1;
   const auto power = [](Mask e) { return reinterpret_cast<Vec>((e + 127) << 23); };

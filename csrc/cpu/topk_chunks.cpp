@@ -1,11 +1,10 @@
 // A task scans a range of keys for a group of queries, a tile of keys at a time (topk_scan.h), and keeps each query's
-// k best in a sorted list: lane by lane where k is small, else in the outputs themselves. Few queries against many keys
-// are cut over the keys as well: the partial lists are then merged in the order of the keys. (score descending, index
-// ascending) is a total order and a score's bits don't depend on the cut, so neither does the result.
+// k best in a sorted list: lane by lane if k is small, otherwise in the outputs. For few queries and many keys the keys
+// are divided into ranges too, and the partial lists are merged in the order of the keys. (score descending, index
+// ascending) is a total order, and a score's bits don't depend on the ranges, so neither does the result.
 //
-// l2: the scan compares 2 q.k - q.q - k.k, which cancels, against the k-th score
-// less a bound on its rounding error; the keys that pass are scored by their differences.
-// So the lists hold no cancelled score and nothing that belongs there is lost.
+// l2: the scan compares 2 q.k - q.q - k.k, which cancels, with the k-th score minus a bound on the rounding error. Keys
+// above it are scored again by their differences. So the lists have exact scores, and no key is lost.
 #include "topk_chunks.h"
 
 #include <algorithm>
@@ -20,10 +19,10 @@ namespace {
 
 constexpr int64_t GROUP_BYTES = 256 << 10;  // packed queries of a task: a part of L2
 constexpr int64_t PARTIAL_BYTES = 8 << 20;  // all partial lists together
-constexpr int64_t TASKS_PER_THREAD = 4;     // so that an unlucky thread delays the end little
-constexpr int64_t LEAST_KEYS = 2048;        // of a range: below, filling the lists costs more than the threads gain
-constexpr float HUGE_SQUARE = 1e37f;        // norms below it can't overflow a product or a difference
-constexpr float TINY = 1e-35f;              // more than the subnormals that D products can lose
+constexpr int64_t TASKS_PER_THREAD = 4;     // so that a slow thread delays the end little
+constexpr int64_t LEAST_KEYS = 2048;        // of a range; with fewer, filling lists takes longer than threads gain
+constexpr float HUGE_SQUARE = 1e37f;        // squared norms below it can't overflow a product or a difference
+constexpr float TINY = 1e-35f;              // more than D products can lose to subnormal numbers
 
 struct Call {
   const View &query, &key, &query_doc, &key_doc, &key_mask;
@@ -31,14 +30,10 @@ struct Call {
   int64_t shift, batch, queries, keys, dim, k;
 };
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The batch entry of a tensor that may be shared by all.
+// Index of batch entry b in a tensor that all entries may share.
 int64_t entry(const View& v, int64_t b) { return v.size[0] > 1 ? b : 0; }
 
-int64_t integer(const View& v, int64_t b, int64_t i) {
-  return retro::integer(v, entry(v, b) * v.stride[0] + i * v.stride[1]);
-}
+int64_t integer(const View& v, int64_t b, int64_t i) { return retro::integer(v, entry(v, b), i); }
 
 // Sorted lists of k scores and key indices, one a row.
 struct Lists {
@@ -52,7 +47,7 @@ struct Lists {
     std::fill_n(indices, rows * k, int64_t{-1});
   }
   float least() const { return scores[k - 1]; }
-  // Behind its equals: keys come in ascending order. A NaN never beats least().
+  // Inserts behind equal scores, because keys ascend. NaN is never above least().
   bool insert(float score, int64_t index) const {
     if (!(score > least())) return false;
     int64_t at = k - 1;
@@ -62,7 +57,7 @@ struct Lists {
   }
 };
 
-// How the work is cut: `groups` of `tiles` query tiles for each batch entry, `ranges` of keys for each group.
+// Division of the work: `groups` of `tiles` query tiles for each batch entry, `ranges` of keys for each group.
 struct Plan {
   int64_t tiles, groups, ranges, range;
 
@@ -105,15 +100,13 @@ class Scan {
     discount_ = threshold_ + lanes;
     best_ = lists_size ? discount_ + lanes : nullptr;
     copy_ = reinterpret_cast<Key*>(discount_ + lanes + tiles_ * lists_size);
-    // the error of a sum of n terms, n - 1 additions and n products,
-    // times 4: q.k twice, q.q, k.k, and the distance itself
+    // the error of a sum of n products, times 4: twice for q.k, once for q.q, once for k.k and the distance itself
     const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
     kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
     pack();
   }
 
-  // Rows [first, last) of batch entry b will probably be packed
-  // next by this thread: asks for them between the products.
+  // Prefetches rows [first, last) of batch entry b, which this thread will probably pack next, between the products.
   void expect(int64_t b, int64_t first, int64_t last) {
     if (p_.query.stride[1] != p_.dim) return;
     soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * static_cast<int64_t>(sizeof(T));
@@ -159,7 +152,7 @@ class Scan {
                 packed_ + t * LANES * words_, LANES);
       for (int lane = 0; lane < LANES; ++lane) {
         const int64_t at = t * LANES + lane;
-        // a lane without a query: nothing beats its threshold
+        // no score is above the threshold of a lane without a query
         threshold_[at] = lane < count ? -INFINITY : INFINITY, discount_[at] = 0;
         if (!p_.l2 || lane >= count) continue;
         const float square = squares(queries + lane * stride, p_.dim);
@@ -169,7 +162,7 @@ class Scan {
     }
   }
 
-  // The queries of tile t as they are multiplied, whole words `stride` elements apart: where they lie, or copied.
+  // The queries of tile t in the type in which they are multiplied, rows `stride` elements apart: in place or copied.
   const Key* query_rows(int64_t t, int64_t& stride) const {
     const int64_t first = first_ + t * LANES;
     if constexpr (SAME) {
@@ -186,7 +179,7 @@ class Scan {
     return copy_;
   }
 
-  // The next candidate keys from [begin, end) into the tile; returns where to go on.
+  // Puts the next unmasked keys of [begin, end) into the tile; returns the key after them.
   int64_t gather(int64_t begin, int64_t end) {
     count_ = 0;
     int64_t j = begin;
@@ -207,7 +200,7 @@ class Scan {
     return measure(), j;
   }
 
-  // Where the keys lie that come some tiles later, if `left` keys follow this tile one after another.
+  // Sets the address of the keys some tiles ahead, if `left` adjacent keys follow this tile.
   void look_ahead(int64_t left) {
     const int64_t bytes = keys_ * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
@@ -241,13 +234,13 @@ class Scan {
     if constexpr (MQ > 1)
       if (count < MQ) return sweep<MQ - 1>(t, count);
     for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += part_) {
-      int blind = 0;  // leading tiles that see none of these keys
+      int blind = 0;  // number of leading tiles that see none of these keys
       while (index_[from] >= limit(t + blind)) ++blind;
       part<MQ>(t, blind, from);
     }
   }
 
-  // Query tiles [t + blind, t + MQ) against the keys of the part that begins at `from`.
+  // Query tiles [t + blind, t + MQ) and the keys of the part that begins at `from`.
   template <int MQ>
   void part(int64_t t, int blind, int from) {
     if constexpr (MQ > 1)
@@ -257,7 +250,7 @@ class Scan {
     Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
     if (t == 0 && ahead_) {
       keys.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
-    } else if (soon_ < soon_end_) {  // the same pace: a line of memory for a word of each row
+    } else if (soon_ < soon_end_) {  // a line of memory for a word of each row, as for keys
       keys.ahead = soon_;
       soon_ += words_ * LINE;
     }
@@ -300,7 +293,7 @@ class Scan {
       threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
   }
 
-  // The lanes `hits` of tile t, which are those of `above` unless the comparison was forced.
+  // Offers the lanes `hits` of tile t: those of `above`, or all if `force` is set.
   void offer_all(int64_t t, int64_t key, Mask above, uint32_t hits, const float* scores) {
     const int64_t row = first_ + t * LANES;
     Vec offered = select(above, load(scores), broadcast(-INFINITY));
@@ -325,22 +318,22 @@ class Scan {
   int64_t b_, kb_, first_, last_;
   Lists lists_;
   int64_t tiles_, words_, stride_;
-  bool force_;        // force: some query is too large for the comparison of l2
+  bool force_;        // some query is too large for the comparison of l2
   uint32_t* packed_;  // [tiles][words][LANES]
-  float* threshold_;  // [tiles][LANES] lower bound of q.k less the key's discount
-  float* discount_;   // [tiles][LANES] l2: a half of q.q, less the bound
-  float* best_;       // [tiles] lane lists; null where k is too large for them
+  float* threshold_;  // [tiles][LANES] lower bound of q.k minus the key's discount
+  float* discount_;   // [tiles][LANES] l2: half of q.q, minus the error bound
+  float* best_;       // [tiles] lane lists; null if k is too large for them
   Key* copy_;         // [keys_][stride]
-  float kept_;        // l2: a half less the relative error bound
+  float kept_;        // l2: half, minus the relative error bound
   Tile<Key> tile_{};
-  const char* ahead_ = nullptr;                       // keys soon needed; null where they are masked or the range ends
-  const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task
+  const char* ahead_ = nullptr;                       // keys to prefetch, or null
+  const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task to prefetch
   int count_ = 0;
   int64_t index_[MOST_KEYS];
   float norm_[MOST_KEYS];
 };
 
-// Row r of `out` from the same row of every range, which follow one another in the order of the keys.
+// Merges row r of every range, in the order of the keys, into row r of `out`.
 void merge(const Lists& out, const Lists& partial, int64_t rows, int64_t ranges, int64_t r) {
   const Lists to = out.row(r);
   to.clear(1);

@@ -1,6 +1,6 @@
-// Gradients of the chosen scores alone. dquery gathers its k keys. dkey sorts the
-// slots by key (a counting sort, so each key's slots stay in ascending order) and
-// gathers the queries of each key: no atomics, and one order whatever the threads.
+// Gradients of the chosen scores. dquery gathers the k keys of a query. dkey sorts the slots by key and gathers the
+// queries of each key; a counting sort keeps a key's slots in ascending order. So there are no atomics, and the order
+// of the sums does not depend on the threads.
 #include <algorithm>
 #include <vector>
 
@@ -27,7 +27,7 @@ struct Call {
     const int64_t j = indices.at<const int64_t>()[slot];
     return j < 0 ? -1 : (key.size[0] > 1 ? batch_of(slot) * key.size[1] : 0) + j;
   }
-  // d score / d row is the other row, or twice its difference from this one
+  // d score / d row is the other row or, for l2, twice its difference from this one
   float weight(int64_t slot) const {
     return (l2 ? 2.f : 1.f) * dscores.at<const float>(batch_of(slot), query_of(slot))[slot % k];
   }
@@ -43,11 +43,11 @@ struct Call {
 
 template <class T>
 struct Term {
-  float weight;  // 0 and a null row: skip
+  float weight;  // with a null row the term is skipped
   const T* row;
 };
 
-// to = sum_i weight_i * (row_i - base), `base` null: 0
+// to = sum_i weight_i * (row_i - base); base is 0 if null
 template <class T, class Terms>
 void combine(T* to, const T* base, int64_t dim, int64_t count, Terms&& terms) {
   int64_t d = 0;

@@ -1,29 +1,29 @@
-// Scores of a tile of keys against a few tiles of queries: 16 queries are the lanes of a register, keys are broadcast
-// from memory, every score has one accumulator. Only tiles that hold a score above a row's current k-th are written.
+// Scores of a tile of keys and a few tiles of queries. Queries are the lanes of a register, keys are broadcast from
+// memory, and every score has one accumulator. Only tiles with a score above a row's current k-th are written.
 //
-// A score is summed in the order of the embedding's elements, whatever the places of key and query in their tiles. So
-// its bits don't depend on how the work is cut.
+// A score is always summed in the order of the embedding's elements, so its bits don't depend on the tiles.
 #pragma once
 #include "simd.h"
 #include "tiles.h"
 
 namespace retro::RETRO_ISA {
 
-// A part of 6 keys: also rows 4096 bytes apart, which share one set of L1, leave room there for the packed queries.
+// Keys of a part. Even if rows are 4096 bytes apart and share one set of L1, 6 of them leave room for packed queries.
 constexpr int PART = 6;
-// query tiles at a time: the accumulators that registers hold beside the operands
+// query tiles at a time: as many as registers hold accumulators for
 constexpr int TILES = LANES == 16 ? 4 : 2;
 constexpr int KEY_TILE = 24;  // keys gathered at a time
-// In tile registers: keys are the rows of A, in place; queries, as they are packed, are B.
+// The same in tile registers (tiles.h): keys are the rows of A, packed queries are B.
 constexpr int TILE_PART = 16, TILE_KEYS = 48;
 constexpr int MOST_PART = RETRO_TILES ? TILE_PART : PART, MOST_KEYS = RETRO_TILES ? TILE_KEYS : KEY_TILE;
-constexpr int64_t FOLD = 512;             // steps after which the running sums move to a second one (rounding)
-constexpr int64_t Q_AHEAD = 16;           // steps: packed queries beyond L1 come from L2 in time
-constexpr int64_t KEYS_AHEAD = 48 << 10;  // bytes: enough to hide memory's latency, little enough to stay in cache
+constexpr int64_t FOLD = 512;    // steps after which sums are added to a second sum, to bound rounding errors
+constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahead from L2
+// bytes that keys are prefetched ahead: they hide the latency and fit in cache
+constexpr int64_t KEYS_AHEAD = 48 << 10;
 
-using NarrowKey = std::conditional_t<MULTIPLIES_PAIRS, bf16, float>;  // bf16: multiplied as it is, in pairs
+using NarrowKey = std::conditional_t<MULTIPLIES_PAIRS, bf16, float>;  // bf16: multiplied in pairs without widening
 
-// How keys of storage type T are multiplied: as Key, after widening unless Key is T.
+// Key: type in which keys of storage type T are multiplied.
 template <class T>
 struct Multiplied {
   using Key = float;
@@ -55,7 +55,7 @@ struct Operand<bf16> {
     std::memcpy(&two, row + 2 * step, 4);
     return broadcast_pair(two);
   }
-  // the odd last element alone: the memory after it is not ours, and 0 * NaN isn't 0
+  // The last element if their number is odd: the memory after it may be NaN.
   static RETRO_INLINE Pairs last(const bf16* row, int64_t dim) { return broadcast_pair(row[dim - 1].bits); }
   static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
 };
@@ -64,9 +64,9 @@ template <class Key>
 struct Tile {
   const Key* rows;
   int64_t stride;         // elements
-  const char* ahead;      // memory soon needed, to be prefetched; null: it isn't known, or cached
+  const char* ahead;      // memory to prefetch, or null
   const float* discount;  // [KEY_TILE] subtracted from a score before it is compared
-  bool force;             // the comparison can't be trusted: every score goes on
+  bool force;             // every score is passed on, because the comparison is not reliable
 };
 
 // acc[m][j] += q_m . key_j over the steps [s, to)
@@ -74,7 +74,7 @@ template <class Key, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
   using O = Operand<Key>;
-  // a row's address is then fetched once for several products
+  // so that a row's address is loaded once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
@@ -172,8 +172,8 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
   return hits;
 }
 
-// MQ query tiles against PART keys, or TILE_PART. Bit m of the result: tile m holds a score that beats its row's
-// threshold; then its scores are in out[m][j][lane].
+// Scores of MQ query tiles and PART keys, or TILE_PART in tile registers. Bit m of the result: tile m has a score above
+// its row's threshold, and its scores are in out[m][j][lane].
 template <class Key, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
@@ -229,14 +229,14 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   return hits;
 }
 
-// The k best of the queries of a tile, lane by lane; no branch, so that it costs the same for one survivor and for 16.
+// The k best keys of a tile's queries, lane by lane, without branches: one new score takes as long as 16.
 struct LaneLists {
-  static constexpr int64_t LARGEST_K = 16;  // beyond, one survivor at a time is cheaper
+  static constexpr int64_t LARGEST_K = 16;  // for larger k, to insert one score at a time is faster
   float* best;                              // [k] of { scores [LANES], key indices as bits [LANES] }
   int64_t k;
 
   static int64_t floats(int64_t k) { return k * 2 * LANES; }
-  // Lanes from `rows` on have no query: no score beats theirs.
+  // Lanes from `rows` on have no query; no score is above theirs.
   void clear(int64_t rows) const {
     for (int64_t j = 0; j < k; ++j) {
       store(best + j * 2 * LANES, select(first(static_cast<int>(rows)), broadcast(-INFINITY), broadcast(INFINITY)));
@@ -246,10 +246,10 @@ struct LaneLists {
   RETRO_INLINE Vec least() const { return load(best + (k - 1) * 2 * LANES); }
   float score(int64_t j, int lane) const { return best[j * 2 * LANES + lane]; }
   int32_t index(int64_t j, int lane) const { return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane])); }
-  // Behind its equals, for keys come in ascending order; -inf and NaN beat nothing.
+  // Inserts behind equal scores, because keys ascend. -inf and NaN are never inserted.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
-    // none yet; once a lane's score has found its place, the displaced score moves on
+    // false at first; once a lane's score has its place, the displaced scores move
     Mask moves = gt(score, broadcast(INFINITY));
     for (int64_t j = 0; j < k; ++j) {
       float* p = best + j * 2 * LANES;
@@ -261,19 +261,13 @@ struct LaneLists {
   }
 };
 
-// A row as it is multiplied: widened, or copied where it already has the type; an odd last half gets a zero beside it.
-template <class T>
-inline void convert_row(const T* from, float* to, int64_t dim) {
-  int64_t i = 0;
-  for (; i + LANES <= dim; i += LANES) store(to + i, load(from + i));
-  if (i < dim) store(to + i, load(from + i, static_cast<int>(dim - i)), static_cast<int>(dim - i));
-}
+// A row that is multiplied in pairs: the last element of an odd number gets a zero as its partner.
 inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   std::memcpy(to, from, 2 * static_cast<size_t>(dim));
   if (dim % 2) to[dim].bits = 0;
 }
 
-// Several sums, so that the products don't wait for one another; their number and order follow from `dim` alone.
+// Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
 template <class Term>
 RETRO_INLINE float reduce(int64_t dim, Term&& term) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};

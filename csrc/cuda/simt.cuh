@@ -1,7 +1,7 @@
-// The few instructions a kernel here needs beyond C++, each named once.
+// Instructions that the kernels need beyond C++.
 //
-// With RETRO_EMULATE_CUDA a host header supplies them and the CUDA keywords instead, so that a plain C++ compiler can
-// run a kernel's own index arithmetic, barriers and fragment layouts on a machine without a GPU.
+// With RETRO_EMULATE_CUDA a host header defines them and the CUDA keywords, so that a C++ compiler can build a program
+// that runs a kernel's index arithmetic, barriers and fragment layouts without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,7 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, zeros where not `valid`;
-// done once cp_async_wait says so, for this thread alone.
+// Copies 16 bytes from global to shared memory, zeros if not `valid`. After cp_async_wait this thread can read them.
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
@@ -33,7 +32,7 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global, boo
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// All but the latest `PENDING` groups of this thread have arrived.
+// Waits until all but the latest `PENDING` groups of this thread have arrived.
 template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
@@ -64,16 +63,15 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], 
   }
 }
 
-// Ordinary and cp.async writes of this thread to shared memory,
-// before what the tensor cores read after the next barrier.
+// Makes this thread's writes to shared memory, also by cp.async, visible to the tensor cores after the next barrier.
 __device__ __forceinline__ void fence_proxy_async() {
 #ifdef RETRO_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// Of a tile of 128-byte rows in the 128-byte swizzle: address and 1024 bytes from one group of 8 rows to the next, both
-// in units of 16; the other offset has no meaning for rows of one span.
+// Descriptor of a tile of 128-byte rows in the 128-byte swizzle: its address, and 1024 bytes from one group of 8 rows
+// to the next, both in units of 16. The other offset is not used for rows of one span.
 __device__ __forceinline__ uint64_t swizzled128_descriptor(const void* tile) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
@@ -84,14 +82,14 @@ __device__ __forceinline__ void wgmma_begin() {
 #endif
 }
 
-// The products begun run on; their sums may not be touched before `wgmma_wait`.
+// Commits the products that were begun. Their sums must not be accessed before `wgmma_wait`.
 __device__ __forceinline__ void wgmma_commit() {
 #ifdef RETRO_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
-// All products committed are in their sums.
+// Waits until all committed products are in their sums.
 __device__ __forceinline__ void wgmma_wait() {
 #ifdef RETRO_WGMMA
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");

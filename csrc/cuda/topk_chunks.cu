@@ -1,16 +1,17 @@
-// Exact top-k of thousands of queries against up to 2^31 keys: the case that is bound by the tensor cores.
+// Exact top-k of thousands of queries and up to 2^31 keys: the case that the tensor cores bound.
 //
-// A block holds 128 queries and walks tiles of 256 keys of one split, in ascending order. 8 warps multiply
-// (topk_tile.cuh); cp.async fills a ring of stages that runs on across tiles, so the epilogue overlaps the next
+// A block has 128 queries and walks over tiles of 256 keys of one split, in ascending order. 8 warps multiply
+// (topk_tile.cuh). cp.async fills a ring of stages that continues across tiles, so the epilogue overlaps with the next
 // tile's loads.
 //
-// Epilogue: each accumulator is compared with its row's k-th score so far. A tile that beats none costs that
-// comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row. It applies the
-// masks and appends the survivors to the row's pending list; a full list is sorted into the row's list of k.
+// Epilogue: each sum is compared with the current k-th score of its row. A tile without a higher score costs only this
+// comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row. The warp applies
+// the masks and appends the candidates to the row's pending list. A full pending list is sorted into the row's list of
+// k.
 //
-// Columns reach a row in ascending order, so "higher than the k-th" is the whole tie rule. No atomics: a position in a
-// pending list is a count of votes. Every list holds distinct values, so the result depends on neither the number of
-// splits nor the order of blocks.
+// Columns reach a row in ascending order, so comparing for "higher than the k-th" also decides ties. There are no
+// atomics: a position in a pending list is a count of votes. Values in a list are distinct, so the result depends
+// neither on the number of splits nor on the order of blocks.
 #include "topk_chunks.h"
 #include "topk_select.cuh"
 #include "topk_tile.cuh"
@@ -20,7 +21,7 @@ namespace topk {
 constexpr int ROWS_PER_WARP = TILE_Q / WARPS;  // rows whose lists a warp owns
 constexpr int CHUNK = 16;                      // columns that go through shared memory at once
 constexpr int CHUNKS = TILE_S / CHUNK;
-constexpr int PENDING = 48;  // survivors a row may wait with; a chunk adds up to 16
+constexpr int PENDING = 48;  // length of a row's pending list; a chunk adds up to 16
 constexpr int STAGED_PITCH = CHUNK + 1;
 
 template <class Mma>
@@ -28,10 +29,10 @@ struct Shared {
   unsigned char stage[Mma::STAGES][(TILE_Q + TILE_S) * Mma::STEP_D * 2];  // queries, then keys
   int64_t pending[TILE_Q][PENDING];
   float staged[TILE_Q][STAGED_PITCH];
-  float limit[TILE_Q];  // the k-th score of the row's list; -inf while it is not full
+  float limit[TILE_Q];  // k-th score of the row's list; -inf while it is not full
   float query_norm[TILE_Q];
   float key_norm[TILE_S];
-  int count[TILE_Q];       // pending survivors
+  int count[TILE_Q];       // length of the pending list
   int have[TILE_Q];        // 0, or k once the row's list exists
   unsigned chunks[WARPS];  // bit c: chunk c of this warp's columns holds a survivor
 };
@@ -45,11 +46,11 @@ struct Work {
   int batch, first_query, first_key, end_key, split;
 };
 
-// Neighbouring blocks scan the same keys for different queries, so that L2 serves all but the first.
+// Neighbouring blocks scan the same keys for different queries, so all but the first read them from L2.
 __device__ __forceinline__ Work work_item(const retro::TopkChunks& call, int item) {
   const int q_blocks = (call.Q + TILE_Q - 1) / TILE_Q;
   Work work;
-  // the last queries have the most keys to scan where causal: they start first
+  // causal: the last queries have the most keys to scan, so they start first
   work.first_query = (q_blocks - 1 - item % q_blocks) * TILE_Q;
   work.split = item / q_blocks % call.splits;
   work.batch = item / q_blocks / call.splits;
@@ -81,7 +82,7 @@ __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, cons
   return true;
 }
 
-// Starts the copies of step `step` of the tile at `first_key` into one stage, in 16-byte pieces.
+// Starts to copy step `step` of the tile at `first_key` into a stage, in 16-byte pieces.
 template <class Mma>
 __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage,
                                            int first_key, int step) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const
   }
 }
 
-// -||q-k||^2 from the products; a comparison keeps NaN, and rounding may not leave a distance below 0.
+// Turns products into -||q-k||^2. Rounding may make a distance negative; a comparison sets it to 0 and keeps NaN.
 template <class Mma>
 __device__ __forceinline__ void to_l2(typename Mma::Sums& sums, const Shared<Mma>& shared, int warp, int lane) {
   const float* key_norm = shared.key_norm + warp % Mma::WARPS_N * (Mma::FRAGMENTS_N * 8);
@@ -150,7 +151,7 @@ __device__ __forceinline__ void to_l2(typename Mma::Sums& sums, const Shared<Mma
   });
 }
 
-// Bit c: some score of chunk c of this warp's columns beats its row's k-th. NaN and -inf beat nothing.
+// Bit c: chunk c of this warp's columns has a score above its row's k-th. NaN and -inf are never above.
 template <class Mma>
 __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& sums, const Shared<Mma>& shared,
                                                      int warp, int lane) {
@@ -164,7 +165,7 @@ __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& s
   return any;
 }
 
-// Chunk `c` of this warp's columns to shared memory.
+// Writes chunk `c` of this warp's columns to shared memory.
 template <class Mma>
 __device__ __forceinline__ void stage_chunk(const typename Mma::Sums& sums, Shared<Mma>& shared, int c, int warp,
                                             int lane) {
@@ -178,7 +179,7 @@ __device__ __forceinline__ int64_t* row_list(const retro::TopkChunks& call, cons
   return call.partial + (q * call.splits + work.split) * call.k;
 }
 
-// The pending survivors of `row` go into its list of k. A warp does this together.
+// Sorts the pending list of `row` into its list of k. All lanes of a warp call it.
 template <class Mma, int PER_LANE>
 __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared, int row, int lane) {
   const int count = shared.count[row], have = shared.have[row];
@@ -192,7 +193,7 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mm
   __syncwarp();
 }
 
-// The staged chunk, whose first column is key `first_key`: this warp's rows, two at a time.
+// Appends candidates of the staged chunk, whose first column is key `first_key`, for this warp's rows, two at a time.
 template <class Mma, int PER_LANE>
 __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
                                              int first_key, int warp, int lane) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, co
   __syncthreads();
   unsigned all = 0;
   for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % Mma::WARPS_N * WARP_CHUNKS);
-#pragma unroll 1  // the sums fill the registers: no code may be kept twice
+#pragma unroll 1  // the sums fill the registers
   for (int c = 0; c < CHUNKS; ++c) {
     if (!(all >> c & 1)) continue;
     if (warp % Mma::WARPS_N == c / WARP_CHUNKS) stage_chunk<Mma>(sums, shared, c % WARP_CHUNKS, warp, lane);
@@ -249,11 +250,11 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   const int keys = work.end_key - work.first_key;
   const int steps = (call.D + Mma::STEP_D - 1) / Mma::STEP_D;
   const int total = (keys > 0 ? (keys + TILE_S - 1) / TILE_S : 0) * steps;  // at most 2^22 tiles of 2^7 steps
-  int load_key = work.first_key, load_step = 0, load_at = 0;                // of the next load: its keys, and its stage
+  int load_key = work.first_key, load_step = 0, load_at = 0;                // keys, step and stage of the next load
   int loaded = 0;
   auto load_next = [&] {
     if (loaded < total) load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);
-    simt::cp_async_commit();  // empty past the end, so that the count of groups still tells the stage
+    simt::cp_async_commit();  // also an empty group past the end, because cp_async_wait counts groups
     ++loaded;
     load_at = (load_at + 1) % Mma::STAGES;
     if (++load_step == steps) load_step = 0, load_key += TILE_S;
@@ -267,7 +268,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   for (int done = 0; done < total; ++done) {
     simt::cp_async_wait<Mma::STAGES - 2>();
     Mma::publish();
-    __syncthreads();  // everyone's pieces of this stage are in, and everyone has left the stage that is filled next
+    __syncthreads();  // all pieces of this stage have arrived, and no thread reads the stage that is filled next
     Mma::begin(sums, shared.stage[at], warp);
     load_next();  // while the tensor cores work
     Mma::finish(sums, shared.stage[at], warp, lane);
@@ -289,7 +290,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   __syncthreads();
   for (int i = 0; i < ROWS_PER_WARP; ++i) {
     const int row = warp * ROWS_PER_WARP + i;
-    // a list that never came to be is written too: the merge reads it
+    // an empty list is written too, because the merge reads it
     if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0))
       flush<Mma, PER_LANE>(call, work, shared, row, lane);
   }
@@ -310,7 +311,7 @@ __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::Topk
   scan<MmaSync<BF16>, PER_LANE>(call, memory);
 }
 
-// Empty but for sm_90a, where alone it is launched.
+// Empty except for sm_90a, and launched only there.
 template <bool BF16, int PER_LANE>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
 #ifdef RETRO_WGMMA
@@ -319,7 +320,7 @@ __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro
 #endif
 }
 
-// One warp a row: the k best of its splits' lists.
+// A warp merges the lists of a row's splits into the k best.
 template <int PER_LANE>
 __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkChunks call) {
   const int lane = threadIdx.x % WARP;
@@ -354,7 +355,7 @@ __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkCh
 namespace retro {
 namespace {
 
-// The wgmma scan is in the sm_90a code alone, which an old nvcc cannot make; every other device runs the other one.
+// Whether the device runs the wgmma scan: only the code for sm_90a has it, which an old nvcc cannot compile.
 cudaError_t on_hopper(bool& yes) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
@@ -379,7 +380,7 @@ cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// A list of k and the pending survivors are sorted together: 32*PER_LANE values hold both.
+// A list of k and the pending list are sorted together, as 32*PER_LANE values.
 template <bool BF16>
 cudaError_t launch_width(const TopkChunks& call, int blocks, cudaStream_t stream) {
   return call.k + topk::PENDING <= 128 ? launch<BF16, 4>(call, blocks, stream) : launch<BF16, 8>(call, blocks, stream);

@@ -24,14 +24,15 @@ struct TopkChunks {
   int bf16, l2;
 };
 
-// Enqueues the scan and the merge on `stream`; 0, or the CUDA error. `blocks`: how many the device holds at once.
+// Enqueues the scan and the merge on `stream`; returns 0, or the CUDA error. `blocks`: blocks that the device runs at
+// once.
 int topk_chunks(const TopkChunks& call, int blocks, void* stream);
 
 constexpr int TOPK_TILE_Q = 128;  // queries a tile
 constexpr int TOPK_TILE_S = 256;  // keys a tile
 
-// Threads a block and bytes of dynamic shared memory of each kernel,
-// under its name; `python -m bench static` reads these lines.
+// Threads of a block and bytes of dynamic shared memory of each kernel, under its name; `python -m bench static` reads
+// these lines.
 struct LaunchShape {
   int threads, shared_bytes;
 };

@@ -1,8 +1,8 @@
-// Packed candidates and the lists that a warp keeps of them.
+// Packed candidates, and a warp's lists of them.
 //
 // A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key
 // index. Larger is a higher score or, at equal scores, a lower index; no two keys pack to the same value.
-// retro_kernels/ops/topk_chunks/triton packs the same way, and a test holds the two together.
+// retro_kernels/ops/topk_chunks/triton packs in the same way, which a test checks.
 #pragma once
 
 #include "simt.cuh"
@@ -64,8 +64,8 @@ __device__ __forceinline__ int64_t element(const int64_t (&v)[PER_LANE], int e) 
   return simt::shuffle(mine, e % WARP);
 }
 
-// list[0, k) = the k best of list[0, have) and extra[0, count), descending, the rest NOTHING; the new k-th is returned.
-// A warp does this together; have is 0 or k, and k + count <= 32*PER_LANE.
+// list[0, k) = the k best of list[0, have) and extra[0, count), descending, then NOTHING; returns the new k-th. All
+// lanes of a warp call it; have is 0 or k, and k + count <= 32*PER_LANE.
 template <int PER_LANE>
 __device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k,
                                               int lane) {

@@ -1,6 +1,6 @@
-// How a block multiplies its 128 queries by 256 keys: one struct an instruction set. Both say where a stage keeps a
-// 16-byte piece, which rows and columns a thread's sums belong to, and add a stage to them: `begin` starts the products
-// that run beside the block's other instructions, `finish` does the rest and waits.
+// Product of a block's 128 queries and 256 keys: one struct for each instruction. A struct defines the address of a
+// 16-byte piece in a stage and the rows and columns of a thread's sums, and adds the products of a stage: `begin`
+// starts products that run beside the block's other instructions, `finish` computes the others and waits.
 #pragma once
 
 #include "simt.cuh"
@@ -24,7 +24,7 @@ struct MmaSync {
   static constexpr int FRAGMENTS_M = 4, FRAGMENTS_N = 8;  // 16x8 sums each
   using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
 
-  // Eight rows that are read at once fall into eight different 16-byte banks.
+  // Eight rows that are read together are in eight different 16-byte banks.
   static __device__ __forceinline__ int place(int row, int piece) {
     return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4);
   }
@@ -67,7 +67,7 @@ struct Wgmma {
   // The hardware's swizzle: bits 4-6 of an address, exclusive-or bits 7-9. Stages start at multiples of 1024.
   static __device__ __forceinline__ int place(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
-  // The tensor cores read the data of cp.async through another proxy.
+  // The tensor cores read shared memory through another proxy than cp.async writes it.
   static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
 
   static __device__ __forceinline__ void begin(Sums& sums, const unsigned char* stage, int warp) {
