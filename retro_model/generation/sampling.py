@@ -93,7 +93,7 @@ def generate(
         max_new_tokens: tokens to add to each row; prompt and addition fit config.max_len, where the model has a limit.
         retrieve: called with the complete chunks int64 [n,M] on the model's device, at most once a step; gives
             neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device. K and R stay the
-            same. None: no retrieval.
+            same. For a model with score_bias it gives scores [n,K] third. None: no retrieval.
         temperature: 0: the most likely token; else logits are divided by it before sampling.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
