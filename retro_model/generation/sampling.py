@@ -93,7 +93,7 @@ def generate(
         max_new_tokens: tokens to add to each row. The longest row must fit config.max_len.
         retrieve: called at most once a step, with the complete chunks int64 [n,M] on the model's device. Returns
             neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device; K and R are the same
-            in every call. None: no retrieval.
+            in every call. For a model with score_bias it also returns scores [n,K]. None: no retrieval.
         temperature: divides the logits before sampling; 0: take the most likely token.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.

@@ -370,6 +370,15 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     assert all(card["found"] <= 8 for card in shown) and max(len(card["texts"]) for card in shown) == 24
 
 
+def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
+    given = {}
+    monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options))
+    retrofit.main(["--score-bias", "--rank", "2", "--layers", "3", "4"])
+    assert (given["score_bias"], given["rank"], given["layers"]) == (True, 2, (3, 4))
+    retrofit.main([])
+    assert (given["score_bias"], given["rank"], given["layers"]) == (False, 0, None)
+
+
 def test_the_differences_are_those_of_the_scores(compared):
     found = json.loads((compared[0] / "compare.json").read_text())["contenders"]
     alone, other = (record.Result.load(compared[0] / "scores" / f"{n}-0.npz") for n in ("alone", "in-context"))
