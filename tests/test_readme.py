@@ -52,9 +52,9 @@ def test_a_block_runs(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", tables.PAGES)
-def test_speeds_are_those_of_the_records(name):
+def test_tables_are_those_of_the_records(name):
     text = (ROOT / name).read_text(encoding="utf-8")
-    assert len(tables.BLOCK.findall(text)) == 1 and tables.page(text) == text
+    assert tables.BLOCK.search(text) and tables.page(text) == text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -18,12 +18,8 @@ from typing import Any
 
 def of_launch(source, options) -> str:
     """`source`: a triton ASTSource; `options`: of its compilation. 16 hexadecimal digits."""
-    parts = [
-        _text(source.fn),
-        sorted(source.signature.items()),
-        source.attrs,
-        sorted(options.__dict__.items(), key=str),
-    ]
+    named = options.__dict__ | {"extern_libs": sorted(dict(options.extern_libs or ()))}  # without a machine's paths
+    parts = [_text(source.fn), sorted(source.signature.items()), source.attrs, sorted(named.items(), key=str)]
     parts += [(place, _text(value)) for place, value in sorted(source.constants.items(), key=str)]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 

@@ -1,9 +1,14 @@
 """Records of compiled kernels: regressions, and the reader of SASS listings."""
 
+import dataclasses
+
 import pytest
 
-from bench.static import regressions, sass
+from bench.static import fingerprint, regressions, sass
+from retro_kernels.compile import aot
+from retro_kernels.compile.target import KNOWN
 from tests.bench.helpers import static_record
+from tests.conftest import INTERPRETER
 
 
 @pytest.mark.parametrize(
@@ -99,3 +104,14 @@ def test_the_work_of_a_tensor_instruction(opcode, flops):
 )
 def test_blocks_per_sm(registers, shared, warps, blocks):
     assert sass.blocks_per_sm(registers, shared, warps, 90) == blocks
+
+
+@pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
+def test_a_fingerprint_is_the_same_wherever_triton_lies():
+    pytest.importorskip("triton")
+    _, case = next(aot.cases(KNOWN[90]))
+    source, options = aot.source(case.launch, KNOWN[90])
+    moved = dataclasses.replace(options, extern_libs=(("libdevice", "elsewhere/libdevice.10.bc"),))
+    deeper = dataclasses.replace(options, num_stages=options.num_stages + 1)
+    one, same, other = (fingerprint.of_launch(source, each) for each in (options, moved, deeper))
+    assert one == same != other
