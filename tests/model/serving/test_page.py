@@ -175,13 +175,15 @@ def test_text_of_documents_is_text(page):
     assert page.locator("main script, main img, main b").count() == 0
 
 
-def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, tmp_path):
+def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, tmp_path, monkeypatch):
     from tools import screenshots
 
+    committed = {p.name for p in screenshots.IMAGES.iterdir()}
+    monkeypatch.setattr(screenshots, "IMAGES", tmp_path)
     with browser.serving(readers["retro"]) as address:
-        screenshots.of_retro(chromium, address, tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png"}
-    assert all((screenshots.IMAGES / p.name).exists() for p in tmp_path.iterdir())
+        screenshots.first_page(chromium, address, "retro")
+        screenshots.forgotten(chromium, address)
+    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png"} <= committed
 
 
 def test_the_page_says_its_limits_and_its_control(page):
