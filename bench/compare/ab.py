@@ -23,7 +23,7 @@ from .git_refs import commit
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
 LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
-LONG_CALL_S = 20e-3  # beside which refilling a cache is nothing
+LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
 HERE = Path(__file__).resolve().parent
 
@@ -132,7 +132,7 @@ class Worker:
         return Worker(self.tree, self.root)
 
     def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # what a dead one never read
+        with contextlib.suppress(BrokenPipeError):  # a dead worker leaves messages unread
             self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()

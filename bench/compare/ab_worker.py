@@ -99,7 +99,7 @@ def prepare(side: Side, wanted: dict):
 
 def sample(call, repeats: int, long: bool) -> float:
     if not long:
-        call()  # its caches were the other process's a moment ago
+        call()  # the other process has just filled the caches
     begun = time.perf_counter()
     for _ in range(repeats):
         call()

@@ -143,7 +143,7 @@ class Program:
         checks: bool = True,
         only: range | None = None,
     ) -> int:
-        """Execute every CTA of the grid; the number of barriers that were passed.
+        """Execute every CTA of the grid. Return the number of barriers that were passed.
 
         Args:
             arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.

@@ -22,7 +22,7 @@ from ..emulate.program import EmulationError
 from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
 from . import entry, estimate, sass
 
-#: share of the estimated time that a tile must save to be kept: the estimate's choice among tiles is not better
+#: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
 #: (`bench estimate --calibration`)
 LEAST_GAIN = 0.10
 

@@ -228,7 +228,7 @@ struct Backward {
     transpose(st.dz, QUERY_BLOCK, n.R, unit.rows, w.strip + last, ld - 1);
     to_row_major(w.strip, ld, unit.rows, ld, w.band_a, lda);
     to_column_major(w.strip, ld, unit.rows, ld, w.band_t, ld);
-    const int slice_rows = slice<Elem>(BAND_SLICE, 16);
+    const int slice_rows = slice<Elem>(BAND_SLICE, TILE);
     for (int i = 0; want_rel_query && i < unit.rows; i += slice_rows) {
       const int rows = std::min(slice_rows, unit.rows - i), begin = (last - i - rows + 1) / STEP,
                 end = kc_of<Elem>(last - i + n.R);

@@ -155,7 +155,7 @@ void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>&
   const int skip = n.max_displacement - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);
-  const int step = slice<Elem>(SLICE, 16);
+  const int step = slice<Elem>(SLICE, TILE);
   for (int row = 0; row < unit.rows; row += step) {  // of its columns only R + rows - 1 matter
     const int rows = std::min(step, unit.rows - row), begin = unit.rows - row - rows;
     gemm<true>(rows, pad(rows + n.R - 1) / LANES, kc_of<Elem>(n.E), rel_query + row * row_width<Elem>(n.E),

@@ -14,6 +14,8 @@
 
 namespace retro::RETRO_ISA {
 
+constexpr int TILE = 16;  // rows, pairs and sums of a tile
+
 #if !RETRO_TILES
 constexpr bool tiles_ready = false;
 struct TileScope {
@@ -21,7 +23,6 @@ struct TileScope {
 };
 #else
 
-constexpr int TILE = 16;                                 // rows, pairs and sums of a tile
 constexpr int TILE_A = 6, TILE_B = 7;                    // registers of the operands; sums are in 0 to 3
 constexpr int ROW_BYTES = TILE * int{sizeof(uint32_t)};  // of a tile
 

@@ -14,7 +14,7 @@ constexpr int PART = 6;
 constexpr int TILES = LANES == 16 ? 4 : 2;
 constexpr int KEY_TILE = 24;  // keys gathered at a time
 // The same in tile registers (tiles.h): keys are the rows of A, packed queries are B.
-constexpr int TILE_PART = 16, TILE_KEYS = 48;
+constexpr int TILE_PART = TILE, TILE_KEYS = 3 * TILE;
 constexpr int MOST_PART = RETRO_TILES ? TILE_PART : PART, MOST_KEYS = RETRO_TILES ? TILE_KEYS : KEY_TILE;
 constexpr int64_t FOLD = 512;    // steps after which sums are added to a second sum, to bound rounding errors
 constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahead from L2
@@ -110,7 +110,7 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
 }
 
 #if RETRO_TILES
-// 16 keys from word s on, of `words` words: in place, or in `copy` where the rows end.
+// TILE keys from word s on: in place, or in `copy` if the rows end before the tile does.
 RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim, uint32_t* copy) {
   const int64_t left = dim - 2 * s;
   if (left >= 2 * TILE) return {tile.rows + 2 * s, tile.stride * int64_t{sizeof(bf16)}};

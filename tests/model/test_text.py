@@ -183,7 +183,7 @@ def test_signatures_depend_on_content_and_seed_only():
     "share, reason", [(1.0, "was built from other sources: its abi is 1, the package's 7"), (0.5, "is damaged: ")]
 )
 def test_an_extension_that_does_not_fit_is_a_reason(tmp_path, share, reason):
-    """One of older sources lacks a function or takes other arguments; a truncated one would kill the process."""
+    """An extension of older sources lacks functions or takes other arguments; a truncated one would end the process."""
     package, library = Path(text.__file__).parents[1], Path(_text.__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tmp_path / package.name / library.name).write_bytes(library.read_bytes()[: int(library.stat().st_size * share)])
