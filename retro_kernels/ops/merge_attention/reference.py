@@ -14,12 +14,15 @@ def forward(call) -> tuple[Tensor, Tensor]:
     top = top.masked_fill(top == -torch.inf, 0)
     weights = torch.exp(lses - top)
     total = weights.sum(0)
-    empty = total == 0
+    empty, dead = total == 0, lses == -torch.inf
     total = torch.where(empty, 1.0, total)
     lse = torch.where(empty, -torch.inf, total.log() + top)
-    # filled, not multiplied: 0 * NaN would be NaN
-    outs = call.outs.to(attention.accumulator(call.outs)).masked_fill(_rows(lses == -torch.inf), 0)
-    out = (_rows(weights / total).to(outs.dtype) * outs).sum(0).masked_fill(_rows(empty), 0)
+    # filled, not multiplied: 0 * NaN would be NaN, in outs and in the gradients of a query without keys
+    weights = (weights / total).masked_fill(dead, 0)
+    outs = call.outs.to(attention.accumulator(call.outs))
+    if lses.device.type != "cpu" or dead.any():  # the fill copies outs; only on the CPU is the question cheaper
+        outs = outs.masked_fill(_rows(dead), 0)
+    out = (_rows(weights).to(outs.dtype) * outs).sum(0)
     return out.to(call.outs.dtype), lse
 
 
