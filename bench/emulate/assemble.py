@@ -17,7 +17,6 @@ _JOINS = {"and": 1, "or": 2, "xor": 3}
 _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, "rpi": 3, "rna": 4}
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
-_REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 LOCAL = 3
 _SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
@@ -308,7 +307,8 @@ def _store(s, parts):
     return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))
 
 
-UPDATES = {name: n for n, name in enumerate(("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))}
+_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
+UPDATES = {name: n for n, name in enumerate((*_REDUCTIONS, "exch", "cas", "inc", "dec"))}
 
 
 @form("atom", "red")
@@ -427,4 +427,4 @@ def _reduce(s, parts):
     if kind.startswith("f") and (kind != "f32" or how not in ("min", "max")):
         raise NotUnderstood(s.opcode)
     target, source, _members = s.operands
-    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS[how],))
+    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS.index(how),))

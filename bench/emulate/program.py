@@ -91,7 +91,7 @@ def library() -> ctypes.CDLL:
     target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_size.restype = loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
+    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
     return loaded
 
 
@@ -251,7 +251,7 @@ class Program:
 
     def raw_counts(self) -> numpy.ndarray:
         """Return the numbers of `counts` as int64 [instructions, 4]."""
-        raw = numpy.zeros((library().ptx_size(ctypes.c_void_p(self.handle)), 4), numpy.int64)
+        raw = numpy.zeros((len(self.kernel.statements), 4), numpy.int64)
         library().ptx_counts(ctypes.c_void_p(self.handle), raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
         return raw
 
@@ -327,7 +327,7 @@ class Program:
             raise PtxError(f"type not emulated: {statement.text[:80]}")
         if not library().ptx_known(instruction.handler.encode()):
             raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
-        fields = [*kinds, predicate, int(statement.negate), width, 0, *options, *[0] * (8 - len(options))]
+        fields = [*kinds, predicate, int(statement.negate), width, *options, *[0] * (8 - len(options))]
         return instruction.handler, statement.opcode, fields, targets, sources
 
     def _append(self, handler, opcode, fields, targets, sources) -> None:
