@@ -20,7 +20,8 @@ _VOTES = {"ballot": 0, "any": 1, "all": 2}
 LOCAL = 3
 _SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
-_GENERIC = {"local": 201 << 40, "param": 202 << 40}  # where a space begins among generic addresses: machine.h
+#: where a space begins among generic addresses: machine.h
+GENERIC = {"local": 201 << 40, "param": 202 << 40, "const": 203 << 40}
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: memory orders and scopes; here everyone sees an access at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
@@ -202,7 +203,7 @@ def _move(s, parts):
     if s.opcode.startswith("cvta") and "global" not in parts:
         (space,) = {"param", "local"} & set(parts)
         handler = "sub" if "to" in parts else "add"
-        return Instruction(handler, kind, [source, Constant(_GENERIC[space])], [target])
+        return Instruction(handler, kind, [source, Constant(GENERIC[space])], [target])
     targets = list(target.items) if isinstance(target, Vector) else [target]
     sources = list(source.items) if isinstance(source, Vector) else [source]
     return Instruction("mov", kind, sources, targets, options=(int(isinstance(source, Constant)),))
@@ -281,13 +282,13 @@ def _load(s, parts):
     if parts[0] == "param":
         if isinstance(address.base, Symbol) and not isinstance(target, Vector):
             return Instruction("mov", parts[-1], [address], [target])
-        offset = address.offset + _GENERIC["param"]
+        offset = address.offset + GENERIC["param"]
         return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
     space, kind, count = _space(parts)
     targets = values(target)
     if len(targets) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
-    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
+    offset = address.offset + (GENERIC["local"] if space == LOCAL else 0)
     return Instruction("ld", kind, [address.base], targets, options=(offset, space))
 
 
@@ -303,7 +304,7 @@ def _store(s, parts):
     stored = values(value)
     if len(stored) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
-    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
+    offset = address.offset + (GENERIC["local"] if space == LOCAL else 0)
     return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))
 
 

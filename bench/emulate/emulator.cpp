@@ -45,7 +45,6 @@ const std::map<std::string, int> TYPE_NAMES = {
 
 struct Program {
   std::vector<Ins> code;
-  int registers = 0;
   bool tracing = false;
   std::string printed;
   std::vector<int32_t> trace;  // the instructions in the order in which they were executed
@@ -130,7 +129,6 @@ class Run {
     if (lowest == END) {  // all wait: the barrier opens
       std::fill(waits_.begin(), waits_.end(), 0);
       ++m_.epoch;
-      ++m_.barriers;
       return gather();
     }
     at_ = lowest;
@@ -160,7 +158,6 @@ class Run {
     int target = m_.branches ? int(i.option[0]) : at_ + 1;
     if (together_ && m_.barrier && m_.all) {
       ++m_.epoch;
-      ++m_.barriers;
       ++at_;
       return true;
     }
@@ -197,11 +194,7 @@ int ptx_type(const char* name) {
 
 int ptx_known(const char* handler) { return ptx::HANDLERS.count(handler) != 0; }
 
-void* ptx_program(int registers) {
-  auto* program = new ptx::Program;
-  program->registers = registers;
-  return program;
-}
+void* ptx_program() { return new ptx::Program; }
 
 void ptx_free(void* program) { delete static_cast<ptx::Program*>(program); }
 
@@ -217,21 +210,21 @@ void ptx_append(void* program, const char* handler, const int64_t* fields, int n
   static_cast<ptx::Program*>(program)->code.push_back(std::move(i));
 }
 
-// Runs CTAs first..last-1 of the grid, x fastest. constants: (register, value) pairs; specials: registers of tid.xyz,
+// Runs CTAs first..last-1 of the grid, x fastest. constants: (register, value) pairs; specials: registers of tid.x,
 // laneid, ctaid.xyz or -1. Returns -1, or the index of the instruction that failed, with `message`; `where` is then the
 // CTA.
-int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* grid, int64_t first, int64_t last,
-            int nconstants, const int* constant_registers, const uint64_t* constant_values, const int* specials,
-            int64_t shared_bytes, int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts,
-            const int64_t* sizes, int checks, int64_t* where, int64_t* barriers, char* message, int message_bytes) {
+int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int64_t first, int64_t last, int nconstants,
+            const int* constant_registers, const uint64_t* constant_values, const int* specials, int64_t shared_bytes,
+            int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts, const uint64_t* sizes,
+            int checks, int64_t* where, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
   ptx::Machine m;
   m.threads = threads;
   m.warps = (threads + ptx::WARP - 1) / ptx::WARP;
   m.checks = checks != 0;
-  m.registers.resize(size_t(program.registers) * threads);
-  m.register_time.resize(program.registers);
-  m.pending.resize(program.registers);
+  m.registers.resize(size_t(registers) * threads);
+  m.register_time.resize(registers);
+  m.pending.resize(registers);
   m.mask.resize(size_t(m.warps) * ptx::WARP);
   m.scratch.resize(threads);
   m.shared.resize(size_t(shared_bytes));
@@ -241,7 +234,7 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
   m.granules.resize(size_t(shared_bytes + 1) / 2);
   for (int k = 0; k < nregions; ++k)
     (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? m.hosts : m.regions)
-        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), sizes[k]});
+        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
   ptx::Run run(program, m);
   int failed = -1;
   try {
@@ -250,11 +243,8 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
       run.reset();
       for (int k = 0; k < nconstants; ++k) std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
       for (uint64_t t = 0; t < uint64_t(threads); ++t) {
-        uint64_t x = grid[0], y = grid[1],
-                 values[] = {
-                     t % block[0], t / block[0] % block[1], t / block[0] / block[1], t % ptx::WARP, n % x, n / x % y,
-                     n / x / y};
-        for (int k = 0; k < 7; ++k)
+        uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
+        for (int k = 0; k < 5; ++k)
           if (specials[k] >= 0) m.reg(specials[k])[t] = values[k];
       }
       run.cta();
@@ -264,7 +254,6 @@ int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* gr
     failed = run.at();
   }
   program.printed += m.printed;
-  *barriers += m.barriers;
   return failed;
 }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from .parse import Kernel, Memory, PtxError, Register, Statement, Symbol, Vector, body, read
+from .parse import Kernel, Memory, PtxError, Register, Statement, Symbol, Vector, body, read, size_of
 
 _FUNCTION = re.compile(r"\.func\s*(?:\([^)]*\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*(?:\.noreturn\s*)?(;|\{)", re.S)
 _CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*([^;]*))?;")
@@ -134,7 +134,7 @@ class _Linker:
         body_, caller = function.kernel, self.kernel
         caller.widths |= {key: value for key, value in body_.widths.items() if key not in caller.widths}
         for depot, (_, size) in body_.local.items():
-            caller.local.setdefault(depot, (caller.local_bytes, size))
+            caller.local.setdefault(depot, (size_of(caller.local), size))
         reads = _parameters_of(body_.statements, "ld")
         for own, theirs in zip(function.parameters, given, strict=True):
             for offset, kind in sorted(reads.get(own, ())):

@@ -169,7 +169,7 @@ struct Machine {
   int64_t local_bytes = 0;
   std::string printed;
   int32_t epoch = 0;
-  int64_t time = 0, barriers = 0;
+  int64_t time = 0;
   int64_t idle = 0;                     // atomic updates in a row that changed nothing
   std::vector<Flying<Copy>> copies;     // by thread
   std::vector<Flying<Reads>> products;  // by warpgroup

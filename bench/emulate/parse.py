@@ -80,9 +80,10 @@ class Kernel:
     constant_bytes: bytes = b""
     local: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # a thread's memory: offset, bytes
 
-    @property
-    def local_bytes(self) -> int:
-        return max((offset + size for offset, size in self.local.values()), default=0)
+
+def size_of(space: dict[str, tuple[int, int]]) -> int:
+    """Return the end of the last variable: each is (offset, bytes)."""
+    return max((offset + size for offset, size in space.values()), default=0)
 
 
 def entries(text: str) -> list[str]:
@@ -206,7 +207,7 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     local = _LOCAL.match(text)
     if local:
         align, name, size = int(local[1]), local[2], int(local[3])
-        kernel.local[name] = (-(-kernel.local_bytes // align) * align, size)
+        kernel.local[name] = (-(-size_of(kernel.local) // align) * align, size)
         return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared", ".param")):
