@@ -289,6 +289,7 @@ class Program:
             if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
                 raise PtxError(f"a branch to {target}: no such label")
             options = (self.kernel.labels[target.name],)
+        options = [library().ptx_type(one.encode()) if isinstance(one, str) else one for one in options]
         sources = [self._source(operand, instruction.type) for operand in instruction.sources]
         targets = [self._register(operand.name) for operand in instruction.destinations]
         width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
