@@ -101,12 +101,17 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
     log, known = Log(), Known()
     state = _State(arch, checks, counts, log, known)
     previous = triton.runtime.driver._active
+
+    def data_ptr(tensor) -> int:
+        known.note(tensor)
+        return torch._C.TensorBase.data_ptr(tensor)
+
     with contextlib.ExitStack() as stack:
         triton.runtime.driver.set_active(Driver(DEVICES[arch], state.launched))
         stack.callback(setattr, triton.runtime.driver, "_active", previous)
         for patch in (
             mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
-            mock.patch.object(Tensor, "data_ptr", _noting(known)),
+            mock.patch.object(Tensor, "data_ptr", data_ptr),
             *state.autotuner_patches(),
             *cuda_is_cpu.answers(DEVICES[arch]),
         ):
@@ -114,16 +119,6 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
         if cuda:
             stack.enter_context(cuda_is_cpu.mapped())
         yield log
-
-
-def _noting(known: Known):
-    """Return a Tensor.data_ptr that also notes the tensor."""
-
-    def data_ptr(self) -> int:
-        known.note(self)
-        return torch._C.TensorBase.data_ptr(self)
-
-    return data_ptr
 
 
 class _State:
@@ -156,7 +151,9 @@ class _State:
 
     def autotuner_patches(self) -> list:
         """Patch the autotuner to take the first configuration that compiles and fits: nothing is timed."""
+        from triton.compiler.errors import CompileTimeAssertionFailure
         from triton.runtime.autotuner import Autotuner
+        from triton.runtime.errors import OutOfResources, PTXASError
 
         run = Autotuner.run
 
@@ -169,15 +166,6 @@ class _State:
             finally:
                 self._tuners.pop()
                 tuner.cache = kept
-
-        return [
-            mock.patch.object(Autotuner, "_bench", self._bench()),
-            mock.patch.object(Autotuner, "run", of_this_device),
-        ]
-
-    def _bench(self):
-        from triton.compiler.errors import CompileTimeAssertionFailure
-        from triton.runtime.errors import OutOfResources, PTXASError
 
         def bench(tuner, *args, config, **meta):
             if self._chosen is tuner.nargs:  # in this choice another one compiled
@@ -193,4 +181,4 @@ class _State:
             self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")
             return [0.0] * 3
 
-        return bench
+        return [mock.patch.object(Autotuner, "_bench", bench), mock.patch.object(Autotuner, "run", of_this_device)]

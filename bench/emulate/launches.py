@@ -75,14 +75,12 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
         run(launch, arch, checks=checks)
 
     target = Target(arch, KNOWN[arch].shared_memory, MULTIPROCESSORS)
-    patches = (
+    with (
         mock.patch.object(Launch, "run", emulated),
         mock.patch.object(backend, "interpreted", lambda: True),
         mock.patch.object(targets, "INTERPRETED", target),
-    )
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+        contextlib.ExitStack() as stack,
+    ):
         for forget in (backends._status.cache_clear, backends._available.cache_clear, eager.forget):
             forget()  # which backends there are, and what was planned with them
             stack.callback(forget)

@@ -15,14 +15,17 @@ def estimate(launch, machine: str):
     """`static.estimate.estimate` of a `context.Launched`, on copies of its tensors."""
     from ..static import estimate as model
 
-    machines = model.MACHINES
-    if machine not in machines:
-        raise ValueError(f"machine: expected one of {sorted(machines)}; got {machine!r}")
-    if machines[machine].arch != launch.arch:
-        raise ValueError(
-            f"machine: {machine} is sm_{machines[machine].arch}; the launch was compiled for sm_{launch.arch}"
-        )
-    return model.estimate(copied(launch), static_record(launch), machines[machine])
+    if machine not in model.MACHINES:
+        raise ValueError(f"machine: expected one of {sorted(model.MACHINES)}; got {machine!r}")
+    arch = model.MACHINES[machine].arch
+    if arch != launch.arch:
+        raise ValueError(f"machine: {machine} is sm_{arch}; the launch was compiled for sm_{launch.arch}")
+
+    def copy(tensor: Tensor) -> Tensor:  # executing the launch again changes nothing of the program's
+        flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
+        return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+    return model.estimate(replaced(launch, copy), static_record(launch), model.MACHINES[machine])
 
 
 def static_record(launch) -> dict[str, Any]:
@@ -31,13 +34,3 @@ def static_record(launch) -> dict[str, Any]:
 
     with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):
         return tiles.static_record(launch, launch.arch)
-
-
-def copied(launch):
-    """Return the launch on copies of its tensors: executing it again changes nothing of the program's."""
-
-    def copy(tensor: Tensor) -> Tensor:
-        flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
-        return flat.as_strided(tensor.shape, tensor.stride(), 0)
-
-    return replaced(launch, copy)

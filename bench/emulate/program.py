@@ -84,10 +84,15 @@ def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
-    compiler = os.environ.get("CXX", "").split() or [
-        next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    command = [
+        *(os.environ.get("CXX", "").split() or [found]),
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        "-shared",
+        "-fPIC",
     ]
-    command = [*compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
