@@ -311,21 +311,15 @@ enum Combination { ALONE, AND, OR, XOR };
 template <class T>
 bool compares(int how, T a, T b) {
   bool unordered = a != a || b != b;
-  switch (how) {
+  if (how >= NUM) return unordered == (how == NAN_);
+  if (unordered) return how >= EQU;
+  switch (how % EQU) {
     case EQ: return a == b;
-    case NE: return !unordered && a != b;
+    case NE: return a != b;
     case LT: return a < b;
     case LE: return a <= b;
     case GT: return a > b;
-    case GE: return a >= b;
-    case EQU: return unordered || a == b;
-    case NEU: return unordered || a != b;
-    case LTU: return unordered || a < b;
-    case LEU: return unordered || a <= b;
-    case GTU: return unordered || a > b;
-    case GEU: return unordered || a >= b;
-    case NUM: return !unordered;
-    default: return unordered;
+    default: return a >= b;
   }
 }
 

@@ -357,11 +357,6 @@ def _branch(s, parts):
     return Instruction("bra", options=(s.operands[0],))
 
 
-@form("ret", "exit")
-def _return(s, parts):
-    return Instruction("ret")
-
-
 @form("vprintf")
 def _print(s, parts):
     *result, text, arguments = s.operands
@@ -373,9 +368,9 @@ def _assertion(s, parts):
     return Instruction("assertion", sources=s.operands)
 
 
-@form("trap")
-def _trap(s, parts):
-    return Instruction("trap")
+@form("ret", "exit", "trap")
+def _end(s, parts):
+    return Instruction("trap" if s.opcode == "trap" else "ret")
 
 
 @form("shfl")

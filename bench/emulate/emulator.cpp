@@ -54,9 +54,10 @@ constexpr int END = std::numeric_limits<int>::max();
 
 class Run {
  public:
-  Run(Program& program, Machine& machine) : program_(program), m_(machine) {}
+  Run(Program& program, Machine& machine)
+      : program_(program), m_(machine), pc_(machine.threads), waits_(machine.threads) {}
 
-  // One CTA, after `reset` and with its constants in their registers
+  // One CTA, with its constants in their registers
   void cta() {
     while (step()) {
     }
@@ -65,29 +66,6 @@ class Run {
     for (auto& flying : m_.bulks)
       if (!flying.items.empty()) m_.fault("the kernel ends with a bulk store that was not waited for");
     if (!m_.tensor.allocations.empty()) m_.fault("the kernel ends with tensor memory that was not given back");
-  }
-
-  void reset() {
-    std::fill(m_.registers.begin(), m_.registers.end(), 0xdeadbeefdeadbeefull);
-    std::fill(m_.register_time.begin(), m_.register_time.end(), -1);
-    std::fill(m_.pending.begin(), m_.pending.end(), 0);
-    m_.pending_count = 0;
-    std::fill(m_.shared.begin(), m_.shared.end(), 0xff);  // NaN
-    std::fill(m_.granules.begin(), m_.granules.end(), Granule{});
-    m_.alive.assign(m_.threads, 1);
-    m_.copies.assign(m_.threads, {});
-    m_.products.assign(m_.warps / 4, {});
-    m_.bulks.assign(m_.threads, {});
-    m_.tensor = {};
-    m_.tensor.transfers.assign(m_.warps, {});
-    m_.tensor.waited.assign(m_.warps, -1);
-    m_.fence_time.assign(m_.warps, -1);
-    m_.proxy_time.assign(m_.warps, -1);
-    m_.epoch = 0;
-    pc_.assign(m_.threads, 0);
-    waits_.assign(m_.threads, 0);
-    together_ = true;
-    at_ = 0;
   }
 
   int at() const { return at_; }
@@ -218,43 +196,28 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
             int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts, const uint64_t* sizes,
             int checks, int64_t* where, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
-  ptx::Machine m;
-  m.threads = threads;
-  m.warps = (threads + ptx::WARP - 1) / ptx::WARP;
-  m.checks = checks != 0;
-  m.registers.resize(size_t(registers) * threads);
-  m.register_time.resize(registers);
-  m.pending.resize(registers);
-  m.mask.resize(size_t(m.warps) * ptx::WARP);
-  m.scratch.resize(threads);
-  m.shared.resize(size_t(shared_bytes));
-  m.carry.assign(threads, 0);
-  m.local_bytes = local_bytes;
-  m.local.assign(size_t(local_bytes) * threads, 0xcb);
-  m.granules.resize(size_t(shared_bytes + 1) / 2);
+  std::vector<ptx::Region> regions, hosts_own;
   for (int k = 0; k < nregions; ++k)
-    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? m.hosts : m.regions)
+    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? hosts_own : regions)
         .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
-  ptx::Run run(program, m);
-  int failed = -1;
-  try {
-    for (int64_t n = first; n < last; ++n) {
-      *where = n;
-      run.reset();
-      for (int k = 0; k < nconstants; ++k) std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
-      for (uint64_t t = 0; t < uint64_t(threads); ++t) {
-        uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
-        for (int k = 0; k < 5; ++k)
-          if (specials[k] >= 0) m.reg(specials[k])[t] = values[k];
-      }
-      run.cta();
+  for (int64_t n = first; n < last; ++n) {
+    *where = n;
+    ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed);
+    for (int k = 0; k < nconstants; ++k) std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
+    for (uint64_t t = 0; t < uint64_t(threads); ++t) {
+      uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
+      for (int k = 0; k < 5; ++k)
+        if (specials[k] >= 0) m.reg(specials[k])[t] = values[k];
     }
-  } catch (const std::exception& error) {
-    std::snprintf(message, message_bytes, "%s", error.what());
-    failed = run.at();
+    ptx::Run run(program, m);
+    try {
+      run.cta();
+    } catch (const std::exception& error) {
+      std::snprintf(message, message_bytes, "%s", error.what());
+      return run.at();
+    }
   }
-  program.printed += m.printed;
-  return failed;
+  return -1;
 }
 
 // Return the program's output since the last call, and forget it where `out` takes it

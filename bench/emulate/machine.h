@@ -153,21 +153,21 @@ struct Tensor {
 };
 
 struct Machine {
-  int threads = 0, warps = 0;
-  bool checks = true;
+  int threads, warps;
+  bool checks;
   std::vector<uint64_t> registers;     // [register][thread]
   std::vector<int64_t> register_time;  // when last written
   std::vector<int16_t> pending;        // a register that a wgmma in flight uses
   int pending_count = 0;
-  std::vector<uint8_t> alive, mask, scratch;
-  bool all = true;  // every thread executes the current instruction
+  std::vector<uint8_t> alive, mask, scratch;  // by thread; scratch: those at the current instruction
+  bool all = true;                            // every thread executes the current instruction
   std::vector<uint8_t> shared;
   std::vector<Granule> granules;
-  std::vector<Region> regions, hosts;
+  const std::vector<Region>&regions, &hosts;
   std::vector<uint8_t> carry;  // by thread: CC.CF
+  int64_t local_bytes;
   std::vector<uint8_t> local;  // by thread
-  int64_t local_bytes = 0;
-  std::string printed;
+  std::string& printed;
   int32_t epoch = 0;
   int64_t time = 0;
   int64_t idle = 0;                     // atomic updates in a row that changed nothing
@@ -177,6 +177,19 @@ struct Machine {
   Tensor tensor;
   std::vector<int64_t> fence_time, proxy_time;            // by warp: wgmma.fence, fence.proxy.async
   bool barrier = false, exits = false, branches = false;  // the request of a control instruction's handler
+
+  // What nothing wrote is neither 0 nor a number
+  Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
+          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed)
+      : threads(threads), warps((threads + WARP - 1) / WARP), checks(checks),
+        registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull), register_time(registers, -1), pending(registers),
+        alive(threads, 1), mask(size_t(warps) * WARP), scratch(threads), shared(size_t(shared_bytes), 0xff),
+        granules(size_t(shared_bytes + 1) / 2), regions(regions), hosts(hosts), carry(threads),
+        local_bytes(local_bytes), local(size_t(local_bytes) * threads, 0xcb), printed(printed), copies(threads),
+        products(warps / 4), bulks(threads), fence_time(warps, -1), proxy_time(warps, -1) {
+    tensor.transfers.resize(warps);
+    tensor.waited.assign(warps, -1);
+  }
 
   uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 

@@ -6,53 +6,27 @@ reads memory that nothing wrote.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Iterator
 from unittest import mock
+
+import torch
 
 from ..emulate import context
 from ..measure import runner
 from ..registry import CONTENDERS, LAUNCHES, cases_of
-from . import fingerprint
-from .entry import identity, selected
 
 
-def launches(arch: int, parts: tuple[str, ...] | None) -> Iterator[tuple[str, str, str, str, object]]:
-    """Yield (op, backend, case, dtype, launch) of every registered launch with one of `parts` in its id."""
-    seen = collections.Counter()
+def launches(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
+    """Yield (op, backend, case, dtype, launch) of every registered launch."""
     for op, backend, name, dtype, call in _calls():
-        for launch in made(call, arch):
-            case = f"{launch.name}:{name}:sm{arch}"
-            seen[op, backend, case, dtype] += 1
-            if (count := seen[op, backend, case, dtype]) > 1:
-                case += f"#{count}"
-            if selected(identity(op, backend, case, dtype), parts):
-                yield op, backend, case, dtype, launch
-
-
-def operators() -> set[str]:
-    return {c.kernel for c in CONTENDERS.values() if c.triton} | {item.kernel for item in LAUNCHES}
-
-
-def made(call: Callable[[], object], arch: int) -> list:
-    """Return the launches of one call."""
-    nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
-    with nothing, context.gpu(arch, checks=False, counts=False) as log:
-        call()
-    return log.launches
-
-
-def mark(launch, arch: int) -> str:
-    """Return the fingerprint of a launch."""
-    from retro_kernels.compile import aot
-    from retro_kernels.compile.target import KNOWN
-
-    return fingerprint.of_launch(*aot.source(launch, KNOWN[arch]))
+        nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
+        with nothing, context.gpu(arch, checks=False, counts=False) as log:
+            call()
+        for launch in log.launches:
+            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch
 
 
 def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
-    import torch
-
     for item in LAUNCHES:
         yield item.kernel, "triton", item.name, item.dtype, item.call
     for contender in CONTENDERS.values():
