@@ -1,32 +1,37 @@
-"""Static metrics of the Triton kernels, by `retro_kernels.compile.aot` of the imported tree."""
+"""Static metrics of the Triton kernels: shipped ones, by `retro_kernels.compile.aot` of the imported tree, and those of
+plug-ins.
+"""
 
 from __future__ import annotations
 
 import collections
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
 
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
 
 from .. import ops
+from ..emulate import context
 from ..emulate import counters as emulated
 from ..emulate.parse import PtxError
 from ..emulate.program import EmulationError
-from ..registry import OPERATORS
-from . import entry, fingerprint, recorded, sass, tiles
+from ..measure import runner
+from ..registry import CONTENDERS, LAUNCHES, OPERATORS, cases_of
+from . import entry, fingerprint, sass, tiles
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One compile in the order of `aot.compile_each`. The second and third launch of a kernel in one case get #2 and
-    #3.
-    """
+    """One compile in the order of `aot.compile_each`. A kernel's second and third launch in a case get #2 and #3."""
 
     op: str
     backend: str
@@ -54,7 +59,7 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
     theirs = OPERATORS.keys() - set(ops.NAMES)
     shipped = parts is None or any(part.partition("/")[0] not in theirs for part in parts)
     for arch in arches:
-        found = [(True, *launch) for launch in recorded.launches(arch)]
+        found = [(True, *launch) for launch in _recorded(arch)]
         for op, case in aot.cases(KNOWN[arch]) if shipped else ():
             name = f"{case.launch.name}:{case.case}:sm{arch}"
             found.append((False, op, "triton", name, case.dtype, case.launch))
@@ -67,6 +72,33 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
             mark = fingerprint.of_launch(*aot.source(launch, KNOWN[arch])) if wanted else None
             every.append(Launch(op, backend, name, dtype, arch, launch, foreign, mark))
     return every
+
+
+def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
+    """Yield (op, backend, case, dtype, launch) of every launch that plug-ins registered.
+
+    A case's call is made on CPU tensors; its launches are kept and not executed. A program that reads a kernel's result
+    to decide its next launch reads memory that nothing wrote.
+    """
+    for op, backend, name, dtype, call in _calls():
+        nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
+        with nothing, context.gpu(arch, checks=False, counts=False) as log:
+            call()
+        for launch in log.launches:
+            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch
+
+
+def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
+    for item in LAUNCHES:
+        yield item.kernel, "triton", item.name, item.dtype, item.call
+    for contender in CONTENDERS.values():
+        for case in cases_of(contender.kernel) if contender.triton else ():
+            for dtype in case.dtypes.get("cuda", ()):
+                arguments = case.make(0, "cpu", getattr(torch, dtype))
+                for mode in case.modes:
+                    if not contender.reason(case, dtype, "cuda"):
+                        call = runner.step(contender, case, arguments, mode == "fwdbwd", 0)
+                        yield case.kernel, contender.name, f"{case.name} {mode}", dtype, call
 
 
 def rows(
