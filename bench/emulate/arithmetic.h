@@ -376,17 +376,12 @@ inline void cvt(Machine& m, Ins& i) {
       out = write_float(m, to, v, ftz);
     } else if (from >= F16) {
       double v = to_integral(read_float(m, from, a[t]), int(i.option[1]));
-      int size = 8 * BYTES[to];
-      double low = is_signed(to) ? -std::ldexp(1.0, size - 1) : 0.0,
-             high = std::ldexp(1.0, is_signed(to) ? size - 1 : size);
-      if (v != v)
-        out = 0;
-      else if (v >= high)
-        out = is_signed(to) ? (uint64_t(1) << (size - 1)) - 1 : zero_extended(~uint64_t(0), BYTES[to]);
-      else if (v <= low)
-        out = is_signed(to) ? zero_extended(uint64_t(1) << (size - 1), BYTES[to]) : 0;
-      else
-        out = is_signed(to) ? zero_extended(uint64_t(int64_t(v)), BYTES[to]) : uint64_t(v);
+      out = with_integer(m, to, [&](auto zero) {
+        using Limits = std::numeric_limits<decltype(zero)>;
+        if (v >= std::ldexp(1.0, Limits::digits)) return bits(Limits::max());
+        if (v <= double(Limits::min())) return bits(Limits::min());
+        return bits(v != v ? zero : decltype(zero)(v));
+      });
     } else {
       uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
       if (to < F16)

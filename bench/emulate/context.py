@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from . import counters
 from .kernel import Compiled, execute, until_ptx
-from .memory import Known, elements, replaced
+from .memory import elements, replaced
 from .program import Counted
 
 
@@ -117,12 +118,13 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
         raise ValueError(f"arch: expected one of {sorted(DEVICES)}; got {arch}")
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
-    log, known = Log(), Known()
-    state = _State(arch, checks, counts, log, known)
+    log = Log()
+    state = _State(arch, checks, counts, log)
     previous = triton.runtime.driver._active
 
     def data_ptr(tensor) -> int:
-        known.note(tensor)
+        storage = tensor.untyped_storage()
+        state.known[storage.data_ptr()] = storage
         return torch._C.TensorBase.data_ptr(tensor)
 
     with contextlib.ExitStack() as stack:
@@ -143,8 +145,10 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
 class _State:
     """State that the patches of one `gpu` share."""
 
-    def __init__(self, arch: int, checks: bool, counts: bool, log: Log, known: Known):
-        self.arch, self.checks, self.counts, self.log, self.known = arch, checks, counts, log, known
+    def __init__(self, arch: int, checks: bool, counts: bool, log: Log):
+        self.arch, self.checks, self.counts, self.log = arch, checks, counts, log
+        # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
+        self.known = weakref.WeakValueDictionary()
         self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
         self._tuners: list = []  # that are running
         self._chosen: dict | None = None  # the arguments for which the last choice was made
@@ -164,7 +168,8 @@ class _State:
         )
         self.log.launches.append(launch)
         before = compiled.program.raw_counts() if self.counts else None
-        execute(compiled, grid, values, checks=self.checks, known=self.known.regions())
+        known = [(address, storage.nbytes()) for address, storage in self.known.items()]
+        execute(compiled, grid, values, checks=self.checks, known=known)
         if before is not None:
             launch.counts = compiled.program.raw_counts() - before
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -101,19 +100,3 @@ def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
         int(value.padding == "nan"),
         1,
     )
-
-
-class Known:
-    """Memory whose address a program asked for. A kernel may find the address in memory, as in a list of pointers."""
-
-    def __init__(self):
-        self._storages: dict[int, weakref.ref] = {}
-
-    def note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = weakref.ref(storage)
-
-    def regions(self) -> list[tuple[int, int]]:
-        """Return (address, bytes) of the memory that still exists."""
-        self._storages = {address: ref for address, ref in self._storages.items() if ref() is not None}
-        return [(address, ref().nbytes()) for address, ref in self._storages.items()]

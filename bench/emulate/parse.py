@@ -9,7 +9,8 @@ import re
 _LINE_COMMENT = re.compile(r"//.*")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s.*"([^"\n]*)"', re.M)  # the last of its strings
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?(\w+)(?:\[(\d+)\])?\s*(?:,|$)")
-_STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%?\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
+_STATEMENT = re.compile(r"^(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
+_OPERAND = re.compile(r"(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,])+")
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
@@ -198,10 +199,9 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     match = _STATEMENT.match(text)
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
-    operands = [_declared(_operand(part), kernel) for part in _split(match["rest"])]
-    kernel.statements.append(
-        Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
-    )
+    negate, predicate, opcode, rest = match.groups()
+    operands = [_declared(_operand(part), kernel) for part in _split(rest)]
+    kernel.statements.append(Statement(opcode, operands, predicate, negate == "!", line, text))
 
 
 def _declared(operand, kernel: Kernel):
@@ -215,15 +215,7 @@ def _declared(operand, kernel: Kernel):
 
 def _split(text: str) -> list[str]:
     """Split operands at commas outside brackets. `a|b` is one operand."""
-    parts, depth, start = [], 0, 0
-    for at, letter in enumerate(text):
-        depth += letter in "{[("
-        depth -= letter in "}])"
-        if letter == "," and depth == 0:
-            parts.append(text[start:at])
-            start = at + 1
-    parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in _OPERAND.findall(text) if part.strip()]
 
 
 def _operand(text: str):
