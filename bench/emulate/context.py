@@ -49,9 +49,7 @@ class Launched:
         return self.compiled.program.counts(self.counts)
 
     def counters(self) -> dict[str, Any]:
-        """Return instructions by kind, sectors and wavefronts over the fewest possible, and barriers, of the whole
-        grid.
-        """
+        """Return the grid's instructions by kind, barriers, sectors and wavefronts over the fewest possible."""
         return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
 
     def lines(self) -> list[counters.Line]:

@@ -43,9 +43,7 @@ class Compiled:
 
 
 def until_ptx(backend=None, stages=None, *_):
-    """Triton's hook that leaves ptxas out, because the emulator executes PTX. Without arguments it returns its part of
-    the cache's key.
-    """
+    """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
     if stages is None:
         return ("ptx as the binary", "ptx as the binary")
     stages["cubin"] = lambda module, metadata: module.encode()

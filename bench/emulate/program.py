@@ -8,7 +8,6 @@ import functools
 import hashlib
 import math
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -34,9 +33,7 @@ _KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, "%ntid.x", "%nctaid.x", "%nctaid.y", "%n
 
 
 class EmulationError(RuntimeError):
-    """Error: a launch has a fault, such as an access, a race or a missing wait. It names the line of source and the
-    instruction.
-    """
+    """Error: a launch has a fault, such as a race or a missing wait, at a line of source and an instruction."""
 
 
 class DeviceAssertion(EmulationError, AssertionError):
@@ -45,16 +42,14 @@ class DeviceAssertion(EmulationError, AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """Counts of one instruction after a run. units: sectors (global) or wavefronts (shared) of its requests. fewest:
-    the least for its bytes.
-    """
+    """Counts of one instruction after a run."""
 
     opcode: str
     line: str
     executed: int  # by CTAs
     requests: int  # by warps, of memory
-    units: int
-    fewest: int
+    units: int  # sectors (global) or wavefronts (shared) of the requests
+    fewest: int  # units for their bytes
 
 
 def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path], version: str) -> Path:
@@ -205,7 +200,9 @@ class Program:
         if failed >= 0:
             statement, n = self.kernel.statements[failed], where.value
             cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
-            said = _with_names(message.value.decode(), names)
+            said = message.value.decode()
+            for number, name in enumerate(names):
+                said = said.replace(f"argument tensor {number}:", f"argument {name}:")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
@@ -329,16 +326,6 @@ class Structure:
     """An argument that is a C structure: its fields as (format of `struct`, value) in order, aligned as C does."""
 
     fields: tuple[tuple[str, object], ...]
-
-
-def _with_names(message: str, names: Sequence[str]) -> str:
-    """Return the message with the argument's name in place of its number."""
-
-    def name(found: re.Match) -> str:
-        number = int(found[1])
-        return f"argument {names[number]}" if number < len(names) else found[0]
-
-    return re.sub(r"argument tensor (\d+)", name, message)
 
 
 def _packed(size: int, argument, bases: list[int]) -> bytes:

@@ -59,11 +59,6 @@ class Machine:
         """Bytes a second that a copy reaches."""
         return COPY * self.memory
 
-    @property
-    def l2(self) -> float:
-        """Bytes a second of L2."""
-        return L2_BYTES * self.multiprocessors * self.hertz
-
 
 #: SMs, clock under load, memory rate, tensor FLOPs a cycle and SM: NVIDIA's data sheets
 MACHINES = {
@@ -113,7 +108,7 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
     number, resident = math.prod(launch.grid), max(compiled["blocks_per_sm"], 1)
     samples, work = _samples(launch, machine.arch)
     hbm, kept = sum(sizes), sum(size for size in sizes if size <= L1_KEPT)
-    l2 = counters.SECTOR_BYTES * number * work * statistics.fmean(sectors(counted) for _, counted, _ in samples)
+    l2 = number * work * statistics.fmean(counters.summary(counted)["global_bytes"] for _, counted, _ in samples)
     hbm = min(hbm, l2)  # a launch may touch a part of its tensors
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
@@ -127,7 +122,7 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
         "latency": -(-most // resident) * (alone + LIFE) / machine.hertz,
         **{name: most * cycles / machine.hertz for name, cycles in pipes.items()},
         "HBM": hbm / machine.hbm,
-        "L2": l2 / machine.l2,
+        "L2": l2 / (L2_BYTES * machine.multiprocessors * machine.hertz),
     }
     bound = max(candidates, key=candidates.get)
     seconds = sum(value**OVERLAP for value in candidates.values()) ** (1 / OVERLAP) + BEGIN
@@ -148,18 +143,11 @@ def _samples(launch, arch: int) -> tuple[list[tuple], float]:
 
     found = [execute(cta, True) for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES})]
     every = sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
-    mean = statistics.fmean(executed(execute(cta, False)[1]) for cta in every)
-    return found, mean / statistics.fmean(executed(counted) for _, counted, _ in found)
 
+    def mean(samples) -> float:
+        return statistics.fmean(counters.summary(counted)["emulated_instructions"] for _, counted, _ in samples)
 
-def executed(counted) -> int:
-    """Instructions, by CTAs."""
-    return sum(c.executed for c in counted)
-
-
-def sectors(counted) -> int:
-    """Sectors of global memory."""
-    return sum(c.units for c in counted if c.requests and "global" in c.opcode.split("."))
+    return found, mean(execute(cta, False) for cta in every) / mean(found)
 
 
 class _Cost(NamedTuple):

@@ -1,6 +1,4 @@
-"""Static metrics of every shipped kernel and configuration: Triton by `retro_kernels.compile.aot`, CUDA C++ by nvcc.
-Needs no GPU.
-"""
+"""Static metrics of every shipped kernel and configuration, Triton and CUDA C++. Needs no GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Static metrics of the Triton kernels: shipped ones, by `retro_kernels.compile.aot` of the imported tree, and those of
-plug-ins.
-"""
+"""Static metrics of the Triton kernels: the imported tree's, by `retro_kernels.compile.aot`, and those of plug-ins."""
 
 from __future__ import annotations
 
@@ -153,9 +151,7 @@ def _read(launch: Launch, compiled: aot.Row, folder: Path, counters: bool) -> di
 
 
 def _row(launch: Launch, metrics: dict[str, Any], counters: bool) -> dict[str, Any]:
-    """Return a record. counters: of one CTA, or the fault that the emulator finds; nothing where it does not know an
-    instruction.
-    """
+    """Return a record. counters: with those of one CTA, or the fault that the emulator finds."""
     if counters:
         try:
             metrics |= emulated.count(launch.launch, launch.arch)[0]
