@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import counters
-from .kernel import Compiled, execute, until_ptx
+from .launches import Compiled, execute, until_ptx
 from .memory import elements, replaced
 from .program import Counted
 

@@ -14,7 +14,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from .kernel import Compiled
+from .launches import Compiled
 from .program import Program
 
 
