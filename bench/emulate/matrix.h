@@ -21,14 +21,22 @@ inline float packed(int type, uint64_t four, int e) {
 }
 
 // A fragment's registers hold rows lane/4 (+8) and columns by lane%4: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
-// its neighbours. first: a thread
-inline void read_a(Machine& m, Ins& i, int k, int first, float (&a)[16][32]) {
+// its neighbours. first: a thread; a: [16][k]
+inline void read_a(Machine& m, Ins& i, int k, int first, float* a) {
   int each = 4 / BYTES[i.type];
   for (int lane = 0; lane < WARP; ++lane)
     for (int r = 0; r < k / (2 * each); ++r)
       for (int e = 0; e < each; ++e)
-        a[lane / 4 + 8 * (r & 1)][each * (lane % 4) + e + 4 * each * (r >> 1)] =
+        a[(lane / 4 + 8 * (r & 1)) * k + each * (lane % 4) + e + 4 * each * (r >> 1)] =
             packed(i.type, m.reg(i.s[r])[first + lane], e);
+}
+
+// out [rows][columns] += a [rows][k] b [k][columns]
+inline void multiply(const float* a, const float* b, float* out, int rows, int k, int columns) {
+  for (int row = 0; row < rows; ++row)
+    for (int x = 0; x < k; ++x)
+      for (int column = 0; column < columns; ++column)
+        out[row * columns + column] += a[row * k + x] * b[x * columns + column];
 }
 
 // The sum of an accumulator and a product, which of integers is one
@@ -63,16 +71,13 @@ inline void mma(Machine& m, Ins& i) {
   int of_b = int(i.option[1]), each = 4 / BYTES[i.type], k = int(i.option[0]), na = k / (2 * each), nb = na / 2;
   m.each_warp([&](int w) {
     int first = w * WARP;
-    float a[16][32], b[32][8];
+    float a[16 * 32], b[32][8], out[16][8] = {};
     read_a(m, i, k, first, a);
     for (int lane = 0; lane < WARP; ++lane)
       for (int r = 0; r < nb; ++r)
         for (int e = 0; e < each; ++e)
           b[each * (lane % 4) + e + 4 * each * r][lane / 4] = packed(of_b, m.reg(i.s[na + r])[first + lane], e);
-    float out[16][8] = {};
-    for (int row = 0; row < 16; ++row)
-      for (int x = 0; x < k; ++x)
-        for (int column = 0; column < 8; ++column) out[row][column] += a[row][x] * b[x][column];
+    multiply(a, *b, *out, 16, k, 8);
     for (int lane = 0; lane < WARP; ++lane)
       each_accumulator(i.type2, 8, lane, [&](int r, int e, int row, int column) {
         uint64_t c = got(m.reg(i.s[na + nb + r])[first + lane], i.type2, e);
@@ -134,6 +139,30 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
   }
 }
 
+// A product's operands in shared memory, and the warps that read them
+struct Operands {
+  Machine& m;
+  int k, first, readers, thread;  // thread: that issues the product, or -1
+  std::vector<uint32_t>& granules;
+
+  // [rows][k], or turned, [k][rows]
+  std::vector<float> matrix(const Descriptor& at, int type, int rows, bool transposed, bool turned) const {
+    std::vector<float> out(size_t(rows) * k);
+    int bytes = BYTES[type];
+    for (int row = 0; row < rows; ++row)
+      for (int x = 0; x < k; ++x) {
+        int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
+        if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
+          m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), thread);
+        note_async_read(m, offset, bytes, first, readers, granules);
+        uint64_t value = 0;
+        std::memcpy(&value, m.shared.data() + offset, bytes);
+        out[turned ? size_t(x) * rows + row : size_t(row) * k + x] = element(type, value);
+      }
+    return out;
+  }
+};
+
 // These warps waited for it
 inline void release(Machine& m, const Reads& reads, uint32_t warps) {
   for (uint32_t g : reads.granules) {
@@ -152,7 +181,7 @@ inline void hold_register(Machine& m, Reads& product, int index) {
 // options: n, k, A in registers, A transposed, B transposed, the accumulator is read (-1: by the last source), type of
 // B, integers saturate; sources: [registers of A | descriptor of A], descriptor of B, accumulators, [predicate]
 inline void wgmma(Machine& m, Ins& i) {
-  int n = int(i.option[0]), k = int(i.option[1]), bytes = BYTES[i.type], of_b = int(i.option[6]);
+  int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[6]);
   bool from_registers = i.option[2], a_transposed = i.option[3], b_transposed = i.option[4];
   int na = from_registers ? 4 : 1, accumulators = i.type2 == F16 ? n / 4 : n / 2;
   if (m.warps % 4) m.fault("wgmma needs whole warpgroups of 4 warps");
@@ -167,41 +196,20 @@ inline void wgmma(Machine& m, Ins& i) {
         if (v[t] != v[first]) m.fault("a descriptor differs within its warpgroup", t);
       return v[first];
     };
-    auto load = [&](int type, const Descriptor& at, int row, int x, bool transposed) {
-      int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
-      if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
-        m.fault("wgmma reads beyond shared memory: byte " + std::to_string(offset));
-      note_async_read(m, offset, bytes, 4 * group, 4, product.granules);
-      uint64_t value = 0;
-      std::memcpy(&value, m.shared.data() + offset, bytes);
-      return element(type, value);
-    };
-    std::vector<float> a(64 * k), b(size_t(k) * n);
+    Operands shared{m, k, 4 * group, 4, -1, product.granules};
+    std::vector<float> a(64 * k), out(size_t(64) * n);
     if (from_registers) {
       for (int r = 0; r < 4; ++r)
         for (int w = 4 * group; w < 4 * group + 4; ++w)
           if (m.checks && m.register_time[i.s[r]] > m.fence_time[w])
             m.fault("a register of A was written after the last wgmma.fence");
-      for (int w = 0; w < 4; ++w) {
-        float part[16][32];
-        read_a(m, i, k, first + w * WARP, part);
-        for (int row = 0; row < 16; ++row) std::copy_n(part[row], k, &a[(16 * w + row) * k]);
-      }
+      for (int w = 0; w < 4; ++w) read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
     } else {
-      Descriptor at(m, uniform(i.s[0]));
-      for (int row = 0; row < 64; ++row)
-        for (int x = 0; x < k; ++x) a[row * k + x] = load(i.type, at, row, x, a_transposed);
+      a = shared.matrix(Descriptor(m, uniform(i.s[0])), i.type, 64, a_transposed, false);
     }
-    Descriptor at(m, uniform(i.s[na]));
-    for (int column = 0; column < n; ++column)
-      for (int x = 0; x < k; ++x) b[size_t(x) * n + column] = load(of_b, at, column, x, b_transposed);
+    std::vector<float> b = shared.matrix(Descriptor(m, uniform(i.s[na])), of_b, n, b_transposed, true);
     bool adds = i.option[5] >= 0 ? i.option[5] != 0 : uniform(i.s.back()) != 0;
-    std::vector<float> out(size_t(64) * n, 0.0f);
-    for (int row = 0; row < 64; ++row)
-      for (int x = 0; x < k; ++x) {
-        float scale = a[row * k + x];
-        for (int column = 0; column < n; ++column) out[size_t(row) * n + column] += scale * b[size_t(x) * n + column];
-      }
+    multiply(a.data(), b.data(), out.data(), 64, k, n);
     for (int r = 0; r < accumulators; ++r) {
       if (m.checks && adds && !m.pending[i.d[r]])
         for (int w = 4 * group; w < 4 * group + 4; ++w)

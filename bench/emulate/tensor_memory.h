@@ -265,23 +265,15 @@ inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int ro
 inline void tensor_mma(Machine& m, Ins& i) {
   m.each([&](int t) {
     Shape shape(m, uint32_t(m.reg(i.s[3])[t]), i.type == TF32);
-    int bytes = BYTES[shape.type], warp = t / WARP;
+    int warp = t / WARP, columns = shape.columns;
     TensorProduct product{m.tensor.made++, warp, {}, {}, {}};
-    auto shared = [&](const Descriptor& at, int row, int x, bool transposed) {
-      int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
-      if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
-        m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), t);
-      note_async_read(m, offset, bytes, warp, 1, product.granules);
-      uint64_t value = 0;
-      std::memcpy(&value, m.shared.data() + offset, bytes);
-      return element(shape.type, value);
-    };
+    Operands shared{m, shape.k, warp, 1, t, product.granules};
     auto descriptor = [&](int source) {
       uint64_t d = m.reg(i.s[source])[t];
       if ((d >> 61) & 1 || (d >> 52) & 1) m.fault("a layout of shared memory that is not emulated", t);
       return Descriptor(m, d);
     };
-    std::vector<float> a(size_t(shape.rows) * shape.k), b(size_t(shape.k) * shape.columns);
+    std::vector<float> a(size_t(shape.rows) * shape.k), sums(size_t(shape.rows) * columns);
     if (i.option[1]) {
       uint32_t at = uint32_t(m.reg(i.s[1])[t]) + uint32_t(i.option[2]);
       for (int row = 0; row < shape.rows; ++row)
@@ -293,30 +285,21 @@ inline void tensor_mma(Machine& m, Ins& i) {
             a[row * shape.k + x * shape.k / 8 + e] = packed(shape.type, cell.value, e);
         }
     } else {
-      Descriptor at = descriptor(1);
-      for (int row = 0; row < shape.rows; ++row)
-        for (int x = 0; x < shape.k; ++x) a[row * shape.k + x] = shared(at, row, x, shape.a_transposed);
+      a = shared.matrix(descriptor(1), shape.type, shape.rows, shape.a_transposed, false);
     }
-    Descriptor at = descriptor(2);
-    for (int column = 0; column < shape.columns; ++column)
-      for (int x = 0; x < shape.k; ++x)
-        b[size_t(x) * shape.columns + column] = shared(at, column, x, shape.b_transposed);
+    std::vector<float> b = shared.matrix(descriptor(2), shape.type, columns, shape.b_transposed, true);
+    multiply(a.data(), b.data(), sums.data(), shape.rows, shape.k, columns);
     bool adds = m.reg(i.s[4])[t] != 0;
     uint32_t d = uint32_t(m.reg(i.s[0])[t]) + uint32_t(i.option[0]);
-    std::vector<float> sums(shape.columns);
-    for (int row = 0; row < shape.rows; ++row) {
-      std::fill(sums.begin(), sums.end(), 0.0f);
-      for (int x = 0; x < shape.k; ++x)
-        for (int column = 0; column < shape.columns; ++column)
-          sums[column] += a[row * shape.k + x] * b[size_t(x) * shape.columns + column];
-      for (int column = 0; column < shape.columns; ++column) {
+    for (int row = 0; row < shape.rows; ++row)
+      for (int column = 0; column < columns; ++column) {
         product.results.push_back(operand(m, shape, d, row, column, warp, adds, true));
         Cell& cell = m.tensor.cells[product.results.back()];
         ++cell.results;
         cell.written = true;
-        cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sums[column] : sums[column]));
+        float sum = sums[row * columns + column];
+        cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sum : sum));
       }
-    }
     m.tensor.products.push_back(std::move(product));
   });
 }
