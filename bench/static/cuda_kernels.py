@@ -73,13 +73,9 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
 
 def resources(text: str) -> dict[str, dict[str, int]]:
     """Parse the text of `cuobjdump -res-usage`: function -> REG, STACK, SHARED, LOCAL."""
-    usage, name = {}, None
-    for line in text.splitlines():
-        if match := re.search(r"Function (\S+):", line):
-            name = match[1]
-        elif name and "REG:" in line:
-            usage[name] = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
-    return usage
+    found = re.findall(r"Function (\S+):\s*\n(.*REG:.*)", text)
+    numbers = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
+    return {function: {key: int(value) for key, value in numbers.findall(line)} for function, line in found}
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
