@@ -84,7 +84,6 @@ def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
     """Return a row for each distinct compile among the launches of FILE.py::FUNCTION."""
-    from ..emulate.modelled import static_record
     from ..static import entry
 
     rows = {}
@@ -98,7 +97,9 @@ def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
             program = launch.compiled.program
             if (launch.name, id(program)) not in rows:
                 case = f"{launch.name}:{call.partition('::')[2]}:sm{arch}" + (f"#{len(rows) + 1}" if rows else "")
-                rows[launch.name, id(program)] = entry.row(launch.name, "triton", case, types[0], static_record(launch))
+                rows[launch.name, id(program)] = entry.row(
+                    launch.name, "triton", case, types[0], launch.static_record()
+                )
     return list(rows.values())
 
 

@@ -6,9 +6,9 @@ counters.
     log.launches[-1].counters()
 
     context.py    `gpu`: launches inside it     program.py    a kernel, run over a grid
-    driver.py     the device that Triton sees    kernel.py     a compiled kernel on a launch's arguments
+    driver.py     the device that Triton sees    launches.py   compiled kernels, and our ops' launches
     cuda_is_cpu.py  what torch.cuda answers      memory.py     arguments -> parameters and regions
-    launches.py   the launches of our ops        counters.py   what CTAs do
+    counters.py   what CTAs do
     parse.py      text -> statements             machine.h     registers, memory, what is known of each byte
     assemble.py   statements -> bytecode         arithmetic.h  instructions on numbers in registers
     bits.h        instructions on their bits     memory.h      loads, copies, shuffles, matrices of shared memory

@@ -1,8 +1,6 @@
 // Instructions on numbers in registers: integers, floats, conversions, comparisons, selection.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "machine.h"
@@ -13,7 +11,7 @@ enum Rounding { NEAREST, ZERO, DOWN, UP, AWAY };
 
 // f(T{}) with the C++ type of an integer `type`
 template <class F>
-void with_integer(Machine& m, int type, F f) {
+auto with_integer(Machine& m, int type, F f) -> decltype(f(uint8_t{})) {
   switch (type) {
     case U8:
     case PRED: return f(uint8_t{});
@@ -37,17 +35,24 @@ void integer_binary(Machine& m, Ins& i, F f) {
   });
 }
 
+// The destination is f of the sources' bits; those that an instruction does not have are repeated
+template <class F>
+void of_bits(Machine& m, Ins& i, F f) {
+  auto source = [&](size_t k) { return m.reg(i.s[std::min(k, i.s.size() - 1)]); };
+  uint64_t *d = m.reg(i.d[0]), *a = source(0), *b = source(1), *c = source(2), *e = source(3);
+  m.each([&](int t) { d[t] = f(a[t], b[t], c[t], e[t]); });
+}
+
 inline bool halves(const Ins& i) { return i.type == U16X2 || i.type == S16X2; }
 
 // f of both halves of a register, as integers
 template <class F>
 void by_halves(Machine& m, Ins& i, F f) {
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
   auto one = [&](uint64_t x, uint64_t y) -> uint64_t {
     return i.type == U16X2 ? uint16_t(f(int(uint16_t(x)), int(uint16_t(y))))
                            : uint16_t(f(int(int16_t(x)), int(int16_t(y))));
   };
-  m.each([&](int t) { d[t] = one(a[t], b[t]) | one(a[t] >> 16, b[t] >> 16) << 16; });
+  of_bits(m, i, [&](uint64_t a, uint64_t b, auto...) { return one(a, b) | one(a >> 16, b >> 16) << 16; });
 }
 
 inline double read_float(Machine& m, int type, uint64_t v) {
@@ -94,8 +99,8 @@ void float_op(Machine& m, Ins& i, F f) {
   });
 }
 
-// Float32 sums and products are rounded once from double: exact
-// for +, -, * and a fused multiply-add but for ties beyond 2^-53
+// Float32 sums and products are rounded once from double: exact for +, -, * and a fused multiply-add but for ties
+// beyond 2^-53
 inline double least(double a, double b, bool nan) {
   if (a != a || b != b) return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
   return a < b || (a == b && std::signbit(a)) ? a : b;
@@ -117,14 +122,12 @@ inline float directed(double sum, double rest, int how) {
 // a * b + c of float32, rounded in a direction; the product is exact in double, and the sum's error is known
 inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds) {
   if (i.type != F32) m.fault("only float32 is rounded other than to nearest");
-  bool ftz = i.option[0];
-  uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s.back()), *d = m.reg(i.d[0]);
-  m.each([&](int t) {
-    auto read = [&](uint64_t v) { return double(ftz ? flushed(as<float>(v)) : as<float>(v)); };
-    double x = multiplies ? read(a[t]) * read(b[t]) : read(a[t]), y = adds ? sign * read(c[t]) : 0.0;
+  auto flush = [&](float v) { return i.option[0] ? flushed(v) : v; };
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
+    auto read = [&](uint64_t v) { return double(flush(as<float>(v))); };
+    double x = multiplies ? read(a) * read(b) : read(a), y = adds ? sign * read(c) : 0.0;
     double sum = adds ? x + y : x, part = sum - x, rest = adds ? (x - (sum - part)) + (y - part) : 0.0;
-    float out = directed(sum, rest, int(i.option[3]));
-    d[t] = bits(ftz ? flushed(out) : out);
+    return bits(flush(directed(sum, rest, int(i.option[3]))));
   });
 }
 
@@ -150,27 +153,21 @@ inline void mul_hi(Machine& m, Ins& i) {
 }
 inline void fma(Machine& m, Ins& i) {
   if (i.option[3]) return rounded(m, i, 1, true, true);
-  if (i.type == F32) {
-    bool ftz = i.option[0];
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-    return m.each([&](int t) {
-      float x = as<float>(a[t]), y = as<float>(b[t]), z = as<float>(c[t]);
-      d[t] = ftz ? bits(flushed(std::fma(flushed(x), flushed(y), flushed(z)))) : bits(std::fma(x, y, z));
+  if (i.type == F32)
+    return of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
+      float x = as<float>(a), y = as<float>(b), z = as<float>(c);
+      return bits(i.option[0] ? flushed(std::fma(flushed(x), flushed(y), flushed(z))) : std::fma(x, y, z));
     });
-  }
   if (i.type == F32X2)
     return float_op(m, i, [](double a, double b, double c) { return std::fma(float(a), float(b), float(c)); });
   float_op(m, i, [](double a, double b, double c) { return std::fma(a, b, c); });
 }
 // float32 of half operands but for the last. option 0: add, sub, fma
 inline void mixed(Machine& m, Ins& i) {
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s.back());
-  m.each([&](int t) {
-    float x = float(read_float(m, i.type, a[t])), z = as<float>(c[t]);
-    if (i.option[0] == 2)
-      d[t] = bits(std::fma(x, float(read_float(m, i.type, b[t])), z));
-    else
-      d[t] = bits(i.option[0] ? x - z : x + z);
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
+    float x = float(read_float(m, i.type, a)), z = as<float>(c);
+    if (i.option[0] == 2) return bits(std::fma(x, float(read_float(m, i.type, b)), z));
+    return bits(i.option[0] ? x - z : x + z);
   });
 }
 inline void div(Machine& m, Ins& i) {
@@ -201,33 +198,27 @@ void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick
     return i.option[2] && v < 0 ? decltype(v)(0) : v;
   });
 }
-inline void min_(Machine& m, Ins& i) {
-  extreme(m, i, least, [](auto a, auto b) { return a < b ? a : b; });
-}
-inline void max_(Machine& m, Ins& i) {
-  extreme(m, i, most, [](auto a, auto b) { return a > b ? a : b; });
-}
+constexpr Handler min_ = [](Machine& m, Ins& i) { extreme(m, i, least, [](auto a, auto b) { return a < b ? a : b; }); };
+constexpr Handler max_ = [](Machine& m, Ins& i) { extreme(m, i, most, [](auto a, auto b) { return a > b ? a : b; }); };
 inline void neg(Machine& m, Ins& i) {
   if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return -a; });
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-  m.each([&](int t) { d[t] = zero_extended(0 - a[t], i.width); });
+  of_bits(m, i, [&](uint64_t a, auto...) { return zero_extended(0 - a, i.width); });
 }
 inline void abs_(Machine& m, Ins& i) {
   if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-  m.each([&](int t) { d[t] = zero_extended(uint64_t(std::abs(sign_extended(a[t], BYTES[i.type]))), i.width); });
+  of_bits(m, i, [&](uint64_t a, auto...) {
+    return zero_extended(uint64_t(std::abs(sign_extended(a, BYTES[i.type]))), i.width);
+  });
 }
 inline void mad(Machine& m, Ins& i) {  // low half
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]);
-  m.each([&](int t) { d[t] = zero_extended(a[t] * b[t] + c[t], BYTES[i.type]); });
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) { return zero_extended(a * b + c, BYTES[i.type]); });
 }
 inline void wide(Machine& m, Ins& i) {  // mul.wide, mad.wide: twice the bits of the type
-  int bytes = BYTES[i.type];
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
-  m.each([&](int t) {
-    uint64_t product = is_signed(i.type) ? uint64_t(sign_extended(a[t], bytes) * sign_extended(b[t], bytes))
-                                         : zero_extended(a[t], bytes) * zero_extended(b[t], bytes);
-    d[t] = zero_extended(product + (c ? c[t] : 0), 2 * bytes);
+  auto extended = [&](uint64_t v) {
+    return is_signed(i.type) ? uint64_t(sign_extended(v, BYTES[i.type])) : zero_extended(v, BYTES[i.type]);
+  };
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
+    return zero_extended(extended(a) * extended(b) + (i.s.size() > 2 ? c : 0), 2 * BYTES[i.type]);
   });
 }
 
@@ -235,22 +226,21 @@ enum Extended { ADD_CARRY, SUB_CARRY, MAD_LOW_CARRY, MAD_HIGH_CARRY };
 
 // option 0: Extended, option 1: the carry is added (or borrowed), option 2: it is set
 inline void extended(Machine& m, Ins& i) {
-  int bits_of = 8 * BYTES[i.type];
+  int bytes = BYTES[i.type];
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
   using Wide = unsigned __int128;
-  Wide range = Wide(1) << bits_of;
+  Wide range = Wide(1) << (8 * bytes);
+  bool high = i.option[0] == MAD_HIGH_CARRY, subtracts = i.option[0] == SUB_CARRY;
   m.each([&](int t) {
-    Wide x = zero_extended(a[t], bits_of / 8), y = zero_extended(b[t], bits_of / 8), in = i.option[1] && m.carry[t],
-         sum;
+    Wide x = zero_extended(a[t], bytes), y = zero_extended(b[t], bytes), in = i.option[1] && m.carry[t];
     if (c) {
       Wide product = x * y;
-      if (is_signed(i.type) && i.option[0] == MAD_HIGH_CARRY)
-        product = Wide(__int128(sign_extended(a[t], bits_of / 8)) * sign_extended(b[t], bits_of / 8));
-      x = (i.option[0] == MAD_HIGH_CARRY ? product >> bits_of : product) % range;
-      y = zero_extended(c[t], bits_of / 8);
+      if (is_signed(i.type) && high) product = Wide(__int128(sign_extended(a[t], bytes)) * sign_extended(b[t], bytes));
+      x = (high ? product >> (8 * bytes) : product) % range;
+      y = zero_extended(c[t], bytes);
     }
-    sum = i.option[0] == SUB_CARRY ? range + x - y - in : x + y + in;
-    if (i.option[2]) m.carry[t] = i.option[0] == SUB_CARRY ? sum < range : sum >= range;
+    Wide sum = subtracts ? range + x - y - in : x + y + in;
+    if (i.option[2]) m.carry[t] = subtracts ? sum < range : sum >= range;
     d[t] = uint64_t(sum % range);
   });
 }
@@ -261,30 +251,14 @@ void unary(Machine& m, Ins& i, F f) {
   if (i.type == F64) return float_op(m, i, [&](double a, double, double) { return f(a); });
   float_op(m, i, [&](double a, double, double) { return double(f(float(a))); });
 }
-inline void ex2(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::exp2(a); });
-}
-inline void lg2(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::log2(a); });
-}
-inline void rcp(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return 1 / a; });
-}
-inline void sqrt_(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::sqrt(a); });
-}
-inline void rsqrt(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return 1 / std::sqrt(a); });
-}
-inline void sin_(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::sin(a); });
-}
-inline void cos_(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::cos(a); });
-}
-inline void tanh_(Machine& m, Ins& i) {
-  unary(m, i, [](auto a) { return std::tanh(a); });
-}
+constexpr Handler ex2 = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::exp2(a); }); };
+constexpr Handler lg2 = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::log2(a); }); };
+constexpr Handler rcp = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return 1 / a; }); };
+constexpr Handler sqrt_ = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::sqrt(a); }); };
+constexpr Handler rsqrt = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return 1 / std::sqrt(a); }); };
+constexpr Handler sin_ = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::sin(a); }); };
+constexpr Handler cos_ = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::cos(a); }); };
+constexpr Handler tanh_ = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::tanh(a); }); };
 inline void copysign_(Machine& m, Ins& i) {  // the sign of the first, the rest of the second
   float_op(m, i, [](double a, double b, double) { return std::copysign(b, a); });
 }
@@ -292,18 +266,16 @@ inline void copysign_(Machine& m, Ins& i) {  // the sign of the first, the rest 
 enum Kind { FINITE, INFINITE, NUMBER, NOT_A_NUMBER, NORMAL, SUBNORMAL };
 
 inline void testp(Machine& m, Ins& i) {  // option 0: Kind
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-  m.each([&](int t) {
-    double v = read_float(m, i.type, a[t]);
-    double least_normal = i.type == F32 ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
-    bool normal = std::isfinite(v) && std::fabs(v) >= least_normal;
+  double least_normal = i.type == F32 ? std::numeric_limits<float>::min() : std::numeric_limits<double>::min();
+  of_bits(m, i, [&](uint64_t a, auto...) {
+    double v = read_float(m, i.type, a);
     switch (i.option[0]) {
-      case FINITE: d[t] = std::isfinite(v); break;
-      case INFINITE: d[t] = std::isinf(v); break;
-      case NUMBER: d[t] = !std::isnan(v); break;
-      case NOT_A_NUMBER: d[t] = std::isnan(v); break;
-      case NORMAL: d[t] = normal; break;
-      default: d[t] = std::isfinite(v) && v != 0 && !normal;
+      case FINITE: return std::isfinite(v);
+      case INFINITE: return std::isinf(v);
+      case NUMBER: return !std::isnan(v);
+      case NOT_A_NUMBER: return std::isnan(v);
+      case NORMAL: return std::isfinite(v) && std::fabs(v) >= least_normal;
+      default: return v != 0 && std::fabs(v) < least_normal;
     }
   });
 }
@@ -311,8 +283,7 @@ inline void testp(Machine& m, Ins& i) {  // option 0: Kind
 // mov: one value; several sources pack into one register, several destinations unpack it
 inline void mov(Machine& m, Ins& i) {
   if (i.d.size() == 1 && i.s.size() == 1) {
-    uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-    m.each([&](int t) { d[t] = i.type == PRED ? a[t] != 0 : zero_extended(a[t], i.width); });
+    of_bits(m, i, [&](uint64_t a, auto...) { return i.type == PRED ? a != 0 : zero_extended(a, i.width); });
   } else if (i.d.size() == 1) {
     uint64_t* d = m.reg(i.d[0]);
     int bytes = i.width / int(i.s.size());
@@ -331,8 +302,7 @@ inline void mov(Machine& m, Ins& i) {
   }
 }
 inline void selp(Machine& m, Ins& i) {
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *p = m.reg(i.s[2]);
-  m.each([&](int t) { d[t] = zero_extended(p[t] ? a[t] : b[t], i.width); });
+  of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t p, auto...) { return zero_extended(p ? a : b, i.width); });
 }
 
 enum Comparison { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN_ };
@@ -341,42 +311,34 @@ enum Combination { ALONE, AND, OR, XOR };
 template <class T>
 bool compares(int how, T a, T b) {
   bool unordered = a != a || b != b;
-  switch (how) {
+  if (how >= NUM) return unordered == (how == NAN_);
+  if (unordered) return how >= EQU;
+  switch (how % EQU) {
     case EQ: return a == b;
-    case NE: return !unordered && a != b;
+    case NE: return a != b;
     case LT: return a < b;
     case LE: return a <= b;
     case GT: return a > b;
-    case GE: return a >= b;
-    case EQU: return unordered || a == b;
-    case NEU: return unordered || a != b;
-    case LTU: return unordered || a < b;
-    case LEU: return unordered || a <= b;
-    case GTU: return unordered || a > b;
-    case GEU: return unordered || a >= b;
-    case NUM: return !unordered;
-    default: return unordered;
+    default: return a >= b;
   }
 }
 
-// option 0: Comparison; option 1: Combination with the third source;
-// option 2: that source is negated; a second destination: the negation
+// option 0: Comparison; option 1: Combination with the third source; option 2: that source is negated; a second
+// destination: the negation
 inline void setp(Machine& m, Ins& i) {
   uint64_t *d = m.reg(i.d[0]), *e = i.d.size() > 1 ? m.reg(i.d[1]) : nullptr;
   uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
   auto put = [&](int t, bool yes) {
+    bool other = c && (i.option[2] ? !c[t] : c[t]);
     auto joined = [&](bool v) {
-      bool other = c && (i.option[2] ? !c[t] : c[t]);
       return i.option[1] == AND ? v && other : i.option[1] == OR ? v || other : i.option[1] == XOR ? v != other : v;
     };
-    bool first = joined(yes), second = joined(!yes);
-    d[t] = first;
-    if (e) e[t] = second;
+    d[t] = joined(yes);
+    if (e) e[t] = joined(!yes);
   };
   int how = int(i.option[0]);
-  if (i.type >= F16) {
+  if (i.type >= F16)
     return m.each([&](int t) { put(t, compares(how, read_float(m, i.type, a[t]), read_float(m, i.type, b[t]))); });
-  }
   with_integer(m, i.type, [&](auto zero) {
     using T = decltype(zero);
     m.each([&](int t) { put(t, compares(how, as<T>(a[t]), as<T>(b[t]))); });
@@ -414,17 +376,12 @@ inline void cvt(Machine& m, Ins& i) {
       out = write_float(m, to, v, ftz);
     } else if (from >= F16) {
       double v = to_integral(read_float(m, from, a[t]), int(i.option[1]));
-      int size = 8 * BYTES[to];
-      double low = is_signed(to) ? -std::ldexp(1.0, size - 1) : 0.0,
-             high = std::ldexp(1.0, is_signed(to) ? size - 1 : size);
-      if (v != v)
-        out = 0;
-      else if (v >= high)
-        out = is_signed(to) ? (uint64_t(1) << (size - 1)) - 1 : zero_extended(~uint64_t(0), BYTES[to]);
-      else if (v <= low)
-        out = is_signed(to) ? zero_extended(uint64_t(1) << (size - 1), BYTES[to]) : 0;
-      else
-        out = is_signed(to) ? zero_extended(uint64_t(int64_t(v)), BYTES[to]) : uint64_t(v);
+      out = with_integer(m, to, [&](auto zero) {
+        using Limits = std::numeric_limits<decltype(zero)>;
+        if (v >= std::ldexp(1.0, Limits::digits)) return bits(Limits::max());
+        if (v <= double(Limits::min())) return bits(Limits::min());
+        return bits(v != v ? zero : decltype(zero)(v));
+      });
     } else {
       uint64_t v = is_signed(from) ? uint64_t(sign_extended(a[t], BYTES[from])) : zero_extended(a[t], BYTES[from]);
       if (to < F16)

@@ -7,21 +7,22 @@ something else.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .parse import Constant, PtxError, Register, Statement, Symbol, Vector
 
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 _UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _JOINS = {"and": 1, "or": 2, "xor": 3}
+_DIRECTED = ("rz", "rm", "rp")  # other than to nearest
 _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, "rpi": 3, "rna": 4}
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
-_REDUCTIONS = {"min": 0, "max": 1, "add": 2, "and": 3, "or": 4, "xor": 5}
 LOCAL = 3
 _SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
-_GENERIC = {"local": 201 << 40, "param": 202 << 40}  # where a space begins among generic addresses: machine.h
+#: where a space begins among generic addresses: machine.h
+GENERIC = {"local": 201 << 40, "param": 202 << 40, "const": 203 << 40}
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: memory orders and scopes; here everyone sees an access at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
@@ -34,11 +35,11 @@ _HINTS |= {f"L1::{hint}" for hint in ("evict_last", "evict_first", "evict_normal
 @dataclasses.dataclass
 class Instruction:
     handler: str
-    type: str
-    sources: list
-    destinations: list
+    type: str = "u32"
+    sources: Sequence = ()
+    destinations: Sequence = ()
     type2: str = "u32"
-    options: tuple[int, ...] = ()
+    options: tuple = ()  # numbers; the name of a type, or a label, stands for its number
     width: int | None = None  # bytes of a destination; None: those of its declared register
 
 
@@ -131,10 +132,6 @@ def _arithmetic(s, parts):
     return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags), _direction(flags)))
 
 
-#: other than to nearest
-_DIRECTED = ("rz", "rm", "rp")
-
-
 def _direction(flags: set[str]) -> int:
     return max(_ROUNDINGS.get(flag, 0) for flag in (*flags, "rn"))
 
@@ -158,16 +155,10 @@ def _product(s, parts):
     return _plain(root, s, kind)
 
 
-@form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev", "selp", "copysign")
+@form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev", "selp", "copysign", "prmt", "lop3")
 def _unmodified(s, parts):
     (kind,) = parts
     return _plain(s.opcode.split(".")[0], s, kind)
-
-
-@form("prmt", "lop3")
-def _bytes(s, parts):
-    known(parts, "b32")
-    return _plain(s.opcode.split(".")[0], s, "u32")
 
 
 @form("shf")
@@ -203,10 +194,8 @@ def _move(s, parts):
     if s.opcode.startswith("cvta") and "global" not in parts:
         (space,) = {"param", "local"} & set(parts)
         handler = "sub" if "to" in parts else "add"
-        return Instruction(handler, kind, [source, Constant(_GENERIC[space])], [target])
-    targets = list(target.items) if isinstance(target, Vector) else [target]
-    sources = list(source.items) if isinstance(source, Vector) else [source]
-    return Instruction("mov", kind, sources, targets, options=(int(isinstance(source, Constant)),))
+        return Instruction(handler, kind, [source, Constant(GENERIC[space])], [target])
+    return Instruction("mov", kind, values(source), values(target), options=(int(isinstance(source, Constant)),))
 
 
 @form("setp")
@@ -223,9 +212,8 @@ def _compare(s, parts):
         sources[2] = sources[2][1]
     if bool(joins) != (len(sources) > 2):
         raise NotUnderstood("a comparison joined with nothing")
-    targets = list(target.items) if isinstance(target, Vector) else [target]
     options = (COMPARISONS.index(how), _JOINS[joins[0]] if joins else 0, int(negated))
-    return Instruction("setp", kind, sources, targets, options=options)
+    return Instruction("setp", kind, sources, values(target), options=options)
 
 
 @form("cvt")
@@ -236,44 +224,41 @@ def _convert(s, parts):
     known(modifiers, "ftz", "sat", "satfinite", *_ROUNDINGS)
     if "satfinite" in modifiers:
         raise NotUnderstood("satfinite")
-    rounding = [_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS]
     if to in ("bf16x2", "f16x2") and source != "f32":
         raise NotUnderstood(f"from {source}")
-    integral = any(part in ("rni", "rzi", "rmi", "rpi") for part in modifiers)
     default = 0 if to.startswith(("f", "b", "t")) else 1
-    options = (int("ftz" in modifiers), rounding[0] if rounding else default, int("sat" in modifiers), int(integral))
-    fields = _plain("cvt", s, to, options)
-    fields.type2 = source
-    return fields
+    rounding = next((_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS), default)
+    integral = any(part in ("rni", "rzi", "rmi", "rpi") for part in modifiers)
+    options = (int("ftz" in modifiers), rounding, int("sat" in modifiers), int(integral))
+    return dataclasses.replace(_plain("cvt", s, to, options), type2=source)
 
 
 def _pair(s, modifiers, to, source):
     """Two eight-bit floats at once."""
     known(modifiers, "rn", "satfinite")
-    narrow = ("e4m3x2", "e5m2x2")
-    if to in narrow and source in ("f32", "f16x2", "bf16x2") and "satfinite" not in modifiers:
-        raise NotUnderstood("a conversion that does not saturate")
-    if (to, source) not in [
-        *((n, w) for n in narrow for w in ("f32", "f16x2", "bf16x2")),
-        *((w, n) for n in narrow for w in ("f16x2", "bf16x2")),
-    ]:
+    narrow, wide = ("e4m3x2", "e5m2x2"), ("f16x2", "bf16x2")
+    if source not in ((*wide, "f32") if to in narrow else narrow if to in wide else ()):
         raise NotUnderstood(f"from {source}")
+    if to in narrow and "satfinite" not in modifiers:
+        raise NotUnderstood("a conversion that does not saturate")
     target, *sources = s.operands
     if len(sources) != (2 if source == "f32" else 1):
         raise NotUnderstood("operands")
     return Instruction("cvt.pair", to.removesuffix("x2"), sources, [target], type2=source.removesuffix("x2"))
 
 
-def _space(parts: list[str]) -> tuple[int, str, int]:
-    """Return (space, type, elements) of a load or store."""
-    spaces = [part for part in parts if part in _SPACES]
-    counts = [int(part[1:]) for part in parts if part in ("v2", "v4")]
-    known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
-    return _SPACES[spaces[0]] if spaces else 0, parts[-1], counts[0] if counts else 1
-
-
 def values(operand) -> list:
     return list(operand.items) if isinstance(operand, Vector) else [operand]
+
+
+def _access(s, parts, address, moved: list) -> tuple[str, tuple[int, int]]:
+    """Return (type, options) of a load or store outside the parameters, which moves these registers."""
+    known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
+    count = next((int(part[1:]) for part in parts if part in ("v2", "v4")), 1)
+    if len(moved) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
+        raise NotUnderstood("operands")
+    space = next((_SPACES[part] for part in parts if part in _SPACES), 0)
+    return parts[-1], (address.offset + (GENERIC["local"] if space == LOCAL else 0), space)
 
 
 @form("ld")
@@ -282,14 +267,17 @@ def _load(s, parts):
     if parts[0] == "param":
         if isinstance(address.base, Symbol) and not isinstance(target, Vector):
             return Instruction("mov", parts[-1], [address], [target])
-        offset = address.offset + _GENERIC["param"]
+        offset = address.offset + GENERIC["param"]
         return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
-    space, kind, count = _space(parts)
-    targets = values(target)
-    if len(targets) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
-        raise NotUnderstood("operands")
-    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
-    return Instruction("ld", kind, [address.base], targets, options=(offset, space))
+    kind, options = _access(s, parts, address, values(target))
+    return Instruction("ld", kind, [address.base], values(target), options=options)
+
+
+@form("st")
+def _store(s, parts):
+    address, value = s.operands[:2]
+    kind, options = _access(s, parts, address, values(value))
+    return Instruction("st", kind, [address.base, *values(value)], options=options)
 
 
 @form("createpolicy")
@@ -297,18 +285,8 @@ def _policy(s, parts):
     return Instruction("mov", "b64", [Constant(0)], [s.operands[0]], options=(1,))  # how to cache, not what
 
 
-@form("st")
-def _store(s, parts):
-    address, value = s.operands[:2]
-    space, kind, count = _space(parts)
-    stored = values(value)
-    if len(stored) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
-        raise NotUnderstood("operands")
-    offset = address.offset + (_GENERIC["local"] if space == LOCAL else 0)
-    return Instruction("st", kind, [address.base, *stored], [], options=(offset, space))
-
-
-UPDATES = {name: n for n, name in enumerate(("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec"))}
+_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
+UPDATES = {name: n for n, name in enumerate((*_REDUCTIONS, "exch", "cas", "inc", "dec"))}
 
 
 @form("atom", "red")
@@ -339,67 +317,60 @@ def _copy(s, parts):
 
         return tensor_map.copy(s, parts[parts.index("bulk") + 1 :])
     if parts[:2] == ["async", "commit_group"]:
-        return Instruction("cp.async.commit", "u32", [], [])
+        return Instruction("cp.async.commit")
     if parts[:2] == ["async", "wait_group"]:
-        return Instruction("cp.async.wait", "u32", [], [], options=(s.operands[0].value,))
+        return Instruction("cp.async.wait", options=(s.operands[0].value,))
     if parts[:2] == ["async", "wait_all"]:
-        return Instruction("cp.async.wait", "u32", [], [], options=(-1,))
+        return Instruction("cp.async.wait", options=(-1,))
     if parts[0] != "async" or parts[1] not in ("ca", "cg") or parts[3] != "global":
         raise NotUnderstood(s.opcode)
     known(parts[4:], "L2::cache_hint", "L2::128B", "L2::256B", "L2::64B")
     to, source, size, *rest = s.operands
     if "L2::cache_hint" in parts:
         rest.pop()  # how to cache, not what
-    return Instruction(
-        "cp.async", "u32", [to.base, source.base, *rest], [], options=(to.offset, size.value, source.offset)
-    )
+    options = (to.offset, size.value, source.offset)
+    return Instruction("cp.async", sources=[to.base, source.base, *rest], options=options)
 
 
 @form("bar", "barrier")
 def _barrier(s, parts):
     if parts == ["warp", "sync"]:
-        return Instruction("warp.sync", "u32", [], [])
-    if parts not in (["sync"], ["sync", "aligned"], ["cta", "sync"], ["cta", "sync", "aligned"]) or s.operands != [
-        Constant(0)
-    ]:
+        return Instruction("warp.sync")
+    words = " ".join(parts)
+    if words not in ("sync", "sync aligned", "cta sync", "cta sync aligned") or s.operands != [Constant(0)]:
         raise NotUnderstood("a barrier other than that of the whole CTA")
-    return Instruction("bar", "u32", [], [])
+    return Instruction("bar")
 
 
 @form("membar", "fence")
 def _fence(s, parts):
     if parts[:2] == ["proxy", "async"]:
-        return Instruction("fence.proxy.async", "u32", [], [])
+        return Instruction("fence.proxy.async")
     if s.opcode.startswith("fence") and parts[0] != "mbarrier_init" and parts[:2] != ["proxy", "tensormap::generic"]:
         known(parts, "acq_rel", "sc", "cta", "gpu")
-    return Instruction("fence", "u32", [], [])
+    return Instruction("fence")
 
 
 @form("bra")
 def _branch(s, parts):
     known(parts, "uni")
-    return Instruction("bra", "u32", [], [], options=(s.operands[0],))
-
-
-@form("ret", "exit")
-def _return(s, parts):
-    return Instruction("ret", "u32", [], [])
+    return Instruction("bra", options=(s.operands[0],))
 
 
 @form("vprintf")
 def _print(s, parts):
     *result, text, arguments = s.operands
-    return Instruction("print", "u32", [text, arguments], result)
+    return Instruction("print", sources=[text, arguments], destinations=result)
 
 
 @form("assertfail")
 def _assertion(s, parts):
-    return Instruction("assertion", "u32", s.operands, [])
+    return Instruction("assertion", sources=s.operands)
 
 
-@form("trap")
-def _trap(s, parts):
-    return Instruction("trap", "u32", [], [])
+@form("ret", "exit", "trap")
+def _end(s, parts):
+    return Instruction("trap" if s.opcode == "trap" else "ret")
 
 
 @form("shfl")
@@ -416,9 +387,8 @@ def _vote(s, parts):
     _sync, mode, _ = parts
     target, source, _members = s.operands
     negated = isinstance(source, tuple)
-    return Instruction(
-        "vote", "u32", [source[1] if negated else source], [target], options=(_VOTES[mode], int(negated))
-    )
+    options = (_VOTES[mode], int(negated))
+    return Instruction("vote", "u32", [source[1] if negated else source], [target], options=options)
 
 
 @form("redux")
@@ -427,4 +397,4 @@ def _reduce(s, parts):
     if kind.startswith("f") and (kind != "f32" or how not in ("min", "max")):
         raise NotUnderstood(s.opcode)
     target, source, _members = s.operands
-    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS[how],))
+    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS.index(how),))

@@ -2,13 +2,9 @@
 // order of their numbers: PTX leaves the order open.
 #pragma once
 
-#include <algorithm>
-
 #include "memory.h"
 
 namespace ptx {
-
-enum Atomic { AADD, AMIN, AMAX, AAND, AOR, AXOR, EXCHANGE, COMPARE, INCREMENT, DECREMENT };
 
 // The new value of one element: PTX ISA, "atom". `flush`: float32 in global memory loses subnormals
 inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b, uint64_t c, bool flush) {
@@ -25,50 +21,30 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
       double x = read_float(m, type, v);
       return flush && type == F32 ? double(flushed(float(x))) : x;
     };
-    double x = read(old), y = read(b);
-    double out = how == AADD ? x + y : how == AMIN ? least(x, y, false) : most(x, y, false);
-    return write_float(m, type, out, flush);
+    return write_float(m, type, joined(how, read(old), read(b)), flush);
   }
-  uint64_t out = 0;
-  with_integer(m, type, [&](auto zero) {
+  return with_integer(m, type, [&](auto zero) {
     using T = decltype(zero);
     T x = as<T>(old), y = as<T>(b);
-    switch (how) {
-      case AADD: out = bits<T>(T(uint64_t(x) + uint64_t(y))); break;
-      case AMIN: out = bits<T>(std::min(x, y)); break;
-      case AMAX: out = bits<T>(std::max(x, y)); break;
-      case AAND: out = bits<T>(T(x & y)); break;
-      case AOR: out = bits<T>(T(x | y)); break;
-      case AXOR: out = bits<T>(T(x ^ y)); break;
-      case INCREMENT: out = bits<T>(x >= y ? T(0) : T(x + 1)); break;
-      default: out = bits<T>(x == 0 || x > y ? y : T(x - 1));
-    }
+    if (how == INCREMENT) return bits<T>(x >= y ? T(0) : T(x + 1));
+    if (how == DECREMENT) return bits<T>(x == 0 || x > y ? y : T(x - 1));
+    return bits<T>(joined(how, x, y));
   });
-  return out;
 }
 
-// option 0: byte offset, option 1: Space, option 2: Atomic, option 3: elements; destinations: the old values, or none
+// option 0: byte offset, option 1: Space, option 2: Update, option 3: elements; destinations: the old values, or none
 // sources: the address, the operand's elements, those that a comparison stores
 inline void atom(Machine& m, Ins& i) {
   int each = BYTES[i.type], count = int(i.option[3]), bytes = each * count, how = int(i.option[2]);
   bool shared = i.option[1] == SHARED;
   uint64_t* address = m.reg(i.s[0]);
-  for (int first = 0; first < m.threads; first += WARP) {
+  m.each_part([&](int w) {
     std::vector<uint64_t> addresses;
-    std::vector<int64_t> offsets;
-    for (int t = first; t < std::min(first + WARP, m.threads); ++t) {
-      if (!m.mask[t]) continue;
+    m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
-      uint8_t* host;
-      if (shared) {
-        int64_t offset = m.offset_of(at, bytes, t);
-        m.note_atomic(offset, bytes, t);
-        host = m.shared.data() + offset;
-        offsets.push_back(offset);
-      } else {
-        host = m.global(at, bytes, t);
-        addresses.push_back(at);
-      }
+      uint8_t* host = shared ? m.shared.data() + m.offset_of(at, bytes, t) : m.global(at, bytes, t);
+      if (shared) m.note_atomic(host - m.shared.data(), bytes, t);
+      addresses.push_back(at);
       bool changes = false;
       for (int k = 0; k < count; ++k) {
         uint64_t old = 0, b = m.reg(i.s[1 + k])[t], c = how == COMPARE ? m.reg(i.s[1 + count + k])[t] : 0;
@@ -79,12 +55,9 @@ inline void atom(Machine& m, Ins& i) {
         if (!i.d.empty()) m.reg(i.d[k])[t] = held(old, i.type, i.width);
       }
       m.note_progress(changes, t);
-    }
-    if (shared)
-      count_wavefronts(i, offsets, bytes);
-    else
-      count_sectors(i, addresses, bytes);
-  }
+    });
+    count_request(i, i.option[1], addresses, bytes);
+  });
 }
 
 }  // namespace ptx

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from . import counters
-from .kernel import Compiled, execute, until_ptx
-from .memory import Known
+from .launches import Compiled, execute, until_ptx
+from .memory import elements, replaced
 from .program import Counted
 
 
@@ -48,9 +49,7 @@ class Launched:
         return self.compiled.program.counts(self.counts)
 
     def counters(self) -> dict[str, Any]:
-        """Return instructions by kind, sectors and wavefronts over the fewest possible, and barriers, of the whole
-        grid.
-        """
+        """Return the grid's instructions by kind, barriers, sectors and wavefronts over the fewest possible."""
         return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
 
     def lines(self) -> list[counters.Line]:
@@ -62,9 +61,28 @@ class Launched:
 
         Compiles the kernel to machine code and executes some of its CTAs again, on copies of the arguments.
         """
-        from . import modelled
+        from ..static import estimate as model
 
-        return modelled.estimate(self, machine)
+        if machine not in model.MACHINES:
+            raise ValueError(f"machine: expected one of {sorted(model.MACHINES)}; got {machine!r}")
+        arch = model.MACHINES[machine].arch
+        if arch != self.arch:
+            raise ValueError(f"machine: {machine} is sm_{arch}; the launch was compiled for sm_{self.arch}")
+
+        def copy(tensor: Tensor) -> Tensor:  # executing the launch again changes nothing of the program's
+            flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
+            return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+        return model.estimate(replaced(self, copy), self.static_record(), model.MACHINES[machine])
+
+    def static_record(self) -> dict[str, Any]:
+        """Return the `static` part of the launch's record, from machine code, which emulation does without."""
+        import triton
+
+        from ..static import tiles
+
+        with mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None):
+            return tiles.static_record(self, self.arch)
 
 
 @dataclasses.dataclass
@@ -98,15 +116,21 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
         raise ValueError(f"arch: expected one of {sorted(DEVICES)}; got {arch}")
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
-    log, known = Log(), Known()
-    state = _State(arch, checks, counts, log, known)
+    log = Log()
+    state = _State(arch, checks, counts, log)
     previous = triton.runtime.driver._active
+
+    def data_ptr(tensor) -> int:
+        storage = tensor.untyped_storage()
+        state.known[storage.data_ptr()] = storage
+        return torch._C.TensorBase.data_ptr(tensor)
+
     with contextlib.ExitStack() as stack:
         triton.runtime.driver.set_active(Driver(DEVICES[arch], state.launched))
         stack.callback(setattr, triton.runtime.driver, "_active", previous)
         for patch in (
             mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
-            mock.patch.object(Tensor, "data_ptr", _noting(known)),
+            mock.patch.object(Tensor, "data_ptr", data_ptr),
             *state.autotuner_patches(),
             *cuda_is_cpu.answers(DEVICES[arch]),
         ):
@@ -116,21 +140,13 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, cuda: bool = Fal
         yield log
 
 
-def _noting(known: Known):
-    """Return a Tensor.data_ptr that also notes the tensor."""
-
-    def data_ptr(self) -> int:
-        known.note(self)
-        return torch._C.TensorBase.data_ptr(self)
-
-    return data_ptr
-
-
 class _State:
     """State that the patches of one `gpu` share."""
 
-    def __init__(self, arch: int, checks: bool, counts: bool, log: Log, known: Known):
-        self.arch, self.checks, self.counts, self.log, self.known = arch, checks, counts, log, known
+    def __init__(self, arch: int, checks: bool, counts: bool, log: Log):
+        self.arch, self.checks, self.counts, self.log = arch, checks, counts, log
+        # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
+        self.known = weakref.WeakValueDictionary()
         self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
         self._tuners: list = []  # that are running
         self._chosen: dict | None = None  # the arguments for which the last choice was made
@@ -150,13 +166,16 @@ class _State:
         )
         self.log.launches.append(launch)
         before = compiled.program.raw_counts() if self.counts else None
-        execute(compiled, grid, values, checks=self.checks, known=self.known.regions())
+        known = [(address, storage.nbytes()) for address, storage in self.known.items()]
+        execute(compiled, grid, values, checks=self.checks, known=known)
         if before is not None:
             launch.counts = compiled.program.raw_counts() - before
 
     def autotuner_patches(self) -> list:
         """Patch the autotuner to take the first configuration that compiles and fits: nothing is timed."""
+        from triton.compiler.errors import CompileTimeAssertionFailure
         from triton.runtime.autotuner import Autotuner
+        from triton.runtime.errors import OutOfResources, PTXASError
 
         run = Autotuner.run
 
@@ -169,15 +188,6 @@ class _State:
             finally:
                 self._tuners.pop()
                 tuner.cache = kept
-
-        return [
-            mock.patch.object(Autotuner, "_bench", self._bench()),
-            mock.patch.object(Autotuner, "run", of_this_device),
-        ]
-
-    def _bench(self):
-        from triton.compiler.errors import CompileTimeAssertionFailure
-        from triton.runtime.errors import OutOfResources, PTXASError
 
         def bench(tuner, *args, config, **meta):
             if self._chosen is tuner.nargs:  # in this choice another one compiled
@@ -193,4 +203,4 @@ class _State:
             self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")
             return [0.0] * 3
 
-        return bench
+        return [mock.patch.object(Autotuner, "_bench", bench), mock.patch.object(Autotuner, "run", of_this_device)]

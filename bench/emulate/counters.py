@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import Any
 
 import numpy
@@ -76,7 +77,7 @@ def count(launch, arch: int, ctas: int = 1) -> tuple[dict[str, Any], list[Line]]
         PtxError: an instruction is not emulated.
     """
     kernel = launches.compiled(launch, arch).fresh()
-    number = launch.grid[0] * (*launch.grid, 1)[1] * (*launch.grid, 1, 1)[2]
+    number = math.prod(launch.grid)
     first = max(0, (number - ctas) // 2)
     launches.run(materialised(launch), arch, only=range(first, min(number, first + ctas)), kernel=kernel)
     counted = kernel.program.counts()
@@ -88,8 +89,8 @@ def summary(counted: list[Counted]) -> dict[str, Any]:
     mix = collections.Counter()
     for c in counted:
         mix[_KIND_OF.get(c.opcode.split(".")[0], "arithmetic")] += c.executed
-    outside = [c for c in counted if c.requests and _is_global(c.opcode)]
-    inside = [c for c in counted if c.requests and not _is_global(c.opcode)]
+    outside = [c for c in counted if c.requests and "global" in c.opcode.split(".")]
+    inside = [c for c in counted if c.requests and "global" not in c.opcode.split(".")]
     sectors, wavefronts = sum(c.units for c in outside), sum(c.units for c in inside)
     return {
         "emulated_instructions": sum(mix.values()),
@@ -109,10 +110,6 @@ def by_line(counted: list[Counted]) -> list[Line]:
         for at, value in enumerate((c.executed, c.requests, c.units, c.fewest)):
             sums[c.line][at] += value
     return sorted((Line(source, *values) for source, values in sums.items()), key=lambda line: -line.instructions)
-
-
-def _is_global(opcode: str) -> bool:
-    return "global" in opcode.split(".")
 
 
 def _ratio(a: int, b: int) -> float | None:

@@ -21,47 +21,28 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 _CUDA = torch.device("cuda", 0)
 
 
-def _nothing(*_, **__) -> None:
-    return None
+def _giving(value):
+    """Return a function that returns `value`; a new one each time, for torch's compiler keeps a table of functions."""
+    return lambda *_, **__: value
 
 
-class Stream:
+class Stream(contextlib.AbstractContextManager):
     """Stream on which everything is done at once."""
 
     cuda_stream = stream_id = device_index = 0
     device = _CUDA
-
-    def __init__(self, *_, **__):
-        pass
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
+    __init__ = __exit__ = synchronize = wait_stream = wait_event = _giving(None)
+    query = _giving(True)
 
     def record_event(self, event=None):
         return event or Event()
-
-    synchronize = wait_stream = wait_event = _nothing
 
 
 class Event:
     """Event that is over; no time passes between two."""
 
-    def __init__(self, *_, **__):
-        pass
-
-    def elapsed_time(self, other) -> float:
-        return 0.0
-
-    def query(self) -> bool:
-        return True
-
-    record = wait = synchronize = _nothing
+    __init__ = record = wait = synchronize = _giving(None)
+    elapsed_time, query = _giving(0.0), _giving(True)
 
 
 _DONE_AT_ONCE = ("synchronize", "empty_cache", "set_device", "init", "_lazy_init", "ipc_collect")
@@ -70,35 +51,12 @@ _DONE_AT_ONCE += ("reset_peak_memory_stats", "reset_max_memory_allocated")
 _BYTES = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
 
-def _giving(value):
-    """Return a function that returns `value`. Each name gets its own, because torch's compiler keeps a table of
-    them.
-    """
-    return lambda *_, **__: value
-
-
 def answers(device) -> list:
     """Return patches under which `torch.cuda` describes a `driver.Device`."""
+    major, minor = device.capability
+    shared = device.shared_memory_per_block_optin + 1024
     properties = types.SimpleNamespace(
-        name=device.name,
-        major=device.capability[0],
-        minor=device.capability[1],
-        total_memory=device.memory,
-        multi_processor_count=device.multiprocessors,
-        shared_memory_per_block=48 << 10,
-        shared_memory_per_block_optin=device.shared_memory,
-        shared_memory_per_multiprocessor=device.shared_memory + 1024,
-        regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048,
-        max_threads_per_block=1024,
-        warp_size=32,
-        L2_cache_size=device.l2,
-        clock_rate=device.clock_khz,
-        memory_clock_rate=device.memory_clock_khz,
-        memory_bus_width=device.bus_bits,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
+        **vars(device), major=major, minor=minor, shared_memory_per_multiprocessor=shared
     )
     functions = {
         "is_available": lambda: True,
@@ -110,7 +68,7 @@ def answers(device) -> list:
         "get_device_capability": lambda *_: device.capability,
         "get_device_properties": lambda *_: properties,
         "get_arch_list": lambda: [f"sm_{device.arch}"],
-        "mem_get_info": lambda *_: (device.memory, device.memory),
+        "mem_get_info": lambda *_: (device.total_memory, device.total_memory),
         "current_stream": lambda *_: Stream(),
         "default_stream": lambda *_: Stream(),
         "stream": lambda stream: contextlib.nullcontext(),
@@ -143,30 +101,23 @@ class CudaIsCpu(TorchFunctionMode):
 
     def __torch_function__(self, function, kinds, args=(), kwargs=None):
         kwargs = kwargs or {}
-        answer = _ANSWERS.get(function)
-        if answer is not None:
-            return answer(self, function, args, kwargs)
-        if any(_is_cuda(value) for value in args):
-            args = tuple("cpu" if _is_cuda(value) else value for value in args)
-        if any(_is_cuda(value) for value in kwargs.values()):
-            kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
+        if function in _ANSWERS:
+            return _ANSWERS[function](function, args, kwargs)
+        args = tuple("cpu" if _is_cuda(value) else value for value in args)
+        kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
         if isinstance(kwargs.get("device"), int):
-            kwargs = {**kwargs, "device": "cpu"}
+            kwargs["device"] = "cpu"
         if kwargs.get("pin_memory"):
-            kwargs = {**kwargs, "pin_memory": False}
+            kwargs["pin_memory"] = False
         return function(*args, **kwargs)
 
 
-def _itself(mode, function, args, kwargs):
-    return args[0]
-
-
-def _device(mode, function, args, kwargs):
+def _device(function, args, kwargs):
     found = function(*args, **kwargs)
     return _CUDA if found.type == "cpu" else found
 
 
-def _to_device_of(mode, function, args, kwargs):
+def _to_device_of(function, args, kwargs):
     """Tensor.to, whose device may be anywhere among the arguments. The device of another tensor is the CPU already."""
     args = tuple("cpu" if _is_cuda(value) or type(value) is int else value for value in args)
     kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
@@ -174,14 +125,14 @@ def _to_device_of(mode, function, args, kwargs):
 
 
 _ANSWERS = {
-    torch.device: lambda mode, function, args, kwargs: function(*args, **kwargs),
+    torch.device: lambda function, args, kwargs: function(*args, **kwargs),
     Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: lambda mode, function, args, kwargs: not function(*args, **kwargs) and args[0].is_cpu,
-    Tensor.is_cpu.__get__: lambda mode, function, args, kwargs: False,
-    Tensor.get_device: lambda mode, function, args, kwargs: 0,
-    Tensor.cuda: _itself,
-    Tensor.pin_memory: _itself,
-    Tensor.record_stream: lambda mode, function, args, kwargs: None,
+    Tensor.is_cuda.__get__: lambda function, args, kwargs: not function(*args, **kwargs) and args[0].is_cpu,
+    Tensor.is_cpu.__get__: _giving(False),
+    Tensor.get_device: _giving(0),
+    Tensor.cuda: lambda function, args, kwargs: args[0],
+    Tensor.pin_memory: lambda function, args, kwargs: args[0],
+    Tensor.record_stream: _giving(None),
     Tensor.to: _to_device_of,
 }
 

@@ -14,23 +14,31 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-from .kernel import Compiled
+from .launches import Compiled
 from .program import Program
 
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Properties of a GPU. Sources: the data sheets of A100 SXM 80 GB, H200 SXM and B200."""
+    """Properties of a GPU, by torch's names. Sources: the data sheets of A100 SXM 80 GB, H200 SXM and B200."""
 
     name: str
     arch: int
-    multiprocessors: int
-    shared_memory: int  # bytes that one block may have
-    memory: int
-    l2: int
-    clock_khz: int
-    memory_clock_khz: int
-    bus_bits: int
+    multi_processor_count: int
+    shared_memory_per_block_optin: int  # bytes that one block may have
+    total_memory: int
+    L2_cache_size: int
+    clock_rate: int  # kHz
+    memory_clock_rate: int
+    memory_bus_width: int  # bits
+    shared_memory_per_block: int = 48 << 10
+    regs_per_multiprocessor: int = 65536
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    gcnArchName: str = ""
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -42,37 +50,8 @@ DEVICES = {
     90: Device("NVIDIA H200", 90, 132, 232448, 141 << 30, 50 << 20, 1980000, 3201000, 6144),
     100: Device("NVIDIA B200", 100, 148, 232448, 180 << 30, 126 << 20, 1965000, 3996000, 8192),
 }
-_THREADS = 1024  # of a block, at most
 #: Triton keeps compiled kernels by device; a real one has a small number
 _NUMBER = 1000
-
-
-class Utilities:
-    """Utilities of the driver, under Triton's names."""
-
-    def __init__(self, device: Device):
-        self._device = device
-
-    def load_binary(self, name: str, binary: bytes, shared: int, device: int):
-        """Return (module, function, registers, spills, most threads). The module is None: nothing is unloaded."""
-        return None, loaded(binary), 0, 0, _THREADS
-
-    def unload_module(self, module) -> None:
-        pass
-
-    def get_device_properties(self, device=None) -> dict[str, int]:
-        return {
-            "max_shared_mem": self._device.shared_memory,
-            "max_num_regs": 65536,
-            "multiprocessor_count": self._device.multiprocessors,
-            "warpSize": 32,
-            "sm_clock_rate": self._device.clock_khz,
-            "mem_clock_rate": self._device.memory_clock_khz,
-            "mem_bus_width": self._device.bus_bits,
-        }
-
-    def set_printf_fifo_size(self, size: int) -> None:
-        pass
 
 
 @functools.lru_cache(maxsize=200)  # some megabytes each
@@ -97,18 +76,37 @@ class Launcher:
 
 
 class Driver(DriverBase):
-    """The emulator as the device that Triton compiles for and launches on."""
+    """The emulator as the device that Triton compiles for and launches on, and the device's utilities."""
 
     launcher_cls = Launcher
 
     def __init__(self, device: Device, launched):
         super().__init__()
-        self.device, self.launched = device, launched
-        self.utils = Utilities(device)
+        self.device, self.launched, self.utils = device, launched, self
+
+    def _nothing(self, *_) -> None:
+        pass
+
+    unload_module = set_printf_fifo_size = set_current_device = clear_cache = _nothing
 
     @classmethod
     def is_active(cls) -> bool:
         return False
+
+    def load_binary(self, name: str, binary: bytes, shared: int, device: int):
+        """Return (module, function, registers, spills, most threads). The module is None: nothing is unloaded."""
+        return None, loaded(binary), 0, 0, self.device.max_threads_per_block
+
+    def get_device_properties(self, device=None) -> dict[str, int]:
+        return {
+            "max_shared_mem": self.device.shared_memory_per_block_optin,
+            "max_num_regs": self.device.regs_per_multiprocessor,
+            "multiprocessor_count": self.device.multi_processor_count,
+            "warpSize": self.device.warp_size,
+            "sm_clock_rate": self.device.clock_rate,
+            "mem_clock_rate": self.device.memory_clock_rate,
+            "mem_bus_width": self.device.memory_bus_width,
+        }
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.device.arch, 32)
@@ -118,9 +116,6 @@ class Driver(DriverBase):
 
     def get_current_device(self) -> int:
         return _NUMBER + self.device.arch
-
-    def set_current_device(self, device) -> None:
-        pass
 
     def get_current_stream(self, device=None) -> int:
         return 0
@@ -137,16 +132,13 @@ class Driver(DriverBase):
         return ty_to_cpp(kind)
 
     def get_benchmarker(self):
+        """Nothing is timed: every configuration that runs is as good as another."""
+
+        def once(call, *, quantiles=None, **_):
+            call()
+            return [0.0] * len(quantiles) if quantiles else 0.0
+
         return once
 
     def get_empty_cache_for_benchmark(self) -> torch.Tensor:
         return torch.empty(0)
-
-    def clear_cache(self, cache) -> None:
-        pass
-
-
-def once(call, *, quantiles=None, **_):
-    """Triton's benchmarker: nothing is timed, so every configuration that runs is as good as another."""
-    call()
-    return [0.0] * len(quantiles) if quantiles else 0.0

@@ -1,12 +1,7 @@
-// Executes the bytecode of one kernel, CTA by CTA, all threads
-// of a CTA in lockstep. Called through ctypes: see program.py.
+// Executes the bytecode of one kernel, CTA by CTA, all threads of a CTA in lockstep. Called through ctypes: see
+// program.py.
 //
 // Threads that part at a branch run one group at a time, the one that is furthest behind first, until they meet again.
-
-#include <array>
-#include <cstdio>
-#include <limits>
-#include <map>
 
 #include "bits.h"
 #include "messages.h"
@@ -14,96 +9,31 @@
 
 namespace ptx {
 
+// clang-format off
 const std::map<std::string, Handler> HANDLERS = {
-    {"add", add},
-    {"sub", sub},
-    {"mul", mul},
-    {"mul.hi", mul_hi},
-    {"wide", wide},
-    {"mad", mad},
-    {"fma", fma},
-    {"mixed", mixed},
-    {"extended", extended},
-    {"div", div},
-    {"rem", rem},
-    {"min", min_},
-    {"max", max_},
-    {"neg", neg},
-    {"abs", abs_},
-    {"and", and_},
-    {"or", or_},
-    {"xor", xor_},
-    {"not", not_},
-    {"shl", shl},
-    {"shr", shr},
-    {"bfe", bfe},
-    {"bfi", bfi},
-    {"prmt", prmt},
-    {"lop3", lop3},
-    {"shf", shf},
-    {"popc", popc},
-    {"clz", clz},
-    {"brev", brev},
-    {"ex2", ex2},
-    {"lg2", lg2},
-    {"rcp", rcp},
-    {"sqrt", sqrt_},
-    {"rsqrt", rsqrt},
-    {"sin", sin_},
-    {"cos", cos_},
-    {"tanh", tanh_},
-    {"copysign", copysign_},
+    {"add", add}, {"sub", sub}, {"mul", mul}, {"mul.hi", mul_hi}, {"wide", wide}, {"mad", mad}, {"fma", fma},
+    {"mixed", mixed}, {"extended", extended}, {"div", div}, {"rem", rem},
+    {"min", min_}, {"max", max_}, {"neg", neg}, {"abs", abs_}, {"ex2", ex2}, {"lg2", lg2}, {"rcp", rcp},
+    {"sqrt", sqrt_}, {"rsqrt", rsqrt}, {"sin", sin_}, {"cos", cos_}, {"tanh", tanh_}, {"copysign", copysign_},
     {"testp", testp},
-    {"mov", mov},
-    {"selp", selp},
-    {"setp", setp},
-    {"cvt", cvt},
-    {"cvt.pair", cvt_pair},
-    {"ld", ld},
-    {"st", st},
-    {"atom", atom},
-    {"bulk.load", bulk_load},
-    {"bulk.store", bulk_store},
-    {"bulk.commit", bulk_commit},
-    {"bulk.wait", bulk_wait},
-    {"tensormap.replace", map_replace},
-    {"tensormap.copy", map_copy},
-    {"cp.async", cp_async},
-    {"cp.async.commit", cp_commit},
-    {"cp.async.wait", cp_wait},
-    {"bar", bar_sync},
-    {"warp.sync", warp_sync},
-    {"fence", nothing},
-    {"fence.proxy.async", proxy_fence},
-    {"ret", ret},
-    {"trap", trap},
-    {"print", print},
-    {"assertion", assertion},
-    {"bra", bra},
-    {"shfl", shfl},
-    {"vote", vote},
+    {"and", and_}, {"or", or_}, {"xor", xor_}, {"not", not_}, {"shl", shl}, {"shr", shr}, {"bfe", bfe}, {"bfi", bfi},
+    {"prmt", prmt}, {"lop3", lop3}, {"shf", shf}, {"popc", popc}, {"clz", clz}, {"brev", brev},
+    {"mov", mov}, {"selp", selp}, {"setp", setp}, {"cvt", cvt}, {"cvt.pair", cvt_pair}, {"ld", ld}, {"st", st},
+    {"atom", atom}, {"cp.async", cp_async}, {"cp.async.commit", cp_commit}, {"cp.async.wait", cp_wait},
+    {"bulk.load", bulk_load}, {"bulk.store", bulk_store}, {"bulk.commit", bulk_commit}, {"bulk.wait", bulk_wait},
+    {"tensormap.replace", map_replace}, {"tensormap.copy", map_copy},
+    {"bar", bar_sync}, {"warp.sync", warp_sync}, {"fence", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
+    {"trap", trap}, {"bra", bra}, {"print", print}, {"assertion", assertion}, {"shfl", shfl}, {"vote", vote},
     {"redux", redux},
-    {"ldmatrix", ldmatrix},
-    {"stmatrix", stmatrix},
-    {"mma", mma},
-    {"wgmma", wgmma},
-    {"wgmma.fence", wgmma_fence},
-    {"wgmma.commit", wgmma_commit},
-    {"wgmma.wait", wgmma_wait},
-    {"elect", elect},
-    {"mbarrier.init", mbarrier_init},
-    {"mbarrier.inval", mbarrier_inval},
-    {"mbarrier.arrive", mbarrier_arrive},
-    {"mbarrier.try_wait", mbarrier_try_wait},
-    {"tcgen05.alloc", tensor_alloc},
-    {"tcgen05.dealloc", tensor_dealloc},
-    {"tcgen05.relinquish", tensor_relinquish},
-    {"tcgen05.ld", tensor_ld},
-    {"tcgen05.st", tensor_st},
-    {"tcgen05.wait", tensor_wait},
-    {"tcgen05.mma", tensor_mma},
+    {"ldmatrix", ldmatrix}, {"stmatrix", stmatrix}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
+    {"wgmma.commit", wgmma_commit}, {"wgmma.wait", wgmma_wait},
+    {"elect", elect}, {"mbarrier.init", mbarrier_init}, {"mbarrier.inval", mbarrier_inval},
+    {"mbarrier.arrive", mbarrier_arrive}, {"mbarrier.try_wait", mbarrier_try_wait},
+    {"tcgen05.alloc", tensor_alloc}, {"tcgen05.dealloc", tensor_dealloc}, {"tcgen05.relinquish", tensor_relinquish},
+    {"tcgen05.ld", tensor_ld}, {"tcgen05.st", tensor_st}, {"tcgen05.wait", tensor_wait}, {"tcgen05.mma", tensor_mma},
     {"tcgen05.commit", tensor_commit},
 };
+// clang-format on
 
 const std::map<std::string, int> TYPE_NAMES = {
     {"u8", U8},       {"b8", U8},     {"u16", U16},     {"b16", U16},       {"u32", U32},
@@ -115,8 +45,6 @@ const std::map<std::string, int> TYPE_NAMES = {
 
 struct Program {
   std::vector<Ins> code;
-  int registers = 0;
-  int64_t steps = 0;
   bool tracing = false;
   std::string printed;
   std::vector<int32_t> trace;  // the instructions in the order in which they were executed
@@ -126,26 +54,17 @@ constexpr int END = std::numeric_limits<int>::max();
 
 class Run {
  public:
-  Run(Program& program, Machine& machine) : program_(program), m_(machine) {}
+  Run(Program& program, Machine& machine)
+      : program_(program), m_(machine), pc_(machine.threads), waits_(machine.threads) {}
 
-  void cta(const std::vector<std::pair<int, uint64_t>>& constants, const std::vector<int>& thread_index,
-           const std::array<uint32_t, 3>& block) {
-    reset();
-    for (auto [index, value] : constants) std::fill_n(m_.reg(index), m_.threads, value);
-    for (int axis = 0; axis < 3; ++axis) {
-      if (thread_index[axis] < 0) continue;
-      uint64_t* t = m_.reg(thread_index[axis]);
-      for (int i = 0; i < m_.threads; ++i)
-        t[i] = axis == 0 ? i % block[0] : axis == 1 ? i / block[0] % block[1] : i / (block[0] * block[1]);
-    }
-    if (thread_index[3] >= 0)
-      for (int i = 0; i < m_.threads; ++i) m_.reg(thread_index[3])[i] = i % WARP;
+  // One CTA, with its constants in their registers
+  void cta() {
     while (step()) {
     }
-    for (auto& group : m_.products)
-      if (!group.empty()) m_.fault("the kernel ends with a wgmma that was not waited for");
+    for (auto& flying : m_.products)
+      if (!flying.items.empty()) m_.fault("the kernel ends with a wgmma that was not waited for");
     for (auto& flying : m_.bulks)
-      if (!flying.empty()) m_.fault("the kernel ends with a bulk store that was not waited for");
+      if (!flying.items.empty()) m_.fault("the kernel ends with a bulk store that was not waited for");
     if (!m_.tensor.allocations.empty()) m_.fault("the kernel ends with tensor memory that was not given back");
   }
 
@@ -159,47 +78,17 @@ class Run {
   bool together_ = true;  // all living threads at pc_[first]
   int at_ = 0;
 
-  void reset() {
-    std::fill(m_.registers.begin(), m_.registers.end(), 0xdeadbeefdeadbeefull);
-    std::fill(m_.register_time.begin(), m_.register_time.end(), -1);
-    std::fill(m_.pending.begin(), m_.pending.end(), 0);
-    m_.pending_count = 0;
-    std::fill(m_.shared.begin(), m_.shared.end(), 0xff);  // NaN
-    std::fill(m_.granules.begin(), m_.granules.end(), Granule{});
-    m_.alive.assign(m_.threads, 1);
-    m_.copies.assign(m_.threads, {});
-    m_.copy_group.assign(m_.threads, 0);
-    m_.products.assign(m_.warps / 4, {});
-    m_.product_group.assign(m_.warps / 4, 0);
-    m_.tensor = {};
-    m_.tensor.transfers.assign(m_.warps, {});
-    m_.tensor.waited.assign(m_.warps, -1);
-    m_.bulks.assign(m_.threads, {});
-    m_.bulk_group.assign(m_.threads, 0);
-    m_.fence_time.assign(m_.warps, -1);
-    m_.proxy_time.assign(m_.warps, -1);
-    m_.epoch = 0;
-    pc_.assign(m_.threads, 0);
-    waits_.assign(m_.threads, 0);
-    together_ = true;
-    at_ = 0;
-  }
-
   bool step() {
     if (!together_ && !gather()) return false;
     if (at_ >= int(program_.code.size())) m_.fault("ran past the end of the program");
     Ins& i = program_.code[at_];
     select(i);
     ++m_.time;
-    ++program_.steps;
     if (program_.tracing) program_.trace.push_back(at_);
     ++i.executed;
     if (m_.pending_count) check_pending(i);
-    m_.barrier = m_.exits = false;
-    m_.taken = nullptr;
-    bool anyone = false;
-    for (int t = 0; t < m_.threads && !anyone; ++t) anyone = m_.mask[t];
-    if (anyone) i.run(m_, i);
+    m_.barrier = m_.exits = m_.branches = false;
+    if (m_.active(0, m_.threads)) i.run(m_, i);
     // a copy is a name: LLVM places copies of loop variables behind the fence, and ptxas makes one register of them
     bool copy = i.run == mov && i.d.size() == 1 && i.s.size() == 1 && !i.option[0];  // option 0: of a constant
     for (int d : i.d) m_.register_time[d] = copy ? m_.register_time[i.s[0]] : m_.time;
@@ -218,7 +107,6 @@ class Run {
     if (lowest == END) {  // all wait: the barrier opens
       std::fill(waits_.begin(), waits_.end(), 0);
       ++m_.epoch;
-      ++m_.barriers;
       return gather();
     }
     at_ = lowest;
@@ -237,7 +125,7 @@ class Run {
   }
 
   void check_pending(const Ins& i) {
-    if (i.name.rfind("wgmma", 0) == 0) return;  // a chain of products on one accumulator is ordered
+    if (i.run == wgmma) return;  // a chain of products on one accumulator is ordered
     for (int r : i.d)
       if (m_.pending[r]) m_.fault("writes a register of a wgmma that was not waited for");
     for (int r : i.s)
@@ -245,42 +133,29 @@ class Run {
   }
 
   bool advance(Ins& i) {
-    if (m_.exits) {
-      for (int t = 0; t < m_.threads; ++t)
-        if (m_.mask[t]) m_.alive[t] = 0;
-    }
-    if (m_.barrier && together_ && m_.all) {
+    int target = m_.branches ? int(i.option[0]) : at_ + 1;
+    if (together_ && m_.barrier && m_.all) {
       ++m_.epoch;
-      ++m_.barriers;
       ++at_;
       return true;
     }
-    int target = m_.taken ? int(i.option[0]) : at_ + 1;
-    if (together_ && !m_.barrier && !m_.exits) {
-      int going = 0, living = 0;
-      for (int t = 0; t < m_.threads; ++t) going += m_.mask[t] != 0, living += m_.alive[t];
-      if (!m_.taken || going == living) {
-        at_ = m_.taken ? target : at_ + 1;
-        return true;
-      }
+    bool as_one = !m_.branches || m_.active(0, m_.threads) == std::count(m_.alive.begin(), m_.alive.end(), 1);
+    if (together_ && !m_.barrier && !m_.exits && as_one) {
+      at_ = target;
+      return true;
     }
     if (together_) std::fill(pc_.begin(), pc_.end(), at_);
-    for (int t = 0; t < m_.threads; ++t) {
-      if (!m_.scratch[t]) continue;
-      bool takes = m_.mask[t];
-      pc_[t] = m_.taken && takes ? target : at_ + 1;
-      if (m_.barrier && takes) waits_[t] = 1;
-    }
     together_ = true;
     int common = END;
-    bool living = false;
     for (int t = 0; t < m_.threads; ++t) {
+      if (m_.scratch[t]) pc_[t] = m_.mask[t] ? target : at_ + 1;
+      if (m_.mask[t] && m_.barrier) waits_[t] = 1;
+      if (m_.mask[t] && m_.exits) m_.alive[t] = 0;
       if (!m_.alive[t]) continue;
-      living = true;
       if (common == END) common = pc_[t];
       together_ &= pc_[t] == common && !waits_[t];
     }
-    if (!living) return false;
+    if (common == END) return false;
     if (together_) at_ = common;
     return true;
   }
@@ -297,75 +172,51 @@ int ptx_type(const char* name) {
 
 int ptx_known(const char* handler) { return ptx::HANDLERS.count(handler) != 0; }
 
-void* ptx_program(int registers) {
-  auto* program = new ptx::Program;
-  program->registers = registers;
-  return program;
-}
+void* ptx_program() { return new ptx::Program; }
 
 void ptx_free(void* program) { delete static_cast<ptx::Program*>(program); }
 
-// fields: type, type2, predicate, negate, width, line, then 8 options
-void ptx_append(void* program, const char* handler, const char* name, const int64_t* fields, int nd, const int* d,
-                int ns, const int* s) {
+// fields: type, type2, predicate, negate, width, then 8 options
+void ptx_append(void* program, const char* handler, const int64_t* fields, int nd, const int* d, int ns, const int* s) {
   ptx::Ins i;
   i.run = ptx::HANDLERS.at(handler);
-  i.name = name;
   i.type = int(fields[0]), i.type2 = int(fields[1]), i.predicate = int(fields[2]), i.negate = fields[3] != 0;
-  i.width = int(fields[4]), i.line = int(fields[5]);
-  for (int k = 0; k < 8; ++k) i.option[k] = fields[6 + k];
+  i.width = int(fields[4]);
+  std::copy_n(fields + 5, 8, i.option);
   i.d.assign(d, d + nd);
   i.s.assign(s, s + ns);
   static_cast<ptx::Program*>(program)->code.push_back(std::move(i));
 }
 
-// Runs CTAs first..last-1 of the grid, x fastest. constants: (register, value)
-// pairs; specials: registers of tid.xyz, laneid, ctaid.xyz or -1. Returns -1, or the
-// index of the instruction that failed, with `message`; `where` is then the CTA.
-int ptx_run(void* handle, int threads, const uint32_t* block, const uint32_t* grid, int64_t first, int64_t last,
-            int nconstants, const int* constant_registers, const uint64_t* constant_values, const int* specials,
-            int64_t shared_bytes, int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts,
-            const int64_t* sizes, int checks, int64_t* where, int64_t* barriers, char* message, int message_bytes) {
+// Runs CTAs first..last-1 of the grid, x fastest. constants: (register, value) pairs; specials: registers of tid.x,
+// laneid, ctaid.xyz or -1. Returns -1, or the index of the instruction that failed, with `message`; `where` is then the
+// CTA.
+int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int64_t first, int64_t last, int nconstants,
+            const int* constant_registers, const uint64_t* constant_values, const int* specials, int64_t shared_bytes,
+            int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts, const uint64_t* sizes,
+            int checks, int64_t* where, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
-  ptx::Machine m;
-  m.threads = threads;
-  m.warps = (threads + ptx::WARP - 1) / ptx::WARP;
-  m.checks = checks != 0;
-  m.registers.resize(size_t(program.registers) * threads);
-  m.register_time.resize(program.registers);
-  m.pending.resize(program.registers);
-  m.mask.resize(size_t(m.warps) * ptx::WARP);
-  m.scratch.resize(threads);
-  m.shared.resize(size_t(shared_bytes));
-  m.carry.assign(threads, 0);
-  m.local_bytes = local_bytes;
-  m.local.assign(size_t(local_bytes) * threads, 0xcb);
-  m.granules.resize(size_t(shared_bytes + 1) / 2);
+  std::vector<ptx::Region> regions, hosts_own;
   for (int k = 0; k < nregions; ++k)
-    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? m.hosts : m.regions)
-        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), sizes[k]});
-  ptx::Run run(program, m);
-  std::vector<std::pair<int, uint64_t>> constants;
-  for (int k = 0; k < nconstants; ++k) constants.push_back({constant_registers[k], constant_values[k]});
-  size_t fixed = constants.size();
-  std::vector<int> thread_index(specials, specials + 4);
-  try {
-    for (int64_t n = first; n < last; ++n) {
-      *where = n;
-      constants.resize(fixed);
-      uint64_t at[3] = {uint64_t(n) % grid[0], uint64_t(n) / grid[0] % grid[1],
-                        uint64_t(n) / (uint64_t(grid[0]) * grid[1])};
-      for (int axis = 0; axis < 3; ++axis)
-        if (specials[4 + axis] >= 0) constants.push_back({specials[4 + axis], at[axis]});
-      run.cta(constants, thread_index, {block[0], block[1], block[2]});
+    (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? hosts_own : regions)
+        .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
+  for (int64_t n = first; n < last; ++n) {
+    *where = n;
+    ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed);
+    for (int k = 0; k < nconstants; ++k) std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
+    for (uint64_t t = 0; t < uint64_t(threads); ++t) {
+      uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
+      for (int k = 0; k < 5; ++k)
+        if (specials[k] >= 0) m.reg(specials[k])[t] = values[k];
     }
-  } catch (const std::exception& error) {
-    program.printed += m.printed;
-    std::snprintf(message, message_bytes, "%s", error.what());
-    return run.at();
+    ptx::Run run(program, m);
+    try {
+      run.cta();
+    } catch (const std::exception& error) {
+      std::snprintf(message, message_bytes, "%s", error.what());
+      return run.at();
+    }
   }
-  program.printed += m.printed;
-  *barriers += m.barriers;
   return -1;
 }
 
@@ -379,8 +230,6 @@ int64_t ptx_printed(void* handle, char* out) {
   }
   return size;
 }
-
-int64_t ptx_size(void* program) { return int64_t(static_cast<ptx::Program*>(program)->code.size()); }
 
 // From now on the order of execution is kept; `out` takes what was kept of it so far, where it isn't null.
 int64_t ptx_trace(void* handle, int32_t* out) {

@@ -6,24 +6,18 @@ Functions are inlined. The parameters of a call are registers here, one for each
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
-from .parse import Kernel, Memory, PtxError, Register, Statement, Symbol, Vector, body, read
+from .parse import Kernel, Memory, PtxError, Register, Statement, Symbol, Vector, body, read, size_of
 
 _FUNCTION = re.compile(r"\.func\s*(?:\([^)]*\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*(?:\.noreturn\s*)?(;|\{)", re.S)
 _CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*([^;]*))?;")
+_NAME = re.compile(r"([\w$]+)(?:\[\d+\])?\s*(?:,|$)")  # of a parameter
+_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|laneid|warpid|smid|clock|globaltimer)")
 _RETURNED = "func_retval0"
 _DEPTH = 20  # of calls: more is taken for recursion
-BUILT_IN = {"vprintf": 2, "__assertfail": 5}  # parameters
-
-
-@dataclasses.dataclass
-class Function:
-    """A function's statements; `parameters` are the names of its parameters in order."""
-
-    kernel: Kernel
-    parameters: list[str]
+#: types of the parameters
+BUILT_IN = {"vprintf": ("b64", "b64"), "__assertfail": ("b64", "b64", "b32", "b64", "b64")}
 
 
 def constants(text: str) -> tuple[dict[str, int], bytes]:
@@ -40,53 +34,45 @@ def constants(text: str) -> tuple[dict[str, int], bytes]:
     return offsets, bytes(raw)
 
 
-def functions(text: str, files: dict[int, str]) -> dict[str, Function]:
-    """Return the functions that a module defines."""
+def functions(text: str, files: dict[int, str]) -> dict[str, Kernel]:
+    """Return the functions that a module defines. The bytes of their parameters stay 0."""
     found, text = {}, re.sub(r"//.*", "", text)
     for match in _FUNCTION.finditer(text):
         name, parameters, end = match.groups()
         if end == "{":
-            kernel = Kernel(name, [], [], {}, {}, {}, None)
+            kernel = Kernel(name, [(label, 0) for label in _NAME.findall(parameters)])
             read(body(text[match.end() :]), files, kernel)
-            names = re.findall(r"([\w$]+)(?:\[\d+\])?\s*(?:,|$)", parameters)
-            found[name] = Function(kernel, names)
+            found[name] = kernel
     return found
 
 
-def linked(kernel: Kernel, defined: dict[str, Function]) -> None:
+def linked(kernel: Kernel, defined: dict[str, Kernel]) -> None:
     """Inline every function at its calls, and replace the parameters of calls by registers."""
-    linker = _Linker(kernel, defined)
-    statements, labels = kernel.statements, dict(kernel.labels)
-    if not any(s.opcode.startswith("call") for s in statements):
-        return
-    kernel.statements, kernel.labels = [], {}
-    linker.append(statements, labels, "", 0)
+    statements, labels = kernel.statements, kernel.labels
+    if any(s.opcode.startswith("call") for s in statements):
+        kernel.statements, kernel.labels = [], {}
+        _Linker(kernel, defined).append(statements, labels, "", 0)
 
 
 class _Linker:
-    def __init__(self, kernel: Kernel, defined: dict[str, Function]):
+    def __init__(self, kernel: Kernel, defined: dict[str, Kernel]):
         self.kernel, self.defined, self.instances = kernel, defined, 0
 
     def append(self, statements: list[Statement], labels: dict[str, int], scope: str, depth: int) -> None:
         """Append statements. scope: suffix of the instance's own names, empty for the kernel's."""
         if depth > _DEPTH:
             raise PtxError("not emulated: a function that calls itself")
-        by_place: dict[int, list[str]] = {}
-        for label, at in labels.items():
-            by_place.setdefault(at, []).append(label)
-        for at, statement in enumerate(statements):
-            self._label(by_place.get(at, ()), scope)
+        places = []  # of each statement in the result
+        for statement in statements:
+            places.append(len(self.kernel.statements))
             self._statement(statement, scope, depth)
-        self._label((label for place, names in by_place.items() if place >= len(statements) for label in names), scope)
+        places.append(len(self.kernel.statements))
+        self.kernel.labels |= {label + scope: places[at] for label, at in labels.items()}
         if scope:
-            self.kernel.labels["end" + scope] = len(self.kernel.statements)
-
-    def _label(self, names, scope: str) -> None:
-        for name in names:
-            self.kernel.labels[name + scope] = len(self.kernel.statements)
+            self.kernel.labels["end" + scope] = places[-1]
 
     def _statement(self, s: Statement, scope: str, depth: int) -> None:
-        root, *parts = s.opcode.split(".")
+        opcode, (root, *parts) = s.opcode, s.opcode.split(".")
         operands = [self._renamed(operand, scope) for operand in s.operands]
         predicate = s.predicate and (s.predicate + scope if scope else s.predicate)
         if root == "call":
@@ -94,12 +80,11 @@ class _Linker:
                 raise PtxError(f"not emulated: a call under a predicate: {s.text[:80]}")
             return self._call(s, operands, scope, depth)
         if root in ("ld", "st") and parts[0] == "param" and self._of_call(operands[root == "ld"]):
-            return self._moves(s, root == "ld", operands, parts, predicate, scope)
+            return self._moves(s, root == "ld", operands, parts[-1], predicate, scope)
         if root == "ret" and scope:
-            root, operands = "bra", [Symbol("end" + scope)]
+            opcode, operands = "bra", [Symbol("end" + scope)]
         elif root == "bra" and scope:
             operands = [Symbol(operands[0].name + scope)]
-        opcode = ".".join([root, *parts]) if root != "bra" or s.opcode.startswith("bra") else "bra"
         self._emit(s, opcode, operands, predicate)
 
     def _emit(self, s: Statement, opcode: str, operands: list, predicate=None) -> None:
@@ -108,11 +93,10 @@ class _Linker:
     def _of_call(self, address: Memory) -> bool:
         return isinstance(address.base, Symbol) and address.base.name not in dict(self.kernel.parameters)
 
-    def _moves(self, s: Statement, loads: bool, operands: list, parts: list[str], predicate, scope: str) -> None:
-        kind, address, value = (parts[-1], *reversed(operands)) if loads else (parts[-1], *operands)
-        size = int(kind[1:]) // 8
+    def _moves(self, s: Statement, loads: bool, operands: list, kind: str, predicate, scope: str) -> None:
+        address, value = reversed(operands) if loads else operands
         for k, one in enumerate(value.items if isinstance(value, Vector) else [value]):
-            place = parameter(address.base.name, address.offset + k * size, kind, scope)
+            place = parameter(address.base.name, address.offset + k * int(kind[1:]) // 8, kind, scope)
             self._emit(s, f"mov.{kind}", [one, place] if loads else [place, one], predicate)
 
     def _call(self, s: Statement, operands: list, scope: str, depth: int) -> None:
@@ -122,8 +106,7 @@ class _Linker:
         if isinstance(operands[-1], Vector) and len(operands) > 1:
             given = [operand.name for operand in operands[-1].items]
         if name.name in BUILT_IN:
-            kinds = {"vprintf": ["b64"] * 2, "__assertfail": ["b64", "b64", "b32", "b64", "b64"]}[name.name]
-            places = [parameter(one, 0, kind, scope) for one, kind in zip(given, kinds)]
+            places = [parameter(one, 0, kind, scope) for one, kind in zip(given, BUILT_IN[name.name])]
             result = [parameter(returned, 0, "b32", scope)] if returned else []
             return self._emit(s, name.name.strip("_"), [*result, *places])
         function = self.defined.get(name.name)
@@ -131,25 +114,27 @@ class _Linker:
             raise PtxError(f"not emulated: a call of {name.name}")
         self.instances += 1
         inner = f"@{self.instances}"
-        body_, caller = function.kernel, self.kernel
-        caller.widths |= {key: value for key, value in body_.widths.items() if key not in caller.widths}
-        for depot, (_, size) in body_.local.items():
-            caller.local.setdefault(depot, (caller.local_bytes, size))
-        reads = _parameters_of(body_.statements, "ld")
-        for own, theirs in zip(function.parameters, given, strict=True):
-            for offset, kind in sorted(reads.get(own, ())):
-                target, source = parameter(own, offset, kind, inner), parameter(theirs, offset, kind, scope)
-                self._emit(s, f"mov.{kind}", [target, source])
-        self.append(body_.statements, body_.labels, inner, depth + 1)
-        for offset, kind in sorted(_parameters_of(body_.statements, "st").get(_RETURNED, ())):
-            if returned:
-                target, source = parameter(returned, offset, kind, scope), parameter(_RETURNED, offset, kind, inner)
-                self._emit(s, f"mov.{kind}", [target, source])
+        self.kernel.widths = function.widths | self.kernel.widths
+        for depot, (_, size) in function.local.items():
+            self.kernel.local.setdefault(depot, (size_of(self.kernel.local), size))
+
+        def move(target: str, into: str, source: str, out_of: str, places) -> None:
+            for offset, kind in sorted(places):
+                moved = [parameter(target, offset, kind, into), parameter(source, offset, kind, out_of)]
+                self._emit(s, f"mov.{kind}", moved)
+
+        reads = _parameters_of(function.statements, "ld")
+        for (own, _), theirs in zip(function.parameters, given, strict=True):
+            move(own, inner, theirs, scope, reads.get(own, ()))
+        self.append(function.statements, function.labels, inner, depth + 1)
+        if returned:
+            places = _parameters_of(function.statements, "st").get(_RETURNED, ())
+            move(returned, scope, _RETURNED, inner, places)
 
     def _renamed(self, operand, scope: str):
         if not scope:
             return operand
-        if isinstance(operand, Register) and operand.name.startswith("%") and not _special(operand.name):
+        if isinstance(operand, Register) and operand.name.startswith("%") and not _SPECIAL.match(operand.name):
             return Register(operand.name + scope)
         if isinstance(operand, Memory):
             coordinates = tuple(self._renamed(one, scope) for one in operand.coordinates)
@@ -164,10 +149,6 @@ class _Linker:
 def parameter(name: str, offset: int, kind: str, scope: str) -> Register:
     """The register that stands for a part of a call's parameter."""
     return Register(f"%parameter.{kind} {name}+{offset}{scope}")
-
-
-def _special(name: str) -> bool:
-    return re.match(r"%(tid|ntid|ctaid|nctaid|laneid|warpid|smid|clock|globaltimer)", name) is not None
 
 
 def _parameters_of(statements: list[Statement], which: str) -> dict[str, set[tuple[int, str]]]:

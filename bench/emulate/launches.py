@@ -1,9 +1,12 @@
-"""Launches of `triton_lib.launch` on the emulator: compiled for a GPU, and their PTX executed here."""
+"""Kernels that Triton compiled, executed on a launch's arguments, and the launches of our ops on the emulator."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest import mock
 
 from retro_kernels.compile import aot
@@ -11,10 +14,83 @@ from retro_kernels.compile import target as targets
 from retro_kernels.compile.target import KNOWN, Target
 from retro_kernels.core import backends, eager
 
-from .kernel import Compiled, execute
+from .memory import Arguments
+from .parse import PtxError
+from .program import Program
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
 MULTIPROCESSORS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A kernel as a launch executes it."""
+
+    program: Program
+    signature: dict[str, Any]  # Triton's type of every argument in order; a "constexpr" is not a parameter
+    shared_bytes: int
+    threads: int
+    scratch: tuple[int, int] = (0, 1)  # bytes of global memory a CTA, alignment
+    descriptors: tuple = ()  # layout of each tensor descriptor in shared memory
+
+    @classmethod
+    def of(cls, program: Program, source, metadata) -> Compiled:
+        """Read a kernel that Triton compiled. Raises PtxError for parts that are not emulated."""
+        if getattr(metadata, "num_ctas", 1) > 1:
+            raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
+        return cls(
+            program,
+            dict(source.signature),
+            metadata.shared,
+            program.kernel.threads or 32 * metadata.num_warps,
+            (metadata.global_scratch_size, metadata.global_scratch_align),
+            tuple(getattr(metadata, "tensordesc_meta", None) or ()),
+        )
+
+    def fresh(self) -> Compiled:
+        """Return the same kernel with counters of its own."""
+        return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
+
+
+def until_ptx(backend=None, stages=None, *_):
+    """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
+    if stages is None:
+        return ("ptx as the binary", "ptx as the binary")
+    stages["cubin"] = lambda module, metadata: module.encode()
+
+
+def execute(
+    kernel: Compiled,
+    grid: Sequence[int],
+    values: Sequence,
+    *,
+    checks: bool = True,
+    only: range | None = None,
+    known: Sequence[tuple[int, int]] = (),
+) -> None:
+    """Execute a kernel over a grid. values: of every argument, constants included; known: as in `Program.run`."""
+    made = Arguments()
+    descriptors = iter(kernel.descriptors)
+    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
+        made.add(kind, value, name, descriptors)
+    size, alignment = kernel.scratch
+    if size:
+        from triton.runtime import _allocation
+
+        scratch = _allocation._allocator.get()(math.prod(grid) * size, alignment, 0)
+        made.packed.append(made.region(scratch, "of the global scratch memory"))
+    spare = len(kernel.program.kernel.parameters) - len(made.packed)  # Triton's scratch memory: unused
+    kernel.program.run(
+        grid,
+        [*made.packed, *[0] * spare],
+        regions=list(made.regions),
+        names=list(made.regions.values()),
+        known=known,
+        threads=kernel.threads,
+        shared_bytes=kernel.shared_bytes,
+        checks=checks,
+        only=only,
+    )
 
 
 def made(launch, arch: int):
@@ -75,14 +151,12 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
         run(launch, arch, checks=checks)
 
     target = Target(arch, KNOWN[arch].shared_memory, MULTIPROCESSORS)
-    patches = (
+    with (
         mock.patch.object(Launch, "run", emulated),
         mock.patch.object(backend, "interpreted", lambda: True),
         mock.patch.object(targets, "INTERPRETED", target),
-    )
-    with contextlib.ExitStack() as stack:
-        for patch in patches:
-            stack.enter_context(patch)
+        contextlib.ExitStack() as stack,
+    ):
         for forget in (backends._status.cache_clear, backends._available.cache_clear, eager.forget):
             forget()  # which backends there are, and what was planned with them
             stack.callback(forget)

@@ -1,5 +1,5 @@
-// The state of one CTA: registers, shared memory with what is
-// known of each byte, global memory by region, and the faults.
+// The state of one CTA: registers, shared memory with what is known of each byte, global memory by region, and the
+// faults.
 #pragma once
 
 #include <algorithm>
@@ -19,39 +19,18 @@ constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that no array has address 0
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
 constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 are parameters and constants
-constexpr uint64_t FIRST_REGION =
-    256;                         // below are addresses of the host itself: pointers that a kernel finds in memory
-constexpr int REGION_BITS = 40;  // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
+constexpr uint64_t FIRST_REGION = 256;  // below are the host's own addresses: pointers that a kernel finds in memory
+constexpr int REGION_BITS = 40;         // every tensor has 2^40 addresses of its own: a wild offset meets no neighbour
 
 struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-enum Type {
-  U8,
-  U16,
-  U32,
-  U64,
-  S8,
-  S16,
-  S32,
-  S64,
-  F16,
-  BF16,
-  F32,
-  F64,
-  PRED,
-  F16X2,
-  BF16X2,
-  TF32,
-  F32X2,
-  E4M3,
-  E5M2,
-  U16X2,
-  S16X2,
-  TYPES
-};
-constexpr int BYTES[TYPES] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8, 1, 1, 4, 4};
+// Types, integers first, and their bytes
+constexpr int U8 = 0, U16 = 1, U32 = 2, U64 = 3, S8 = 4, S16 = 5, S32 = 6, S64 = 7, F16 = 8, BF16 = 9, F32 = 10,
+              F64 = 11, PRED = 12, F16X2 = 13, BF16X2 = 14, TF32 = 15, F32X2 = 16, E4M3 = 17, E5M2 = 18, U16X2 = 19,
+              S16X2 = 20;
+constexpr int BYTES[] = {1, 2, 4, 8, 1, 2, 4, 8, 2, 2, 4, 8, 1, 4, 4, 4, 8, 1, 1, 4, 4};
 inline bool is_signed(int type) { return type >= S8 && type <= S64; }
 
 struct Machine;
@@ -60,13 +39,11 @@ using Handler = void (*)(Machine&, Ins&);
 
 struct Ins {
   Handler run;
-  std::string name;  // as written, for messages
   int type = U32, type2 = U32;
   int64_t option[8] = {};  // further operands of the handler: an offset, a mode, a count
   int predicate = -1;
   bool negate = false;
   int width = 4;          // bytes of the destination register
-  int line = 0;           // index into the program's source lines
   std::vector<int> d, s;  // registers; immediates and symbols are registers that hold a constant
   // counted while running: executions by CTAs, requests by warps, sectors or wavefronts and the fewest possible
   int64_t executed = 0, requests = 0, units = 0, fewest = 0;
@@ -78,14 +55,23 @@ struct Region {
   int64_t bytes;
 };
 
-// Record of the accesses to two bytes of shared memory. An epoch is the time between two barriers of the whole CTA.
-struct Granule {
+// Record of the accesses to a place. An epoch is the time between two barriers of the whole CTA; warps are bits.
+struct Accesses {
   int32_t write_epoch = -1, read_epoch = -1;
-  uint32_t writers = 0, readers = 0;  // a bit a warp
+  uint32_t writers = 0, readers = 0;
+  int32_t product_epoch = -1;  // when a product was waited for: by mbarrier, by those warps that did
+  bool written = false;
+
+  void read_by(uint32_t warps, int32_t epoch) {
+    readers = read_epoch == epoch ? readers | warps : warps;
+    read_epoch = epoch;
+  }
+};
+
+struct Granule : Accesses {  // two bytes of shared memory
   int64_t write_time = -1;
-  int16_t async_reads = 0;     // products that read it and were not waited for
-  int32_t product_epoch = -1;  // when one that read it was waited for: by mbarrier, by those warps that did
-  bool written = false, in_flight = false;
+  int16_t async_reads = 0;  // products that read it and were not waited for
+  bool in_flight = false;
   bool atomic = false;        // all writes of the epoch were atomic
   int32_t copied_epoch = -1;  // when a bulk copy that wrote it was waited for, by those warps that did
 };
@@ -97,20 +83,38 @@ struct Copy {  // one cp.async that was not waited for
   uint8_t data[16];
 };
 
-struct Product {  // one wgmma that was not waited for
+struct Reads {  // of one wgmma, or bulk store, that was not waited for
   int64_t group;
   std::vector<uint32_t> granules;
-  std::vector<int> registers;
+  std::vector<int> registers = {};
 };
 
-// 32 bits of tensor memory. Warps are bits, as above.
-struct Cell {
+// Take out of `flying` what is over, in order, and call f with each
+template <class T, class Over, class F>
+void finish(std::vector<T>& flying, Over over, F f) {
+  auto done = std::stable_partition(flying.begin(), flying.end(), [&](const T& item) { return !over(item); });
+  std::for_each(done, flying.end(), f);
+  flying.erase(done, flying.end());
+}
+
+// What a thread or a warpgroup began and has not waited for
+template <class T>
+struct Flying {
+  int64_t group = 0;  // groups committed
+  std::vector<T> items = {};
+
+  // Wait until at most `most` groups are in flight; -1: for all, committed or not
+  template <class F>
+  void wait(int64_t most, F f) {
+    finish(items, [&](const T& item) { return item.group < group - most; }, f);
+  }
+};
+
+struct Cell : Accesses {        // 32 bits of tensor memory
   uint32_t value = 0x7fffffff;  // NaN
-  bool allocated = false, written = false;
+  bool allocated = false;
   int16_t results = 0, operands = 0;  // products that write, that read it and were not waited for
   uint32_t storing = 0, loading = 0;  // warps whose tcgen05.st, tcgen05.ld was not waited for
-  int32_t write_epoch = -1, read_epoch = -1, product_epoch = -1;
-  uint32_t writers = 0, readers = 0;
 };
 
 struct TensorProduct {  // one tcgen05.mma that was not waited for
@@ -137,11 +141,6 @@ struct Mbarrier {
   std::vector<Arrival> commits = {};
 };
 
-struct Bulk {  // a bulk store that was not waited for
-  int64_t group;
-  std::vector<uint32_t> granules;
-};
-
 struct Tensor {
   std::vector<Cell> cells;
   std::map<uint32_t, uint32_t> allocations;  // first column: columns
@@ -154,37 +153,43 @@ struct Tensor {
 };
 
 struct Machine {
-  int threads = 0, warps = 0;
-  bool checks = true;
+  int threads, warps;
+  bool checks;
   std::vector<uint64_t> registers;     // [register][thread]
   std::vector<int64_t> register_time;  // when last written
   std::vector<int16_t> pending;        // a register that a wgmma in flight uses
   int pending_count = 0;
-  std::vector<uint8_t> alive, mask, scratch;
-  bool all = true;  // every thread executes the current instruction
+  std::vector<uint8_t> alive, mask, scratch;  // by thread; scratch: those at the current instruction
+  bool all = true;                            // every thread executes the current instruction
   std::vector<uint8_t> shared;
   std::vector<Granule> granules;
-  std::vector<Region> regions, hosts;
+  const std::vector<Region>&regions, &hosts;
   std::vector<uint8_t> carry;  // by thread: CC.CF
+  int64_t local_bytes;
   std::vector<uint8_t> local;  // by thread
-  int64_t local_bytes = 0;
-  std::string printed;
+  std::string& printed;
   int32_t epoch = 0;
-  int64_t time = 0, barriers = 0;
-  int64_t idle = 0;                            // atomic updates in a row that changed nothing
-  std::vector<std::vector<Copy>> copies;       // by thread
-  std::vector<int64_t> copy_group;             // by thread: groups committed
-  std::vector<std::vector<Product>> products;  // by warpgroup
-  std::vector<int64_t> product_group;
+  int64_t time = 0;
+  int64_t idle = 0;                     // atomic updates in a row that changed nothing
+  std::vector<Flying<Copy>> copies;     // by thread
+  std::vector<Flying<Reads>> products;  // by warpgroup
+  std::vector<Flying<Reads>> bulks;     // by thread
   Tensor tensor;
-  std::vector<std::vector<Bulk>> bulks;  // by thread
-  std::vector<int64_t> bulk_group;
-  std::vector<int64_t> fence_time, proxy_time;  // by warp: wgmma.fence, fence.proxy.async
-  const Ins* current = nullptr;
-  // the request of a control instruction's handler
-  bool barrier = false;
-  bool exits = false;
-  std::vector<uint8_t>* taken = nullptr;
+  std::vector<int64_t> fence_time, proxy_time;            // by warp: wgmma.fence, fence.proxy.async
+  bool barrier = false, exits = false, branches = false;  // the request of a control instruction's handler
+
+  // What nothing wrote is neither 0 nor a number
+  Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
+          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed)
+      : threads(threads), warps((threads + WARP - 1) / WARP), checks(checks),
+        registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull), register_time(registers, -1), pending(registers),
+        alive(threads, 1), mask(size_t(warps) * WARP), scratch(threads), shared(size_t(shared_bytes), 0xff),
+        granules(size_t(shared_bytes + 1) / 2), regions(regions), hosts(hosts), carry(threads),
+        local_bytes(local_bytes), local(size_t(local_bytes) * threads, 0xcb), printed(printed), copies(threads),
+        products(warps / 4), bulks(threads), fence_time(warps, -1), proxy_time(warps, -1) {
+    tensor.transfers.resize(warps);
+    tensor.waited.assign(warps, -1);
+  }
 
   uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 
@@ -202,17 +207,32 @@ struct Machine {
     }
   }
 
-  // f(warp) for every warp that executes; instructions of whole warps are refused for a part of one
+  // f(thread) for the threads of a warp that execute
   template <class F>
-  void each_warp(F f, bool whole = true) {
-    for (int w = 0; w < warps; ++w) {
-      int active = 0;
-      for (int lane = 0; lane < WARP; ++lane) active += mask[w * WARP + lane] != 0;
-      if (active == 0) continue;
-      if (whole && active != WARP)
-        fault("divergence: " + std::to_string(active) + " of 32 threads of warp " + std::to_string(w) + " execute it");
+  void each_of(int warp, F f) {
+    for (int t = warp * WARP; t < (warp + 1) * WARP; ++t)
+      if (mask[t]) f(t);
+  }
+
+  // f(warp) for every warp of which a thread executes
+  template <class F>
+  void each_part(F f) {
+    for (int w = 0; w < warps; ++w)
+      if (active(w * WARP, WARP)) f(w);
+  }
+
+  // f(warp) for every warp that executes; a part of one is refused
+  template <class F>
+  void each_warp(F f) {
+    each_part([&](int w) {
+      if (int n = active(w * WARP, WARP); n != WARP)
+        fault("divergence: " + std::to_string(n) + " of 32 threads of warp " + std::to_string(w) + " execute it");
       f(w);
-    }
+    });
+  }
+
+  int active(int first, int threads) const {
+    return int(std::count_if(mask.begin() + first, mask.begin() + first + threads, [](auto m) { return m != 0; }));
   }
 
   uint8_t* local_at(uint64_t address, int bytes, int thread) {
@@ -268,35 +288,34 @@ struct Machine {
     for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) visit(granules[g], g, me);
   }
 
+  [[noreturn]] void fault_in(int64_t granule, const std::string& what, int thread = -1) {
+    fault(what + ", byte " + std::to_string(2 * granule), thread);
+  }
+
   void note_read(int64_t offset, int bytes, int thread) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      if (granule.in_flight)
-        fault("reads shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
-      if (!granule.written) fault("reads uninitialised shared memory, byte " + std::to_string(2 * g), thread);
+      if (granule.in_flight) fault_in(g, "reads shared memory that an asynchronous copy still writes", thread);
+      if (!granule.written) fault_in(g, "reads uninitialised shared memory", thread);
       if (granule.write_epoch == epoch && (granule.atomic ? granule.writers & ~me : !(granule.writers & me)))
-        fault("race: reads what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
+        fault_in(g, "race: reads what another warp wrote since the last barrier", thread);
       if (granule.copied_epoch == epoch && tensor.waited[thread / WARP] != epoch)
-        fault("race: reads what a bulk copy wrote that another warp waited for, byte " + std::to_string(2 * g), thread);
-      granule.readers = granule.read_epoch == epoch ? granule.readers | me : me;
-      granule.read_epoch = epoch;
+        fault_in(g, "race: reads what a bulk copy wrote that another warp waited for", thread);
+      granule.read_by(me, epoch);
     });
   }
 
   void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      if (granule.in_flight)
-        fault("writes shared memory that an asynchronous copy still writes, byte " + std::to_string(2 * g), thread);
-      if (granule.async_reads)
-        fault("writes shared memory that a product in flight reads, byte " + std::to_string(2 * g), thread);
+      if (granule.in_flight) fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
+      if (granule.async_reads) fault_in(g, "writes shared memory that a product in flight reads", thread);
       if (granule.read_epoch == epoch && (granule.readers & ~me))
-        fault("race: writes what another warp read since the last barrier, byte " + std::to_string(2 * g), thread);
+        fault_in(g, "race: writes what another warp read since the last barrier", thread);
       if (granule.product_epoch == epoch && tensor.waited[thread / WARP] != epoch)
-        fault("race: writes what a product read that another warp waited for, byte " + std::to_string(2 * g), thread);
+        fault_in(g, "race: writes what a product read that another warp waited for", thread);
       bool others = granule.write_epoch == epoch && (granule.writers & ~me);
-      if (others && bytes > 1) {  // equal values are no race: copies of one value in several warps
-        if (data == nullptr || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0)
-          fault("race: writes what another warp wrote since the last barrier, byte " + std::to_string(2 * g), thread);
-      }
+      // equal values are no race: copies of one value in several warps
+      if (others && bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0))
+        fault_in(g, "race: writes what another warp wrote since the last barrier", thread);
       granule.writers = others ? granule.writers | me : me;
       granule.write_epoch = epoch;
       granule.write_time = time;
@@ -305,18 +324,23 @@ struct Machine {
     });
   }
 
+  // An asynchronous copy to shared memory begins
+  void note_copy(int64_t offset, int bytes, int thread) {
+    note_write(offset, bytes, thread, nullptr);
+    each_granule(offset, bytes, thread, [](Granule& granule, int64_t, uint32_t) { granule.in_flight = true; });
+  }
+
   // Atomic updates by several warps are no race among themselves
   void note_atomic(int64_t offset, int bytes, int thread) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      std::string where = ", byte " + std::to_string(2 * g);
       bool first = granule.write_epoch != epoch;
-      if (granule.in_flight) fault("updates shared memory that an asynchronous copy still writes" + where, thread);
-      if (granule.async_reads) fault("updates shared memory that a product in flight reads" + where, thread);
-      if (!granule.written) fault("updates uninitialised shared memory" + where, thread);
+      if (granule.in_flight) fault_in(g, "updates shared memory that an asynchronous copy still writes", thread);
+      if (granule.async_reads) fault_in(g, "updates shared memory that a product in flight reads", thread);
+      if (!granule.written) fault_in(g, "updates uninitialised shared memory", thread);
       if (!first && !granule.atomic && (granule.writers & ~me))
-        fault("race: updates what another warp wrote since the last barrier" + where, thread);
+        fault_in(g, "race: updates what another warp wrote since the last barrier", thread);
       if (granule.read_epoch == epoch && (granule.readers & ~me))
-        fault("race: updates what another warp read since the last barrier" + where, thread);
+        fault_in(g, "race: updates what another warp read since the last barrier", thread);
       granule.atomic |= first;
       granule.writers = first ? me : granule.writers | me;
       granule.write_epoch = epoch;
@@ -338,17 +362,6 @@ struct Machine {
     int64_t offset = offset_of(address, bytes, thread);
     note_read(offset, bytes, thread);
     std::memcpy(out, shared.data() + offset, bytes);
-  }
-
-  // A bulk copy brought its bytes: who waits for its mbarrier sees them, without another fence
-  void note_arrival(int64_t offset, int64_t bytes) {
-    if (!checks) return;
-    for (int64_t g = offset / 2; g < (offset + bytes) / 2; ++g) {
-      granules[g].in_flight = false;
-      granules[g].write_epoch = -1;
-      granules[g].write_time = -2;
-      granules[g].copied_epoch = epoch;
-    }
   }
 
   void write_shared(uint64_t address, int bytes, int thread, const void* data) {

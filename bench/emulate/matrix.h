@@ -15,20 +15,28 @@ inline float element(int type, uint64_t value) {
   return as<float>(value & 0xffffe000u);  // tf32: the low 13 bits are not read
 }
 
-inline float half_of(int type, uint64_t two, int which) { return element(type, (two >> (16 * which)) & 0xffff); }
-
-inline int operand_bytes(int type) { return type == TF32 ? 4 : BYTES[type]; }
+// A register has as many neighbours along k as fit in its four bytes; this is the one at `e`
+inline float packed(int type, uint64_t four, int e) {
+  return element(type, zero_extended(four >> (8 * BYTES[type] * e), BYTES[type]));
+}
 
 // A fragment's registers hold rows lane/4 (+8) and columns by lane%4: PTX ISA, "Matrix Fragments for mma.m16n8k16" and
-// its neighbours. A register has as many neighbours along k as fit in its four bytes
-template <class Reg>
-void read_a(int type, int k, Reg reg, float (&a)[16][32]) {
-  int bytes = operand_bytes(type), each = 4 / bytes;
+// its neighbours. first: a thread; a: [16][k]
+inline void read_a(Machine& m, Ins& i, int k, int first, float* a) {
+  int each = 4 / BYTES[i.type];
   for (int lane = 0; lane < WARP; ++lane)
     for (int r = 0; r < k / (2 * each); ++r)
       for (int e = 0; e < each; ++e)
-        a[lane / 4 + 8 * (r & 1)][each * (lane % 4) + e + 4 * each * (r >> 1)] =
-            element(type, (reg(r, lane) >> (8 * bytes * e)) & (0xffffffffu >> (32 - 8 * bytes)));
+        a[(lane / 4 + 8 * (r & 1)) * k + each * (lane % 4) + e + 4 * each * (r >> 1)] =
+            packed(i.type, m.reg(i.s[r])[first + lane], e);
+}
+
+// out [rows][columns] += a [rows][k] b [k][columns]
+inline void multiply(const float* a, const float* b, float* out, int rows, int k, int columns) {
+  for (int row = 0; row < rows; ++row)
+    for (int x = 0; x < k; ++x)
+      for (int column = 0; column < columns; ++column)
+        out[row * columns + column] += a[row * k + x] * b[x * columns + column];
 }
 
 // The sum of an accumulator and a product, which of integers is one
@@ -60,21 +68,16 @@ inline uint64_t got(uint64_t c, int type, int e) { return type == F16 ? (c >> (1
 // type: of A, type2: of the accumulators; option 0: k, option 1: type of B, option 2: integers saturate;
 // sources a, b, c in a row
 inline void mma(Machine& m, Ins& i) {
-  int of_b = int(i.option[1]), bytes = operand_bytes(i.type), each = 4 / bytes;
-  int k = int(i.option[0]), na = k / (2 * each), nb = na / 2;
+  int of_b = int(i.option[1]), each = 4 / BYTES[i.type], k = int(i.option[0]), na = k / (2 * each), nb = na / 2;
   m.each_warp([&](int w) {
     int first = w * WARP;
-    float a[16][32], b[32][8];
-    read_a(i.type, k, [&](int r, int lane) { return m.reg(i.s[r])[first + lane]; }, a);
+    float a[16 * 32], b[32][8], out[16][8] = {};
+    read_a(m, i, k, first, a);
     for (int lane = 0; lane < WARP; ++lane)
       for (int r = 0; r < nb; ++r)
         for (int e = 0; e < each; ++e)
-          b[each * (lane % 4) + e + 4 * each * r][lane / 4] =
-              element(of_b, (m.reg(i.s[na + r])[first + lane] >> (8 * bytes * e)) & (0xffffffffu >> (32 - 8 * bytes)));
-    float out[16][8] = {};
-    for (int row = 0; row < 16; ++row)
-      for (int x = 0; x < k; ++x)
-        for (int column = 0; column < 8; ++column) out[row][column] += a[row][x] * b[x][column];
+          b[each * (lane % 4) + e + 4 * each * r][lane / 4] = packed(of_b, m.reg(i.s[na + r])[first + lane], e);
+    multiply(a, *b, *out, 16, k, 8);
     for (int lane = 0; lane < WARP; ++lane)
       each_accumulator(i.type2, 8, lane, [&](int r, int e, int row, int column) {
         uint64_t c = got(m.reg(i.s[na + nb + r])[first + lane], i.type2, e);
@@ -99,21 +102,10 @@ struct Descriptor {
 
   // Byte address of element (i, k), i along M or N; `transposed`: elements next to each other along i
   uint64_t at(int i, int k, int bytes, bool transposed) const {
-    uint64_t linear;
-    if (!transposed) {
-      uint64_t byte = uint64_t(k) * bytes;
-      if (swizzle == 16)
-        linear = (byte / 16) * leading + byte % 16 + (i / 8) * stride + (i % 8) * 16;
-      else
-        linear = byte + (i % 8) * swizzle + (i / 8) * stride;
-    } else {
-      uint64_t byte = uint64_t(i) * bytes;
-      if (swizzle == 16)
-        linear = byte % 16 + (byte / 16) * stride + (k % 8) * 16 + (k / 8) * leading;
-      else
-        linear = byte % swizzle + (byte / swizzle) * leading + (k % 8) * swizzle + (k / 8) * stride;
-    }
-    uint64_t address = start + linear;
+    uint64_t byte = uint64_t(transposed ? i : k) * bytes, row = transposed ? k : i, down = stride, across = leading;
+    if (transposed && swizzle == 16) std::swap(down, across);
+    uint64_t address = start + row % 8 * swizzle + row / 8 * down;
+    address += transposed || swizzle == 16 ? byte % swizzle + byte / swizzle * across : byte;  // else a row holds all k
     return address ^ (((address >> 7) & (uint64_t(swizzle) / 16 - 1)) << 4);
   }
 };
@@ -126,93 +118,98 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
   uint32_t mine = uint32_t((uint64_t(1) << readers) - 1) << first;
   for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
     Granule& granule = m.granules[g];
-    std::string where = ", byte " + std::to_string(2 * g);
-    if (granule.in_flight) m.fault("a product reads shared memory that an asynchronous copy still writes" + where);
-    if (!granule.written) m.fault("a product reads uninitialised shared memory" + where);
+    if (granule.in_flight) m.fault_in(g, "a product reads shared memory that an asynchronous copy still writes");
+    if (!granule.written) m.fault_in(g, "a product reads uninitialised shared memory");
     bool waited = granule.copied_epoch != m.epoch;  // a bulk copy's bytes need no fence, but one who waited for them
-    for (int w = first; w < first + readers; ++w) waited |= m.tensor.waited[w] == m.epoch;
-    if (!waited) m.fault("race: a product reads what a bulk copy wrote that another warp waited for" + where);
-    bool fenced = false;  // by one of these warps after it saw the data, or by all who wrote them
-    for (int w = first; w < first + readers; ++w) fenced |= m.proxy_time[w] > granule.write_time;
-    if (!fenced) {
-      fenced = true;
-      for (int w = 0; w < m.warps; ++w)
-        if ((granule.writers >> w) & 1) fenced &= m.proxy_time[w] > granule.write_time;
+    bool fenced = false, all = true;  // by one of these warps after it saw the data, or by all who wrote them
+    for (int w = 0; w < m.warps; ++w) {
+      waited |= (mine >> w & 1) && m.tensor.waited[w] == m.epoch;
+      bool after = m.proxy_time[w] > granule.write_time;
+      fenced |= (mine >> w & 1) && after;
+      all &= !(granule.writers >> w & 1) || after;
     }
-    if (!fenced) m.fault("a product reads what no fence.proxy.async made visible" + where);
+    if (!waited) m.fault_in(g, "race: a product reads what a bulk copy wrote that another warp waited for");
+    if (!fenced && !all) m.fault_in(g, "a product reads what no fence.proxy.async made visible");
     // where several warps read every byte, one epoch with a writer is a race, whichever warp wrote
     if (granule.write_epoch == m.epoch && (readers > 1 || (granule.writers & ~mine)))
-      m.fault("race: a product reads what was written since the last barrier" + where);
-    granule.readers = granule.read_epoch == m.epoch ? granule.readers | mine : mine;
-    granule.read_epoch = m.epoch;
+      m.fault_in(g, "race: a product reads what was written since the last barrier");
+    granule.read_by(mine, m.epoch);
     ++granule.async_reads;
     granules.push_back(uint32_t(g));
   }
 }
 
-inline void hold_register(Machine& m, Product& product, int index) {
+// A product's operands in shared memory, and the warps that read them
+struct Operands {
+  Machine& m;
+  int k, first, readers, thread;  // thread: that issues the product, or -1
+  std::vector<uint32_t>& granules;
+
+  // [rows][k], or turned, [k][rows]
+  std::vector<float> matrix(const Descriptor& at, int type, int rows, bool transposed, bool turned) const {
+    std::vector<float> out(size_t(rows) * k);
+    int bytes = BYTES[type];
+    for (int row = 0; row < rows; ++row)
+      for (int x = 0; x < k; ++x) {
+        int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
+        if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
+          m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), thread);
+        note_async_read(m, offset, bytes, first, readers, granules);
+        uint64_t value = 0;
+        std::memcpy(&value, m.shared.data() + offset, bytes);
+        out[turned ? size_t(x) * rows + row : size_t(row) * k + x] = element(type, value);
+      }
+    return out;
+  }
+};
+
+// These warps waited for it
+inline void release(Machine& m, const Reads& reads, uint32_t warps) {
+  for (uint32_t g : reads.granules) {
+    --m.granules[g].async_reads;
+    m.granules[g].read_by(warps, m.epoch);
+  }
+  for (int r : reads.registers) --m.pending[r], --m.pending_count;
+}
+
+inline void hold_register(Machine& m, Reads& product, int index) {
   product.registers.push_back(index);
-  ++m.pending[index];
-  ++m.pending_count;
+  ++m.pending[index], ++m.pending_count;
 }
 
 // type: of A, type2: of the accumulators, which are the destinations
 // options: n, k, A in registers, A transposed, B transposed, the accumulator is read (-1: by the last source), type of
-// B, integers saturate sources: [registers of A | descriptor of A], descriptor of B, accumulators, [predicate]
+// B, integers saturate; sources: [registers of A | descriptor of A], descriptor of B, accumulators, [predicate]
 inline void wgmma(Machine& m, Ins& i) {
-  int n = int(i.option[0]), k = int(i.option[1]), bytes = operand_bytes(i.type), of_b = int(i.option[6]);
+  int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[6]);
   bool from_registers = i.option[2], a_transposed = i.option[3], b_transposed = i.option[4];
   int na = from_registers ? 4 : 1, accumulators = i.type2 == F16 ? n / 4 : n / 2;
   if (m.warps % 4) m.fault("wgmma needs whole warpgroups of 4 warps");
   for (int group = 0; group < m.warps / 4; ++group) {
-    int active = 0;
-    for (int t = group * WARPGROUP; t < (group + 1) * WARPGROUP; ++t) active += m.mask[t] != 0;
+    int first = group * WARPGROUP, active = m.active(first, WARPGROUP);
     if (active == 0) continue;
     if (active != WARPGROUP) m.fault("divergence: part of a warpgroup executes a wgmma");
-    Product product{m.product_group[group], {}, {}};
-    int first = group * WARPGROUP;
+    Reads product{m.products[group].group, {}};
     auto uniform = [&](int source) {
       uint64_t* v = m.reg(source);
       for (int t = first; t < first + WARPGROUP; ++t)
         if (v[t] != v[first]) m.fault("a descriptor differs within its warpgroup", t);
       return v[first];
     };
-    auto load = [&](int type, const Descriptor& at, int row, int x, bool transposed) {
-      int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
-      if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
-        m.fault("wgmma reads beyond shared memory: byte " + std::to_string(offset));
-      note_async_read(m, offset, bytes, 4 * group, 4, product.granules);
-      uint64_t value = 0;
-      std::memcpy(&value, m.shared.data() + offset, bytes);
-      return element(type, value);
-    };
-    std::vector<float> a(64 * k), b(size_t(k) * n);
+    Operands shared{m, k, 4 * group, 4, -1, product.granules};
+    std::vector<float> a(64 * k), out(size_t(64) * n);
     if (from_registers) {
       for (int r = 0; r < 4; ++r)
         for (int w = 4 * group; w < 4 * group + 4; ++w)
           if (m.checks && m.register_time[i.s[r]] > m.fence_time[w])
             m.fault("a register of A was written after the last wgmma.fence");
-      for (int w = 0; w < 4; ++w) {
-        float part[16][32];
-        read_a(i.type, k, [&](int r, int lane) { return m.reg(i.s[r])[first + w * WARP + lane]; }, part);
-        for (int row = 0; row < 16; ++row)
-          for (int x = 0; x < k; ++x) a[(16 * w + row) * k + x] = part[row][x];
-      }
+      for (int w = 0; w < 4; ++w) read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
     } else {
-      Descriptor at(m, uniform(i.s[0]));
-      for (int row = 0; row < 64; ++row)
-        for (int x = 0; x < k; ++x) a[row * k + x] = load(i.type, at, row, x, a_transposed);
+      a = shared.matrix(Descriptor(m, uniform(i.s[0])), i.type, 64, a_transposed, false);
     }
-    Descriptor at(m, uniform(i.s[na]));
-    for (int column = 0; column < n; ++column)
-      for (int x = 0; x < k; ++x) b[size_t(x) * n + column] = load(of_b, at, column, x, b_transposed);
+    std::vector<float> b = shared.matrix(Descriptor(m, uniform(i.s[na])), of_b, n, b_transposed, true);
     bool adds = i.option[5] >= 0 ? i.option[5] != 0 : uniform(i.s.back()) != 0;
-    std::vector<float> out(size_t(64) * n, 0.0f);
-    for (int row = 0; row < 64; ++row)
-      for (int x = 0; x < k; ++x) {
-        float scale = a[row * k + x];
-        for (int column = 0; column < n; ++column) out[size_t(row) * n + column] += scale * b[size_t(x) * n + column];
-      }
+    multiply(a.data(), b.data(), out.data(), 64, k, n);
     for (int r = 0; r < accumulators; ++r) {
       if (m.checks && adds && !m.pending[i.d[r]])
         for (int w = 4 * group; w < 4 * group + 4; ++w)
@@ -228,7 +225,7 @@ inline void wgmma(Machine& m, Ins& i) {
       });
     if (from_registers)
       for (int r = 0; r < 4; ++r) hold_register(m, product, i.s[r]);
-    m.products[group].push_back(std::move(product));
+    m.products[group].items.push_back(std::move(product));
   }
 }
 
@@ -237,32 +234,13 @@ void each_warpgroup(Machine& m, F f) {
   for (int group = 0; group < m.warps / 4; ++group)
     if (m.mask[group * WARPGROUP]) f(group);
 }
-inline void wgmma_fence(Machine& m, Ins&) {
-  m.each_warp([&](int w) { m.fence_time[w] = m.time; });
-}
+constexpr Handler wgmma_fence = [](Machine& m, Ins&) { m.each_warp([&](int w) { m.fence_time[w] = m.time; }); };
 inline void wgmma_commit(Machine& m, Ins&) {
-  each_warpgroup(m, [&](int group) { ++m.product_group[group]; });
+  each_warpgroup(m, [&](int group) { ++m.products[group].group; });
 }
 inline void wgmma_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight
   each_warpgroup(m, [&](int group) {
-    auto& flying = m.products[group];
-    size_t kept = 0;
-    for (Product& product : flying) {
-      if (product.group >= m.product_group[group] - i.option[0]) {
-        if (&flying[kept] != &product) flying[kept] = std::move(product);  // onto itself it would lose its lists
-        ++kept;
-        continue;
-      }
-      uint32_t mine = 0xfu << (4 * group);
-      for (uint32_t g : product.granules) {
-        Granule& granule = m.granules[g];
-        --granule.async_reads;
-        granule.readers = granule.read_epoch == m.epoch ? granule.readers | mine : mine;
-        granule.read_epoch = m.epoch;
-      }
-      for (int r : product.registers) --m.pending[r], --m.pending_count;
-    }
-    flying.resize(kept);
+    m.products[group].wait(i.option[0], [&](const Reads& product) { release(m, product, 0xfu << (4 * group)); });
   });
 }
 

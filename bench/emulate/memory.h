@@ -9,38 +9,50 @@ namespace ptx {
 
 enum Space { GLOBAL, SHARED, PARAMETERS };  // parameters are a region of their own, and not counted
 
+inline int64_t distinct(std::vector<uint64_t>& values) {
+  std::sort(values.begin(), values.end());
+  values.erase(std::unique(values.begin(), values.end()), values.end());
+  return int64_t(values.size());
+}
+
 // Distinct 32-byte sectors that a warp's request touches, and the fewest that its bytes need
-inline void count_sectors(Ins& i, const std::vector<uint64_t>& addresses, int bytes) {
+inline void count_sectors(Ins& i, std::vector<uint64_t> addresses, int bytes) {
   if (addresses.empty()) return;
-  std::vector<uint64_t> sectors, words;
-  for (uint64_t a : addresses) {
+  std::vector<uint64_t> sectors;
+  for (uint64_t a : addresses)
     for (uint64_t s = a / 32; s <= (a + bytes - 1) / 32; ++s) sectors.push_back(s);
-    words.push_back(a);
-  }
-  std::sort(sectors.begin(), sectors.end());
-  std::sort(words.begin(), words.end());
-  int64_t distinct = std::unique(words.begin(), words.end()) - words.begin();
   i.requests += 1;
-  i.units += std::unique(sectors.begin(), sectors.end()) - sectors.begin();
-  i.fewest += (distinct * bytes + 31) / 32;
+  i.units += distinct(sectors);
+  i.fewest += (distinct(addresses) * bytes + 31) / 32;
 }
 
 // Wavefronts of a warp's shared request: per phase (128 bytes of lanes) the most distinct words that one bank serves
-inline void count_wavefronts(Ins& i, const std::vector<int64_t>& offsets, int bytes) {
-  if (offsets.empty()) return;
+inline void count_wavefronts(Ins& i, const std::vector<uint64_t>& addresses, int bytes) {
+  if (addresses.empty()) return;
   size_t lanes = bytes <= 4 ? 32 : 128 / bytes;
   i.requests += 1;
-  for (size_t first = 0; first < offsets.size(); first += lanes) {
-    std::vector<int64_t> words;
-    for (size_t k = first; k < std::min(first + lanes, offsets.size()); ++k)
-      for (int64_t w = offsets[k] / 4; w <= (offsets[k] + bytes - 1) / 4; ++w) words.push_back(w);
-    std::sort(words.begin(), words.end());
-    words.erase(std::unique(words.begin(), words.end()), words.end());
+  for (size_t first = 0; first < addresses.size(); first += lanes) {
+    std::vector<uint64_t> words;
+    for (size_t k = first; k < std::min(first + lanes, addresses.size()); ++k)
+      for (uint64_t w = addresses[k] / 4; w <= (addresses[k] + bytes - 1) / 4; ++w) words.push_back(w);
+    distinct(words);
     int load[32] = {};
-    for (int64_t w : words) ++load[w % 32];
+    for (uint64_t w : words) ++load[w % 32];
     i.units += *std::max_element(load, load + 32);
     i.fewest += 1;
   }
+}
+
+inline void count_request(Ins& i, int64_t space, const std::vector<uint64_t>& addresses, int bytes) {
+  if (space == SHARED) count_wavefronts(i, addresses, bytes);
+  if (space == GLOBAL) count_sectors(i, addresses, bytes);
+}
+
+// Whether a later thread stores to the same place: the last one stays
+inline bool overwritten(const Machine& m, const uint64_t* address, int thread, int end) {
+  for (int t = thread + 1; t < end; ++t)
+    if (m.mask[t] && address[t] == address[thread]) return true;
+  return false;
 }
 
 // option 0: byte offset, option 1: Space; the sources are the address, then the values of a store
@@ -49,47 +61,32 @@ inline void access(Machine& m, Ins& i, bool load) {
   uint64_t* address = m.reg(i.s[0]);
   bool shared = i.option[1] == SHARED;
   std::vector<uint64_t> addresses;
-  std::vector<int64_t> offsets;
-  auto overwritten = [&](int thread, int end) {  // several lanes store to one place: the last one stays
-    for (int t = thread + 1; t < end; ++t)
-      if (m.mask[t] && address[t] == address[thread]) return true;
-    return false;
-  };
-  for (int first = 0; first < m.threads; first += WARP) {
+  m.each_part([&](int w) {
     addresses.clear();
-    offsets.clear();
-    for (int t = first; t < std::min(first + WARP, m.threads); ++t) {
-      if (!m.mask[t]) continue;
+    m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
       uint8_t buffer[32] = {};
-      if (!load)
-        for (int k = 0; k < count; ++k) std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
-      if (shared) {
-        if (load)
+      addresses.push_back(at);
+      if (load) {
+        if (shared)
           m.read_shared(at, bytes, t, buffer);
-        else if (!overwritten(t, std::min(first + WARP, m.threads)))
-          m.write_shared(at, bytes, t, buffer);
-        offsets.push_back(int64_t((at & 0xffffffffu) - SHARED_BASE));
-      } else {
-        uint8_t* host = m.global(at, bytes, t);
-        if (load)
-          std::memcpy(buffer, host, bytes);
         else
-          std::memcpy(host, buffer, bytes);
-        addresses.push_back(at);
-      }
-      if (load)
+          std::memcpy(buffer, m.global(at, bytes, t), bytes);
         for (int k = 0; k < count; ++k) {
           uint64_t value = 0;
           std::memcpy(&value, buffer + k * each, each);
           m.reg(i.d[k])[t] = held(value, i.type, i.width);
         }
-    }
-    if (shared)
-      count_wavefronts(i, offsets, bytes);
-    else if (i.option[1] == GLOBAL)
-      count_sectors(i, addresses, bytes);
-  }
+      } else {
+        for (int k = 0; k < count; ++k) std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
+        if (!shared)
+          std::memcpy(m.global(at, bytes, t), buffer, bytes);
+        else if (!overwritten(m, address, t, (w + 1) * WARP))
+          m.write_shared(at, bytes, t, buffer);
+      }
+    });
+    count_request(i, i.option[1], addresses, bytes);
+  });
 }
 inline void ld(Machine& m, Ins& i) { access(m, i, true); }
 inline void st(Machine& m, Ins& i) { access(m, i, false); }
@@ -99,48 +96,32 @@ inline void st(Machine& m, Ins& i) { access(m, i, false); }
 inline void cp_async(Machine& m, Ins& i) {
   uint64_t *to = m.reg(i.s[0]), *from = m.reg(i.s[1]), *size = i.s.size() > 2 ? m.reg(i.s[2]) : nullptr;
   int bytes = int(i.option[1]);
-  std::vector<uint64_t> addresses;
-  for (int first = 0; first < m.threads; first += WARP) {
-    addresses.clear();
-    for (int t = first; t < std::min(first + WARP, m.threads); ++t) {
-      if (!m.mask[t]) continue;
-      Copy copy{m.copy_group[t], (to[t] + uint64_t(i.option[0])) & 0xffffffffu, bytes, {}};
+  m.each_part([&](int w) {
+    std::vector<uint64_t> addresses;
+    m.each_of(w, [&](int t) {
+      Copy copy{m.copies[t].group, (to[t] + uint64_t(i.option[0])) & 0xffffffffu, bytes, {}};
       int read = size ? int(std::min<uint64_t>(size[t] & 0xffffffffu, uint64_t(bytes))) : bytes;
       uint64_t source = from[t] + uint64_t(i.option[2]);
       if (read == bytes) {
         std::memcpy(copy.data, m.global(source, bytes, t), bytes);
         addresses.push_back(source);
-      } else if (read > 0) {
+      } else {
         for (int k = 0; k < read; ++k) copy.data[k] = *m.global(source + k, 1, t);
       }
-      int64_t offset = m.offset_of(copy.address, bytes, t);
-      m.note_write(offset, bytes, t, nullptr);
-      if (m.checks)
-        for (int64_t g = offset / 2; g < (offset + bytes) / 2; ++g) m.granules[g].in_flight = true;
-      m.copies[t].push_back(copy);
-    }
+      m.note_copy(m.offset_of(copy.address, bytes, t), bytes, t);
+      m.copies[t].items.push_back(copy);
+    });
     count_sectors(i, addresses, bytes);
-  }
+  });
 }
-inline void cp_commit(Machine& m, Ins&) {
-  m.each([&](int t) { ++m.copy_group[t]; });
-}
-// option 0: groups that may stay in flight; -1: wait for all, committed or not
-inline void cp_wait(Machine& m, Ins& i) {
+constexpr Handler cp_commit = [](Machine& m, Ins&) { m.each([&](int t) { ++m.copies[t].group; }); };
+inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight, as in Flying::wait
   m.each([&](int t) {
-    auto& flying = m.copies[t];
-    size_t kept = 0;
-    for (const Copy& copy : flying) {
-      if (i.option[0] >= 0 && copy.group >= m.copy_group[t] - i.option[0]) {
-        flying[kept++] = copy;
-        continue;
-      }
-      int64_t offset = int64_t(copy.address - SHARED_BASE);
-      if (m.checks)
-        for (int64_t g = offset / 2; g < (offset + copy.bytes) / 2; ++g) m.granules[g].in_flight = false;
+    m.copies[t].wait(i.option[0], [&](const Copy& copy) {
+      m.each_granule(int64_t(copy.address - SHARED_BASE), copy.bytes, t,
+                     [](Granule& granule, int64_t, uint32_t) { granule.in_flight = false; });
       m.write_shared(copy.address, copy.bytes, t, copy.data);
-    }
-    flying.resize(kept);
+    });
   });
 }
 
@@ -149,151 +130,118 @@ inline void nothing(Machine&, Ins&) {}  // warps run in lockstep, memory is one:
 inline void warp_sync(Machine& m, Ins&) {
   m.each_warp([](int) {});
 }
-inline void proxy_fence(Machine& m, Ins&) {
-  m.each_warp([&](int w) { m.proxy_time[w] = m.time; });
-}
+constexpr Handler proxy_fence = [](Machine& m, Ins&) { m.each_warp([&](int w) { m.proxy_time[w] = m.time; }); };
 inline void ret(Machine& m, Ins&) { m.exits = true; }
-inline void trap(Machine& m, Ins&) {
-  m.each([&](int t) { m.fault("trap", t); });
-}
-inline void bra(Machine& m, Ins&) {  // the loop of `run` jumps; here it is only said who does
-  m.taken = &m.mask;
-}
+constexpr Handler trap = [](Machine& m, Ins&) { m.each([&](int t) { m.fault("trap", t); }); };
+inline void bra(Machine& m, Ins&) { m.branches = true; }  // the loop of `run` jumps; here it is only said who does
 
 enum Shuffle { FROM_LOWER, FROM_HIGHER, BUTTERFLY, INDEXED };
 
 inline void shfl(Machine& m, Ins& i) {  // option 0: Shuffle
   uint64_t *d = m.reg(i.d[0]), *p = i.d.size() > 1 ? m.reg(i.d[1]) : nullptr;
   uint64_t *a = m.reg(i.s[0]), *b = m.reg(i.s[1]), *c = m.reg(i.s[2]), *members = m.reg(i.s[3]);
-  m.each_warp(
-      [&](int w) {
-        uint64_t values[WARP];
-        int first = w * WARP;
-        for (int lane = 0; lane < WARP; ++lane) values[lane] = a[first + lane];
-        for (int lane = 0; lane < WARP; ++lane) {
-          int t = first + lane;
-          if (!m.mask[t]) continue;
-          if (!((members[t] >> lane) & 1)) m.fault("shfl.sync by a thread that its member mask leaves out", t);
-          int by = int(b[t] & 31), clamp = int(c[t] & 31), segment = int((c[t] >> 8) & 31);
-          int highest = (lane & segment) | (clamp & ~segment), lowest = lane & segment, from;
-          bool valid;
-          switch (i.option[0]) {
-            case FROM_LOWER: from = lane - by, valid = from >= highest; break;
-            case FROM_HIGHER: from = lane + by, valid = from <= highest; break;
-            case BUTTERFLY: from = lane ^ by, valid = from <= highest; break;
-            default: from = lowest | (by & ~segment), valid = from <= highest;
-          }
-          if (!valid) from = lane;
-          if (!m.mask[first + from] || !((members[t] >> from) & 1))
-            m.fault("shfl.sync reads a thread that does not take part", t);
-          d[t] = values[from];
-          if (p) p[t] = valid;
-        }
-      },
-      false);
+  m.each_part([&](int w) {
+    uint64_t values[WARP];
+    std::copy_n(a + w * WARP, WARP, values);
+    m.each_of(w, [&](int t) {
+      int lane = t % WARP, by = int(b[t] & 31), clamp = int(c[t] & 31), segment = int((c[t] >> 8) & 31);
+      if (!((members[t] >> lane) & 1)) m.fault("shfl.sync by a thread that its member mask leaves out", t);
+      int highest = (lane & segment) | (clamp & ~segment), from;
+      switch (i.option[0]) {
+        case FROM_LOWER: from = lane - by; break;
+        case FROM_HIGHER: from = lane + by; break;
+        case BUTTERFLY: from = lane ^ by; break;
+        default: from = (lane & segment) | (by & ~segment);
+      }
+      bool valid = i.option[0] == FROM_LOWER ? from >= highest : from <= highest;
+      if (!valid) from = lane;
+      if (!m.mask[w * WARP + from] || !((members[t] >> from) & 1))
+        m.fault("shfl.sync reads a thread that does not take part", t);
+      d[t] = values[from];
+      if (p) p[t] = valid;
+    });
+  });
 }
 
 enum Vote { BALLOT, ANY, EVERY };
 
 inline void vote(Machine& m, Ins& i) {  // option 0: Vote; option 1: the predicate is negated
   uint64_t *d = m.reg(i.d[0]), *p = m.reg(i.s[0]);
-  m.each_warp(
-      [&](int w) {
-        uint32_t yes = 0, here = 0;
-        for (int lane = 0; lane < WARP; ++lane)
-          if (m.mask[w * WARP + lane]) {
-            here |= 1u << lane;
-            yes |= uint32_t((p[w * WARP + lane] != 0) != (i.option[1] != 0)) << lane;
-          }
-        for (int lane = 0; lane < WARP; ++lane)
-          if (m.mask[w * WARP + lane])
-            d[w * WARP + lane] = i.option[0] == BALLOT ? yes : i.option[0] == ANY ? yes != 0 : yes == here;
-      },
-      false);
-}
-
-enum Reduction { RMIN, RMAX, RADD, RAND, ROR, RXOR };
-
-inline void redux(Machine& m, Ins& i) {  // option 0: Reduction
-  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
-  if (i.type == F32)
-    return m.each_warp(
-        [&](int w) {
-          double out = std::numeric_limits<double>::quiet_NaN();  // NaN leaves to the others
-          for (int t = w * WARP; t < (w + 1) * WARP; ++t)
-            if (m.mask[t])
-              out = i.option[0] == RMIN ? least(out, as<float>(a[t]), false) : most(out, as<float>(a[t]), false);
-          for (int t = w * WARP; t < (w + 1) * WARP; ++t)
-            if (m.mask[t]) d[t] = out != out ? 0x7fffffff : bits(float(out));
-        },
-        false);
-  with_integer(m, i.type, [&](auto zero) {
-    using T = decltype(zero);
-    m.each_warp(
-        [&](int w) {
-          T out{};
-          bool first = true;
-          for (int t = w * WARP; t < (w + 1) * WARP; ++t) {
-            if (!m.mask[t]) continue;
-            T v = as<T>(a[t]);
-            switch (i.option[0]) {
-              case RMIN: out = first ? v : std::min(out, v); break;
-              case RMAX: out = first ? v : std::max(out, v); break;
-              case RADD: out = T(out + v); break;
-              case RAND: out = first ? v : T(out & v); break;
-              case ROR: out = T(out | v); break;
-              default: out = T(out ^ v);
-            }
-            first = false;
-          }
-          for (int t = w * WARP; t < (w + 1) * WARP; ++t)
-            if (m.mask[t]) d[t] = bits<T>(out);
-        },
-        false);
+  m.each_part([&](int w) {
+    uint32_t yes = 0, here = 0;
+    m.each_of(w, [&](int t) {
+      here |= 1u << t % WARP;
+      yes |= uint32_t((p[t] != 0) != (i.option[1] != 0)) << t % WARP;
+    });
+    m.each_of(w, [&](int t) { d[t] = i.option[0] == BALLOT ? yes : i.option[0] == ANY ? yes != 0 : yes == here; });
   });
 }
 
-// ldmatrix, stmatrix: matrices of 8 rows of 16 bytes; lanes 8k to 8k+7
-// give the rows of matrix k. option 0: offset, option 1: transposed
+enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE, INCREMENT, DECREMENT };
+
+// The value that joins two in a reduction or an atomic update; of floats sums and extremes
+inline double joined(int how, double x, double y) {
+  return how == UADD ? x + y : how == UMIN ? least(x, y, false) : most(x, y, false);
+}
+template <class T>
+T joined(int how, T x, T y) {
+  switch (how) {
+    case UADD: return T(uint64_t(x) + uint64_t(y));
+    case UMIN: return std::min(x, y);
+    case UMAX: return std::max(x, y);
+    case UAND: return T(x & y);
+    case UOR: return T(x | y);
+    default: return T(x ^ y);
+  }
+}
+
+inline void redux(Machine& m, Ins& i) {  // option 0: Update
+  uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
+  auto reduce = [&](auto read, auto write) {
+    m.each_part([&](int w) {
+      bool first = true;
+      decltype(read(uint64_t())) out{};
+      m.each_of(w, [&](int t) {
+        out = first ? read(a[t]) : joined(int(i.option[0]), out, read(a[t]));
+        first = false;
+      });
+      m.each_of(w, [&](int t) { d[t] = write(out); });
+    });
+  };
+  if (i.type == F32)  // NaN leaves to the others
+    return reduce([](uint64_t v) { return double(as<float>(v)); },
+                  [](double v) { return v != v ? uint64_t(0x7fffffff) : bits(float(v)); });
+  with_integer(m, i.type, [&](auto zero) { reduce(as<decltype(zero)>, bits<decltype(zero)>); });
+}
+
+// ldmatrix, stmatrix: matrices of 8 rows of 16 bytes; lanes 8k to 8k+7 give the rows of matrix k. option 0: offset,
+// option 1: transposed
 inline void matrix_rows(Machine& m, Ins& i, bool load) {
   uint64_t* address = m.reg(i.s[0]);
   int count = int(load ? i.d.size() : i.s.size() - 1);
   m.each_warp([&](int w) {
     int first = w * WARP;
-    std::vector<int64_t> offsets;
-    auto overwritten = [&](int lane) {  // several rows of a store have one place: the last one stays
-      for (int other = lane + 1; other < 8 * count; ++other)
-        if (address[first + other] == address[first + lane]) return true;
-      return false;
-    };
+    std::vector<uint64_t> addresses;
     for (int k = 0; k < count; ++k) {
+      uint64_t* moved = m.reg(load ? i.d[k] : i.s[k + 1]) + first;
       uint16_t rows[8][8];
-      for (int lane = 0; lane < WARP && !load; ++lane) {
-        uint32_t two = uint32_t(m.reg(i.s[k + 1])[first + lane]);
-        for (int e = 0; e < 2; ++e) {
-          int row = lane / 4, column = 2 * (lane % 4) + e;
-          (i.option[1] ? rows[column][row] : rows[row][column]) = uint16_t(two >> (16 * e));
-        }
-      }
-      for (int row = 0; row < 8; ++row) {
-        int t = first + 8 * k + row;
+      auto element = [&](int lane, int e) -> uint16_t& {
+        int row = lane / 4, column = 2 * (lane % 4) + e;
+        return i.option[1] ? rows[column][row] : rows[row][column];
+      };
+      for (int lane = 0; lane < WARP && !load; ++lane)
+        for (int e = 0; e < 2; ++e) element(lane, e) = uint16_t(moved[lane] >> (16 * e));
+      for (int t = first + 8 * k; t < first + 8 * k + 8; ++t) {
         uint64_t at = address[t] + uint64_t(i.option[0]);
         if (load)
-          m.read_shared(at, 16, t, rows[row]);
-        else if (!overwritten(8 * k + row))
-          m.write_shared(at, 16, t, rows[row]);
-        offsets.push_back(int64_t((at & 0xffffffffu) - SHARED_BASE));
+          m.read_shared(at, 16, t, rows[t % 8]);
+        else if (!overwritten(m, address, t, first + 8 * count))
+          m.write_shared(at, 16, t, rows[t % 8]);
+        addresses.push_back(at);
       }
-      for (int lane = 0; lane < WARP && load; ++lane) {
-        uint32_t two = 0;
-        for (int e = 0; e < 2; ++e) {
-          int row = lane / 4, column = 2 * (lane % 4) + e;
-          two |= uint32_t(i.option[1] ? rows[column][row] : rows[row][column]) << (16 * e);
-        }
-        m.reg(i.d[k])[first + lane] = two;
-      }
+      for (int lane = 0; lane < WARP && load; ++lane) moved[lane] = element(lane, 0) | uint32_t(element(lane, 1)) << 16;
     }
-    count_wavefronts(i, offsets, 16);
+    count_wavefronts(i, addresses, 16);
   });
 }
 inline void ldmatrix(Machine& m, Ins& i) { matrix_rows(m, i, true); }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -48,11 +47,11 @@ class Arguments:
             for part, inner in zip(kind, value, strict=True):
                 self.add(part, inner, name, descriptors)
         elif kind.startswith("tensordesc"):
-            self._descriptor(kind, value, name, descriptors)
-        elif kind.startswith("*"):
-            self.packed.append(self._pointer(value, name))
-        elif kind in _INTEGERS:
-            size = _INTEGERS[kind]
+            self._descriptor(value, name, descriptors)
+        elif kind.startswith("*") and value is not None and not isinstance(value, int):
+            self.packed.append(self.region(value if isinstance(value, Tensor) else getattr(value, "base", value), name))
+        elif kind.startswith("*") or kind in _INTEGERS:
+            value, size = value or 0, _INTEGERS.get(kind, 8)
             self.packed.append((int(value) & (2 ** (8 * size) - 1)).to_bytes(size, "little"))
         elif kind in _FORMATS:
             self.packed.append(struct.pack(_FORMATS[kind], value))
@@ -66,28 +65,17 @@ class Arguments:
         self.regions.setdefault(place, name)
         return Region(list(self.regions).index(place))
 
-    def _pointer(self, value: Any, name: str):
-        if value is None or isinstance(value, int):
-            return struct.pack("<Q", value or 0)
-        return self.region(getattr(value, "base", value) if not isinstance(value, Tensor) else value, name)
-
-    def _descriptor(self, kind: str, value: Any, name: str, descriptors: Iterator) -> None:
-        layout = next(descriptors, None)
-        shape, strides = list(value.shape), list(value.strides)
+    def _descriptor(self, value: Any, name: str, descriptors: Iterator) -> None:
+        layout, region = next(descriptors, None), self.region(value.base, name)
+        strides = [struct.pack("<q", number) for number in value.strides]
         if layout is None:
-            self.packed.append(self.region(value.base, name))
-            for number in (*shape, *strides):
-                self.packed.append(struct.pack("<q", number))
-            for flag in (value.padding == "nan", getattr(value, "round_f32_to_tf32", False)):
-                self.packed.append(bytes([flag]))
+            flags = (value.padding == "nan", getattr(value, "round_f32_to_tf32", False))
+            shape = [struct.pack("<q", number) for number in value.shape]
+            self.packed += [region, *shape, *strides, *(bytes([flag]) for flag in flags)]
         else:
-            region = self.region(value.base, name)
             host = list(self.regions)[region.index][0]
             self.packed.append(descriptor(region_base(region.index, host), value, layout))
-        for number in shape:
-            self.packed.append(struct.pack("<i", number))
-        for number in strides:
-            self.packed.append(struct.pack("<q", number))
+        self.packed += [*(struct.pack("<i", number) for number in value.shape), *strides]
 
 
 def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
@@ -112,19 +100,3 @@ def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
         int(value.padding == "nan"),
         1,
     )
-
-
-class Known:
-    """Memory whose address a program asked for. A kernel may find the address in memory, as in a list of pointers."""
-
-    def __init__(self):
-        self._storages: dict[int, weakref.ref] = {}
-
-    def note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        self._storages[storage.data_ptr()] = weakref.ref(storage)
-
-    def regions(self) -> list[tuple[int, int]]:
-        """Return (address, bytes) of the memory that still exists."""
-        self._storages = {address: ref for address, ref in self._storages.items() if ref() is not None}
-        return [(address, ref().nbytes()) for address, ref in self._storages.items()]

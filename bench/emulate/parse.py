@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
 _LINE_COMMENT = re.compile(r"//.*")
-_STATEMENT = re.compile(r"^(?:@(?P<negate>!?)(?P<predicate>%?\w+)\s+)?(?P<opcode>[a-z][\w.:]*)\s*(?P<rest>.*)$", re.S)
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s.*"([^"\n]*)"', re.M)  # the last of its strings
+_PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?(\w+)(?:\[(\d+)\])?\s*(?:,|$)")
+_STATEMENT = re.compile(r"^(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
+_OPERAND = re.compile(r"(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,])+")
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
@@ -71,18 +75,19 @@ class Statement:
 class Kernel:
     name: str
     parameters: list[tuple[str, int]]  # name, bytes
-    statements: list[Statement]
-    labels: dict[str, int]
-    widths: dict[str, int]  # bytes of each declared register, by the prefix of its name
-    shared: dict[str, tuple[int, int]]  # static arrays: offset, bytes
-    threads: int | None  # .reqntid
+    statements: list[Statement] = dataclasses.field(default_factory=list)
+    labels: dict[str, int] = dataclasses.field(default_factory=dict)
+    widths: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of registers, by the prefix of their names
+    shared: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # static arrays: offset, bytes
+    threads: int | None = None  # .reqntid
     constants: dict[str, int] = dataclasses.field(default_factory=dict)  # offset of each in constant_bytes
     constant_bytes: bytes = b""
     local: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # a thread's memory: offset, bytes
 
-    @property
-    def local_bytes(self) -> int:
-        return max((offset + size for offset, size in self.local.values()), default=0)
+
+def size_of(space: dict[str, tuple[int, int]]) -> int:
+    """Return the end of the last variable: each is (offset, bytes)."""
+    return max((offset + size for offset, size in space.values()), default=0)
 
 
 def entries(text: str) -> list[str]:
@@ -94,8 +99,8 @@ def kernel(text: str, name: str | None = None) -> Kernel:
     """Return an entry of a PTX module: the only one, or the one of that name."""
     from . import functions
 
-    files, shared, size, names = _files(text), {}, 0, {}
-    found = entries(text)
+    files = {int(number): path.rsplit("/", 1)[-1] for number, path in _FILE.findall(text)}
+    shared, size, names, found = {}, 0, {}, entries(text)
     if len(found) != 1 if name is None else name not in found:
         raise PtxError(f"expected a PTX module with one .entry{f' {name}' if name else ''}; got {found}")
     head = re.search(rf"\.entry\s+({name or found[0]})\s*\((.*?)\)(.*?)\n\{{", text, re.S)
@@ -111,9 +116,10 @@ def kernel(text: str, name: str | None = None) -> Kernel:
     for label, align in names.items():  # the dynamic part begins where the static arrays end
         shared[label] = (-(-size // align) * align, 0)
     threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
-    parsed = Kernel(name, _parameters(parameters), [], {}, {}, shared, None)
+    sizes = [(label, _TYPE_BYTES[kind] * int(count or 1)) for kind, label, count in _PARAMETER.findall(parameters)]
+    parsed = Kernel(name, sizes, shared=shared)
     if threads:
-        parsed.threads = int(threads[1]) * int(threads[2] or 1) * int(threads[3] or 1)
+        parsed.threads = math.prod(int(part or 1) for part in threads.groups())
     parsed.constants, parsed.constant_bytes = functions.constants(text)
     read(body(text[head.end() :]), files, parsed)
     functions.linked(parsed, functions.functions(text, files))
@@ -128,28 +134,6 @@ def body(text: str) -> str:
         if depth == 0:
             return text[: brace.start()]
     raise PtxError("a kernel without end")
-
-
-def _files(text: str) -> dict[int, str]:
-    names = {}
-    for line in text.splitlines():
-        match = re.match(r"^\s*\.file\s+(\d+)\s+(.*)$", line)
-        if match:
-            parts = re.findall(r'"([^"]*)"', match[2])
-            names[int(match[1])] = parts[-1].rsplit("/", 1)[-1] if parts else "?"
-    return names
-
-
-def _parameters(text: str) -> list[tuple[str, int]]:
-    sizes = []
-    for part in text.split(","):
-        part = part.strip()
-        if not part:
-            continue
-        name = re.search(r"(\w+)(?:\[(\d+)\])?$", part)
-        kind = re.search(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)", part)
-        sizes.append((name[1], _TYPE_BYTES[kind[1]] * int(name[2] or 1)))
-    return sizes
 
 
 def read(code: str, files: dict[int, str], kernel: Kernel) -> None:
@@ -206,7 +190,7 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     local = _LOCAL.match(text)
     if local:
         align, name, size = int(local[1]), local[2], int(local[3])
-        kernel.local[name] = (-(-kernel.local_bytes // align) * align, size)
+        kernel.local[name] = (-(-size_of(kernel.local) // align) * align, size)
         return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared", ".param")):
@@ -215,10 +199,9 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     match = _STATEMENT.match(text)
     if match is None:
         raise PtxError(f"statement not understood: {text[:80]}")
-    operands = [_declared(_operand(part), kernel) for part in _split(match["rest"])]
-    kernel.statements.append(
-        Statement(match["opcode"], operands, match["predicate"], match["negate"] == "!", line, text)
-    )
+    negate, predicate, opcode, rest = match.groups()
+    operands = [_declared(_operand(part), kernel) for part in _split(rest)]
+    kernel.statements.append(Statement(opcode, operands, predicate, negate == "!", line, text))
 
 
 def _declared(operand, kernel: Kernel):
@@ -232,15 +215,7 @@ def _declared(operand, kernel: Kernel):
 
 def _split(text: str) -> list[str]:
     """Split operands at commas outside brackets. `a|b` is one operand."""
-    parts, depth, start = [], 0, 0
-    for at, letter in enumerate(text):
-        depth += letter in "{[("
-        depth -= letter in "}])"
-        if letter == "," and depth == 0:
-            parts.append(text[start:at])
-            start = at + 1
-    parts.append(text[start:])
-    return [part.strip() for part in parts if part.strip()]
+    return [part.strip() for part in _OPERAND.findall(text) if part.strip()]
 
 
 def _operand(text: str):
@@ -270,20 +245,17 @@ def _memory(text: str) -> Memory:
         place = _memory(text)
         return Memory(place.base, place.offset, vector.items)
     match = re.match(r"^(\S+?)\s*(?:([+-])\s*(-?\w+))?$", text)
-    if match is None:
-        raise PtxError(f"address not understood: [{text}]")
-    offset = _number(match[3]) if match[3] else 0
+    offset = _number(match[3] or "0") if match else None
     if offset is None:
         raise PtxError(f"address not understood: [{text}]")
     return Memory(_operand(match[1]), -offset if match[2] == "-" else offset)
 
 
 def _number(text: str) -> int | None:
-    if re.match(r"^0[fF][0-9a-fA-F]{8}$", text) or re.match(r"^0[dD][0-9a-fA-F]{16}$", text):
+    if re.match(r"^0([fF][0-9a-fA-F]{8}|[dD][0-9a-fA-F]{16})$", text):
         return int(text[2:], 16)
     match = re.match(r"^(-?)(0[xX][0-9a-fA-F]+|\d+)U?$", text)
     if match is None:
         return None
-    return (
-        -int(match[2], 0) if match[1] else int(match[2], 0) if not re.match(r"^0\d+$", match[2]) else int(match[2], 8)
-    )
+    value = int(match[2], 8 if re.match(r"0\d", match[2]) else 0)
+    return -value if match[1] else value

@@ -17,14 +17,14 @@ def _matrices(s, parts):
     options = (address.offset, int("trans" in flags))
     if loads:
         return Instruction("ldmatrix", "u32", [address.base], moved, options=options)
-    return Instruction("stmatrix", "u32", [address.base, *moved], [], options=options)
+    return Instruction("stmatrix", sources=[address.base, *moved], options=options)
 
 
 #: operands of products: bytes, and the accumulators that they may have
 _OPERANDS = {
-    **dict.fromkeys(("f16",), (2, ("f32", "f16"))),
-    **dict.fromkeys(("bf16",), (2, ("f32",))),
-    **dict.fromkeys(("tf32",), (4, ("f32",))),
+    "f16": (2, ("f32", "f16")),
+    "bf16": (2, ("f32",)),
+    "tf32": (4, ("f32",)),
     **dict.fromkeys(("e4m3", "e5m2"), (1, ("f32", "f16"))),
     **dict.fromkeys(("s8", "u8"), (1, ("s32",))),
 }
@@ -36,12 +36,6 @@ def _check(s, a: str, b: str, out: str) -> None:
     same = _OPERANDS.get(b) == (size, outs) if size == 1 else a == b
     if not same or out not in outs:
         raise NotUnderstood(s.opcode)
-
-
-def _code(kind: str) -> int:
-    from .program import library
-
-    return library().ptx_type(kind.encode())
 
 
 @form("mma")
@@ -56,7 +50,7 @@ def _mma(s, parts):
         raise NotUnderstood(shape)
     d, *sources = s.operands
     sources = [v for operand in sources for v in values(operand)]
-    options = (k, _code(b), int(saturates))
+    options = (k, b, int(saturates))
     if len(sources) != k * size // 8 + k * size // 16 + len(values(d)):
         raise NotUnderstood("operands")
     return Instruction("mma", a, sources, values(d), type2=out, options=options)
@@ -64,9 +58,10 @@ def _mma(s, parts):
 
 @form("wgmma")
 def _wgmma(s, parts):
-    if parts[0] in ("fence", "commit_group", "wait_group"):
-        handler = {"fence": "wgmma.fence", "commit_group": "wgmma.commit", "wait_group": "wgmma.wait"}[parts[0]]
-        return Instruction(handler, "u32", [], [], options=(s.operands[0].value,) if parts[0] == "wait_group" else ())
+    if parts[0] in ("fence", "commit_group"):
+        return Instruction(f"wgmma.{parts[0].removesuffix('_group')}")
+    if parts[0] == "wait_group":
+        return Instruction("wgmma.wait", options=(s.operands[0].value,))
     saturates = "satfinite" in parts
     _async, _sync, _aligned, shape, out, a, b = (part for part in parts if part != "satfinite")
     _check(s, a, b, out)
@@ -84,9 +79,10 @@ def _wgmma(s, parts):
     if len(accumulators) != (n // 4 if out == "f16" else n // 2):
         raise NotUnderstood("accumulators")
     sources = [*values(first), second, *accumulators]
-    constant = isinstance(adds, Constant)
-    if not constant:
+    if isinstance(adds, Constant):
+        reads = int(adds.value != 0)
+    else:
+        reads = -1
         sources.append(adds)
-    reads = int(adds.value != 0) if constant else -1
-    options = (n, k, int(from_registers), a_transposed, b_transposed, reads, _code(b), int(saturates))
+    options = (n, k, int(from_registers), a_transposed, b_transposed, reads, b, int(saturates))
     return Instruction("wgmma", a, sources, accumulators, type2=out, options=options)

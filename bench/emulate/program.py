@@ -6,8 +6,8 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
+import math
 import os
-import re
 import shutil
 import struct
 import subprocess
@@ -19,24 +19,21 @@ from pathlib import Path
 import numpy
 
 from . import assemble, parse, products, tensor_map, tensor_memory  # noqa: F401, the last three register opcodes
-from .parse import Constant, Decimal, Kernel, Memory, PtxError, Register, Symbol
+from .parse import Constant, Decimal, Kernel, Memory, PtxError, Register, Statement, Symbol
 
 _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
-LOCAL, PARAMETERS, CONSTANTS = (number << REGION_BITS for number in (201, 202, 203))  # of generic addresses: machine.h
 _MESSAGE_BYTES = 400
 _ALIGNED = 64  # bytes: parameters whose address is taken
-#: special registers that are one number here
-_FIXED = {"%smid": 0, "%nsmid": 1}
-_SPECIALS = ("%tid.x", "%tid.y", "%tid.z", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
-_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, *(f"%{kind}.{axis}" for kind in ("ntid", "nctaid") for axis in "xyz")}
+#: special registers that are one number here; those that differ by thread and CTA
+_FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
+_SPECIALS = ("%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
+_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, "%ntid.x", "%nctaid.x", "%nctaid.y", "%nctaid.z"}
 
 
 class EmulationError(RuntimeError):
-    """Error: a launch has a fault, such as an access, a race or a missing wait. It names the line of source and the
-    instruction.
-    """
+    """Error: a launch has a fault, such as a race or a missing wait, at a line of source and an instruction."""
 
 
 class DeviceAssertion(EmulationError, AssertionError):
@@ -45,16 +42,14 @@ class DeviceAssertion(EmulationError, AssertionError):
 
 @dataclasses.dataclass(frozen=True)
 class Counted:
-    """Counts of one instruction after a run. units: sectors (global) or wavefronts (shared) of its requests. fewest:
-    the least for its bytes.
-    """
+    """Counts of one instruction after a run."""
 
     opcode: str
     line: str
     executed: int  # by CTAs
     requests: int  # by warps, of memory
-    units: int
-    fewest: int
+    units: int  # sectors (global) or wavefronts (shared) of the requests
+    fewest: int  # units for their bytes
 
 
 def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path], version: str) -> Path:
@@ -84,14 +79,19 @@ def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path
 @functools.cache
 def library() -> ctypes.CDLL:
     """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
-    compiler = os.environ.get("CXX", "").split() or [
-        next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    command = [
+        *(os.environ.get("CXX", "").split() or [found]),
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        "-shared",
+        "-fPIC",
     ]
-    command = [*compiler, "-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
     target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_size.restype = loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
+    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
     return loaded
 
 
@@ -111,23 +111,20 @@ class Program:
 
     def __init__(self, source: str | Kernel):
         self.kernel: Kernel = parse.kernel(source) if isinstance(source, str) else source
-        self._registers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # of registers
         self._constants: dict[int, int] = {}  # register -> value
-        self._constant_of: dict[int, int] = {}
-        self._parameters: dict[str, list[tuple[int, int, int, bool]]] = {}  # name -> (register, offset, bytes, signed)
-        self._symbols: dict[tuple[str, int], int] = {}
-        self._addressed: dict[tuple[str, int], int] = {}  # parameters whose address is taken
-        instructions = [(statement, assemble.decode(statement)) for statement in self.kernel.statements]
-        encoded = [self._encode(statement, instruction) for statement, instruction in instructions]
+        self._parameters: dict[int, tuple[str, int, int, bool]] = {}  # register -> (name, offset, bytes, signed)
+        self._symbols: dict[int, Symbol] = {}  # register -> the symbol whose address it holds
         #: of each instruction: (registers written, registers read, its predicate's or -1)
-        self.registers = [(targets, sources, fields[2]) for _, _, fields, targets, sources in encoded]
-        self.handle = library().ptx_program(len(self._registers))
-        for fields in encoded:
-            self._append(*fields)
+        self.registers: list[tuple[list[int], list[int], int]] = []
+        instructions = [assemble.decode(statement) for statement in self.kernel.statements]
+        self.handle = ctypes.c_void_p(library().ptx_program())
+        for statement, instruction in zip(self.kernel.statements, instructions):
+            self._append(statement, instruction)
 
     def __del__(self):
         if getattr(self, "handle", None):
-            library().ptx_free(ctypes.c_void_p(self.handle))
+            library().ptx_free(self.handle)
 
     def run(
         self,
@@ -138,110 +135,93 @@ class Program:
         names: Sequence[str] = (),
         known: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
-        block: Sequence[int] | None = None,
         shared_bytes: int = 0,
         checks: bool = True,
         only: range | None = None,
-    ) -> int:
-        """Execute every CTA of the grid. Return the number of barriers that were passed.
+    ) -> None:
+        """Execute every CTA of the grid.
 
         Args:
             arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
             names: of the regions, for messages.
             known: (host address, bytes) of memory whose address a kernel may find in memory, as it is.
-            threads, block: of a CTA; None: as the kernel was compiled for.
+            threads: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
             only: some CTAs, by their number, x fastest.
 
         Raises:
             EmulationError: naming what went wrong, where in the source, in which CTA.
         """
-        block = tuple(block) if block else (threads or self.kernel.threads, 1, 1)
-        grid = (*grid, 1, 1)[:3]
-        values = dict(self._constants)
+        threads, grid = threads or self.kernel.threads, (*grid, 1, 1)[:3]
         bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
         given = {
             name: _packed(size, argument, bases)
             for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True)
         }
-        for name, raw in given.items():
-            for register, offset, width, signed in self._parameters.get(name, ()):
-                values[register] = int.from_bytes(raw[offset : offset + width], "little", signed=signed)
-        fixed = [(LOCAL, 0, 0)]  # (address, host, bytes)
-        if self._addressed:  # then the parameters are memory, too
-            starts, raw = {}, b""
-            for name, value in given.items():
-                raw = raw.ljust(-(-len(raw) // _ALIGNED) * _ALIGNED, b"\0")
-                starts[name] = len(raw)
-                raw += value
-            held = ctypes.create_string_buffer(raw)
-            fixed.append((PARAMETERS, ctypes.addressof(held), len(raw)))
-            values |= {r: starts[name] + offset for (name, offset), r in self._addressed.items()}
-        if self.kernel.constants:
-            constants = ctypes.create_string_buffer(self.kernel.constant_bytes)
-            fixed.append((CONSTANTS, ctypes.addressof(constants), len(self.kernel.constant_bytes)))
-        for (name, offset), register in self._symbols.items():
-            values[register] = self._address(name) + offset
-        for axis, letter in enumerate("xyz"):
-            for name, value in ((f"%ntid.{letter}", block[axis]), (f"%nctaid.{letter}", grid[axis])):
-                if name in self._registers:
-                    values[self._registers[name]] = value
-        regions = [*regions, *known, *((host, size) for _, host, size in fixed)]
-        bases += [*(address for address, _ in known), *(address for address, _, _ in fixed)]
-        values |= {self._registers[name]: value for name, value in _FIXED.items() if name in self._registers}
-        static = max((start + size for start, size in self.kernel.shared.values()), default=0)
-        number = grid[0] * grid[1] * grid[2]
-        first, last = (only.start, only.stop) if only else (0, number)
-        where, barriers, message = ctypes.c_int64(), ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+        addresses, parameters = self._addresses(), b""
+        for name, raw in given.items():  # in memory too, for those whose address is taken
+            parameters = parameters.ljust(-(-len(parameters) // _ALIGNED) * _ALIGNED, b"\0")
+            addresses[name] = len(parameters)
+            parameters += raw
+        held = {"param": parameters, "const": self.kernel.constant_bytes}
+        held = {space: ctypes.create_string_buffer(raw, len(raw)) for space, raw in held.items()}
+        places = [(base, *region) for base, region in zip(bases, regions)]  # (address, host address, bytes)
+        places += [(host, host, size) for host, size in known]
+        places += [(assemble.GENERIC[space], ctypes.addressof(raw), len(raw)) for space, raw in held.items()]
+        values = self._constants | {r: addresses[s.name] + s.offset for r, s in self._symbols.items()}
+        for register, (name, offset, width, signed) in self._parameters.items():
+            values[register] = int.from_bytes(given[name][offset : offset + width], "little", signed=signed)
+        special = {"%ntid.x": threads} | {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid)}
+        values |= {self._numbers[name]: size for name, size in special.items() if name in self._numbers}
+        only = only or range(math.prod(grid))
+        where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
-            ctypes.c_void_p(self.handle),
-            block[0] * block[1] * block[2],
-            _array(ctypes.c_uint32, block),
+            self.handle,
+            threads,
+            len(self._numbers),
             _array(ctypes.c_uint32, grid),
-            ctypes.c_int64(first),
-            ctypes.c_int64(last),
+            ctypes.c_int64(only.start),
+            ctypes.c_int64(only.stop),
             len(values),
             _array(ctypes.c_int, values),
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
-            _array(ctypes.c_int, (self._registers.get(name, -1) for name in _SPECIALS)),
-            ctypes.c_int64(static + shared_bytes),
-            ctypes.c_int64(self.kernel.local_bytes),
-            len(regions),
-            _array(ctypes.c_uint64, bases),
-            _array(ctypes.c_uint64, (host for host, _ in regions)),
-            _array(ctypes.c_int64, (size for _, size in regions)),
+            _array(ctypes.c_int, (self._numbers.get(name, -1) for name in _SPECIALS)),
+            ctypes.c_int64(parse.size_of(self.kernel.shared) + shared_bytes),
+            ctypes.c_int64(parse.size_of(self.kernel.local)),
+            len(places),
+            *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
             int(checks),
             ctypes.byref(where),
-            ctypes.byref(barriers),
             message,
             _MESSAGE_BYTES,
         )
         self._show_printed()
         if failed >= 0:
-            statement = self.kernel.statements[failed]
-            n = where.value
+            statement, n = self.kernel.statements[failed], where.value
             cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
-            said = _with_names(message.value.decode(), names)
+            said = message.value.decode()
+            for number, name in enumerate(names):
+                said = said.replace(f"argument tensor {number}:", f"argument {name}:")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
-        return barriers.value
 
-    def _address(self, name: str) -> int:
-        """Return a symbol's address: in its own space for shared and local memory, generic for constants."""
-        if name in self.kernel.shared:
-            return SHARED_BASE + self.kernel.shared[name][0]
-        if name in self.kernel.local:
-            return self.kernel.local[name][0]
-        return CONSTANTS + self.kernel.constants[name]
+    def _addresses(self) -> dict[str, int]:
+        """Return the symbols' addresses: in their own space for shared and local memory, generic for constants."""
+        kernel = self.kernel
+        return {
+            **{name: SHARED_BASE + offset for name, (offset, _) in kernel.shared.items()},
+            **{name: offset for name, (offset, _) in kernel.local.items()},
+            **{name: assemble.GENERIC["const"] + offset for name, offset in kernel.constants.items()},
+        }
 
     def _show_printed(self) -> None:
         """Write the kernel's printed text to sys.stdout."""
-        size = library().ptx_printed(ctypes.c_void_p(self.handle), None)
+        size = library().ptx_printed(self.handle, None)
         if size:
             raw = ctypes.create_string_buffer(size)
-            library().ptx_printed(ctypes.c_void_p(self.handle), raw)
+            library().ptx_printed(self.handle, raw)
             sys.stdout.write(raw.raw.decode(errors="replace"))
 
     def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
@@ -251,73 +231,67 @@ class Program:
 
     def raw_counts(self) -> numpy.ndarray:
         """Return the numbers of `counts` as int64 [instructions, 4]."""
-        raw = numpy.zeros((library().ptx_size(ctypes.c_void_p(self.handle)), 4), numpy.int64)
-        library().ptx_counts(ctypes.c_void_p(self.handle), raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        raw = numpy.zeros((len(self.kernel.statements), 4), numpy.int64)
+        library().ptx_counts(self.handle, raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
         return raw
 
     def trace(self) -> list[int]:
         """Return the numbers of the instructions executed since the first call, which starts the trace."""
-        size = library().ptx_trace(ctypes.c_void_p(self.handle), None)
-        raw = (ctypes.c_int32 * size)()
-        library().ptx_trace(ctypes.c_void_p(self.handle), raw)
+        raw = (ctypes.c_int32 * library().ptx_trace(self.handle, None))()
+        library().ptx_trace(self.handle, raw)
         return list(raw)
 
     def _register(self, name: str) -> int:
-        return self._registers.setdefault(name, len(self._registers))
+        return self._numbers.setdefault(name, len(self._numbers))
 
     def _source(self, operand, kind: str) -> int:
+        """Return the register that holds an operand; immediates, symbols and parameters have one of their own."""
+        kernel = self.kernel
         if isinstance(operand, Register):
             if operand.name not in _KNOWN_SPECIALS:
                 self._width(operand)  # whether it is declared
-            return self._register(operand.name)
+            operand = Constant(_FIXED[operand.name]) if operand.name in _FIXED else operand
         if isinstance(operand, Decimal) and kind in ("f32", "f64"):
-            form = "f" if kind == "f32" else "d"
-            operand = Constant(int.from_bytes(struct.pack(f"<{form}", operand.value), "little"))
+            raw = struct.pack("<f" if kind == "f32" else "<d", operand.value)
+            operand = Constant(int.from_bytes(raw, "little"))
+        if isinstance(operand, Register):
+            return self._register(operand.name)
         if isinstance(operand, Constant):
-            if operand.value not in self._constant_of:
-                index = self._register(f"constant {operand.value}")
-                self._constant_of[operand.value] = index
-                self._constants[index] = operand.value
-            return self._constant_of[operand.value]
-        if isinstance(operand, Symbol) and any(
-            operand.name in space for space in (self.kernel.shared, self.kernel.local, self.kernel.constants)
-        ):
-            index = self._register(f"symbol {operand.name}+{operand.offset}")
-            self._symbols[operand.name, operand.offset] = index
-            return index
-        if isinstance(operand, Symbol) and operand.name in dict(self.kernel.parameters):
-            index = self._register(f"address {operand.name}+{operand.offset}")
-            self._addressed[operand.name, operand.offset] = index
-            return index
+            register = self._register(f"constant {operand.value}")
+            self._constants[register] = operand.value
+            return register
+        spaces = (kernel.shared, kernel.local, kernel.constants, dict(kernel.parameters))
+        if isinstance(operand, Symbol) and any(operand.name in space for space in spaces):
+            register = self._register(f"symbol {operand.name}+{operand.offset}")
+            self._symbols[register] = operand
+            return register
         if isinstance(operand, Memory) and isinstance(operand.base, Symbol):  # a parameter
-            signed, width = kind.startswith("s"), int(kind[1:]) // 8
-            index = self._register(f"parameter {operand.base.name}+{operand.offset} {kind}")
-            entry = (index, operand.offset, width, signed)
-            entries = self._parameters.setdefault(operand.base.name, [])
-            if entry not in entries:
-                entries.append(entry)
-            return index
+            name = operand.base.name
+            register = self._register(f"parameter {name}+{operand.offset} {kind}")
+            self._parameters[register] = (name, operand.offset, int(kind[1:]) // 8, kind.startswith("s"))
+            return register
         raise PtxError(f"operand not understood: {operand}")
 
     def _width(self, operand) -> int:
         if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that nobody wants
             return 4
         name = operand.name.partition("@")[0]  # of a function's instance
-        widths = self.kernel.widths
         if name.startswith("%parameter."):
             return int(name.partition(" ")[0][len("%parameter.b") :]) // 8
+        widths = self.kernel.widths
         width = widths.get(name) or widths.get(name.rstrip("0123456789"))
         if width is None:
             raise PtxError(f"not emulated: register {name}, which the kernel does not declare")
         return width
 
-    def _encode(self, statement, instruction):
-        options = list(instruction.options)
+    def _append(self, statement: Statement, instruction: assemble.Instruction) -> None:
+        options = instruction.options
         if instruction.handler == "bra":
             (target,) = options
             if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
                 raise PtxError(f"a branch to {target}: no such label")
-            options = [self.kernel.labels[target.name]]
+            options = (self.kernel.labels[target.name],)
+        options = [library().ptx_type(one.encode()) if isinstance(one, str) else one for one in options]
         sources = [self._source(operand, instruction.type) for operand in instruction.sources]
         targets = [self._register(operand.name) for operand in instruction.destinations]
         width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
@@ -327,14 +301,11 @@ class Program:
             raise PtxError(f"type not emulated: {statement.text[:80]}")
         if not library().ptx_known(instruction.handler.encode()):
             raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
-        fields = [*kinds, predicate, int(statement.negate), width, 0, *options, *[0] * (8 - len(options))]
-        return instruction.handler, statement.opcode, fields, targets, sources
-
-    def _append(self, handler, opcode, fields, targets, sources) -> None:
+        self.registers.append((targets, sources, predicate))
+        fields = [*kinds, predicate, int(statement.negate), width, *options, *[0] * (8 - len(options))]
         library().ptx_append(
-            ctypes.c_void_p(self.handle),
-            handler.encode(),
-            opcode.encode(),
+            self.handle,
+            instruction.handler.encode(),
             _array(ctypes.c_int64, fields),
             len(targets),
             _array(ctypes.c_int, targets),
@@ -355,16 +326,6 @@ class Structure:
     """An argument that is a C structure: its fields as (format of `struct`, value) in order, aligned as C does."""
 
     fields: tuple[tuple[str, object], ...]
-
-
-def _with_names(message: str, names: Sequence[str]) -> str:
-    """Return the message with the argument's name in place of its number."""
-
-    def name(found: re.Match) -> str:
-        number = int(found[1])
-        return f"argument {names[number]}" if number < len(names) else found[0]
-
-    return re.sub(r"argument tensor (\d+)", name, message)
 
 
 def _packed(size: int, argument, bases: list[int]) -> bytes:

@@ -21,9 +21,9 @@ _FIELDS = {
 def copy(s, parts):
     """cp.async.bulk..., cp.reduce.async.bulk...; `parts` begin behind them."""
     if parts == ["commit_group"]:
-        return Instruction("bulk.commit", "u32", [], [])
+        return Instruction("bulk.commit")
     if parts in (["wait_group"], ["wait_group", "read"]):
-        return Instruction("bulk.wait", "u32", [], [], options=(s.operands[0].value,))
+        return Instruction("bulk.wait", options=(s.operands[0].value,))
     if parts[0] != "tensor":
         raise NotUnderstood("a bulk copy without a tensor map")
     gathers = {"tile::gather4", "tile::scatter4"} & set(parts)
@@ -39,7 +39,7 @@ def copy(s, parts):
     update = -1 if how is None else UPDATES[how]
     options = (to.offset, source.offset, len(source.coordinates), offset, update, int(bool(gathers)))
     sources = [to.base, source.base, *sources, *source.coordinates]
-    return Instruction("bulk.load" if loads else "bulk.store", "u32", sources, [], options=options)
+    return Instruction("bulk.load" if loads else "bulk.store", sources=sources, options=options)
 
 
 @form("tensormap")
@@ -49,16 +49,16 @@ def _tensormap(s, parts):
         to, source, size = s.operands
         if size != Constant(128):
             raise NotUnderstood("another size")
-        return Instruction("tensormap.copy", "u32", [to.base, source.base], [], options=(to.offset, source.offset))
+        return Instruction("tensormap.copy", sources=[to.base, source.base], options=(to.offset, source.offset))
     if what != "replace" or modifiers[0] != "tile" or "shared::cta" not in modifiers:
         raise NotUnderstood(s.opcode)
     address, *values = s.operands
     if modifiers[1] in ("element_stride", "interleave_layout"):
         if values[-1] not in (Constant(0), Constant(1)) and not isinstance(values[-1], Register):
             raise NotUnderstood(modifiers[1])
-        return Instruction("fence", "u32", [], [])  # elements side by side, no interleaving
+        return Instruction("fence")  # elements side by side, no interleaving
     byte, size, indexed, more = _FIELDS[modifiers[1]]
     if indexed:
         byte += size * values.pop(0).value
     options = (address.offset, byte, size, more)
-    return Instruction("tensormap.replace", "u32", [address.base, *values], [], options=options)
+    return Instruction("tensormap.replace", sources=[address.base, *values], options=options)

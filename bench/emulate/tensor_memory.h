@@ -1,6 +1,5 @@
 // Tensor memory of sm_100: loads, stores and products of it, and the mbarriers in shared memory that say when a product
-// is done. A product computes at once, and its operands are in flight until a wait for the mbarrier of a later
-// commit.
+// is done. A product computes at once, and its operands are in flight until a wait for the mbarrier of a later commit.
 #pragma once
 
 #include "matrix.h"
@@ -22,14 +21,18 @@ inline void elect(Machine& m, Ins& i) {  // destinations: the lane, a predicate;
 // ---- mbarriers: sources: the address; option 0: its offset
 
 inline int64_t mbarrier_offset(Machine& m, Ins& i, int t) {
-  return m.offset_of((m.reg(i.s[0])[t] + uint64_t(i.option[0])) & 0xffffffffu, 8, t);
+  return m.offset_of(m.reg(i.s[0])[t] + uint64_t(i.option[0]), 8, t);
 }
-inline Mbarrier& mbarrier_at(Machine& m, Ins& i, int t) {
-  int64_t offset = mbarrier_offset(m, i, t);
+inline Mbarrier& mbarrier_at(Machine& m, int64_t offset, int t) {
   auto found = m.tensor.barriers.find(offset);
   if (found == m.tensor.barriers.end()) m.fault("no mbarrier was initialised at byte " + std::to_string(offset), t);
-  m.note_read(offset, 8, t);
   return found->second;
+}
+inline Mbarrier& mbarrier_of(Machine& m, Ins& i, int t) {
+  int64_t offset = mbarrier_offset(m, i, t);
+  Mbarrier& found = mbarrier_at(m, offset, t);
+  m.note_read(offset, 8, t);
+  return found;
 }
 
 inline void mbarrier_init(Machine& m, Ins& i) {  // option 1: arrivals a phase
@@ -43,11 +46,10 @@ inline void mbarrier_init(Machine& m, Ins& i) {  // option 1: arrivals a phase
 }
 inline void mbarrier_inval(Machine& m, Ins& i) {
   m.each([&](int t) {
-    if (!mbarrier_at(m, i, t).commits.empty()) m.fault("ends an mbarrier that a commit will arrive at", t);
+    if (!mbarrier_of(m, i, t).commits.empty()) m.fault("ends an mbarrier that a commit will arrive at", t);
     int64_t offset = mbarrier_offset(m, i, t);
     m.note_write(offset, 8, t, nullptr);
-    if (m.checks)
-      for (int64_t g = offset / 2; g < offset / 2 + 4; ++g) m.granules[g].written = false;
+    m.each_granule(offset, 8, t, [](Granule& granule, int64_t, uint32_t) { granule.written = false; });
     m.tensor.barriers.erase(offset);
   });
 }
@@ -57,49 +59,39 @@ inline void arrive(Mbarrier& barrier, uint32_t count) {
 }
 inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count, option 2: bytes that copies will bring
   m.each([&](int t) {
-    Mbarrier& barrier = mbarrier_at(m, i, t);
+    Mbarrier& barrier = mbarrier_of(m, i, t);
     barrier.bytes += i.option[2];
     if (uint32_t(i.option[1]) > barrier.pending) m.fault("arrives more often than its mbarrier expects", t);
     arrive(barrier, uint32_t(i.option[1]));
   });
 }
 
-// The products of a warp before number `end` are done
-inline void finish(Machine& m, int warp, int64_t end) {
-  auto& products = m.tensor.products;
-  size_t kept = 0;
-  for (TensorProduct& p : products) {
-    if (p.warp != warp || p.number >= end) {
-      if (&products[kept] != &p) products[kept] = std::move(p);
-      ++kept;
-      continue;
-    }
-    for (uint32_t g : p.granules) --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
-    for (uint32_t c : p.results) --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
-    for (uint32_t c : p.operands) --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
-  }
-  products.resize(kept);
-}
-
 // Whether the phase of this parity is over. Commits and bulk copies arrive here, when they are waited for: who does not
 // wait sees them in flight. An arrival that never comes is a fault: a wait would have no end.
 inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
   m.each([&](int t) {
-    Mbarrier& barrier = mbarrier_at(m, i, t);
-    uint32_t parity = uint32_t(m.reg(i.s[1])[t]);
-    while ((barrier.phase & 1) == (parity & 1)) {
+    Mbarrier& barrier = mbarrier_of(m, i, t);
+    while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1)) {
       if (barrier.commits.empty()) m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
       Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
       if (arrival.warp < 0) {
         std::copy(arrival.data.begin(), arrival.data.end(), m.shared.begin() + arrival.offset);
-        m.note_arrival(arrival.offset, int64_t(arrival.data.size()));
+        m.each_granule(arrival.offset, int(arrival.data.size()), t, [&](Granule& granule, int64_t, uint32_t) {
+          granule.in_flight = false;
+          granule.write_epoch = -1, granule.write_time = -2;  // who waits sees the bytes without another fence
+          granule.copied_epoch = m.epoch;
+        });
         barrier.bytes -= int64_t(arrival.data.size());
-        arrive(barrier, 0);
       } else {
-        finish(m, arrival.warp, arrival.end);
-        arrive(barrier, 1);
+        auto over = [&](const TensorProduct& p) { return p.warp == arrival.warp && p.number < arrival.end; };
+        finish(m.tensor.products, over, [&](const TensorProduct& p) {
+          for (uint32_t g : p.granules) --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
+          for (uint32_t c : p.results) --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
+          for (uint32_t c : p.operands) --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
+        });
       }
+      arrive(barrier, arrival.warp >= 0);
     }
     m.tensor.waited[t / WARP] = m.epoch;
     m.reg(i.d[0])[t] = 1;
@@ -142,9 +134,7 @@ inline void tensor_dealloc(Machine& m, Ins& i) {
     m.tensor.allocations.erase(found);
   });
 }
-inline void tensor_relinquish(Machine& m, Ins&) {
-  m.each_warp([&](int) { m.tensor.given_up = true; });
-}
+constexpr Handler tensor_relinquish = [](Machine& m, Ins&) { m.each_warp([&](int) { m.tensor.given_up = true; }); };
 
 inline Cell& allocated(Machine& m, uint32_t lane, uint32_t column) {
   if (lane >= LANES || column >= COLUMNS || m.tensor.cells.empty() || !m.tensor.cells[cell_of(lane, column)].allocated)
@@ -202,8 +192,7 @@ inline void transfer(Machine& m, Ins& i, bool load) {
         if (load) {
           value = cell.value;
           cell.loading |= me;
-          cell.readers = cell.read_epoch == m.epoch ? cell.readers | me : me;
-          cell.read_epoch = m.epoch;
+          cell.read_by(me, m.epoch);
         } else {
           cell.value = uint32_t(value);
           cell.storing |= me;
@@ -221,13 +210,10 @@ inline void tensor_st(Machine& m, Ins& i) { transfer(m, i, false); }
 inline void tensor_wait(Machine& m, Ins& i) {  // option 0: for loads, else for stores
   bool loads = i.option[0] != 0;
   m.each_warp([&](int w) {
-    auto& flying = m.tensor.transfers[w];
-    for (Transfer& t : flying) {
-      if (t.load != loads) continue;
-      for (uint32_t c : t.cells) (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << w);
-    }
-    flying.erase(std::remove_if(flying.begin(), flying.end(), [&](Transfer& t) { return t.load == loads; }),
-                 flying.end());
+    auto over = [&](const Transfer& transfer) { return transfer.load == loads; };
+    finish(m.tensor.transfers[w], over, [&](const Transfer& transfer) {
+      for (uint32_t c : transfer.cells) (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << w);
+    });
   });
 }
 
@@ -252,16 +238,17 @@ struct Shape {
   }
 };
 
-// The lane of a row of a result or of A: 64 rows lie 16 to a quarter of the lanes, in its lower or upper half
-inline uint32_t lane_of(Machine& m, const Shape& shape, uint32_t first, int row) {
+// The cell of A or of the result in a row and a column from `address` on, which a product takes. 64 rows lie 16 to a
+// quarter of the lanes, in its lower or upper half
+inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int row, int column, int warp, bool reads,
+                        bool writes) {
+  uint32_t first = address >> 16, me = 1u << warp;
   if (first != 0 && !(shape.rows == 64 && first == 16))
     m.fault("a matrix in tensor memory does not begin at this lane");
-  return shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
-}
-
-inline void note_operand(Machine& m, Cell& cell, uint32_t at, int warp, bool reads, bool writes) {
-  if (!m.checks) return;
-  uint32_t me = 1u << warp;
+  uint32_t lane = shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
+  uint32_t at = cell_of(lane, (address & 0xffff) + uint32_t(column));
+  Cell& cell = allocated(m, lane, (address & 0xffff) + uint32_t(column));
+  if (!m.checks) return at;
   if (reads && !cell.written) m.fault("a product reads uninitialised tensor memory" + named(at));
   if (!writes && cell.results) m.fault("a product reads as A what another in flight writes" + named(at));
   if (cell.storing) m.fault("a product takes tensor memory whose store was not waited for" + named(at));
@@ -270,6 +257,7 @@ inline void note_operand(Machine& m, Cell& cell, uint32_t at, int warp, bool rea
     m.fault("race: a product takes tensor memory that another warp wrote since the last barrier" + named(at));
   if (writes && cell.read_epoch == m.epoch && (cell.readers & ~me))
     m.fault("race: a product writes tensor memory that another warp read since the last barrier" + named(at));
+  return at;
 }
 
 // sources: address of the result, A's address or descriptor, B's descriptor, instruction descriptor, whether to add
@@ -277,70 +265,48 @@ inline void note_operand(Machine& m, Cell& cell, uint32_t at, int warp, bool rea
 inline void tensor_mma(Machine& m, Ins& i) {
   m.each([&](int t) {
     Shape shape(m, uint32_t(m.reg(i.s[3])[t]), i.type == TF32);
-    int bytes = shape.type == TF32 ? 4 : 2, warp = t / WARP;
+    int warp = t / WARP, columns = shape.columns;
     TensorProduct product{m.tensor.made++, warp, {}, {}, {}};
-    auto shared = [&](const Descriptor& at, int row, int x, bool transposed) {
-      int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
-      if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
-        m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), t);
-      note_async_read(m, offset, bytes, warp, 1, product.granules);
-      uint64_t value = 0;
-      std::memcpy(&value, m.shared.data() + offset, bytes);
-      return element(shape.type, value);
-    };
+    Operands shared{m, shape.k, warp, 1, t, product.granules};
     auto descriptor = [&](int source) {
       uint64_t d = m.reg(i.s[source])[t];
       if ((d >> 61) & 1 || (d >> 52) & 1) m.fault("a layout of shared memory that is not emulated", t);
       return Descriptor(m, d);
     };
-    std::vector<float> a(size_t(shape.rows) * shape.k), b(size_t(shape.k) * shape.columns);
+    std::vector<float> a(size_t(shape.rows) * shape.k), sums(size_t(shape.rows) * columns);
     if (i.option[1]) {
       uint32_t at = uint32_t(m.reg(i.s[1])[t]) + uint32_t(i.option[2]);
       for (int row = 0; row < shape.rows; ++row)
         for (int x = 0; x < 8; ++x) {
-          uint32_t lane = lane_of(m, shape, at >> 16, row), column = (at & 0xffff) + uint32_t(x);
-          Cell& cell = allocated(m, lane, column);
-          note_operand(m, cell, cell_of(lane, column), warp, true, false);
+          product.operands.push_back(operand(m, shape, at, row, x, warp, true, false));
+          Cell& cell = m.tensor.cells[product.operands.back()];
           ++cell.operands;
-          product.operands.push_back(cell_of(lane, column));
           for (int e = 0; e < shape.k / 8; ++e)
-            a[row * shape.k + x * shape.k / 8 + e] =
-                bytes == 4 ? element(TF32, cell.value) : half_of(shape.type, cell.value, e);
+            a[row * shape.k + x * shape.k / 8 + e] = packed(shape.type, cell.value, e);
         }
     } else {
-      Descriptor at = descriptor(1);
-      for (int row = 0; row < shape.rows; ++row)
-        for (int x = 0; x < shape.k; ++x) a[row * shape.k + x] = shared(at, row, x, shape.a_transposed);
+      a = shared.matrix(descriptor(1), shape.type, shape.rows, shape.a_transposed, false);
     }
-    Descriptor at = descriptor(2);
-    for (int column = 0; column < shape.columns; ++column)
-      for (int x = 0; x < shape.k; ++x)
-        b[size_t(x) * shape.columns + column] = shared(at, column, x, shape.b_transposed);
+    std::vector<float> b = shared.matrix(descriptor(2), shape.type, columns, shape.b_transposed, true);
+    multiply(a.data(), b.data(), sums.data(), shape.rows, shape.k, columns);
     bool adds = m.reg(i.s[4])[t] != 0;
     uint32_t d = uint32_t(m.reg(i.s[0])[t]) + uint32_t(i.option[0]);
-    std::vector<float> sums(shape.columns);
-    for (int row = 0; row < shape.rows; ++row) {
-      std::fill(sums.begin(), sums.end(), 0.0f);
-      for (int x = 0; x < shape.k; ++x)
-        for (int column = 0; column < shape.columns; ++column)
-          sums[column] += a[row * shape.k + x] * b[size_t(x) * shape.columns + column];
-      for (int column = 0; column < shape.columns; ++column) {
-        uint32_t lane = lane_of(m, shape, d >> 16, row), where = (d & 0xffff) + uint32_t(column);
-        Cell& cell = allocated(m, lane, where);
-        note_operand(m, cell, cell_of(lane, where), warp, adds, true);
+    for (int row = 0; row < shape.rows; ++row)
+      for (int column = 0; column < columns; ++column) {
+        product.results.push_back(operand(m, shape, d, row, column, warp, adds, true));
+        Cell& cell = m.tensor.cells[product.results.back()];
         ++cell.results;
         cell.written = true;
-        product.results.push_back(cell_of(lane, where));
-        cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sums[column] : sums[column]));
+        float sum = sums[row * columns + column];
+        cell.value = uint32_t(bits(adds ? as<float>(cell.value) + sum : sum));
       }
-    }
     m.tensor.products.push_back(std::move(product));
   });
 }
 
-inline void tensor_commit(Machine& m,
-                          Ins& i) {  // source: the mbarrier that all products of this thread so far arrive at
-  m.each([&](int t) { mbarrier_at(m, i, t).commits.push_back(Arrival{t / WARP, m.tensor.made}); });
+// source: the mbarrier that all products of this thread so far arrive at
+inline void tensor_commit(Machine& m, Ins& i) {
+  m.each([&](int t) { mbarrier_of(m, i, t).commits.push_back(Arrival{t / WARP, m.tensor.made}); });
 }
 
 }  // namespace ptx

@@ -16,7 +16,7 @@ def _constant(operand) -> int:
 def _elect(s, parts):
     if parts != ["sync"] or s.operands[1:] != [Constant(-1)]:
         raise NotUnderstood("of part of a warp")
-    return Instruction("elect", "u32", [], values(s.operands[0]))
+    return Instruction("elect", destinations=values(s.operands[0]))
 
 
 @form("mbarrier")
@@ -28,16 +28,14 @@ def _mbarrier(s, parts):
     if what in ("init", "inval"):
         address, *count = s.operands
         options = (address.offset, *map(_constant, count))
-        return Instruction(f"mbarrier.{what}", "u32", [address.base], [], options=options)
+        return Instruction(f"mbarrier.{what}", sources=[address.base], options=options)
     if what == "arrive":
         state, address, *count = s.operands
         if state != Register("_"):
             raise NotUnderstood("the state that an arrival gives")
-        if "expect_tx" in modifiers:
-            options = (address.offset, 1, _constant(*count))
-        else:
-            options = (address.offset, *(map(_constant, count) if count else [1]))
-        return Instruction("mbarrier.arrive", "u32", [address.base], [], options=options)
+        arrivals = [Constant(1), *count] if "expect_tx" in modifiers else count or [Constant(1)]
+        options = (address.offset, *map(_constant, arrivals))
+        return Instruction("mbarrier.arrive", sources=[address.base], options=options)
     if what != "try_wait" or "parity" not in modifiers or len(s.operands) != 3:
         raise NotUnderstood(s.opcode)
     done, address, parity = s.operands
@@ -51,12 +49,32 @@ def _tcgen05(s, parts):
         return _transfer(s, what, modifiers)
     if what in ("wait::ld", "wait::st"):
         known(modifiers, "sync", "aligned")
-        return Instruction("tcgen05.wait", "u32", [], [], options=(int(what == "wait::ld"),))
+        return Instruction("tcgen05.wait", options=(int(what == "wait::ld"),))
     if "cta_group::1" not in modifiers:
         raise NotUnderstood("of other than one CTA")
-    return _ONE_CTA[what](s, [part for part in modifiers if part != "cta_group::1"])
+    modifiers.remove("cta_group::1")
+    if what == "mma":
+        return _mma(s, modifiers)
+    if what == "dealloc":
+        known(modifiers, "sync", "aligned", "b32")
+        address, columns = s.operands
+        return Instruction("tcgen05.dealloc", sources=[address], options=(_constant(columns),))
+    if what == "relinquish_alloc_permit":
+        known(modifiers, "sync", "aligned")
+        return Instruction("tcgen05.relinquish")
+    allowed, place = _ADDRESSED[what]
+    if place not in known(modifiers, *allowed, place):
+        raise NotUnderstood("a generic address")
+    address, *columns = s.operands
+    options = (address.offset, *map(_constant, columns))
+    return Instruction(f"tcgen05.{what}", sources=[address.base], options=options)
 
 
+#: modifiers of the instructions with an address in shared memory, and how they name that space
+_ADDRESSED = {
+    "alloc": (("sync", "aligned", "b32"), "shared::cta"),
+    "commit": (("mbarrier::arrive::one", "b64"), "shared::cluster"),
+}
 #: shape -> (its number in tensor_memory.h, registers a repetition)
 _SHAPES = {"16x32bx2": (0, 1), "32x32b": (1, 1), "16x256b": (2, 4)}
 
@@ -64,46 +82,16 @@ _SHAPES = {"16x32bx2": (0, 1), "32x32b": (1, 1), "16x256b": (2, 4)}
 def _transfer(s, what, modifiers):
     (shape,) = (part for part in modifiers if part in _SHAPES)
     pattern, each = _SHAPES[shape]
-    first, second, *rest = s.operands
-    address, moved = (second, first) if what == "ld" else (first, (rest or [second])[-1])
-    split = rest[0] if what == "ld" and rest else second if what == "st" and rest else None
-    if (split is not None) != (shape == "16x32bx2"):
-        raise NotUnderstood("operands")
-    moved = values(moved)
+    operands = list(s.operands)
+    moved = values(operands.pop(0 if what == "ld" else -1))
+    address, *split = operands
     known(modifiers, "sync", "aligned", shape, "b32", f"x{len(moved) // each}")
-    if len(moved) % each:
+    if len(split) != (shape == "16x32bx2") or len(moved) % each:
         raise NotUnderstood("operands")
-    options = (address.offset, 0 if split is None else _constant(split), pattern)
+    options = (address.offset, _constant(split[0]) if split else 0, pattern)
     if what == "ld":
         return Instruction("tcgen05.ld", "u32", [address.base], moved, options=options)
-    return Instruction("tcgen05.st", "u32", [address.base, *moved], [], options=options)
-
-
-def _alloc(s, modifiers):
-    known(modifiers, "sync", "aligned", "shared::cta", "b32")
-    if "shared::cta" not in modifiers:
-        raise NotUnderstood("a generic address")
-    address, columns = s.operands
-    return Instruction("tcgen05.alloc", "u32", [address.base], [], options=(address.offset, _constant(columns)))
-
-
-def _dealloc(s, modifiers):
-    known(modifiers, "sync", "aligned", "b32")
-    address, columns = s.operands
-    return Instruction("tcgen05.dealloc", "u32", [address], [], options=(_constant(columns),))
-
-
-def _relinquish(s, modifiers):
-    known(modifiers, "sync", "aligned")
-    return Instruction("tcgen05.relinquish", "u32", [], [])
-
-
-def _commit(s, modifiers):
-    known(modifiers, "mbarrier::arrive::one", "shared::cluster", "b64")
-    if "shared::cluster" not in modifiers:
-        raise NotUnderstood("a generic address")
-    (address,) = s.operands
-    return Instruction("tcgen05.commit", "u32", [address.base], [], options=(address.offset,))
+    return Instruction("tcgen05.st", sources=[address.base, *moved], options=options)
 
 
 def _mma(s, modifiers):
@@ -114,13 +102,4 @@ def _mma(s, modifiers):
     from_tensor = isinstance(a, Memory)
     options = (d.offset, int(from_tensor), a.offset if from_tensor else 0)
     sources = [d.base, a.base if from_tensor else a, b, description, adds]
-    return Instruction("tcgen05.mma", "f16" if kind == "kind::f16" else "tf32", sources, [], options=options)
-
-
-_ONE_CTA = {
-    "alloc": _alloc,
-    "dealloc": _dealloc,
-    "relinquish_alloc_permit": _relinquish,
-    "commit": _commit,
-    "mma": _mma,
-}
+    return Instruction("tcgen05.mma", kind.removeprefix("kind::"), sources, options=options)

@@ -1,5 +1,4 @@
-"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of the imported tree. Without nvcc there are
-none."""
+"""Static metrics of the CUDA C++ kernels: nvcc compiles csrc/cuda/*.cu of the imported tree. None without nvcc."""
 
 from __future__ import annotations
 
@@ -10,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import retro_kernels
+from retro_kernels.compile import aot
 
 from . import entry, fingerprint, sass
 
@@ -33,8 +35,6 @@ class Source:
 
 def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
     """Return every source that `parts` select by the name of its op."""
-    import retro_kernels
-
     folder = Path(retro_kernels.__file__).resolve().parent.parent / "csrc" / "cuda"
     if not folder.is_dir() or shutil.which("nvcc") is None:
         return []
@@ -45,8 +45,6 @@ def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
 
 def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield a row for each __global__ function. Raises NoToolchain with nvcc's last line of output."""
-    from retro_kernels.compile import aot
-
     cubin = folder / f"{source.path.stem}-cuda-sm{source.arch}.cubin"
     flags = ["-std=c++17", "-O3", "-cubin", "-DRETRO_CUDA_HOPPER=1", f"-arch={TARGET[source.arch]}", "-o", str(cubin)]
     done = subprocess.run(["nvcc", *flags, str(source.path)], capture_output=True, text=True)
@@ -75,13 +73,9 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
 
 def resources(text: str) -> dict[str, dict[str, int]]:
     """Parse the text of `cuobjdump -res-usage`: function -> REG, STACK, SHARED, LOCAL."""
-    usage, name = {}, None
-    for line in text.splitlines():
-        if match := re.search(r"Function (\S+):", line):
-            name = match[1]
-        elif name and "REG:" in line:
-            usage[name] = {key: int(value) for key, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", line)}
-    return usage
+    found = re.findall(r"Function (\S+):\s*\n(.*REG:.*)", text)
+    numbers = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
+    return {function: {key: int(value) for key, value in numbers.findall(line)} for function, line in found}
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:

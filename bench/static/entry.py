@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..emulate import counters
 from ..records import environment, record
 from . import sass
 
@@ -13,18 +14,7 @@ class NoToolchain(RuntimeError):
 
 
 #: counters of one CTA by `bench.emulate`, where nothing was counted
-NOT_EMULATED: dict[str, Any] = dict.fromkeys(
-    (
-        "emulated_instructions",
-        "instruction_mix",
-        "barriers",
-        "sectors_per_request",
-        "sectors_over_fewest",
-        "wavefronts_over_fewest",
-        "global_bytes",
-        "emulation_fault",
-    )
-)
+NOT_EMULATED: dict[str, Any] = dict.fromkeys((*counters.summary([]), "emulation_fault"))
 
 
 def metrics(
@@ -38,8 +28,9 @@ def metrics(
     warps: int | None,
     **more,
 ) -> dict[str, Any]:
-    """Return the `static` part of a record. `shared`: static bytes as cuobjdump counts them, and dynamic bytes; None:
-    not declared.
+    """Return the `static` part of a record.
+
+    shared: static bytes as cuobjdump counts them, and dynamic bytes; None: not declared.
     """
     own = sass.own_shared(shared[0], arch)
     known = warps is not None and shared[1] is not None

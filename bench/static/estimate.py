@@ -19,7 +19,7 @@ import dataclasses
 import math
 import statistics
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -59,11 +59,6 @@ class Machine:
         """Bytes a second that a copy reaches."""
         return COPY * self.memory
 
-    @property
-    def l2(self) -> float:
-        """Bytes a second of L2."""
-        return L2_BYTES * self.multiprocessors * self.hertz
-
 
 #: SMs, clock under load, memory rate, tensor FLOPs a cycle and SM: NVIDIA's data sheets
 MACHINES = {
@@ -79,23 +74,8 @@ MACHINES = {
 }
 
 #: cycles from issue to result, by the first part of an opcode. Published microbenchmarks of sm_80 and sm_90
-_LATENCY = {
-    "ex2": 22,
-    "lg2": 22,
-    "rcp": 24,
-    "rsqrt": 24,
-    "sqrt": 40,
-    "div": 40,
-    "shfl": 24,
-    "vote": 14,
-    "redux": 24,
-    "ldmatrix": 33,
-    "mma": 34,
-    "bar": 24,
-    "barrier": 24,
-    "st": 4,
-    "mov": 0,
-}
+_LATENCY = {"ex2": 22, "lg2": 22, "rcp": 24, "rsqrt": 24, "sqrt": 40, "div": 40, "shfl": 24, "vote": 14, "redux": 24}
+_LATENCY |= {"ldmatrix": 33, "mma": 34, "bar": 24, "barrier": 24, "st": 4, "mov": 0}
 _ARITHMETIC, _SHARED_LOAD, _WGMMA = 5, 30, 60
 _L2_LOAD, _HBM_LOAD = 280, 700  # under load
 _MUFU = ("ex2", "lg2", "rcp", "rsqrt", "sqrt")
@@ -123,15 +103,12 @@ def estimate(launch, compiled: dict[str, Any], machine: Machine) -> Estimate:
         EmulationError, PtxError: the emulator refuses the kernel.
     """
     # a launch reads or writes each of its tensors once
-    sizes = {id(t): t.numel() * t.element_size() for t in launch.arguments.values() if isinstance(t, Tensor)}
-    return timed(math.prod(launch.grid), list(sizes.values()), *_samples(launch, machine.arch), compiled, machine)
-
-
-def timed(number: int, sizes: list[int], samples: list, work: float, compiled: dict, machine: Machine) -> Estimate:
-    """Estimate a grid of `number` CTAs over tensors of `sizes` bytes from the samples of `_samples`."""
-    resident = max(compiled["blocks_per_sm"], 1)
+    tensors = {id(t): t for t in launch.arguments.values() if isinstance(t, Tensor)}
+    sizes = [t.numel() * t.element_size() for t in tensors.values()]
+    number, resident = math.prod(launch.grid), max(compiled["blocks_per_sm"], 1)
+    samples, work = _samples(launch, machine.arch)
     hbm, kept = sum(sizes), sum(size for size in sizes if size <= L1_KEPT)
-    l2 = counters.SECTOR_BYTES * number * work * statistics.fmean(sectors(counted) for _, counted, _ in samples)
+    l2 = number * work * statistics.fmean(counters.summary(counted)["global_bytes"] for _, counted, _ in samples)
     hbm = min(hbm, l2)  # a launch may touch a part of its tensors
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
@@ -145,7 +122,7 @@ def timed(number: int, sizes: list[int], samples: list, work: float, compiled: d
         "latency": -(-most // resident) * (alone + LIFE) / machine.hertz,
         **{name: most * cycles / machine.hertz for name, cycles in pipes.items()},
         "HBM": hbm / machine.hbm,
-        "L2": l2 / machine.l2,
+        "L2": l2 / (L2_BYTES * machine.multiprocessors * machine.hertz),
     }
     bound = max(candidates, key=candidates.get)
     seconds = sum(value**OVERLAP for value in candidates.values()) ** (1 / OVERLAP) + BEGIN
@@ -158,36 +135,38 @@ def _samples(launch, arch: int) -> tuple[list[tuple], float]:
     kernel, real, number = launches.compiled(launch, arch), counters.materialised(launch), math.prod(launch.grid)
 
     def execute(cta: int, traced: bool):
-        program = type(kernel.program)(kernel.program.kernel)
+        fresh = kernel.fresh()
         if traced:
-            program.trace()
-        fresh = dataclasses.replace(kernel, program=program)
+            fresh.program.trace()
         launches.run(real, arch, checks=False, only=range(cta, cta + 1), kernel=fresh)
-        return program, program.counts(), program.trace() if traced else None
+        return fresh.program, fresh.program.counts(), fresh.program.trace() if traced else None
 
     found = [execute(cta, True) for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES})]
     every = sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
-    mean = statistics.fmean(executed(execute(cta, False)[1]) for cta in every)
-    return found, mean / statistics.fmean(executed(counted) for _, counted, _ in found)
+
+    def mean(samples) -> float:
+        return statistics.fmean(counters.summary(counted)["emulated_instructions"] for _, counted, _ in samples)
+
+    return found, mean(execute(cta, False) for cta in every) / mean(found)
 
 
-def executed(counted) -> int:
-    """Instructions, by CTAs."""
-    return sum(c.executed for c in counted)
+class _Cost(NamedTuple):
+    """Cost of one execution of an instruction by a CTA."""
 
-
-def sectors(counted) -> int:
-    """Sectors of global memory."""
-    return sum(c.units for c in counted if c.requests and "global" in c.opcode.split("."))
+    kind: str
+    slots: float  # of issue
+    pipe: str | None = None
+    cycles: float = 0.0  # of the pipe
+    latency: float = 0.0
+    wait: int = 0  # groups that a wait for copies leaves
+    operands: float = 0.0  # cycles of reading them from shared memory
 
 
 def scoreboard(
     program, counted, trace, warps: int, ratio: float, load: float, machine: Machine
 ) -> tuple[float, dict[str, float]]:
     """Return (cycles of a CTA alone, cycles that it keeps each pipe busy) of one CTA's instructions in order."""
-    costs = [
-        _cost(statement, c, warps, ratio, load, machine) for statement, c in zip(program.kernel.statements, counted)
-    ]
+    costs = [_cost(s, c, warps, ratio, load, machine) for s, c in zip(program.kernel.statements, counted)]
     ready: dict[int, float] = defaultdict(float)
     free = dict.fromkeys(("tensor", "MUFU", "shared", "ALU"), 0.0)
     busy = dict.fromkeys(("issue", *free), 0.0)
@@ -195,38 +174,31 @@ def scoreboard(
     issued = arrives = stored = 0.0
     for at in trace:
         targets, sources, predicate = program.registers[at]
-        root, pipe, cycles, latency, slots, wait = costs[at]
-        operands = (
-            _operand_cycles(program.kernel.statements[at], warps, machine)
-            if pipe == "tensor" and root == "wgmma"
-            else 0.0
-        )
-        if root == "wgmma":  # a chain of products on one accumulator is ordered by the tensor cores
+        cost = costs[at]
+        if cost.kind == "wgmma":  # a chain of products on one accumulator is ordered by the tensor cores
             sources = sources[: len(sources) - len(targets)]
-        start = (
-            max(issued, ready[predicate], *(ready[r] for r in sources)) if sources else max(issued, ready[predicate])
-        )
-        issued += slots
-        busy["issue"] += slots
+        start = max(issued, ready[predicate], *(ready[r] for r in sources))
+        issued += cost.slots
+        busy["issue"] += cost.slots
         done = start
-        if pipe is not None:
-            free[pipe] = done = max(free[pipe], start) + max(cycles, operands)
-            busy[pipe] += cycles
-            busy["shared"] += operands  # read while the product runs
-        if root == "cp.copy":
+        if cost.pipe is not None:
+            free[cost.pipe] = done = max(free[cost.pipe], start) + max(cost.cycles, cost.operands)
+            busy[cost.pipe] += cost.cycles
+            busy["shared"] += cost.operands  # read while the product runs
+        if cost.kind == "cp.copy":
             arrives = max(arrives, done + load)
-        elif root == "cp.commit":
+        elif cost.kind == "cp.commit":
             copies.append(arrives)
-        elif root == "cp.wait":
-            issued = max([issued, *(copies[: len(copies) - wait] if wait else copies)[-1:]])
-        elif root == "bar":
-            issued = max(issued, stored) + latency
-        elif root == "bra":
+        elif cost.kind == "cp.wait":
+            issued = max([issued, *copies[: len(copies) - cost.wait][-1:]])
+        elif cost.kind == "bar":
+            issued = max(issued, stored) + cost.latency
+        elif cost.kind == "bra":
             issued = max(issued, start)
-        elif root in ("st", "stmatrix", "ldmatrix", "ld"):
+        elif cost.kind in ("st", "stmatrix", "ldmatrix", "ld"):
             stored = max(stored, done)
         for register in targets:
-            ready[register] = done + latency
+            ready[register] = done + cost.latency
     return max(issued, stored, *ready.values(), *free.values()), busy
 
 
@@ -245,42 +217,41 @@ def _columns_and_depth(shape: str) -> tuple[int, int]:
     return int(n), int(k)
 
 
-def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Machine):
-    """Return (kind, pipe, cycles of the pipe, latency, issue slots, groups that a wait leaves) of one execution by a
-    CTA.
-    """
+def _cost(statement, counted, warps: int, ratio: float, load: float, machine: Machine) -> _Cost:
     root, *parts = statement.opcode.split(".")
     slots = ratio * max(warps / sass.SCHEDULERS, 1.0)
     latency, units = _LATENCY.get(root, _ARITHMETIC), counted.units / max(counted.executed, 1)
     if root == "cp" and "wait_group" in parts:
-        return "cp.wait", None, 0.0, 0, slots, statement.operands[0].value
+        return _Cost("cp.wait", slots, wait=statement.operands[0].value)
+    if root == "cp" and "commit_group" in parts:
+        return _Cost("cp.commit", slots)
     if root == "cp":
-        kind = "cp.commit" if "commit_group" in parts else "cp.copy"
-        return kind, "shared" if kind == "cp.copy" else None, units / 4, 0, slots, 0  # a sector is 32 bytes of 128
+        return _Cost("cp.copy", slots, "shared", units / 4)  # a sector is 32 bytes of 128
     if root == "wgmma" and parts[0] in ("fence", "commit_group", "wait_group"):
-        return parts[0], None, 0.0, 0, slots, 0
+        return _Cost(parts[0], slots)
     if root == "wgmma":
         n, k = _columns_and_depth(parts[3])
         double = 2 if parts[-1] == "tf32" else 1
         cycles = double * 2.0 * 64 * n * k * max(warps // 4, 1) / machine.tensor
-        return "wgmma", "tensor", cycles, _WGMMA, slots, 0
+        operands = _operand_cycles(statement, warps, machine)
+        return _Cost("wgmma", slots, "tensor", cycles, _WGMMA, operands=operands)
     if root == "mma":
         m, n, k = 16, 8, int(parts[2].rsplit("k", 1)[1])
         double = 2 if "tf32" in parts else 1
         rate = machine.tensor * (0.62 if machine.arch == 90 else 1.0)  # of wgmma's rate, on sm_90
-        return "mma", "tensor", double * 2.0 * m * n * k * warps / rate, latency, slots, 0
+        return _Cost("mma", slots, "tensor", double * 2.0 * m * n * k * warps / rate, latency)
     if root in _HALF_RATE and (root in ("min", "max", "setp", "selp", "cvt") or parts[-1] not in _FULL_RATE_TYPES):
-        return root, "ALU", 2 * slots, latency, slots, 0
+        return _Cost(root, slots, "ALU", 2 * slots, latency)
     if root in _MUFU:
-        return root, "MUFU", sass.LANES * warps / machine.mufu, latency, slots, 0
+        return _Cost(root, slots, "MUFU", sass.LANES * warps / machine.mufu, latency)
     if root in ("bar", "barrier"):
-        return "bar", None, 0.0, latency, slots, 0
+        return _Cost("bar", slots, latency=latency)
     if root in ("ld", "st", "ldmatrix", "stmatrix") and "param" not in parts:
         outside = "global" in parts
         latency = 0 if root.startswith("st") else load if outside else _SHARED_LOAD
-        return root, "shared", units / 4 if outside else units, latency, slots, 0
+        return _Cost(root, slots, "shared", units / 4 if outside else units, latency)
     if root in ("mov", "cvta") or "param" in parts:
-        return root, None, 0.0, 0, 0.0, 0  # names, for ptxas
+        return _Cost(root, 0.0)  # names, for ptxas
     if root == "shfl":
-        return root, "shared", float(warps), latency, slots, 0
-    return root, None, 0.0, latency, slots, 0
+        return _Cost(root, slots, "shared", float(warps), latency)
+    return _Cost(root, slots, latency=latency)

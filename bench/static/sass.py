@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
+import math
 import re
 import subprocess
 from dataclasses import dataclass
@@ -17,8 +19,8 @@ SHARED_BYTES = {80: 164 << 10, 86: 100 << 10, 89: 100 << 10, 90: 228 << 10, 100:
 RESERVED_SHARED_BYTES = 1024  # the system takes this of every block
 LANES = 32  # of a warp
 REGISTER_GRAIN, WARP_REGISTER_GRAIN = 8, 256
-#: dense half-type FLOPs a cycle and SM of the tensor cores, from peak
-#: rate / (SMs * boost clock), sums in float32; A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 data sheets
+#: dense half-type FLOPs a cycle and SM of the tensor cores, from peak rate / (SMs * boost clock), sums in float32;
+#: A100, RTX 3090, RTX 4090, H100, B200, RTX 5090 data sheets
 TENSOR_FLOPS = {80: 2048, 86: 512, 89: 512, 90: 4096, 100: 8192, 120: 512}
 
 TENSOR = ("HMMA", "IMMA", "BMMA", "DMMA", "HGMMA", "QGMMA", "IGMMA", "UTCHMMA", "UTCQMMA", "UTCIMMA")
@@ -61,13 +63,11 @@ def hot_loop(code: list[Instruction]) -> list[Instruction]:
     It is the innermost loop with the most tensor instructions. If only outer loops have some, it is the shortest of the
     loops with the most. If no loop has any, it is the longest innermost loop.
     """
-    spans = _spans(code)
-    loops = _innermost(code, spans)
-    if not any(map(_tensors, loops)) and (
-        outer := [loop for loop in (_between(code, s) for s in spans) if _tensors(loop)]
-    ):
-        return max(outer, key=lambda loop: (_tensors(loop), -len(loop)))
-    return max(loops, key=lambda loop: (_tensors(loop), len(loop)), default=[])
+    loops, innermost = _loops(code)
+    with_products = [loop for loop in loops if _tensors(loop)]
+    if with_products and not any(map(_tensors, innermost)):
+        return max(with_products, key=lambda loop: (_tensors(loop), -len(loop)))
+    return max(innermost, key=lambda loop: (_tensors(loop), len(loop)), default=[])
 
 
 def copies_in_flight(code: list[Instruction]) -> int | None:
@@ -76,7 +76,7 @@ def copies_in_flight(code: list[Instruction]) -> int | None:
     """
     waits = [
         int(match[1], 16)
-        for loop in _innermost(code, _spans(code))
+        for loop in _loops(code)[1]
         if any(i.name in ASYNC_COPY for i in loop)
         for i in loop
         if i.name == "DEPBAR" and (match := re.search(r"0x([0-9a-f]+)", i.operands))
@@ -84,23 +84,16 @@ def copies_in_flight(code: list[Instruction]) -> int | None:
     return min(waits, default=None)
 
 
-def _spans(code: list[Instruction]) -> list[tuple[int, int]]:
-    """Return the first and last address of every loop."""
-    spans = []
+def _loops(code: list[Instruction]) -> tuple[list[list[Instruction]], list[list[Instruction]]]:
+    """Return the instructions of every loop, and of the innermost loops."""
+    spans = []  # first and last address
     for instruction in code:
         target = re.search(r"0x([0-9a-f]+)", instruction.operands) if instruction.name == "BRA" else None
         if target and int(target[1], 16) < instruction.address:
             spans.append((int(target[1], 16), instruction.address))
-    return spans
-
-
-def _innermost(code: list[Instruction], spans: list[tuple[int, int]]) -> list[list[Instruction]]:
-    inner = [s for s in spans if not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans)]
-    return [_between(code, span) for span in inner]
-
-
-def _between(code: list[Instruction], span: tuple[int, int]) -> list[Instruction]:
-    return [i for i in code if span[0] <= i.address <= span[1]]
+    loops = [[i for i in code if first <= i.address <= last] for first, last in spans]
+    inner = [not any(o != s and s[0] <= o[0] and o[1] <= s[1] for o in spans) for s in spans]
+    return loops, list(itertools.compress(loops, inner))
 
 
 def _tensors(code: list[Instruction]) -> int:
@@ -139,20 +132,16 @@ def cycles(loop: list[Instruction], warps: int, arch: int) -> float:
 
 def _tensor_flops(opcode: str) -> float:
     """FLOPs a warp at the half-type rate. TF32 products run at half of it, so they count double. Unknown opcodes: 0."""
-    name = opcode.split(".")[0]
-    if name == "HMMA" and (shape := re.search(r"\.(16816|1688|1684)\b", opcode)):
-        flops = {"16816": 2.0 * 16 * 8 * 16, "1688": 2.0 * 16 * 8 * 8, "1684": 2.0 * 16 * 8 * 4}[shape[1]]
-        return 2 * flops if "TF32" in opcode else flops
+    name, double = opcode.split(".")[0], 2 if "TF32" in opcode else 1
+    if name == "HMMA" and (shape := re.search(r"\.168(16|8|4)\b", opcode)):
+        return double * 2.0 * 16 * 8 * int(shape[1])
     if name == "HGMMA" and (shape := re.search(r"\.(\d+)x(\d+)x(\d+)", opcode)):
-        m, n, k = (int(x) for x in shape.groups())
-        return 2.0 * m * n * k / 4 * (2 if "TF32" in opcode else 1)  # issued by each of a group's four warps
+        return double * 2.0 * math.prod(map(int, shape.groups())) / 4  # issued by each of a group's four warps
     return 0.0
 
 
 def own_shared(reported: int, arch: int) -> int:
-    """Static shared bytes of the kernel itself. From sm_90 on cuobjdump adds the system's, if a kernel uses shared
-    memory.
-    """
+    """Static shared bytes of the kernel itself. From sm_90 on cuobjdump adds the system's to a kernel that has some."""
     return reported - RESERVED_SHARED_BYTES if arch >= 90 and reported >= RESERVED_SHARED_BYTES else reported
 
 

@@ -1,10 +1,8 @@
-"""Static metrics of every shipped kernel and configuration: Triton by `retro_kernels.compile.aot`, CUDA C++ by nvcc.
-Needs no GPU.
-"""
+"""Static metrics of every shipped kernel and configuration, Triton and CUDA C++. Needs no GPU."""
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -19,11 +17,9 @@ __all__ = ["NoToolchain", "Plan", "listing", "plan", "row", "rows"]
 
 
 def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
-    """Return id -> fingerprint of everything that `rows` would compile, in seconds instead of minutes. Raises
-    NoToolchain.
-    """
-    units = [launch for launch in triton_kernels.launches(arches, parts) if launch.wanted]
-    return {unit.id: unit.fingerprint for unit in units + cuda_kernels.sources(arches, parts)}
+    """Return id -> fingerprint of everything that `rows` would compile, in seconds, not minutes. Raises NoToolchain."""
+    units = plan(arches, parts)
+    return {unit.id: unit.fingerprint for unit in [*units.triton, *units.cuda]}
 
 
 @dataclass(frozen=True)
@@ -53,16 +49,13 @@ def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False
 
     counters: execute one CTA of each Triton launch on the emulator.
     """
-    folder = keep or Path(tempfile.mkdtemp(prefix="retro-static-"))
-    folder.mkdir(parents=True, exist_ok=True)
     run = {"run": record.new_run()}
-    try:
+    with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="retro-static-") as folder:
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         if plan.triton:
-            yield from (
-                each | run for each in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters)
-            )
+            for row in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters):
+                yield row | run
         for source in plan.cuda:
-            yield from (each | run for each in cuda_kernels.rows(source, folder))
-    finally:
-        if keep is None:
-            shutil.rmtree(folder, ignore_errors=True)
+            for row in cuda_kernels.rows(source, folder):
+                yield row | run

@@ -49,14 +49,13 @@ def _shipped(op: str, arch: int) -> Iterator[aot.Case]:
     return importlib.import_module(f"retro_kernels.ops.{op}.triton").aot_cases(KNOWN[arch])
 
 
-def identity(launch) -> tuple:
-    """Return the part of a launch's compilation key that a tile decides."""
-    options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
-    return launch.name, launch.grid, tuple(launch.options.items()), tuple(sorted(options.items()))
-
-
 def changed(base: list, new: list) -> list:
-    """Return the launches of `new` that `base` lacks."""
+    """Return the launches of `new` that `base` lacks, by the part of a compilation key that a tile decides."""
+
+    def identity(launch) -> tuple:
+        options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
+        return launch.name, launch.grid, tuple(launch.options.items()), tuple(sorted(options.items()))
+
     known = {identity(launch) for launch in base}
     return [launch for launch in new if identity(launch) not in known]
 
@@ -126,8 +125,12 @@ def tune(
 
 
 def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge) -> Tuned:
+    def launches_with(new: dict) -> list:
+        with in_place(op, [(row, new)]):
+            return launches_of(op, case, dtype, machine.arch)
+
     probe = {**row, "num_stages": row["num_stages"] + 1}  # changes the launches that the row decides
-    mine = changed(_with(op, case, dtype, machine, row, probe), base)
+    mine = changed(launches_with(probe), base)
     trials = [judge(row, mine, machine, base=True)]
     say(f"{op} {row['kernel']}: {text(trials[0])}")
     tried, best = [row], trials[0]
@@ -138,7 +141,7 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
             if over():
                 return Tuned(op, row, trials, best)
             tried.append(new)
-            launches = changed(base, _with(op, case, dtype, machine, row, new))
+            launches = changed(base, launches_with(new))
             if not launches:
                 continue  # cut to the problem's size, it equals the committed tile
             trials.append(trial := judge(new, launches, machine))
@@ -148,11 +151,6 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
         if best is centre or tiles is not None:
             break
     return Tuned(op, row, trials, best)
-
-
-def _with(op: str, case: str, dtype: str, machine: estimate.Machine, old: dict, new: dict) -> list:
-    with in_place(op, [(old, new)]):
-        return launches_of(op, case, dtype, machine.arch)
 
 
 def text(trial: Trial) -> str:

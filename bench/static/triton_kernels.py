@@ -1,66 +1,102 @@
-"""Static metrics of the Triton kernels, by `retro_kernels.compile.aot` of the imported tree."""
+"""Static metrics of the Triton kernels: the imported tree's, by `retro_kernels.compile.aot`, and those of plug-ins."""
 
 from __future__ import annotations
 
 import collections
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import torch
+
+from retro_kernels.compile import aot
+from retro_kernels.compile.target import KNOWN
 
 from .. import ops
-from ..registry import OPERATORS
-from . import entry, fingerprint, recorded, sass, tiles
+from ..emulate import context
+from ..emulate import counters as emulated
+from ..emulate.parse import PtxError
+from ..emulate.program import EmulationError
+from ..measure import runner
+from ..registry import CONTENDERS, LAUNCHES, OPERATORS, cases_of
+from . import entry, fingerprint, sass, tiles
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One compile in the order of `aot.compile_each`. The second and third launch of a kernel in one case get #2 and
-    #3.
-    """
+    """One compile in the order of `aot.compile_each`. A kernel's second and third launch in a case get #2 and #3."""
 
     op: str
+    backend: str
     case: str
     dtype: str
     arch: int
-    wanted: bool
-    fingerprint: str | None  # None: not wanted
     launch: Any  # of the tree that was imported
-    backend: str = "triton"
-    recorded: bool = False  # of a plug-in: made by a call and not by `aot`
+    recorded: bool  # of a plug-in: made by a call and not by `aot`
+    fingerprint: str | None  # None: not wanted
 
     @property
     def id(self) -> str:
         return entry.identity(self.op, self.backend, self.case, self.dtype)
 
+    @property
+    def wanted(self) -> bool:
+        return self.fingerprint is not None
+
 
 def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
     """Return every launch that aot compiles or a plug-in registered. Those that `parts` select have a fingerprint."""
-    if importlib.util.find_spec("triton") is None or importlib.util.find_spec("retro_kernels.compile.aot") is None:
+    if importlib.util.find_spec("triton") is None:
         raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
-    from retro_kernels.compile import aot
-    from retro_kernels.compile.target import KNOWN
-
     every, seen = [], collections.Counter()
-    foreign = recorded.operators()
     theirs = OPERATORS.keys() - set(ops.NAMES)
     shipped = parts is None or any(part.partition("/")[0] not in theirs for part in parts)
     for arch in arches:
-        for op, backend, name, dtype, launch in recorded.launches(arch, parts) if foreign else ():
-            mark = recorded.mark(launch, arch)
-            every.append(Launch(op, name, dtype, arch, True, mark, launch, backend, recorded=True))
+        found = [(True, *launch) for launch in _recorded(arch)]
         for op, case in aot.cases(KNOWN[arch]) if shipped else ():
             name = f"{case.launch.name}:{case.case}:sm{arch}"
-            seen[op, name, case.dtype] += 1
-            if (count := seen[op, name, case.dtype]) > 1:
+            found.append((False, op, "triton", name, case.dtype, case.launch))
+        for *place, launch in found:
+            seen[*place] += 1
+            foreign, op, backend, name, dtype = place
+            if (count := seen[*place]) > 1:
                 name += f"#{count}"
-            wanted = entry.selected(entry.identity(op, "triton", name, case.dtype), parts)
-            mark = fingerprint.of_launch(*aot.source(case.launch, KNOWN[arch])) if wanted else None
-            every.append(Launch(op, name, case.dtype, arch, wanted, mark, case.launch))
+            wanted = entry.selected(entry.identity(op, backend, name, dtype), parts)
+            mark = fingerprint.of_launch(*aot.source(launch, KNOWN[arch])) if wanted else None
+            every.append(Launch(op, backend, name, dtype, arch, launch, foreign, mark))
     return every
+
+
+def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
+    """Yield (op, backend, case, dtype, launch) of every launch that plug-ins registered.
+
+    A case's call is made on CPU tensors; its launches are kept and not executed. A program that reads a kernel's result
+    to decide its next launch reads memory that nothing wrote.
+    """
+    for op, backend, name, dtype, call in _calls():
+        nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
+        with nothing, context.gpu(arch, checks=False, counts=False) as log:
+            call()
+        for launch in log.launches:
+            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch
+
+
+def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
+    for item in LAUNCHES:
+        yield item.kernel, "triton", item.name, item.dtype, item.call
+    for contender in CONTENDERS.values():
+        for case in cases_of(contender.kernel) if contender.triton else ():
+            for dtype in case.dtypes.get("cuda", ()):
+                arguments = case.make(0, "cpu", getattr(torch, dtype))
+                for mode in case.modes:
+                    if not contender.reason(case, dtype, "cuda"):
+                        call = runner.step(contender, case, arguments, mode == "fwdbwd", 0)
+                        yield case.kernel, contender.name, f"{case.name} {mode}", dtype, call
 
 
 def rows(
@@ -76,33 +112,27 @@ def rows(
 
     counters: also execute one CTA of each on the emulator.
     """
-    from retro_kernels.compile import aot
-
-    ids = {launch.id for launch in selected}
-    for launch in every:
-        if launch.recorded and launch.id in ids:
-            metrics = tiles.static_record(launch.launch, launch.arch)
-            counted = _emulated(launch) if counters else {}
-            yield entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics | counted)
-    every = [launch for launch in every if not launch.recorded]
-    if not any(launch.id in ids for launch in every):
+    for launch in selected:
+        if launch.recorded:
+            yield _row(launch, tiles.static_record(launch.launch, launch.arch), counters)
+    wanted = [launch for launch in selected if not launch.recorded]
+    if not wanted:
         return
-    flags = iter([launch.id in ids for launch in every])  # compile_each asks in the order in which `launches` listed
+    ids = {launch.id for launch in wanted}
+    # compile_each asks in the order in which `launches` listed
+    flags = iter([launch.id in ids for launch in every if not launch.recorded])
     compiled = aot.compile_each(arches, None, folder, jobs, select=lambda op, case: next(flags))
-    wanted = [launch for launch in every if launch.id in ids]
     reading: collections.deque[Future] = collections.deque()
     with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:  # each waits for a disassembler of its own
         for launch, result in zip(wanted, compiled, strict=True):
-            reading.append(pool.submit(_row, launch, result, folder, counters))
+            reading.append(pool.submit(_read, launch, result, folder, counters))
             while reading and reading[0].done():
                 yield reading.popleft().result()
         while reading:
             yield reading.popleft().result()
 
 
-def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, Any]:
-    from retro_kernels.compile import aot
-
+def _read(launch: Launch, compiled: aot.Row, folder: Path, counters: bool) -> dict[str, Any]:
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
     code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)
     metrics = entry.metrics(
@@ -116,23 +146,17 @@ def _row(launch: Launch, compiled, folder: Path, counters: bool) -> dict[str, An
         config=compiled.config,
         stages=compiled.num_stages,
         cubin_sha256=compiled.cubin,
-        **(_emulated(launch) if counters else entry.NOT_EMULATED),
     )
-    return entry.row(launch.op, "triton", launch.case, launch.dtype, metrics)
+    return _row(launch, metrics, counters)
 
 
-def _emulated(launch: Launch) -> dict[str, Any]:
-    """Return the counters of one CTA, or the fault that the emulator finds; nothing where it does not know an
-    instruction.
-    """
-    from ..emulate import counters
-    from ..emulate.parse import PtxError
-    from ..emulate.program import EmulationError
-
-    try:
-        metrics, _ = counters.count(launch.launch, launch.arch)
-    except EmulationError as fault:
-        return entry.NOT_EMULATED | {"emulation_fault": str(fault).splitlines()[0]}
-    except PtxError:  # an instruction that is not emulated: sm_100's tensor memory
-        return entry.NOT_EMULATED
-    return entry.NOT_EMULATED | metrics
+def _row(launch: Launch, metrics: dict[str, Any], counters: bool) -> dict[str, Any]:
+    """Return a record. counters: with those of one CTA, or the fault that the emulator finds."""
+    if counters:
+        try:
+            metrics |= emulated.count(launch.launch, launch.arch)[0]
+        except EmulationError as fault:
+            metrics["emulation_fault"] = str(fault).splitlines()[0]
+        except PtxError:  # an instruction that is not emulated: sm_100's tensor memory
+            pass
+    return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics)

@@ -144,8 +144,9 @@ def _flash_kernel(
     tl.store(out_ptr + head + row[:, None] * D + column[None, :], (acc / total[:, None]).to(out_ptr.dtype.element_ty))
 
 
-def _empty(dtype: str, *shape: int):
-    return torch.empty(shape, dtype=getattr(torch, dtype), device="meta")
+def _empty(dtype: str, names: str, *shape: int) -> dict[str, torch.Tensor]:
+    """Return tensors by the names of a kernel's pointers."""
+    return {f"{name}_ptr": torch.empty(shape, dtype=getattr(torch, dtype), device="meta") for name in names.split()}
 
 
 def liger_warps(block: int) -> int:
@@ -154,51 +155,45 @@ def liger_warps(block: int) -> int:
 
 
 def add(dtype: str, n: int) -> Launch:
-    x, y, out = (_empty(dtype, n) for _ in range(3))
-    return Launch(_add_kernel, (-(-n // 1024),), {"x_ptr": x, "y_ptr": y, "out_ptr": out, "n": n, "BLOCK": 1024}, 4, 1)
+    return Launch(_add_kernel, (-(-n // 1024),), {**_empty(dtype, "x y out", n), "n": n, "BLOCK": 1024}, 4, 1)
 
 
-def _rows(kernel, rows: int, width: int, arguments: dict, warps: int) -> Launch:
-    return Launch(kernel, (rows,), {**arguments, "width": width, "BLOCK": power_of_two(width)}, warps, 1)
+def _rows(kernel, rows: int, width: int, arguments: dict, warps: int | None = None) -> Launch:
+    """Return a launch of a program a row. warps: None: as Liger-Kernel's."""
+    block = power_of_two(width)
+    return Launch(kernel, (rows,), {**arguments, "width": width, "BLOCK": block}, warps or liger_warps(block), 1)
 
 
 def softmax(dtype: str, rows: int, width: int) -> Launch:
-    return _rows(_softmax_kernel, rows, width, {k: _empty(dtype, rows, width) for k in ("x_ptr", "out_ptr")}, 4)
+    return _rows(_softmax_kernel, rows, width, _empty(dtype, "x out", rows, width), 4)
 
 
 def softmax_backward(dtype: str, rows: int, width: int) -> Launch:
-    tensors = {k: _empty(dtype, rows, width) for k in ("y_ptr", "dy_ptr", "dx_ptr")}
-    return _rows(_softmax_backward_kernel, rows, width, tensors, 4)
+    return _rows(_softmax_backward_kernel, rows, width, _empty(dtype, "y dy dx", rows, width), 4)
 
 
 def layer_norm(dtype: str, rows: int, width: int, warps: int | None = None) -> Launch:
-    tensors = {k: _empty(dtype, rows, width) for k in ("x_ptr", "out_ptr")}
-    tensors |= {k: _empty(dtype, width) for k in ("w_ptr", "b_ptr")}
-    tensors |= {k: _empty("float32", rows) for k in ("mean_ptr", "rstd_ptr")}
-    warps = warps or liger_warps(power_of_two(width))
+    tensors = _empty(dtype, "x out", rows, width) | _empty(dtype, "w b", width) | _empty("float32", "mean rstd", rows)
     return _rows(_layer_norm_kernel, rows, width, {**tensors, "eps": 1e-5}, warps)
 
 
 def rms_norm(dtype: str, rows: int, width: int) -> Launch:
-    tensors = {k: _empty(dtype, rows, width) for k in ("x_ptr", "out_ptr")}
-    tensors |= {"w_ptr": _empty(dtype, width), "rstd_ptr": _empty("float32", rows)}
-    return _rows(_rms_norm_kernel, rows, width, {**tensors, "eps": 1e-5}, liger_warps(power_of_two(width)))
+    tensors = _empty(dtype, "x out", rows, width) | _empty(dtype, "w", width) | _empty("float32", "rstd", rows)
+    return _rows(_rms_norm_kernel, rows, width, {**tensors, "eps": 1e-5})
 
 
 def rms_norm_rows(dtype: str, rows: int, width: int) -> Launch:
-    tensors = {k: _empty(dtype, rows, width) for k in ("x_ptr", "out_ptr")} | {"w_ptr": _empty(dtype, width)}
+    tensors = _empty(dtype, "x out", rows, width) | _empty(dtype, "w", width)
     arguments = {**tensors, "rows": rows, "eps": 1e-5, "ROWS": 16, "WIDTH": width}
     return Launch(_rms_norm_rows_kernel, (-(-rows // 16),), arguments, 4, 1)
 
 
 def relu_squared(dtype: str, rows: int, width: int) -> Launch:
-    tensors = {k: _empty(dtype, rows, width) for k in ("x_ptr", "out_ptr")}
-    return _rows(_relu_squared_kernel, rows, width, tensors, liger_warps(power_of_two(width)))
+    return _rows(_relu_squared_kernel, rows, width, _empty(dtype, "x out", rows, width))
 
 
 def swiglu(dtype: str, rows: int, width: int) -> Launch:
-    tensors = {"x_ptr": _empty(dtype, rows, 2 * width), "out_ptr": _empty(dtype, rows, width)}
-    return _rows(_swiglu_kernel, rows, width, tensors, liger_warps(power_of_two(width)))
+    return _rows(_swiglu_kernel, rows, width, _empty(dtype, "x", rows, 2 * width) | _empty(dtype, "out", rows, width))
 
 
 def product(
@@ -211,9 +206,9 @@ def product(
 ) -> Launch:
     """tile: rows, columns, depth, warps, stages. turned: B lies as [N,K], as a linear layer's weight does."""
     block_m, block_n, block_k, warps, stages = tile
-    a, b, c = _empty(dtype, m, k), _empty(dtype, k, n), _empty(dtype, m, n)
-    arguments = {"a_ptr": a, "b_ptr": b, "c_ptr": c, "M": m, "N": n, "K": k}
-    arguments |= dict(zip(("stride_bk", "stride_bn"), (1, k) if turned else (n, 1), strict=True))
+    tensors = _empty(dtype, "a", m, k) | _empty(dtype, "b", k, n) | _empty(dtype, "c", m, n)
+    stride_bk, stride_bn = (1, k) if turned else (n, 1)
+    arguments = {**tensors, "M": m, "N": n, "K": k, "stride_bk": stride_bk, "stride_bn": stride_bn}
     arguments |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "GROUP": 8}
     return Launch(_product_kernel, (-(-m // block_m) * -(-n // block_n),), arguments, warps, stages)
 
@@ -221,7 +216,6 @@ def product(
 def flash(dtype: str, heads: int, n: int, d: int, tile: tuple[int, int, int, int] = (128, 64, 8, 3)) -> Launch:
     """tile: rows of queries, of keys, warps, stages."""
     block_m, block_n, warps, stages = tile
-    tensors = {f"{k}_ptr": _empty(dtype, heads, n, d) for k in ("q", "k", "v", "out")}
-    tensors["lse_ptr"] = _empty("float32", heads, n)
+    tensors = _empty(dtype, "q k v out", heads, n, d) | _empty("float32", "lse", heads, n)
     arguments = {**tensors, "N": n, "scale": 0.125, "D": d, "BLOCK_M": block_m, "BLOCK_N": block_n}
     return Launch(_flash_kernel, (n // block_m, heads), arguments, warps, stages)
