@@ -52,7 +52,7 @@ class Desk:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="desk")
         self.current: Job | None = None
         for module in model.modules() if model is not None else ():
-            module.register_forward_pre_hook(self._wanted)
+            module.register_forward_pre_hook(lambda *_: self.check())
 
     async def ask(self, work: Callable, ticket: str | None = None):
         """Return the result of `work()`. A cancelled task leaves the queue, and its work stops at the next check.
@@ -85,9 +85,6 @@ class Desk:
             raise Stopped("the client has left")
         if job is not None and time.monotonic() > job.deadline:
             raise Stopped(f"stopped after {self.seconds:.0f} s, the longest that an answer may take")
-
-    def _wanted(self, *_) -> None:
-        self.check()
 
     def _answer(self, job: Job, work: Callable):
         start = time.monotonic()

@@ -57,27 +57,24 @@ def sources(
     tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of chunk_len tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
     """
-    count, k, _ = neighbours.shape
     m, origins = chunk_len, [None] * len(tokens)
-    starts = [c for c in range(1, count + 1) if c * m < len(tokens)]
-    if not starts or not k:
+    count, k, length = neighbours.shape
+    count = min(count, (len(tokens) - 1) // m)  # of the chunks with tokens after them
+    if count < 1 or not k:
         return origins
-    own = np.full((len(starts), 2 * m), -2)
-    for row, c in enumerate(starts):
-        part = tokens[(c - 1) * m : (c + 1) * m]
-        own[row, : len(part)] = part
-    other = np.where(mask, neighbours, -1)[[c - 1 for c in starts]]
-    runs = np.stack([longest_runs(own, other[:, j]) for j in range(k)], 1)  # [starts,K,own,other]
-    for row, c in enumerate(starts):
-        for i in range(c * m, min((c + 1) * m, len(tokens))):
-            here = i - (c - 1) * m
-            if blank[i] or not (best := runs[row, :, here].max()):
-                continue
-            j, there = np.unravel_index(runs[row, :, here].argmax(), runs.shape[1:2] + runs.shape[3:])
-            back = 0
-            while here - back > 0 and there - back > 0 and runs[row, j, here - back - 1, there - back - 1] == best:
-                back += 1
-            origins[i] = [int(j), int(there), int(there - back), int(there - back + best)]
+    padded = np.pad(tokens, (0, 2 * m), constant_values=-2)
+    own = np.stack([padded[c * m : (c + 2) * m] for c in range(count)])  # each chunk and the next
+    other = np.where(mask, neighbours, -1)[:count]
+    runs = np.stack([longest_runs(own, other[:, j]) for j in range(k)], 1)  # [chunks,K,own,other]
+    for i in np.flatnonzero(~blank[: (count + 1) * m]).tolist():
+        of_chunk, here = runs[i // m - 1], i % m + m
+        if i < m or not (best := of_chunk[:, here].max()):
+            continue
+        j, there = np.unravel_index(of_chunk[:, here].argmax(), (k, length))
+        back = 0
+        while there - back > 0 and back < here and of_chunk[j, here - back - 1, there - back - 1] == best:
+            back += 1
+        origins[i] = [int(j), int(there), int(there - back), int(there - back + best)]
     return origins
 
 
@@ -143,12 +140,9 @@ class Reading:
 
     def to_dict(self) -> dict:
         """Return the JSON of the page."""
-        round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
         return {
             "texts": self.texts,
-            "on": round3(self.on),
-            "off": round3(self.off),
-            "gain": round3(self.gain),
+            **{name: [round(float(v), 3) for v in getattr(self, name)] for name in ("on", "off", "gain")},
             "controlled": self.random is not None,
             "blank": self.blank.tolist(),
             "chunk_len": self.chunk_len,

@@ -49,9 +49,8 @@ class RetrofitReader(RetroReader):
     def _model(self) -> nn.Module:
         from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-        model = RetrofitForCausalLM.from_pretrained(
-            self.folder.part("model"), local_files_only=True, trust_remote_code=False
-        ).model
+        local = {"local_files_only": True, "trust_remote_code": False}
+        model = RetrofitForCausalLM.from_pretrained(self.folder.part("model"), **local).model
         if hasattr(model, "keeping"):  # own attention reads neighbours that recur once
             self._kept = model.keeping()
             self._kept.__enter__()
