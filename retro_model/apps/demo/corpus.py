@@ -3,6 +3,7 @@ and their neighbours."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import sysconfig
@@ -21,7 +22,7 @@ from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.text import longest_common_substrings
 from retro_model.data.tokens import Tokenizer
 
-from .plan import Plan
+from .options import Plan
 
 #: Held-out modules. Each has a sibling to retrieve from (ntpath: posixpath; ssl: socket) and is in Python 3.11 to 3.14.
 #: Small ones make the number of documents that an interval needs, ten. Their tests are in `test`, which is trained on.
@@ -52,19 +53,20 @@ def group_of(name: str) -> str:
     return name.removesuffix(".py").split("/")[0]
 
 
+def digest(name: str) -> bytes:
+    """Return the digest of a name, by which documents are put into a fixed random order."""
+    return hashlib.sha256(name.encode()).digest()
+
+
 def sources(root: Path) -> Iterator[Document]:
     """Iterate over the UTF-8 sources below `root`, without site-packages and tables, in a fixed random order."""
     paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
-    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
-    for name in names:
-        if name.startswith(TABLES):
-            continue
-        try:
+    names = (p.relative_to(root).as_posix() for p in paths)
+    for name in sorted((n for n in names if not n.startswith(TABLES)), key=digest):
+        with contextlib.suppress(UnicodeDecodeError):
             text = (root / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if text.strip():
-            yield Document(name, group_of(name), text)
+            if text.strip():
+                yield Document(name, group_of(name), text)
 
 
 def first_bytes(documents: list[Document], limit: int) -> list[Document]:
@@ -100,21 +102,21 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     removed = {removal.name for removal in leaked.removed}
     store = raw
     if removed:
-        clean = kept_documents(raw, leaked)
-        store = build_store(folder / "database", clean, tokenizer, chunk_len=options["chunk_len"])
+        chunk_len = options["chunk_len"]
+        store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=chunk_len)
     learnt = first_bytes([d for d in others if d.name not in removed], plan.train_bytes)
     train = build_store(folder / "train", learnt, tokenizer, **options)
     say(f"  keys of {len(store):,} chunks, and the neighbours of {len(train):,} ...")
     embedder = HashedTfidf(plan.dim).fit(store)
     embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
-    train_neighbours = precompute_neighbours(
-        folder / "train-neighbours", train, database, plan.neighbours + SPARE, progress=progress
-    )
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
-    validation_neighbours = precompute_neighbours(
-        folder / "validation-neighbours", held_out, database, most, progress=progress
+    wanted = {"train": (train, plan.neighbours + SPARE), "validation": (held_out, most)}
+    train_neighbours, validation_neighbours = (
+        precompute_neighbours(folder / f"{name}-neighbours", of, database, k, progress=progress)
+        for name, (of, k) in wanted.items()
     )
+    hidden = hidden_windows(train, train_neighbours[:, : plan.neighbours], database, plan.window)
     facts = {
         "validation_groups": sorted({d.group for d in validation}),
         "training_groups": len({d.group for d in others}),
@@ -125,9 +127,7 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
         "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
         "search": plan.index or "exact",
         "recall": database.recall,
-        "windows_with_neighbours_of_their_own": hidden_windows(
-            train, train_neighbours[:, : plan.neighbours], database, plan.window
-        ),
+        "windows_with_neighbours_of_their_own": hidden,
     }
     say(
         f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
@@ -136,10 +136,8 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     )
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     say(f"  search: {facts['search']} {recall}")
-    say(
-        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
-        "their own documents, which is left out"
-    )
+    left_out = "of the training windows have a neighbour from one of their own documents, which is left out"
+    say(f"  {hidden:.1%} {left_out}")
     return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
 
@@ -175,8 +173,8 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
     """Iterate over the batches of either model: half of the steps from `overlapping_windows`, the rest from all."""
-    found = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
-    what = found if retrieves else {}
-    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
+    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed}
+    if retrieves:
+        options |= {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
     easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
     return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

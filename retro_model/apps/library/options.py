@@ -88,26 +88,15 @@ def compare() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
     _of_both(made, "compare-out")
-    names = ", ".join(CONTENDERS)
-    add(
-        "--contenders",
-        nargs="+",
-        choices=CONTENDERS,
-        default=[*CONTENDERS],
-        metavar="NAME",
-        help=f"score these of {names}",
-    )
+    every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
+    add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")
     add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
     add("--random-documents", type=int, help="documents scored with others' neighbours too (default: all)")
     for name in SIZES:
         _add_size(made, name, default=COMPARED.get(name))
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
-    add(
-        "--datastore-tokens",
-        type=int,
-        default=DATASTORE_TOKENS,
-        help=f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})",
-    )
+    said = f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})"
+    add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=said)
     add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
     return made
 
@@ -140,12 +129,8 @@ def retrofit() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     _of_both(made, "retrofit-out")
-    add(
-        "--attention",
-        choices=ATTENTION,
-        default="own",
-        help="attend neighbours by its own layers or by RETRO's new ones (default: own)",
-    )
+    said = "attend neighbours by its own layers or by RETRO's new ones (default: own)"
+    add("--attention", choices=ATTENTION, default="own", help=said)
     add("--minutes", type=float, help="minutes of training, in place of --steps; scoring follows")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())

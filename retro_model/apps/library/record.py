@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +42,8 @@ class Result:
         """Make a result without scores."""
         count = len(store.lengths)
         none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
-        zero = {"true": 0, "random": 0}
-        facts = {"of": settings, "documents": zero, "cpu_seconds": dict(zero), "peak_mb": None}
-        facts |= {"neighbours": dict(zero), "read": 0, "reading_cpu_seconds": 0.0}
-        return cls(none, none, facts)
+        facts = {name: {"true": 0, "random": 0} for name in ("documents", "cpu_seconds", "neighbours")}
+        return cls(none, none, facts | {"of": settings, "peak_mb": None, "read": 0, "reading_cpu_seconds": 0.0})
 
     def add(self, which: str, scores: Scores, cost: Cost, parts: Mapping[str, float]) -> None:
         """Add scores of further documents. which: "true" or "random". parts: seconds of scoring by part."""
@@ -107,23 +105,23 @@ def rows(
     similarity: of each chunk's nearest neighbour, float [chunks]; the chunk after reads it. Differences are
     (difference, 2.5%, 97.5% over documents).
     """
-    each = _reading_a_neighbour(results.values())
+    read, seconds = (sum(r.facts[key] for r in results.values()) for key in ("read", "reading_cpu_seconds"))
+    each = seconds / read if read else 0.0  # to read one neighbour
     few = min(result.facts["documents"]["true"] for result in results.values())
     shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
     found = {}
     for name, result in results.items():
-        scores, facts = shared[name], result.facts
+        scores, facts, tokens = shared[name], result.facts, int(result.true.tokens.sum())
         kept = result.random.bytes > 0
         row = {
             "title": titles[name],
             "documents": few,
             "bits_per_byte": round(evaluation.bits_per_byte(scores), 4),
             "minus_alone": _difference(scores, shared["alone"], store),
-            "cpu_ms_a_token": round(1000 * facts["cpu_seconds"]["true"] / int(result.true.tokens.sum()), 3),
+            "cpu_ms_a_token": round(1000 * facts["cpu_seconds"]["true"] / tokens, 3),
         }
         if facts["neighbours"]["true"]:
-            reading = 1000 * each * facts["neighbours"]["true"] / int(result.true.tokens.sum())
-            row["reading_cpu_ms_a_token"] = round(reading, 3)
+            row["reading_cpu_ms_a_token"] = round(1000 * each * facts["neighbours"]["true"] / tokens, 3)
         if "in-context" in shared:
             row["minus_in_context"] = _difference(scores, shared["in-context"], store)
         if kept.any():
@@ -147,18 +145,10 @@ def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray)
     for name, (low, high) in BANDS.items():
         kept = reads & (before >= low) & (before < high) & (scores.bytes > 0)
         if kept.any():
-            found[name] = {
-                "minus_alone": _difference(_of(scores, kept), _of(alone, kept), store),
-                "share_of_bytes": round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3),
-            }
+            share = round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3)
+            gap = _difference(_of(scores, kept), _of(alone, kept), store)
+            found[name] = {"minus_alone": gap, "share_of_bytes": share}
     return found
-
-
-def _reading_a_neighbour(results: Iterable[Result]) -> float:
-    """Return the CPU seconds of reading one neighbour; 0 where nothing was read."""
-    parts = [(result.facts["read"], result.facts["reading_cpu_seconds"]) for result in results]
-    read, seconds = map(sum, zip(*parts))
-    return seconds / read if read else 0.0
 
 
 def _of(scores: Scores, kept: np.ndarray) -> Scores:
@@ -188,8 +178,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "trained, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
     "peak MB": lambda row: f"{row['peak_mb'] or 0:,}",
 }
-
-
 #: Columns that a terminal has room for.
 SHOWN = ("", "bits a byte", "minus alone (95%)", "true minus others' neighbours", "CPU ms a token")
 
@@ -224,10 +212,9 @@ def markdown(made: Mapping) -> str:
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
     if by := rows.get("own-all", {}).get("by_similarity"):
-        said = [
-            f"{name} {at['minus_alone'][0]:+.3f} ({at['share_of_bytes']:.0%} of the bytes)" for name, at in by.items()
-        ]
-        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {', '.join(said)}."]
+        bands = ((name, at["minus_alone"][0], at["share_of_bytes"]) for name, at in by.items())
+        said = ", ".join(f"{name} {gap:+.3f} ({share:.0%} of the bytes)" for name, gap, share in bands)
+        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {said}."]
     return "\n".join(lines) + "\n"
 
 

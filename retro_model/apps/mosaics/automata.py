@@ -47,22 +47,19 @@ class Automaton:
 
     def sequence(self, random: np.random.Generator, longest_word: int) -> Sequence:
         """Draw 10 to 19 words of 1 to `longest_word` symbols."""
-        tokens, allowed, word = [], [], []
+        steps = []  # token, state after it, number of the word
         for number in range(_uniform(random, WORDS)):
             state = 0
             if number:
-                self._append(tokens, allowed, word, SEPARATOR, state, number)
+                steps.append((SEPARATOR, state, number))
             for _ in range(_uniform(random, (1, longest_word))):
                 symbols, targets = self.edges[state]
                 edge = random.integers(len(symbols))
                 state = targets[edge]
-                self._append(tokens, allowed, word, FIRST_SYMBOL + symbols[edge], state, number)
-        return Sequence(np.array(tokens), np.array(allowed), np.array(word))
-
-    def _append(self, tokens, allowed, word, token, state, number) -> None:
-        row = np.zeros(SYMBOLS, bool)
-        row[self.edges[state][0]] = True
-        tokens.append(token), allowed.append(row), word.append(number)
+                steps.append((FIRST_SYMBOL + symbols[edge], state, number))
+        tokens, states, word = map(np.array, zip(*steps))
+        allowed = np.array([np.isin(np.arange(SYMBOLS), symbols) for symbols, _ in self.edges])  # [states,18]
+        return Sequence(tokens, allowed[states], word)
 
 
 def _uniform(random: np.random.Generator, ends: tuple[int, int]) -> int:
