@@ -37,20 +37,15 @@ def hand_over(arguments: list[str], folder: Path) -> list[str]:
                 parts[at], written = task["task"], True
         given.append(",".join(parts) if parts else argument)
     if written:
-        given += _included(given, folder)
+        theirs = []  # their own folder moves into the option that names ours, and comes first
+        if "--include_path" in given[:-1]:
+            at = given.index("--include_path")
+            _, *theirs = given[at : at + 2]
+            del given[at : at + 2]
+        given += ["--include_path", ":".join([*theirs, str(folder)])]
     if "--tasks" in given and not {"--model", "-M", "--config", "-C"} & {*given}:
         given += ["--model", "retro"]
     return given
-
-
-def _included(given: list[str], folder: Path) -> list[str]:
-    """Return the option that names the folder. A folder in `given` moves into it and comes first."""
-    theirs = []
-    if "--include_path" in given[:-1]:
-        at = given.index("--include_path")
-        theirs = [given.pop(at + 1)]
-        del given[at]
-    return ["--include_path", ":".join([*theirs, str(folder)])]
 
 
 def main(arguments: list[str] | None = None) -> None:

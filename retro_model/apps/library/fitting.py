@@ -21,12 +21,7 @@ ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str,
-    plan: Plan,
-    decoder_layers: int,
-    layers: tuple[int, ...] | None = None,
-    rank: int = 0,
-    score_bias: bool = False,
+    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
     fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
@@ -65,9 +60,8 @@ def fit(
     if how.steps == 0 and how.minutes is None:
         return done | {"steps": 0}
     steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
-    settings = training.Settings(
-        steps, max_lr=how.max_lr, warmup_steps=min(10, steps // 5), weight_decay=0.01, autocast=how.autocast
-    )
+    rates = {"max_lr": how.max_lr, "warmup_steps": min(10, steps // 5)}
+    settings = training.Settings(steps, **rates, weight_decay=0.01, autocast=how.autocast)
     optimizer, first = training.make_optimizer(model, settings), 0
     if state:
         checkpoint.load(folder, added, optimizer)

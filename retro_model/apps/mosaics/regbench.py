@@ -35,7 +35,7 @@ def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndar
     predicted = []
     for first in range(0, len(rows), 25):
         tokens, _ = automata.padded(rows[first : first + 25])
-        predicted += model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy()
+        predicted.extend(model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy())
     return [p[: len(row.tokens)] for p, row in zip(predicted, rows)]
 
 

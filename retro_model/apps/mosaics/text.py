@@ -80,11 +80,10 @@ def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | No
     """Return nats a token beyond the training length, milliseconds a token and bytes of the cache at a capacity."""
     model.eval()
     cache, start = model.make_cache(len(tokens), capacity, evict=evict), time.perf_counter()
-    logits = torch.cat([model(piece, cache=cache) for piece in tokens.split(PIECE, 1)], 1)
+    logits = [model(piece, cache=cache) for piece in tokens.split(PIECE, 1)]
     ms = 1e3 * (time.perf_counter() - start) / tokens.numel()
-    nats = F.cross_entropy(logits[:, plan.context - 1 : -1].transpose(1, 2), tokens[:, plan.context :])
-    cost = {"nats": float(nats), "ms_per_token": ms, "bytes": cache.nbytes}
-    return {"capacity": capacity, "evict": evict} | cost
+    nats = F.cross_entropy(torch.cat(logits, 1)[:, plan.context - 1 : -1].transpose(1, 2), tokens[:, plan.context :])
+    return {"capacity": capacity, "evict": evict, "nats": float(nats), "ms_per_token": ms, "bytes": cache.nbytes}
 
 
 def curve(losses: Tensor) -> list[float]:

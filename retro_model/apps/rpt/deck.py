@@ -56,8 +56,8 @@ class Deck:
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
-        for d in range(count):
-            self._fill(tokens[d], shown[d], random)
+        for document, cards in zip(tokens, shown):
+            self._fill(document, cards, random)
         return tokens.reshape(count, -1), np.repeat(shown, 2, 1)
 
     def _fill(self, tokens: np.ndarray, shown: np.ndarray, random: np.random.Generator) -> None:
