@@ -24,11 +24,8 @@ def as_json(value: object) -> object:
 class Report:
     """Printer of a demonstration, which records its lines and keeps the results of its parts.
 
-    Args:
-        folder: for the files; made if it is missing.
-        plan: the settings that parts depend on; a part that another plan made is made again.
-        quiet: print nothing, but record.
-        minutes: begin no part after these.
+    folder: for the files; made if it is missing. plan: the settings that parts depend on; a part that another plan made
+    is made again. quiet: print nothing, but record. minutes: begin no part after these.
     """
 
     def __init__(self, folder: Path, plan: object = None, quiet: bool = False, minutes: float = math.inf):

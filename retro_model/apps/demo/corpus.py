@@ -85,9 +85,8 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     say(f"  reading the sources below {root} ...")
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
-    # tests come last
-    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
-    others = first_bytes(training_documents, plan.database_bytes)
+    tests_last = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
+    others = first_bytes(tests_last, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"{root}: expected the sources of Python's standard library; got none")
     say(f"  {len(every):,} files; tokeniser ...")
@@ -129,11 +128,10 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
         "recall": database.recall,
         "windows_with_neighbours_of_their_own": hidden,
     }
-    say(
-        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
-        f"{train.num_tokens:,} tokens; database: {store.num_tokens:,} tokens of {facts['training_groups']} other "
-        f"packages and modules; {len(removed)} near-duplicates removed"
-    )
+    scored = f"{', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens)"
+    found = f"{store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules"
+    counted = f"training: {train.num_tokens:,} tokens; database: {found}; {len(removed)} near-duplicates removed"
+    say(f"  validation: {scored}; {counted}")
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     say(f"  search: {facts['search']} {recall}")
     left_out = "of the training windows have a neighbour from one of their own documents, which is left out"
@@ -158,8 +156,8 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
     That is, whose chunks share the longest substrings with the k neighbours of the chunk before.
     """
-    store, m, means = corpus.train, corpus.train.chunk_len, []
-    windows = _aligned_windows(store, window // m)
+    store, means = corpus.train, []
+    windows = _aligned_windows(store, window // store.chunk_len)
     for at in range(0, len(windows), 64):
         rows = windows[at : at + 64]
         batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)

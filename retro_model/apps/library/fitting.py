@@ -35,14 +35,6 @@ def changes(
     return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}
 
 
-class Added(nn.Module):
-    """Module of the parameters that train, so that a checkpoint leaves out the decoder."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.added = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
-
-
 def fit(
     model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, plan: Plan, folder: Path, show=print
 ) -> dict:
@@ -51,7 +43,8 @@ def fit(
     stream: returns the batches from a position on. plan: of their windows. No steps: nothing is trained.
     Returns: steps, tokens, CPU seconds and the last losses.
     """
-    added = Added(model)
+    trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
+    added = nn.ModuleDict({"added": trained})  # a checkpoint leaves out the decoder
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
     of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(plan)}
     if state and {name: state["extra"].get(name) for name in of} != of:

@@ -146,8 +146,8 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     """
     random, rows = np.random.default_rng(seed), window // store.chunk_len
     most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
-    drawn = [random.integers(*most[at], endpoint=True) for at in random.permutation(len(most))[: CANDIDATES * count]]
-    firsts = np.array(drawn, np.int64)
+    drawn = random.permutation(len(most))[: CANDIDATES * count]
+    firsts = np.array([random.integers(*most[at], endpoint=True) for at in drawn], np.int64)
     reads = (near[firsts[:, None] + np.arange(rows - 1)] >= 0).any((1, 2))
     found = np.sort(firsts[reads][:count])
     return found if 2 * len(found) >= count else None

@@ -135,13 +135,8 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
     """Write the description that makes `folder` a model folder, for `retro-model ask` and `serve`."""
-    facts = {
-        "neighbours": plan.neighbours,
-        "bos": library.tokenizer.bos_id is not None,
-        "least_similarity": plan.least_similarity,
-        "passage_chunks": plan.passage_chunks,
-        "verdict": verdict,
-    }
+    facts = {name: getattr(plan, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
+    facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
     documents = f"{len(library.database.store.documents):,}"
     shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"

@@ -19,14 +19,11 @@ from torch import Tensor
 class Deck:
     """Documents of `showings` * 2 chunks of `chunk_len` tokens.
 
-    Args:
-        cards: cards of a document. showings: how many it shows.
-        chunk_len: m, of a cue and of a content.
-        names: name tokens of a cue; the rest of it is noise.
-        contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
-        words, forms: number of words for names, and of forms of each word; every form is a token. With one form a
-            returning cue repeats its names. With more a returning cue is reworded: it has the next form of each word.
-        altered: share of the content that is drawn anew at each return.
+    cards: of a document. showings: how many it shows. chunk_len: m, of a cue and of a content. names: name tokens of a
+    cue; the rest of it is noise. contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
+    words, forms: number of words for names, and of forms of each word; every form is a token. With one form a returning
+    cue repeats its names. With more a returning cue is reworded: it has the next form of each word.
+    altered: share of the content that is drawn anew at each return.
     """
 
     cards: int = 5
@@ -75,18 +72,16 @@ class Deck:
 
     def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """Return bool [count, L]: cues whose card was shown before, but not in the last `excluded_chunks` chunks."""
-        number = np.arange(shown.shape[1])
-        recent = (number < number[:, None]) & (number > number[:, None] - excluded_chunks)
-        return self.right(shown, excluded_chunks).any(-1) & ~(self._same(shown) & recent).any(-1)
+        before = self.right(shown, 1)
+        retrievable = self.right(shown, excluded_chunks)
+        return retrievable.any(-1) & ~(before & ~retrievable).any(-1)
 
     def right(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """Return bool [count, L, L]: cue j has the card of cue i and is far enough before it to be retrieved."""
         number = np.arange(shown.shape[1])
-        return self._same(shown) & (number <= number[:, None] - excluded_chunks)
-
-    def _same(self, shown: np.ndarray) -> np.ndarray:
-        cue = np.arange(shown.shape[1]) % 2 == 0
-        return (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
+        cue = number % 2 == 0
+        same = (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
+        return same & (number <= number[:, None] - excluded_chunks)
 
 
 class Copyist:

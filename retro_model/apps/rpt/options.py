@@ -35,9 +35,8 @@ VARIANTS = {
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of `retro-model rpt`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model rpt", description="RPT's demonstration: train the missing variants, score them, draw."
-    )
+    about = "RPT's demonstration: train the missing variants, score them, draw."
+    made = argparse.ArgumentParser(prog="retro-model rpt", description=about)
     commands = made.add_subparsers(dest="command", required=True)
     cards = commands.add_parser("cards", help="made-up documents whose content returns beyond the window")
     add, names = cards.add_argument, "; ".join(VARIANTS)

@@ -39,10 +39,8 @@ class Desk:
         answer = await desk.ask(lambda: model(tokens), ticket="a")
         desk.place("a")  # 0: being answered, 1: next, None: not in the queue
 
-    Args:
-        model: its modules check before each call whether the answer is still wanted; None: nothing checks.
-        most: questions in the queue, including the one that is being answered.
-        seconds: longest time of an answer.
+    model: its modules check before each call whether the answer is still wanted; None: nothing checks. most: questions
+    in the queue, including the one that is being answered. seconds: longest time of an answer.
     """
 
     def __init__(self, model: nn.Module | None = None, *, most: int = MOST_WAITING, seconds: float = LONGEST_ANSWER):

@@ -1,7 +1,4 @@
-"""A model folder: a trained model, its tokeniser, held-out texts and its database. `model.json` names them.
-
-`retro-model demo`, `retrofit`, `rpt cards` and `mosaics text` write one; `retro-model ask` and `serve` read it.
-"""
+"""A model folder: a trained model, its tokeniser, held-out texts and its database. `model.json` names them."""
 
 from __future__ import annotations
 
@@ -39,14 +36,10 @@ def _figures(name: str, value: object) -> None:
             checks.number(f"{name}: {figure}", number)
 
 
+_count = functools.partial(checks.integer, low=1, high=MOST_PASSAGES)
 #: fact that a reader computes with -> its check
-FACTS = {
-    "bos": checks.flag,
-    "least_similarity": checks.number,
-    "neighbours": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
-    "passage_chunks": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
-    "passages": _figures,
-}
+FACTS = {"bos": checks.flag, "least_similarity": checks.number, "passages": _figures}
+FACTS |= {"neighbours": _count, "passage_chunks": _count}
 
 
 @dataclass(frozen=True)

@@ -55,13 +55,9 @@ class Library:
 
     Numbers of chunks and documents count the store's, then the added ones.
 
-    Args:
-        store: the documents on disk.
-        keys: float32 [num_chunks,dim], the chunks' embeddings; may be memory-mapped.
-        embedder: of the keys.
-        tokenizer: has `encode(text)` and `decode_bytes(ids)`.
-        least_similarity: similarity to a query below which a chunk is not retrieved.
-        passage_chunks: see `ChunkDatabase`.
+    store: the documents on disk. keys: float32 [num_chunks,dim], the chunks' embeddings by `embedder`; may be
+    memory-mapped. tokenizer: has `encode(text)` and `decode_bytes(ids)`. least_similarity: similarity to a query below
+    which a chunk is not retrieved. passage_chunks: see `ChunkDatabase`.
     """
 
     def __init__(
@@ -81,20 +77,18 @@ class Library:
 
     def reset(self) -> None:
         """Return to the library on disk."""
-        self.added = AddedStore(self.store.chunk_len, self.store.vocab_size)
-        self.added_keys = np.zeros((0, self.keys.shape[1]), np.float32)
-        self.forgotten: list[int] = []
-        self.parts = self._opened(self.added, self.added_keys, self.forgotten)
+        added = AddedStore(self.store.chunk_len, self.store.vocab_size)
+        self._open(added, np.zeros((0, self.keys.shape[1]), np.float32), [])
 
-    def _opened(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> list[ChunkDatabase]:
-        """Return databases of the store and of the added documents, without the forgotten ones."""
+    def _open(self, added: AddedStore, added_keys: np.ndarray, forgotten: list[int]) -> None:
+        """Open databases of the store and of the added documents, without the forgotten ones."""
         parts, first = [], 0
         for store, keys in ((self.store, self.keys), (added, added_keys)):
             owner = np.asarray(store.chunk_doc)
             shown = np.where(np.isin(owner + first, forgotten), FORGOTTEN, owner)
             parts.append(ChunkDatabase(store, DenseSearcher(self.embedder, keys, shown)))
             parts[-1].passage_chunks, first = self.passage_chunks, len(self.store.documents)
-        return parts
+        self.parts, self.added, self.added_keys, self.forgotten = parts, added, added_keys, forgotten
 
     @property
     def documents(self) -> list[Entry]:
@@ -109,16 +103,12 @@ class Library:
     def forget(self, document: int) -> None:
         """Leave a document out of later searches."""
         if self._check(document) not in self.forgotten:
-            self._hide([*self.forgotten, document])
+            self._open(self.added, self.added_keys, [*self.forgotten, document])
 
     def remember(self, document: int) -> None:
         """Undo `forget`."""
         if self._check(document) in self.forgotten:
-            self._hide([number for number in self.forgotten if number != document])
-
-    def _hide(self, forgotten: list[int]) -> None:
-        parts = self._opened(self.added, self.added_keys, forgotten)
-        self.parts, self.forgotten = parts, forgotten
+            self._open(self.added, self.added_keys, [number for number in self.forgotten if number != document])
 
     def add(self, name: str, text: str) -> int:
         """Add a document to later searches and return its number. An error leaves the library unchanged.
@@ -135,17 +125,17 @@ class Library:
         ids = np.asarray(self.tokenizer.encode(text), np.int64)
         if not len(ids):
             raise ValueError("text: expected a file with something in it; got an empty one")
-        added = self.added.with_document(name, ids, size)
-        first = len(self.added)
-        made = np.concatenate([self.added_keys, self.embedder(added.tokens[first:], added.lengths[first:])])
-        self.parts = self._opened(added, made, self.forgotten)
-        self.added, self.added_keys = added, made
-        return len(self.store.documents) + len(added.documents) - 1
+        added, new = self.added.with_document(name, ids, size), slice(len(self.added), None)
+        keys = np.concatenate([self.added_keys, self.embedder(added.tokens[new], added.lengths[new])])
+        self._open(added, keys, self.forgotten)
+        return len(self.documents) - 1
 
-    def search(self, chunks: np.ndarray, k: int, lengths: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def _queries(self, chunks: np.ndarray) -> np.ndarray:
+        return self.embedder(chunks, np.full(len(chunks), chunks.shape[1]))
+
+    def search(self, chunks: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return ids int64 [n,k], -1 for none, and similarities float32 [n,k], see `DenseSearcher.similarity`."""
-        lengths = np.full(len(chunks), chunks.shape[1]) if lengths is None else lengths
-        queries, ids, near = self.embedder(chunks, lengths), [], []
+        queries, ids, near = self._queries(chunks), [], []
         for database, first in zip(self.parts, (0, len(self.store))):
             if len(database):
                 hits = database.searcher.nearest(queries, min(k, len(database)), np.full(len(chunks), FORGOTTEN))
@@ -165,16 +155,14 @@ class Library:
 
     def similarity(self, chunks: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Similarity float32 [n,k] of whole chunks [n,M] to any ids [n,k], as `search` gives it."""
-        queries = self.embedder(chunks, np.full(len(chunks), chunks.shape[1]))
+        queries = self._queries(chunks)
         return np.maximum.reduce([part.searcher.similarity(queries, own) for part, own in self._by_part(ids)])
 
     def drawn(self, ids: np.ndarray, seed: int = 0) -> np.ndarray:
         """Return a random chunk, not a forgotten one, for each id but -1: the control of `search`."""
         shown = [np.flatnonzero(part.searcher.chunk_doc != FORGOTTEN) for part in self.parts]
         every = np.concatenate([shown[0], shown[1] + len(self.store)])
-        if not len(every):
-            return np.full(ids.shape, -1)
-        return np.where(ids < 0, -1, np.random.default_rng(seed).choice(every, ids.shape))
+        return np.where(ids < 0, -1, np.random.default_rng(seed).choice(every if len(every) else [-1], ids.shape))
 
     def values(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return tokens and mask [...,PM] of each chunk and its continuation."""

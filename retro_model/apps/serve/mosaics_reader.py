@@ -69,9 +69,6 @@ def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
 
     weights: [N,n]; row t belongs to token t+1.
     """
-    top = weights.topk(min(SHOWN, weights.shape[1]))
-    rows = [
-        [[i + shift, round(w, 3)] for i, w in zip(*row) if w >= LEAST]
-        for row in zip(top.indices.tolist(), top.values.tolist())
-    ]
-    return [[], *rows[:-1]]
+    values, indices = weights[:-1].topk(min(SHOWN, weights.shape[1]))
+    rows = (zip(*row) for row in zip(indices.tolist(), values.tolist()))
+    return [[], *([[i + shift, round(w, 3)] for i, w in row if w >= LEAST] for row in rows)]

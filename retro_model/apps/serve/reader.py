@@ -97,23 +97,17 @@ class Reader:
 
     def _passages(self) -> list[dict]:
         """Return document, first chunk and line of each window, with its figures if the folder has them."""
-        known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", []) if "seen" in p}
+        measured = [p for p in self.folder.facts.get("passages", []) if "seen" in p]
+        known = {(p["document"], p["first_chunk"]): {name: p[name] for name in FIGURES if name in p} for p in measured}
         m, window, passages = self.held_out.chunk_len, self.folder.window, []
         per_window = max(1, window // m)
         for number, entry in enumerate(self.held_out.documents):
             ids, line = self.held_out.document_tokens(number), 1
             for first in range(0, entry.num_chunks, per_window):
-                passage = {
-                    "id": len(passages),
-                    "document": number,
-                    "name": entry.name,
-                    "first_chunk": first,
-                    "line": line,
-                    "tokens": min(window, len(ids) - first * m),
-                }
+                passage = {"id": len(passages), "document": number, "name": entry.name, "first_chunk": first}
+                passage |= {"line": line, "tokens": min(window, len(ids) - first * m)}
+                passages.append(passage | known.get((number, first), {}))
                 line += self.tokenizer.decode_bytes(ids[first * m : (first + per_window) * m]).count(b"\n")
-                figures = known.get((number, first), {})
-                passages.append(passage | {key: figures[key] for key in FIGURES if key in figures})
         return passages
 
     def passage(self, number: int) -> np.ndarray:
@@ -164,7 +158,7 @@ class Reader:
         raise NotImplementedError
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator, **how) -> Tensor:
-        """Return ids [1,N] with `new_tokens` more. on: with retrieval. how: further options of `generate`."""
+        """Continue ids [1,N]; return [N + new_tokens]. on: with retrieval. how: further options of `generate`."""
         how |= {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
         return generate(self.model, ids, options.new_tokens, generator=generator, **how)[0]
 
