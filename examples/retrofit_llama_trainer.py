@@ -22,11 +22,6 @@ from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForC
 V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens a neighbour, neighbours, tokens a row
 
 
-def llama() -> LlamaForCausalLM:
-    sizes = {"vocab_size": V, "max_position_embeddings": 128, "hidden_size": 64, "intermediate_size": 128}
-    return LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
-
-
 class Rows(Dataset):
     """Rows of random tokens; the neighbour of a chunk is that chunk and the next one. To precompute yours, see
     docs/retro.md."""
@@ -46,9 +41,11 @@ class Rows(Dataset):
 def main(steps: int = 80) -> tuple[float, float]:
     """Train. Return the loss with retrieval before and after training, in nats a token."""
     torch.manual_seed(0)
+    widths = {"vocab_size": V, "max_position_embeddings": 128, "hidden_size": 64, "intermediate_size": 128}
+    llama = LlamaForCausalLM(LlamaConfig(**widths, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
     encoder = {"layers": 1, "d_model": 64, "d_ff": 128, "heads": 4, "head_dim": 16}
     sizes = {f"encoder_{name}": size for name, size in encoder.items()}
-    model = RetrofitForCausalLM.from_decoder(llama(), cca_layers=(1, 2), chunk_len=M, **sizes)
+    model = RetrofitForCausalLM.from_decoder(llama, cca_layers=(1, 2), chunk_len=M, **sizes)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(f"{trained:,} of {sum(p.numel() for p in model.parameters()):,} weights train")
 

@@ -115,7 +115,9 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
         precompute_neighbours(folder / f"{name}-neighbours", of, database, k, progress=progress)
         for name, (of, k) in wanted.items()
     )
-    hidden = hidden_windows(train, train_neighbours[:, : plan.neighbours], database, plan.window)
+    rows, near = _aligned_windows(train, plan.window), train_neighbours[:, : plan.neighbours]
+    left_out = training.visible(train, rows, near, database) != near[rows]
+    hidden = float(left_out.any((1, 2)).mean())  # share of the windows
     facts = {
         "validation_groups": sorted({d.group for d in validation}),
         "training_groups": len({d.group for d in others}),
@@ -134,21 +136,15 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     say(f"  validation: {scored}; {counted}")
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     say(f"  search: {facts['search']} {recall}")
-    left_out = "of the training windows have a neighbour from one of their own documents, which is left out"
-    say(f"  {hidden:.1%} {left_out}")
+    own = "have a neighbour from one of their own documents, which is left out"
+    say(f"  {hidden:.1%} of the training windows {own}")
     return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
 
-def _aligned_windows(store: TokenStore, per_window: int) -> np.ndarray:
-    """Return the chunk rows of a store's consecutive windows, int64 [windows, per_window]."""
+def _aligned_windows(store: TokenStore, window: int) -> np.ndarray:
+    """Return the chunk rows of a store's consecutive windows, int64 [windows, window / M]."""
+    per_window = window // store.chunk_len
     return np.arange(0, len(store) - per_window + 1, per_window)[:, None] + np.arange(per_window)
-
-
-def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDatabase, window: int) -> float:
-    """Return the share of the windows in which `training.visible` leaves out a neighbour."""
-    rows = _aligned_windows(store, window // store.chunk_len)
-    hidden = training.visible(store, rows, neighbours, database) != neighbours[rows]
-    return float(hidden.any((1, 2)).mean())
 
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
@@ -157,7 +153,7 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
     That is, whose chunks share the longest substrings with the k neighbours of the chunk before.
     """
     store, means = corpus.train, []
-    windows = _aligned_windows(store, window // store.chunk_len)
+    windows = _aligned_windows(store, window)
     for at in range(0, len(windows), 64):
         rows = windows[at : at + 64]
         batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)

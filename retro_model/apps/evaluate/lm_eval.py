@@ -1,12 +1,7 @@
 """EleutherAI's evaluation harness with `--model retro`, and the paper's evaluations over local files.
 
-    retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
-    retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
-    retro-model lm-eval ls tasks            # lm_eval's own commands, options and tasks
-
-The harness has no entry points for models, so this command registers `retro` and then calls the harness. `--model
-retro` is the default. folder: of `retro-model demo` or `retrofit`. The model's other arguments are those of
-`RetroLM.from_folder`.
+The harness has no entry points for models, so this command registers `retro` and then calls the harness. The model's
+arguments are those of `RetroLM.from_folder`.
 """
 
 from __future__ import annotations

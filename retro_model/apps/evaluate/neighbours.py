@@ -1,11 +1,4 @@
-"""Tokens, keys and neighbours of documents, by any frozen encoder.
-
-    retro-model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
-    retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
-    retro-model neighbours run --documents "text/**/*.txt" --tokenizer train:32000 --shards 64 --workers 16
-
-All results are in the folder. The same command continues a killed run.
-"""
+"""Tokens, keys and neighbours of documents, by any frozen encoder. The same command continues a killed run."""
 
 from __future__ import annotations
 
@@ -69,12 +62,12 @@ def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]
 def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Executor | None) -> TokenStore:
     """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file."""
     settings = {"chunk_len": options.chunk_len, "bos": options.bos}
-    if options.shards == 1:
-        return build_store(options.folder / "store", read_documents(paths, options.text_field), tokenizer, **settings)
     if len(paths) < options.shards:
         raise ValueError(f"--shards: expected at most one for each of {len(paths)} files; got {options.shards}")
     shares = (paths[shard :: options.shards] for shard in range(options.shards))
     sources = [functools.partial(read_documents, share, options.text_field) for share in shares]
+    if options.shards == 1:
+        return build_store(options.folder / "store", sources[0](), tokenizer, **settings)
     return build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
 
 

@@ -1,8 +1,5 @@
 """Measure everything that a user can do with a decoder and texts, on the same held-out documents.
 
-    retro-model compare                                             # SmolLM2 and the manual pages of this machine
-    retro-model compare DECODER --texts DIR --out compare-out
-
 For each contender: bits per byte, the difference with its interval over documents, the same with other documents'
 neighbours, and its cost. A contender that is scored is kept: stopped and called again, the command goes on.
 """

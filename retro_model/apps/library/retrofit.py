@@ -1,10 +1,7 @@
-"""Command `retrofit`: a decoder gets a library. The result is a model folder for `retro-model ask` and `serve`.
-
-    retro-model retrofit                                            # SmolLM2 and the manual pages of this machine
-    retro-model retrofit DECODER --texts DIR --out retrofit-out     # a folder of a decoder, a folder of text files
+"""A decoder gets a library: database, training of what is added, scores with their control, a model folder.
 
 The command runs no code of the decoder's folder, fetches nothing, and leaves its weights as they are. A stopped run
-continues when the command is called again.
+continues when the command is called again. The result is for `retro-model ask` and `serve`.
 """
 
 from __future__ import annotations

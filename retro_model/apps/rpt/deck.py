@@ -54,21 +54,16 @@ class Deck:
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
         for document, cards in zip(tokens, shown):
-            self._fill(document, cards, random)
+            words = np.stack([random.permutation(self.words)[: self.names] for _ in range(self.cards)])
+            form = random.integers(0, self.forms, words.shape)
+            content = random.integers(0, self.contents, (self.cards, self.chunk_len))
+            for cue_and_content, card in zip(document, cards):
+                cue_and_content[0, : self.names] = self.contents + words[card] * self.forms + form[card]
+                cue_and_content[0, self.names :] = random.integers(0, self.contents, self.chunk_len - self.names)
+                fresh = random.random(self.chunk_len) < self.altered
+                cue_and_content[1] = np.where(fresh, random.integers(0, self.contents, self.chunk_len), content[card])
+                form[card] = (form[card] + 1) % self.forms  # of the next showing
         return tokens.reshape(count, -1), np.repeat(shown, 2, 1)
-
-    def _fill(self, tokens: np.ndarray, shown: np.ndarray, random: np.random.Generator) -> None:
-        words = np.stack([random.permutation(self.words)[: self.names] for _ in range(self.cards)])
-        first_form = random.integers(0, self.forms, words.shape)
-        content = random.integers(0, self.contents, (self.cards, self.chunk_len))
-        times = np.zeros(self.cards, np.int64)
-        for cue_and_content, card in zip(tokens, shown):
-            form = (first_form[card] + times[card]) % self.forms
-            cue_and_content[0, : self.names] = self.contents + words[card] * self.forms + form
-            cue_and_content[0, self.names :] = random.integers(0, self.contents, self.chunk_len - self.names)
-            fresh = random.random(self.chunk_len) < self.altered
-            cue_and_content[1] = np.where(fresh, random.integers(0, self.contents, self.chunk_len), content[card])
-            times[card] += 1
 
     def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """Return bool [count, L]: cues whose card was shown before, but not in the last `excluded_chunks` chunks."""

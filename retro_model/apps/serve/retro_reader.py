@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,12 +39,6 @@ class RetroReader(Reader):
         scored = getattr(self.model.config, "score_bias", False)
         return *values, *([self.library.similarity(chunks, ids)] if scored else [])
 
-    def _logits(self, ids: np.ndarray, *found: np.ndarray) -> Tensor:
-        """Return logits [N,V]."""
-        to = lambda array: torch.as_tensor(array, device=self.device)[None]  # noqa: E731
-        given = zip(checks.RETRIEVED, found if found and len(found[0]) else ())
-        return self.model(to(ids), **{name: to(array) for name, array in given})[0]
-
     @torch.no_grad()
     def read(self, ids: np.ndarray, options: Options) -> Reading:
         m = self.model.config.chunk_len
@@ -52,7 +48,12 @@ class RetroReader(Reader):
             hits, near = self.library.search(chunks, options.k)
         given = self.neighbours_of(chunks, hits)
         neighbours, mask = given[:2]
-        cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731
+        to = functools.partial(torch.as_tensor, device=self.device)
+
+        def cost(*found: np.ndarray) -> np.ndarray:
+            read = zip(checks.RETRIEVED, found if len(chunks) else ())
+            return bits(self.model(to(ids)[None], **{name: to(array)[None] for name, array in read})[0], to(ids))
+
         on = off = cost()
         random = None
         if options.retrieval:
