@@ -20,6 +20,7 @@ from .options import CONTENDERS
 ALPHAS = (0.25, 0.5)
 #: Bands of a passage's similarity.
 BANDS = {"below 0.2": (-np.inf, 0.2), "0.2 to 0.3": (0.2, 0.3), "0.3 to 0.5": (0.3, 0.5), "from 0.5": (0.5, np.inf)}
+SCORED, FIELDS = ("true", "random"), [field.name for field in dataclasses.fields(Scores)]
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -42,14 +43,13 @@ class Result:
         """Make a result without scores."""
         count = len(store.lengths)
         none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
-        facts = {name: {"true": 0, "random": 0} for name in ("documents", "cpu_seconds", "neighbours")}
+        facts = {name: dict.fromkeys(SCORED, 0) for name in ("documents", "cpu_seconds", "neighbours")}
         return cls(none, none, facts | {"of": settings, "peak_mb": None, "read": 0, "reading_cpu_seconds": 0.0})
 
     def add(self, which: str, scores: Scores, cost: Cost, parts: Mapping[str, float]) -> None:
         """Add scores of further documents. which: "true" or "random". parts: seconds of scoring by part."""
         before = getattr(self, which)
-        sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
-        setattr(self, which, Scores(*sums))
+        setattr(self, which, Scores(*(getattr(before, name) + getattr(scores, name) for name in FIELDS)))
         self.facts["cpu_seconds"][which] += cost.cpu_seconds
         total = self.facts.setdefault("seconds_by_part", {})
         total |= {part: round(total.get(part, 0.0) + seconds, 3) for part, seconds in parts.items()}
@@ -65,16 +65,14 @@ class Result:
     def save(self, path: Path) -> None:
         """Save atomically: the file is there whole, or not at all."""
         part = path.with_suffix(".part.npz")
-        parts = {"true": self.true, "random": self.random}
-        arrays = {f"{name}-{field}": a for name, s in parts.items() for field, a in dataclasses.asdict(s).items()}
+        arrays = {f"{which}-{name}": getattr(getattr(self, which), name) for which in SCORED for name in FIELDS}
         np.savez(part, facts=json.dumps(self.facts), **arrays)
         part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Result:
         with np.load(path) as kept:
-            fields = [field.name for field in dataclasses.fields(Scores)]
-            parts = [Scores(*(kept[f"{name}-{field}"] for field in fields)) for name in ("true", "random")]
+            parts = [Scores(*(kept[f"{which}-{name}"] for name in FIELDS)) for which in SCORED]
             return cls(*parts, json.loads(str(kept["facts"])))
 
 
