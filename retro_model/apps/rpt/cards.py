@@ -23,8 +23,7 @@ from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve.symbols import Symbols
 from retro_model.data.store import Document
 from retro_model.evaluation.rpt import random_chunks
-from retro_model.rpt.config import RPTConfig
-from retro_model.rpt.model import RPT
+from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
 from retro_model.training import Settings, checkpoint
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
@@ -114,10 +113,10 @@ def symbols(deck: Deck) -> Symbols:
     return Symbols([*contents, *itertools.islice(pairs, deck.vocab_size - deck.contents)])
 
 
-def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
+def keep(folder: Path, plan: Plan, model: RPT, scored: Documents) -> None:
     """Write the model and some scored documents as a folder for `retro-model ask` and `serve`."""
-    named = ((f"made-up document {number}", ids.numpy()) for number, ids in enumerate(scored.tokens[:shown], 1))
-    documents = [Document(name, "cards", ids) for name, ids in named]
+    shown = enumerate(scored.tokens[:12].numpy(), 1)
+    documents = [Document(f"made-up document {number}", "cards", ids) for number, ids in shown]
     sizes = {"chunk_len": plan.deck.chunk_len, "window": scored.tokens.shape[1], "bos": False}
     title = "RPT, trained on made-up cards that return"
     folders.keep(folder, "rpt", title, model, symbols(plan.deck), documents, **sizes)

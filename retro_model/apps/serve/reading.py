@@ -34,16 +34,15 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
     own: [n,A]. other: [n,B], -1 for none. Returns: int64 [n,A,B].
     """
     own, other = np.asarray(own), np.asarray(other)
-    same = own[:, :, None] == other[:, None, :]
-    back, ahead = np.zeros(same.shape, np.int64), np.zeros(same.shape, np.int64)
-    width = own.shape[1]
-    for i in range(width):
-        before = np.pad(back[:, i - 1, :-1], ((0, 0), (1, 0))) if i else 0
-        back[:, i] = np.where(same[:, i], before + 1, 0)
-        j = width - 1 - i
-        after = np.pad(ahead[:, j + 1, 1:], ((0, 0), (0, 1))) if i else 0
-        ahead[:, j] = np.where(same[:, j], after + 1, 0)
-    return np.where(same, back + ahead - 1, 0)
+    same = np.pad(own[:, :, None] == other[:, None, :], ((0, 0), (1, 1), (1, 1)))
+    runs = same.astype(np.int64)
+    rows = range(1, own.shape[1] + 1)
+    for i in rows:  # the length up to here
+        runs[:, i, 1:] += same[:, i, 1:] * runs[:, i - 1, :-1]
+    for i in reversed(rows):  # the length at the run's end
+        goes_on = same[:, i, :-1] & same[:, i + 1, 1:]
+        runs[:, i, :-1] = np.where(goes_on, runs[:, i + 1, 1:], runs[:, i, :-1])
+    return runs[:, 1:-1, 1:-1]
 
 
 def sources(
