@@ -148,10 +148,8 @@ def _aligned_windows(store: TokenStore, window: int) -> np.ndarray:
 
 
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
-    """Return the first rows of the half of the training windows that has most to copy.
-
-    That is, whose chunks share the longest substrings with the k neighbours of the chunk before.
-    """
+    """Return the first rows of the half of the training windows that has most to copy: whose chunks share the longest
+    substrings with the k neighbours of the chunk before."""
     store, means = corpus.train, []
     windows = _aligned_windows(store, window)
     for at in range(0, len(windows), 64):

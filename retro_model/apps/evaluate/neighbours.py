@@ -90,10 +90,7 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
 def make_embedder(
     name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None, *, unit: bool = False
 ) -> Embedder:
-    """Return hashed TF-IDF, or a frozen encoder of transformers and its tokenizer from a local folder.
-
-    unit: see `EncoderEmbedder`.
-    """
+    """Return hashed TF-IDF, or the frozen encoder of a local transformers folder. unit: see `EncoderEmbedder`."""
     if name == TFIDF:
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer

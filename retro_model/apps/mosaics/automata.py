@@ -31,10 +31,8 @@ class Sequence:
 
 
 class Automaton:
-    """Random automaton. A word starts in state 0 and takes each edge of a state with equal probability.
-
-    edges: for each state (symbols, targets), both distinct.
-    """
+    """Random automaton. A word starts in state 0 and takes each edge of a state with equal probability. edges: for each
+    state (symbols, targets), both distinct."""
 
     def __init__(self, random: np.random.Generator):
         states = _uniform(random, STATES)

@@ -115,10 +115,7 @@ def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
 
 
 def separation(model: Moons) -> float:
-    """Return the largest second-largest entry of any row of the matrices |W|, as a share of the row's largest.
-
-    It is 0 for permutations.
-    """
+    """Return the largest second-largest entry of a row of |W|, as a share of the row's largest; 0 for permutations."""
     return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in model.magnitudes())
 
 

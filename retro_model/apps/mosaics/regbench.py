@@ -60,10 +60,8 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
-    """Train once a seed at the best rate; return the runs and the accuracy of each rate.
-
-    The best rate has the highest accuracy with seed 0 on automata of neither training nor test.
-    """
+    """Train once a seed at the best rate, that of the highest accuracy with seed 0 on automata of neither training nor
+    test. Return the runs and the accuracy of each rate."""
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
     def run(rate: float, seed: int) -> dict:

@@ -108,10 +108,8 @@ def fit(
 
 
 def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
-    """Train one model at its best rate.
-
-    Returns: the facts of its training, its losses of each corpus within the training length and beyond, its weights.
-    """
+    """Train one model at its best rate. Returns: the facts of its training, its losses of each corpus within the
+    training length and beyond, its weights."""
     rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
     if len(plan.rates) > 1:
         short = dataclasses.replace(plan, steps=plan.tuning_steps)

@@ -124,10 +124,8 @@ def keep(folder: Path, plan: Plan, model: RPT, scored: Documents) -> None:
 
 @torch.no_grad()
 def score(model: RPT, documents: Documents, variant: Variant) -> dict[str, float]:
-    """Return the nats a far token and the nats a token for each source of neighbours, and the recall.
-
-    Recall is the share of far cues with a right chunk among the K neighbours.
-    """
+    """Return the nats a far token and the nats a token for each source of neighbours, and the recall: the share of far
+    cues with a right chunk among the K neighbours."""
     model.eval()
     results, kinds = {}, {"off": {"retrieval": False}}
     if variant.neighbours != "none":

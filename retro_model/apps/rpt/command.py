@@ -36,10 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def run(folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int, minutes: float) -> None:
-    """Train the variants that are not in `folder`/`name`.json.
-
-    Training stops after `minutes`; the same call continues.
-    """
+    """Train the variants that are not in `folder`/`name`.json. It stops after `minutes`; the same call continues."""
     report, until, path = Report(folder), time.monotonic() + 60 * minutes, folder / f"{name}.json"
     wanted = as_json({"plan": dataclasses.asdict(plan), "seed": seed})
     results = json.loads(path.read_text()) if path.exists() else wanted | {"variants": {}}

@@ -1,8 +1,7 @@
 """Made-up documents whose content returns beyond the window, and reference language models of them.
 
 A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a
-content of one chunk of random tokens, some of which change at each return. Only an earlier showing of the same card
-predicts its content.
+content of one chunk of random tokens. Only an earlier showing of the same card predicts its content.
 """
 
 from __future__ import annotations
@@ -46,10 +45,7 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw tokens int64 [count, L*m]; return them and the card of each chunk [count, L].
-
-        Even chunks are cues, odd chunks their contents.
-        """
+        """Draw tokens int64 [count, L*m], cues and their contents in turn; return them and each chunk's card [count, L]."""
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))

@@ -63,10 +63,7 @@ class ModelFolder:
 
 
 def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict) -> None:
-    """Write `model.json` for parts that are in the folder already.
-
-    Raises: ValueError naming a missing part.
-    """
+    """Write `model.json` for parts that are in the folder already. Raises: ValueError naming a missing part."""
     made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts)
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
         raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is missing")

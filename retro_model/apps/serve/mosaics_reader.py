@@ -37,10 +37,7 @@ class MosaicsReader(Reader):
         return self._reading(ids, on, off, [], {"memories": self._memories(tokens)})
 
     def _memories(self, tokens: Tensor) -> dict:
-        """Return decay and skill of every memory, and what it recalls for each token.
-
-        votes: [token, weight]. places: [position, weight].
-        """
+        """Return decay and skill of every memory, and for each token its votes [token, weight], places [i, weight]."""
         heads, votes, places, right = [], [], [], []
         n, size = len(tokens), self.model.config.vocab_size
         for number, block in enumerate(inspect(self.model, tokens[None]), 1):
@@ -65,10 +62,7 @@ class MosaicsReader(Reader):
 
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
-    """Return the heaviest entries recalled before each token, [[number + shift, weight], ..].
-
-    weights: [N,n]; row t belongs to token t+1.
-    """
+    """Return the heaviest [number + shift, weight] recalled before each token; row t of weights [N,n] is of token t+1."""
     values, indices = weights[:-1].topk(min(SHOWN, weights.shape[1]))
     rows = (zip(*row) for row in zip(indices.tolist(), values.tolist()))
     return [[], *([[i + shift, round(w, 3)] for i, w in row if w >= LEAST] for row in rows)]

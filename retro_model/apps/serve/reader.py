@@ -119,10 +119,7 @@ class Reader:
         return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the first `window` token ids of a user's text.
-
-        Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
-        """
+        """Return the first `window` token ids of a user's text. Raises: ValueError for an empty or too long text."""
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
         ids = self._first_tokens(text, self.folder.window - 1)
