@@ -17,8 +17,8 @@ OURS = re.compile(rf"({'|'.join(tasks.TASKS)})=(.+)")
 
 
 def hand_over(arguments: list[str], folder: Path) -> list[str]:
-    """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder. Raises:
-    FileNotFoundError for a missing file."""
+    """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder.
+    Raises: FileNotFoundError for a missing file."""
     given, named, written = [], False, False
     for argument in arguments:
         named = argument in ("--tasks", "-t") or (named and not argument.startswith("-"))

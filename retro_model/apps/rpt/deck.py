@@ -45,7 +45,7 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw tokens int64 [count, L*m], cues and their contents in turn; return them and each chunk's card [count, L]."""
+        """Draw tokens int64 [count, L*m], cue and content in turn; return them and each chunk's card [count, L]."""
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))

@@ -62,7 +62,7 @@ class MosaicsReader(Reader):
 
 
 def _heaviest(weights: Tensor, shift: int) -> list[list[list]]:
-    """Return the heaviest [number + shift, weight] recalled before each token; row t of weights [N,n] is of token t+1."""
+    """Return the heaviest [number + shift, weight] recalled before each token. weights: [N,n]; row t is token t+1's."""
     values, indices = weights[:-1].topk(min(SHOWN, weights.shape[1]))
     rows = (zip(*row) for row in zip(indices.tolist(), values.tolist()))
     return [[], *([[i + shift, round(w, 3)] for i, w in row if w >= LEAST] for row in rows)]
