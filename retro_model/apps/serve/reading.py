@@ -122,7 +122,7 @@ class Reading:
         return {name: self.per_byte(cost) for name, cost in costs.items() if cost is not None}
 
     def documents(self) -> list[dict]:
-        """Return the retrieved documents with their numbers of chunks and the bits gained on their tokens, most first."""
+        """Return the retrieved documents with their numbers of chunks and the bits gained on them, most first."""
         entries: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:
