@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from retro_model import checkpoint
 from retro_model.base import checks, disk
-from retro_model.data.store import Document, build_store
-from retro_model.data.tokens import Tokenizer
+from retro_model.data.store import build_store
 
 from .symbols import Symbols
 
@@ -64,27 +60,20 @@ class ModelFolder:
 
 def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict) -> None:
     """Write `model.json` for parts that are in the folder already. Raises: ValueError naming a missing part."""
-    made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts)
+    made = ModelFolder(folder, kind, title, parts, window, facts)
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
         raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is missing")
-    said = {"form": FORM, "kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}
-    disk.write_json(made.path / MANIFEST, said)
+    said = {"form": FORM, "kind": kind, "title": title, "parts": parts, "window": window, "facts": facts}
+    disk.write_json(folder / MANIFEST, said)
 
 
 def keep(
-    folder: Path,
-    kind: str,
-    title: str,
-    model: nn.Module,
-    tokenizer: Tokenizer | Symbols,
-    held_out: Iterable[Document],
-    *,
-    chunk_len: int,
-    window: int,
-    bos: bool,
+    folder: Path, kind: str, title: str, model, tokenizer, held_out, *, chunk_len: int, window: int, bos: bool
 ) -> None:
-    """Write the model folder of a model without a database (RPT, Memory Mosaics), replacing an earlier one."""
-    folder = Path(folder)
+    """Write the model folder of a model without a database (RPT, Memory Mosaics), replacing an earlier one.
+
+    tokenizer: a `Tokenizer` or `Symbols`. held_out: documents, see `build_store`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"
     tokenizer.save(folder / vocabulary)
