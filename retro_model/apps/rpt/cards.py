@@ -103,13 +103,11 @@ class Documents(NamedTuple):
         return Documents(*(part.rows(which) if isinstance(part, Supervision) else part[which] for part in self))
 
 
-SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
-
-
 def symbols(deck: Deck) -> Symbols:
     """Return a word for every token: a syllable for contents and noise, a capitalised pair of syllables for names."""
-    pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
-    contents = [*itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents)]
+    syllables = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
+    pairs = (f"{a}{b}".capitalize() for b in syllables for a in syllables)
+    contents = [*itertools.islice(itertools.chain(syllables, pairs), deck.contents)]
     return Symbols([*contents, *itertools.islice(pairs, deck.vocab_size - deck.contents)])
 
 
