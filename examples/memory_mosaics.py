@@ -54,11 +54,8 @@ def main(steps: int = 150, new_tokens: int = 500) -> tuple[float, float]:
     for pairs in (None, 2 * PHRASE):
         model.limit_memory(pairs)
         texts = generate(model, prompts, new_tokens)
-        right = [
-            (t[len(p) :] == row[len(p) : len(t)]).float().mean().item()
-            for t, p, row in zip(texts, prompts, truth, strict=True)
-        ]
-        shares.append(sum(right) / len(right))
+        right = [t[len(p) :] == row[len(p) : len(t)] for t, p, row in zip(texts, prompts, truth, strict=True)]
+        shares.append(torch.stack(right).float().mean().item())
         print(f"{pairs or 'all'} pairs in memory: {shares[-1]:.0%} of {new_tokens} tokens right")
     return shares[0], shares[1]
 

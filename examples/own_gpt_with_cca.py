@@ -122,17 +122,13 @@ def train(arguments: argparse.Namespace) -> tuple[list[float], float, float]:
 
 def main(argv: list[str] | None = None) -> tuple[list[float], float, float]:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0] if __doc__ else None)
-    parser.add_argument("--compile", metavar="BACKEND", help="torch.compile with this backend, e.g. inductor")
-    parser.add_argument("--autocast", action="store_true", help="bfloat16 autocast")
-    parser.add_argument(
-        "--checkpoint", action="store_true", help="recompute each block's activations in the backward pass"
-    )
-    parser.add_argument(
-        "--ddp",
-        action="store_true",
-        help=f"DistributedDataParallel, under torchrun (now {os.environ.get('WORLD_SIZE', 1)} processes)",
-    )
-    parser.add_argument("--steps", type=int, default=120)
+    add = parser.add_argument
+    add("--compile", metavar="BACKEND", help="torch.compile with this backend, e.g. inductor")
+    add("--autocast", action="store_true", help="bfloat16 autocast")
+    add("--checkpoint", action="store_true", help="recompute each block's activations in the backward pass")
+    processes = os.environ.get("WORLD_SIZE", 1)
+    add("--ddp", action="store_true", help=f"DistributedDataParallel, under torchrun (now {processes} processes)")
+    add("--steps", type=int, default=120)
     return train(parser.parse_args(argv))
 
 

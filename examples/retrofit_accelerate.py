@@ -33,17 +33,11 @@ def main(steps: int = 60) -> tuple[float, float]:
     gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=64, n_embd=64, n_layer=2, n_head=4))
     # PEFT first, then retrofit
     tuned = get_peft_model(gpt2, LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True))
-    encoder = {
-        "encoder_layers": 1,
-        "encoder_d_model": 64,
-        "encoder_d_ff": 128,
-        "encoder_heads": 4,
-        "encoder_head_dim": 16,
-    }
-    model = RetrofitForCausalLM.from_decoder(tuned, cca_layers=(1, 2), chunk_len=M, **encoder)
+    encoder = {"layers": 1, "d_model": 64, "d_ff": 128, "heads": 4, "head_dim": 16}
+    sizes = {f"encoder_{name}": size for name, size in encoder.items()}
+    model = RetrofitForCausalLM.from_decoder(tuned, cca_layers=(1, 2), chunk_len=M, **sizes)
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=5e-3)
     data: DataLoader = DataLoader(rows(16 * steps), batch_size=16, collate_fn=NeighbourCollator(chunk_len=M))  # type: ignore[arg-type]
-
     accelerator = Accelerator(cpu=not torch.cuda.is_available())
     model, optimizer, data = accelerator.prepare(model, optimizer, data)
     losses = []

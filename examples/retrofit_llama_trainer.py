@@ -22,17 +22,6 @@ from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForC
 V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens a neighbour, neighbours, tokens a row
 
 
-def llama() -> LlamaForCausalLM:
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    return LlamaForCausalLM(LlamaConfig(vocab_size=V, max_position_embeddings=128, **sizes))
-
-
 class Rows(Dataset):
     """Rows of random tokens; the neighbour of a chunk is that chunk and the next one. To precompute yours, see
     docs/retro.md."""
@@ -52,16 +41,11 @@ class Rows(Dataset):
 def main(steps: int = 80) -> tuple[float, float]:
     """Train. Return the loss with retrieval before and after training, in nats a token."""
     torch.manual_seed(0)
-    model = RetrofitForCausalLM.from_decoder(
-        llama(),
-        cca_layers=(1, 2),
-        chunk_len=M,
-        encoder_layers=1,
-        encoder_d_model=64,
-        encoder_d_ff=128,
-        encoder_heads=4,
-        encoder_head_dim=16,
-    )
+    widths = {"vocab_size": V, "max_position_embeddings": 128, "hidden_size": 64, "intermediate_size": 128}
+    llama = LlamaForCausalLM(LlamaConfig(**widths, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
+    encoder = {"layers": 1, "d_model": 64, "d_ff": 128, "heads": 4, "head_dim": 16}
+    sizes = {f"encoder_{name}": size for name, size in encoder.items()}
+    model = RetrofitForCausalLM.from_decoder(llama, cca_layers=(1, 2), chunk_len=M, **sizes)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     print(f"{trained:,} of {sum(p.numel() for p in model.parameters()):,} weights train")
 
@@ -75,17 +59,9 @@ def main(steps: int = 80) -> tuple[float, float]:
 
     before = loss()
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            folder,
-            max_steps=steps,
-            per_device_train_batch_size=16,
-            learning_rate=5e-3,
-            logging_steps=20,
-            save_strategy="no",
-            report_to="none",
-            use_cpu=not torch.cuda.is_available(),
-            disable_tqdm=True,
-        )
+        rates = {"max_steps": steps, "learning_rate": 5e-3, "per_device_train_batch_size": 16, "logging_steps": 20}
+        quiet = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+        arguments = TrainingArguments(folder, **rates, **quiet, use_cpu=not torch.cuda.is_available())
         Trainer(model, arguments, train_dataset=Rows(16 * steps), data_collator=collate).train()
         model.save_pretrained(folder)
         model = RetrofitForCausalLM.from_pretrained(folder)
@@ -97,10 +73,8 @@ def main(steps: int = 80) -> tuple[float, float]:
         return torch.randint(V, (len(chunks), K, R)), None
 
     prompt = held_out["input_ids"][:1, :M]
-    sampled = model.generate(
-        prompt, attention_mask=torch.ones_like(prompt), retrieve=retrieve, max_new_tokens=M, pad_token_id=0
-    )
-    print("sampled:", *sampled[0].tolist())
+    how = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": M, "pad_token_id": 0}
+    print("sampled:", *model.generate(prompt, retrieve=retrieve, **how)[0].tolist())
     return before, after
 
 

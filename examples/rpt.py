@@ -51,10 +51,8 @@ def main() -> tuple[float, float]:
         report = train_step(model, optimizer, tokens, lessons, settings, taught, step)
         losses.append(report["loss"])
         if step in (0, STEPS - 1):
-            print(
-                f"step {step}: {report['loss']:.3f} nats a token; the teacher gives {report['teacher_share']:.0%} of "
-                "the neighbours"
-            )
+            taught_share = f"the teacher gives {report['teacher_share']:.0%} of the neighbours"
+            print(f"step {step}: {report['loss']:.3f} nats a token; {taught_share}")
 
     model.eval()
     scores, index = model.retrieve(tokens[:1])
@@ -62,12 +60,11 @@ def main() -> tuple[float, float]:
     print("chunk 20 retrieves", index[0, 20].tolist(), ranking)
     cache = model.make_cache(batch=1, num_neighbours=3)  # more neighbours than in training
     model(tokens[:1], cache=cache)
-    print(
-        f"a cache after {cache.positions[0]} tokens: {len(cache.indexes[0])} chunks to search, "
-        f"{cache.nbytes / 1024:.0f} KB"
-    )
-    texts = generate(model, [tokens[0, :100], tokens[1, :37]], max_new_tokens=20)
-    off = generate(model, [tokens[0, :100], tokens[1, :37]], max_new_tokens=20, retrieval=False)
+    size = f"{len(cache.indexes[0])} chunks to search, {cache.nbytes / 1024:.0f} KB"
+    print(f"a cache after {cache.positions[0]} tokens: {size}")
+    prompts = [tokens[0, :100], tokens[1, :37]]
+    texts = generate(model, prompts, max_new_tokens=20)
+    off = generate(model, prompts, max_new_tokens=20, retrieval=False)
     print("with retrieval   ", texts[0][100:].tolist())
     print("with retrieval off", off[0][100:].tolist())
     share = evaluation.retrieval_share(model, tokens, lessons)

@@ -81,10 +81,8 @@ def main(steps: int = 60) -> tuple[float, float]:
         (reading + total / pairs).backward()
         optimizer.step()
         if step % 20 == 0 or step == steps - 1:
-            print(
-                f"step {step:2d}  loss of what returns {reading.item():.3f}, of the retriever "
-                f"{(total / pairs).item():.3f}"
-            )
+            retriever = (total / pairs).item()
+            print(f"step {step:2d}  loss of what returns {reading.item():.3f}, of the retriever {retriever:.3f}")
 
     fresh = documents(16)
     with torch.no_grad():

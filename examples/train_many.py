@@ -85,18 +85,9 @@ def main(arguments: list[str] | None = None) -> None:
     place, start = options.out / "checkpoint", 0
     if (place / "state.json").exists():
         start = sharded_checkpoint.load(place, model, optimizer)["step"]
-    rows = WindowDataset(
-        store,
-        window=options.window,
-        batch_size=options.batch // data,
-        seed=0,
-        neighbours=neighbours,
-        database=database,
-        k=options.k,
-        start=start,
-        rank=mesh["data"].get_local_rank(),
-        world_size=data,
-    )
+    found = {"neighbours": neighbours, "database": database, "k": options.k}
+    share = {"batch_size": options.batch // data, "rank": mesh["data"].get_local_rank(), "world_size": data}
+    rows = WindowDataset(store, window=options.window, seed=0, start=start, **share, **found)
     stream = iter(training.prefetched(rows, options.workers))
     if options.sequence > 1:
         stream = map(SequencePart(mesh["sequence"]).split, stream)

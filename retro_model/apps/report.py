@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +24,8 @@ def as_json(value: object) -> object:
 class Report:
     """Printer of a demonstration, which records its lines and keeps the results of its parts.
 
-    Args:
-        folder: for the files; made if it is missing.
-        plan: the settings that parts depend on; a part that another plan made is made again.
-        quiet: print nothing, but record.
-        minutes: begin no part after these.
+    folder: for the files; made if it is missing. plan: the settings that parts depend on; a part that another plan made
+    is made again. quiet: print nothing, but record. minutes: begin no part after these.
     """
 
     def __init__(self, folder: Path, plan: object = None, quiet: bool = False, minutes: float = math.inf):
@@ -51,7 +47,7 @@ class Report:
         kept = {"plan": self.plan, "made": make(), "seconds": time.perf_counter() - start}
         path.parent.mkdir(exist_ok=True)
         torch.save(kept, path.with_suffix(".new"))
-        os.replace(path.with_suffix(".new"), path)
+        path.with_suffix(".new").replace(path)
         return kept["made"]
 
     @contextlib.contextmanager
@@ -88,8 +84,8 @@ class Report:
     def finish(self, results: dict) -> dict:
         """Write report.txt, and results.json with the seconds of each stage or of the whole; return the results."""
         seconds = round(self.earlier + time.perf_counter() - self.start, 1)
-        facts = {"seconds": self.timings or seconds, "torch": torch.__version__, "threads": torch.get_num_threads()}
-        results = results | facts
+        threads = torch.get_num_threads()
+        results |= {"seconds": self.timings or seconds, "torch": torch.__version__, "threads": threads}
         (self.folder / "results.json").write_text(json.dumps(results, indent=1, default=float) + "\n")
         self.say(f"{seconds:.0f} s; report.txt, results.json and pictures are in {self.folder}")
         (self.folder / "report.txt").write_text(self.console.export_text(), encoding="utf-8")

@@ -1,8 +1,5 @@
 """RETRO end to end on the sources of Python's standard library: corpus, tokeniser, database, training, evaluation.
 
-    retro-model demo                    # minutes on two cores
-    retro-model demo --device cuda
-
 A RETRO and its baseline, the same decoder without retrieval, train for the same steps on the same batches in the same
 order. Both are scored on packages that are in neither training data, tokeniser nor database.
 """
@@ -16,7 +13,6 @@ import time
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from retro_model import Retro, RetroConfig, checkpoint, evaluation, training
 from retro_model.apps.report import Report, as_json
@@ -27,14 +23,13 @@ from retro_model.base.progress import counting
 from retro_model.retro import copying
 
 from .corpus import Corpus, prepare, stream
-from .options import parser
-from .plan import DEFAULT, SMOKE, Plan
+from .options import DEFAULT, SMOKE, Plan, parser
 
 
-def make_model(config: RetroConfig, plan: Plan, seed: int, device: str, **options) -> Retro:
+def make_model(config: RetroConfig, plan: Plan, seed: int, device: str) -> Retro:
     """Return a model with weights drawn from `seed`, or for the plan's `start_copying` with those of `copying`."""
     torch.manual_seed(seed)
-    model = Retro(config, **options)
+    model = Retro(config)
     if plan.start_copying:
         copying.start_copying(model, seed)
     return model.to(device)
@@ -44,14 +39,11 @@ def fit(
     config: RetroConfig, corpus: Corpus, plan: Plan, seed: int, device: str, title: str, quiet: bool
 ) -> tuple[Retro, dict]:
     """Train one model; return it and the facts of its training. The batches depend on the seed alone."""
-    model = make_model(config, plan, seed, device)
+    model, start = make_model(config, plan, seed, device), time.perf_counter()
     settings = training.Settings(plan.steps, max_lr=plan.max_lr, warmup_steps=plan.warmup_steps)
-    optimizer = training.make_optimizer(model, settings)
-    start = time.perf_counter()
+    optimizer, batches = training.make_optimizer(model, settings), stream(corpus, plan, seed, config.retrieves)
     with training.progress(title, plan.steps, quiet) as report:
-        history = training.train(
-            model, optimizer, stream(corpus, plan, seed, config.retrieves), settings, report=report, keep_memory=True
-        )
+        history = training.train(model, optimizer, batches, settings, report=report, keep_memory=True)
     seconds = time.perf_counter() - start
     tokens = plan.steps * plan.batch_size * plan.window
     facts = {
@@ -123,19 +115,17 @@ RANDOM = "RETRO on, random neighbours"
 
 
 def score_all(
-    retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan, seed: int = 0, quiet: bool = False
+    retro: Retro, baseline: Retro, corpus: Corpus, plan: Plan, seed: int, quiet: bool
 ) -> dict[str, evaluation.Scores]:
     """Score the validation store: RETRO with each number of neighbours, with random ones, with none; the baseline."""
     near, database = corpus.validation_neighbours, corpus.database
     given = {f"RETRO on, {k} neighbours": (retro, near[:, :k], database) for k in plan.evaluation_neighbours}
     given[RANDOM] = (retro, evaluation.random_neighbours(near[:, : plan.neighbours], database, seed), database)
     given |= {"RETRO off": (retro,), "baseline": (baseline,)}
-    scores = {}
+    scores, windows = {}, {"window": plan.window, "stride": plan.stride}
     for name, (model, *neighbours) in given.items():
         with counting(f"scoring {name}", quiet) as report:
-            scores[name] = evaluation.score(
-                model, corpus.validation, *neighbours, window=plan.window, stride=plan.stride, report=report
-            )
+            scores[name] = evaluation.score(model, corpus.validation, *neighbours, **windows, report=report)
     return scores
 
 
@@ -154,22 +144,22 @@ def run(
     if minutes is not None:
         with report.stage("times of a step and a score"):
             plan = _planned(report, minutes, corpus, plan, config, seed, device)
-    models: dict[str, nn.Module] = {}
-    results: dict = {"plan": dataclasses.asdict(plan), "config": config.to_dict(), "seed": seed}
+    models, results = [], {"plan": dataclasses.asdict(plan), "config": config.to_dict(), "seed": seed}
     results |= {"corpus": corpus.facts, "training": {}}
     for name, c in (("RETRO", config), ("baseline", config.baseline())):
         with report.stage(f"training {name}"):
-            models[name], results["training"][name] = fitted(name, c, corpus, plan, seed, device, folder, quiet)
+            model, results["training"][name] = fitted(name, c, corpus, plan, seed, device, folder, quiet)
+            models.append(model)
     describe(folder, plan, corpus, "Not scored yet.")  # `serve` can read the folder from here on
     with report.stage("evaluation"):
-        scores = score_all(models["RETRO"], models["baseline"], corpus, plan, seed, quiet)
+        scores = score_all(*models, corpus, plan, seed, quiet)
         leakage = evaluation.leakage(corpus.validation, corpus.validation_neighbours, corpus.database)
         best = scores[f"RETRO on, {plan.neighbours} neighbours"]
         others = {name: scores[name] for name in (RANDOM, "RETRO off", "baseline")}
         evaluation.plot_gains(best, others, corpus.validation, leakage, folder / "leakage.png")
     results["bits_per_byte"] = {name: evaluation.bits_per_byte(s) for name, s in scores.items()}
     results["curves"] = {name: evaluation.curve(s, leakage) for name, s in scores.items()}
-    difference = {n: evaluation.bootstrap(best, scores[n], corpus.validation) for n in others}
+    difference = {n: evaluation.bootstrap(best, other, corpus.validation) for n, other in others.items()}
     results["difference"] = difference
     results["gains"] = {n: evaluation.gains(best, other, corpus.validation, leakage) for n, other in others.items()}
     results["verdicts"] = [
@@ -207,17 +197,9 @@ def _planned(
 def describe(folder: Path, plan: Plan, corpus: Corpus, verdict: str) -> None:
     """Write `model.json`, which `retro-model ask` and `serve` read."""
     facts = {"neighbours": plan.neighbours, "bos": True, "verdict": verdict}
-    parts = {
-        "model": "retro",
-        "tokenizer": "tokenizer.json",
-        "held_out": "validation",
-        "store": corpus.database.store.folder.name,
-        "keys": "embeddings",
-        "embedder": "embedder.npz",
-    }
-    folders.describe(
-        folder, "retro", "A small RETRO with the sources of Python's standard library", parts, plan.window, facts
-    )
+    parts = {"model": "retro", "tokenizer": "tokenizer.json", "store": corpus.database.store.folder.name}
+    title = "A small RETRO with the sources of Python's standard library"
+    folders.describe(folder, "retro", title, parts | folders.LIBRARY, plan.window, facts)
 
 
 def _no_device(name: str) -> str | None:

@@ -3,6 +3,7 @@ and their neighbours."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import sysconfig
@@ -21,7 +22,7 @@ from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.text import longest_common_substrings
 from retro_model.data.tokens import Tokenizer
 
-from .plan import Plan
+from .options import Plan
 
 #: Held-out modules. Each has a sibling to retrieve from (ntpath: posixpath; ssl: socket) and is in Python 3.11 to 3.14.
 #: Small ones make the number of documents that an interval needs, ten. Their tests are in `test`, which is trained on.
@@ -52,19 +53,20 @@ def group_of(name: str) -> str:
     return name.removesuffix(".py").split("/")[0]
 
 
+def digest(name: str) -> bytes:
+    """Return the digest of a name, by which documents are put into a fixed random order."""
+    return hashlib.sha256(name.encode()).digest()
+
+
 def sources(root: Path) -> Iterator[Document]:
     """Iterate over the UTF-8 sources below `root`, without site-packages and tables, in a fixed random order."""
     paths = [p for p in root.rglob("*.py") if "site-packages" not in p.parts and "dist-packages" not in p.parts]
-    names = sorted((p.relative_to(root).as_posix() for p in paths), key=lambda n: hashlib.sha256(n.encode()).digest())
-    for name in names:
-        if name.startswith(TABLES):
-            continue
-        try:
+    names = (p.relative_to(root).as_posix() for p in paths)
+    for name in sorted((n for n in names if not n.startswith(TABLES)), key=digest):
+        with contextlib.suppress(UnicodeDecodeError):
             text = (root / name).read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue
-        if text.strip():
-            yield Document(name, group_of(name), text)
+            if text.strip():
+                yield Document(name, group_of(name), text)
 
 
 def first_bytes(documents: list[Document], limit: int) -> list[Document]:
@@ -83,9 +85,8 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     say(f"  reading the sources below {root} ...")
     every = list(sources(root))
     validation = first_bytes([d for d in every if d.group in VALIDATION], plan.validation_bytes)
-    # tests come last
-    training_documents = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
-    others = first_bytes(training_documents, plan.database_bytes)
+    tests_last = sorted((d for d in every if d.group not in VALIDATION), key=lambda d: d.group == "test")
+    others = first_bytes(tests_last, plan.database_bytes)
     if not validation or not others:
         raise FileNotFoundError(f"{root}: expected the sources of Python's standard library; got none")
     say(f"  {len(every):,} files; tokeniser ...")
@@ -100,21 +101,23 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     removed = {removal.name for removal in leaked.removed}
     store = raw
     if removed:
-        clean = kept_documents(raw, leaked)
-        store = build_store(folder / "database", clean, tokenizer, chunk_len=options["chunk_len"])
+        chunk_len = options["chunk_len"]
+        store = build_store(folder / "database", kept_documents(raw, leaked), tokenizer, chunk_len=chunk_len)
     learnt = first_bytes([d for d in others if d.name not in removed], plan.train_bytes)
     train = build_store(folder / "train", learnt, tokenizer, **options)
     say(f"  keys of {len(store):,} chunks, and the neighbours of {len(train):,} ...")
     embedder = HashedTfidf(plan.dim).fit(store)
     embedder.save(folder / "embedder.npz")
     database = ChunkDatabase.build(folder / "embeddings", store, embedder, index=plan.index)
-    train_neighbours = precompute_neighbours(
-        folder / "train-neighbours", train, database, plan.neighbours + SPARE, progress=progress
-    )
     most = max(*plan.evaluation_neighbours, evaluation.LEAKAGE_NEIGHBOURS)
-    validation_neighbours = precompute_neighbours(
-        folder / "validation-neighbours", held_out, database, most, progress=progress
+    wanted = {"train": (train, plan.neighbours + SPARE), "validation": (held_out, most)}
+    train_neighbours, validation_neighbours = (
+        precompute_neighbours(folder / f"{name}-neighbours", of, database, k, progress=progress)
+        for name, (of, k) in wanted.items()
     )
+    rows, near = _aligned_windows(train, plan.window), train_neighbours[:, : plan.neighbours]
+    left_out = training.visible(train, rows, near, database) != near[rows]
+    hidden = float(left_out.any((1, 2)).mean())  # share of the windows
     facts = {
         "validation_groups": sorted({d.group for d in validation}),
         "training_groups": len({d.group for d in others}),
@@ -125,43 +128,30 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
         "bytes_per_token": held_out.num_bytes / held_out.num_tokens,
         "search": plan.index or "exact",
         "recall": database.recall,
-        "windows_with_neighbours_of_their_own": hidden_windows(
-            train, train_neighbours[:, : plan.neighbours], database, plan.window
-        ),
+        "windows_with_neighbours_of_their_own": hidden,
     }
-    say(
-        f"  validation: {', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens); training: "
-        f"{train.num_tokens:,} tokens; database: {store.num_tokens:,} tokens of {facts['training_groups']} other "
-        f"packages and modules; {len(removed)} near-duplicates removed"
-    )
+    scored = f"{', '.join(facts['validation_groups'])} ({held_out.num_tokens:,} tokens)"
+    found = f"{store.num_tokens:,} tokens of {facts['training_groups']} other packages and modules"
+    counted = f"training: {train.num_tokens:,} tokens; database: {found}; {len(removed)} near-duplicates removed"
+    say(f"  validation: {scored}; {counted}")
     recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
     say(f"  search: {facts['search']} {recall}")
-    say(
-        f"  {facts['windows_with_neighbours_of_their_own']:.1%} of the training windows have a neighbour from one of "
-        "their own documents, which is left out"
-    )
+    own = "have a neighbour from one of their own documents, which is left out"
+    say(f"  {hidden:.1%} of the training windows {own}")
     return Corpus(tokenizer, database, train, held_out, train_neighbours, validation_neighbours, facts)
 
 
-def _aligned_windows(store: TokenStore, per_window: int) -> np.ndarray:
-    """Return the chunk rows of a store's consecutive windows, int64 [windows, per_window]."""
+def _aligned_windows(store: TokenStore, window: int) -> np.ndarray:
+    """Return the chunk rows of a store's consecutive windows, int64 [windows, window / M]."""
+    per_window = window // store.chunk_len
     return np.arange(0, len(store) - per_window + 1, per_window)[:, None] + np.arange(per_window)
 
 
-def hidden_windows(store: TokenStore, neighbours: np.ndarray, database: ChunkDatabase, window: int) -> float:
-    """Return the share of the windows in which `training.visible` leaves out a neighbour."""
-    rows = _aligned_windows(store, window // store.chunk_len)
-    hidden = training.visible(store, rows, neighbours, database) != neighbours[rows]
-    return float(hidden.any((1, 2)).mean())
-
-
 def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
-    """Return the first rows of the half of the training windows that has most to copy.
-
-    That is, whose chunks share the longest substrings with the k neighbours of the chunk before.
-    """
-    store, m, means = corpus.train, corpus.train.chunk_len, []
-    windows = _aligned_windows(store, window // m)
+    """Return the first rows of the half of the training windows that has most to copy: whose chunks share the longest
+    substrings with the k neighbours of the chunk before."""
+    store, means = corpus.train, []
+    windows = _aligned_windows(store, window)
     for at in range(0, len(windows), 64):
         rows = windows[at : at + 64]
         batch = training.gather(store, rows, corpus.train_neighbours, corpus.database, k=k)
@@ -175,8 +165,8 @@ def overlapping_windows(corpus: Corpus, window: int, k: int) -> np.ndarray:
 
 def stream(corpus: Corpus, plan: Plan, seed: int, retrieves: bool) -> Iterator[training.Batch]:
     """Iterate over the batches of either model: half of the steps from `overlapping_windows`, the rest from all."""
-    found = {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
-    what = found if retrieves else {}
-    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed, **what}
+    options = {"window": plan.window, "batch_size": plan.batch_size, "seed": seed}
+    if retrieves:
+        options |= {"neighbours": corpus.train_neighbours, "database": corpus.database, "k": plan.neighbours}
     easy = training.batches(corpus.train, starts=overlapping_windows(corpus, plan.window, plan.neighbours), **options)
     return itertools.chain(itertools.islice(easy, plan.steps // 2), training.batches(corpus.train, **options))

@@ -1,12 +1,7 @@
 """EleutherAI's evaluation harness with `--model retro`, and the paper's evaluations over local files.
 
-    retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
-    retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
-    retro-model lm-eval ls tasks            # lm_eval's own commands, options and tasks
-
-The harness has no entry points for models, so this command registers `retro` and then calls the harness. `--model
-retro` is the default. folder: of `retro-model demo` or `retrofit`. The model's other arguments are those of
-`RetroLM.from_folder`.
+The harness has no entry points for models, so this command registers `retro` and then calls the harness. The model's
+arguments are those of `RetroLM.from_folder`.
 """
 
 from __future__ import annotations
@@ -23,9 +18,7 @@ OURS = re.compile(rf"({'|'.join(tasks.TASKS)})=(.+)")
 
 def hand_over(arguments: list[str], folder: Path) -> list[str]:
     """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder.
-
-    Raises: FileNotFoundError for a missing file.
-    """
+    Raises: FileNotFoundError for a missing file."""
     given, named, written = [], False, False
     for argument in arguments:
         named = argument in ("--tasks", "-t") or (named and not argument.startswith("-"))
@@ -37,20 +30,15 @@ def hand_over(arguments: list[str], folder: Path) -> list[str]:
                 parts[at], written = task["task"], True
         given.append(",".join(parts) if parts else argument)
     if written:
-        given += _included(given, folder)
+        theirs = []  # their own folder moves into the option that names ours, and comes first
+        if "--include_path" in given[:-1]:
+            at = given.index("--include_path")
+            _, *theirs = given[at : at + 2]
+            del given[at : at + 2]
+        given += ["--include_path", ":".join([*theirs, str(folder)])]
     if "--tasks" in given and not {"--model", "-M", "--config", "-C"} & {*given}:
         given += ["--model", "retro"]
     return given
-
-
-def _included(given: list[str], folder: Path) -> list[str]:
-    """Return the option that names the folder. A folder in `given` moves into it and comes first."""
-    theirs = []
-    if "--include_path" in given[:-1]:
-        at = given.index("--include_path")
-        theirs = [given.pop(at + 1)]
-        del given[at]
-    return ["--include_path", ":".join([*theirs, str(folder)])]
 
 
 def main(arguments: list[str] | None = None) -> None:

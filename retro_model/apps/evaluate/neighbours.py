@@ -1,11 +1,4 @@
-"""Tokens, keys and neighbours of documents, by any frozen encoder.
-
-    retro-model neighbours run --documents corpus.jsonl --tokenizer gpt2-folder --encoder bert-folder -k 10
-    retro-model neighbours run --documents "src/**/*.py" --tokenizer train:8192 --window 2048
-    retro-model neighbours run --documents "text/**/*.txt" --tokenizer train:32000 --shards 64 --workers 16
-
-All results are in the folder. The same command continues a killed run.
-"""
+"""Tokens, keys and neighbours of documents, by any frozen encoder. The same command continues a killed run."""
 
 from __future__ import annotations
 
@@ -22,6 +15,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from retro_model import evaluation
 from retro_model.base import disk
@@ -59,24 +53,21 @@ def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]
             with path.open(encoding="utf-8") as lines:
                 yield from as_documents((json.loads(line) for line in lines if line.strip()), text_field=text_field)
         else:
-            try:
+            with contextlib.suppress(UnicodeDecodeError):
                 text = path.read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
-            if text.strip():
-                yield Document(path.as_posix(), "", text)
+                if text.strip():
+                    yield Document(path.as_posix(), "", text)
 
 
 def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Executor | None) -> TokenStore:
     """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file."""
     settings = {"chunk_len": options.chunk_len, "bos": options.bos}
-    if options.shards == 1:
-        return build_store(options.folder / "store", read_documents(paths, options.text_field), tokenizer, **settings)
     if len(paths) < options.shards:
         raise ValueError(f"--shards: expected at most one for each of {len(paths)} files; got {options.shards}")
-    sources = [
-        functools.partial(read_documents, paths[s :: options.shards], options.text_field) for s in range(options.shards)
-    ]
+    shares = (paths[shard :: options.shards] for shard in range(options.shards))
+    sources = [functools.partial(read_documents, share, options.text_field) for share in shares]
+    if options.shards == 1:
+        return build_store(options.folder / "store", sources[0](), tokenizer, **settings)
     return build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
 
 
@@ -99,10 +90,7 @@ def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
 def make_embedder(
     name: str, store: TokenStore, tokenizer, device: str, executor: Executor | None = None, *, unit: bool = False
 ) -> Embedder:
-    """Return hashed TF-IDF, or a frozen encoder of transformers and its tokenizer from a local folder.
-
-    unit: see `EncoderEmbedder`.
-    """
+    """Return hashed TF-IDF, or the frozen encoder of a local transformers folder. unit: see `EncoderEmbedder`."""
     if name == TFIDF:
         return HashedTfidf().fit(store, executor=executor)
     from transformers import AutoModel, AutoTokenizer
@@ -116,8 +104,6 @@ def make_embedder(
 def workers(options: Namespace) -> Iterator[Executor | None]:
     """Context manager: the executor of `--workers` or `--cluster`; None: this process."""
     if options.workers:
-        import torch
-
         devices = torch.cuda.device_count() if options.device.startswith("cuda") else 0
         with executors.pool(options.workers, devices=devices) as pool:
             yield pool
@@ -133,46 +119,32 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
         yield None
 
 
-def run(options: Namespace, show=print) -> np.ndarray:
+def run(options: Namespace) -> np.ndarray:
     """Run the command and return the neighbours."""
-    with workers(options) as executor:
-        return _run(options, executor, show)
-
-
-def _run(options: Namespace, executor: Executor | None, show) -> np.ndarray:
     begin = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
-    paths = named_files(options.documents, options.without)
-    tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(paths, options.text_field))
-    store = make_store(options, paths, tokenizer, executor)
-    show(f"{len(store.documents):,} documents, {store.num_tokens:,} tokens, {len(store):,} chunks of {store.chunk_len}")
-    embedder = make_embedder(options.encoder, store, tokenizer, options.device, executor)
-    if isinstance(embedder, HashedTfidf):
-        embedder.save(options.folder / EMBEDDER)
-    database = ChunkDatabase.build(
-        options.folder / "keys",
-        store,
-        embedder,
-        index=options.index,
-        nprobe=options.nprobe,
-        device=options.device,
-        key_type=options.key_type,
-        executor=executor,
-    )
-    recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
-    show(f"keys: {embedder.name}, {embedder.dim} wide; search: {options.index or 'exact'} {recall}")
-    neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k, executor=executor)
-    show(f"{options.k} neighbours of each chunk")
+    with workers(options) as executor:
+        paths = named_files(options.documents, options.without)
+        tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(paths, options.text_field))
+        store = make_store(options, paths, tokenizer, executor)
+        sizes = f"{store.num_tokens:,} tokens, {len(store):,} chunks of {store.chunk_len}"
+        print(f"{len(store.documents):,} documents, {sizes}")
+        embedder = make_embedder(options.encoder, store, tokenizer, options.device, executor)
+        if isinstance(embedder, HashedTfidf):
+            embedder.save(options.folder / EMBEDDER)
+        settings = {name: getattr(options, name) for name in ("index", "nprobe", "device", "key_type")}
+        database = ChunkDatabase.build(options.folder / "keys", store, embedder, **settings, executor=executor)
+        recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
+        print(f"keys: {embedder.name}, {embedder.dim} wide; search: {options.index or 'exact'} {recall}")
+        neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k, executor=executor)
+    print(f"{options.k} neighbours of each chunk")
     if options.window is not None:
+        near, window = neighbours[:, : options.shown], options.window
         for filtered, who in ((False, "of what the search found"), (True, "of what a training window is shown")):
-            leaks = evaluation.window_leaks(
-                store, neighbours[:, : options.shown], database, window=options.window, filtered=filtered
-            )
-            show(
-                f"{who}: {leaks.own:.1%} of the windows of {options.window} tokens hold a neighbour from one of their "
-                f"own documents, {leaks.ahead:.1%} one from what they still have to predict"
-            )
-    show(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours are in {options.folder}")
+            leaks = evaluation.window_leaks(store, near, database, window=window, filtered=filtered)
+            own = f"{leaks.own:.1%} of the windows of {window} tokens hold a neighbour from one of their own documents"
+            print(f"{who}: {own}, {leaks.ahead:.1%} one from what they still have to predict")
+    print(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours are in {options.folder}")
     return neighbours
 
 

@@ -10,38 +10,28 @@ TFIDF = "tfidf"
 
 def neighbours() -> argparse.ArgumentParser:
     """Return the parser of `retro-model neighbours`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model neighbours", description="Make tokens, keys and neighbours of documents."
-    )
-    made.add_argument("folder", type=Path, help="folder for the results")
-    made.add_argument(
-        "--documents", nargs="+", required=True, help="files of JSON lines and text files; patterns with * and **"
-    )
-    made.add_argument("--without", nargs="*", default=[], help="names of files and folders to leave out")
-    made.add_argument("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
-    made.add_argument(
-        "--tokenizer", required=True, help="folder of transformers, file of a saved Tokenizer, or train:SIZE"
-    )
-    made.add_argument(
-        "--encoder", default=TFIDF, help="folder of a transformers encoder, e.g. BERT's, or tfidf (default)"
-    )
-    made.add_argument("--chunk-len", type=int, default=64, help="tokens of a chunk (default: 64)")
-    made.add_argument("--bos", action="store_true", help="begin every document with the tokenizer's BOS")
-    made.add_argument("-k", type=int, default=10, help="neighbours of a chunk (default: 10)")
-    made.add_argument("--index", help="FAISS index factory string (default: exact search)")
-    made.add_argument("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
-    made.add_argument("--key-type", default="float32", help="type of the stored keys: float32 or float16")
-    made.add_argument("--device", default="cpu", help="run encoder and exact search on this device")
-    made.add_argument("--shards", type=int, default=1, help="number of shards of the store (default: 1)")
+    about = "Make tokens, keys and neighbours of documents."
+    made = argparse.ArgumentParser(prog="retro-model neighbours", description=about)
+    add = made.add_argument
+    add("folder", type=Path, help="folder for the results")
+    add("--documents", nargs="+", required=True, help="files of JSON lines and text files; patterns with * and **")
+    add("--without", nargs="*", default=[], help="names of files and folders to leave out")
+    add("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
+    add("--tokenizer", required=True, help="folder of transformers, file of a saved Tokenizer, or train:SIZE")
+    add("--encoder", default=TFIDF, help="folder of a transformers encoder, e.g. BERT's, or tfidf (default)")
+    add("--chunk-len", type=int, default=64, help="tokens of a chunk (default: 64)")
+    add("--bos", action="store_true", help="begin every document with the tokenizer's BOS")
+    add("-k", type=int, default=10, help="neighbours of a chunk (default: 10)")
+    add("--index", help="FAISS index factory string (default: exact search)")
+    add("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
+    add("--key-type", default="float32", help="type of the stored keys: float32 or float16")
+    add("--device", default="cpu", help="run encoder and exact search on this device")
+    add("--shards", type=int, default=1, help="number of shards of the store (default: 1)")
     where = made.add_mutually_exclusive_group()
     where.add_argument("--workers", type=int, default=0, help="processes that build the shards (default: none)")
     where.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
-    made.add_argument(
-        "--window", type=int, help="report how many training windows of this many tokens would see their own future"
-    )
-    made.add_argument(
-        "--shown", type=int, default=2, help="neighbours of a chunk that a window reads, for --window (default: 2)"
-    )
+    add("--window", type=int, help="report how many training windows of this many tokens would see their own future")
+    add("--shown", type=int, default=2, help="neighbours of a chunk that a window reads, for --window (default: 2)")
     return made
 
 

@@ -1,16 +1,13 @@
 """Measure everything that a user can do with a decoder and texts, on the same held-out documents.
 
-    retro-model compare                                             # SmolLM2 and the manual pages of this machine
-    retro-model compare DECODER --texts DIR --out compare-out
-
-Alone, with longer windows, neighbours in its context, kNN-LM, RETRO's new layers, its own attention: bits per byte,
-the difference with its interval over documents, the same with other documents' neighbours, and what it costs. A
-contender that is scored is kept: stopped and called again, the command goes on.
+For each contender: bits per byte, the difference with its interval over documents, the same with other documents'
+neighbours, and its cost. A contender that is scored is kept: stopped and called again, the command goes on.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import json
 import shlex
@@ -33,27 +30,21 @@ from .options import compare as parser
 GROUP = 8  # documents between two points where a stopped run goes on
 
 
-def show_line(line: str) -> None:
-    """Print a line at once, also to a file."""
-    print(line, flush=True)
+show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 
 
-def run(setting: Setting, names: list[str], documents: int, random_documents: int, show=show_line) -> None:
+def run(setting: Setting, names: list[str], documents: int, random_documents: int) -> None:
     """Score the first held-out documents by each contender. Scores of the same settings in the folder are kept.
 
     random_documents: how many of them are scored with others' neighbours too.
     """
     (setting.folder / "scores").mkdir(parents=True, exist_ok=True)
     for name in names:
-        path = _path(setting, name)
-        result = record.Result.load(path) if path.exists() else None
-        settings = _settings(setting, name)
-        if result is None or result.facts["of"] != settings:
-            result = record.Result.empty(setting.library.held_out, settings)
+        result = _kept(setting, name) or record.Result.empty(setting.library.held_out, _settings(setting, name))
         wanted = {"true": documents, "random": 0 if name in RETRIEVE_NOTHING else random_documents}
         if any(result.facts["documents"][which] < count for which, count in wanted.items()):
-            show(CONTENDERS[name])
-            _score(setting, name, result, wanted, path)
+            setting.show(CONTENDERS[name])
+            _score(setting, name, result, wanted)
             gc.collect()
 
 
@@ -68,10 +59,19 @@ def _settings(setting: Setting, name: str) -> dict:
         made["fit"] = dataclasses.asdict(setting.fit)
     if name in OWN:
         made["layers"] = setting.layers and list(setting.layers)
-    return made | ({"datastore_tokens": setting.datastore_tokens} if name == "knn" else {})
+    if name == "knn":
+        made["datastore_tokens"] = setting.datastore_tokens
+    return made
 
 
-def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int], path: Path) -> None:
+def _kept(setting: Setting, name: str) -> record.Result | None:
+    """Return a contender's scores in the folder, if they have the same settings."""
+    path = _path(setting, name)
+    result = record.Result.load(path) if path.exists() else None
+    return result if result and result.facts["of"] == _settings(setting, name) else None
+
+
+def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int]) -> None:
     """Go on where `result` ends. Save it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
     with record.Cost() as making:
@@ -79,12 +79,13 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
     result.facts.setdefault("made", {"making_cpu_seconds": making.cpu_seconds} | contender.made)
     random = evaluation.exchanged_neighbours(setting.near, library.held_out, library.database, setting.fit.seed)
     for which, near in (("true", setting.near), ("random", random)):
+        given = near if contender.far is None else np.where(contender.far, -1, near)
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
-            given = near if contender.far is None else np.where(contender.far, -1, near)
             before = dict(contender.seconds)
             if contender.read is not None:
-                neighbours = _neighbours(setting, given, group)
+                distinct = np.setdiff1d(given[np.isin(library.held_out.chunk_doc, group)], -1)
+                neighbours = torch.as_tensor(library.database.values(distinct)[0])  # [S,R]
                 with record.Cost() as reading:
                     count = contender.read(neighbours)
                 result.add_reading(which, len(neighbours), count, reading)
@@ -92,27 +93,19 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
                 scores = contender.score(given, group)
             result.add(which, scores, cost, {part: s - before[part] for part, s in contender.seconds.items()})
             done[which] = group.stop
-            result.save(path)
+            result.save(_path(setting, name))
             spent = result.facts["cpu_seconds"][which]
             setting.show(f"  {which} neighbours: {group.stop} of {wanted[which]} documents, {spent:.0f} CPU seconds")
 
 
-def _neighbours(setting: Setting, near: np.ndarray, documents: range) -> torch.Tensor:
-    """Return the tokens [S,R] of the distinct neighbours of some documents."""
-    inside = np.isin(setting.library.held_out.chunk_doc, documents)
-    ids = np.setdiff1d(near[inside], -1)
-    return torch.as_tensor(setting.library.database.values(ids)[0])
-
-
-def write(setting: Setting, title: str, command: str, show=print) -> dict:
+def write(setting: Setting, title: str, command: str) -> None:
     """Write compare.json, compare.md and compare.png of all scores in the folder. Print a table."""
     from rich.console import Console
 
-    paths = {name: _path(setting, name) for name in CONTENDERS}
-    results = {name: record.Result.load(path) for name, path in paths.items() if path.exists()}
-    results = {name: result for name, result in results.items() if result.facts["of"] == _settings(setting, name)}
+    results = {name: _kept(setting, name) for name in CONTENDERS}
+    results = {name: result for name, result in results.items() if result is not None}
     if "alone" not in results:
-        return {}
+        return
     library = setting.library
     nearest = library.similarity(setting.plan).max(1)
     rows = record.rows(results, CONTENDERS, library.held_out, library.leakage, nearest)
@@ -130,8 +123,7 @@ def write(setting: Setting, title: str, command: str, show=print) -> dict:
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
     record.draw([made], setting.folder)
     Console().print(record.table(rows, title))
-    show(f"compare.json, compare.md (all columns) and compare.png lie in {setting.folder}")
-    return made
+    setting.show(f"compare.json, compare.md (all columns) and compare.png lie in {setting.folder}")
 
 
 def _commit() -> str | None:
@@ -157,21 +149,14 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{title}: {len(documents):,} documents", flush=True)
         decoder = decoder_folder(options.decoder, show_line)
         prepared = prepare(options.out, decoder, library, held, plan, show_line)
-        setting = Setting(
-            decoder,
-            prepared,
-            plan,
-            Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed),
-            options.out,
-            options.datastore_tokens,
-            options.layers and tuple(options.layers),
-            options.out / "states" if options.keep_states else None,
-            show_line,
-        )
+        how = Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed)
+        layers, states = options.layers and tuple(options.layers), options.out / "states"
+        kept = {"layers": layers, "states": states if options.keep_states else None, "show": show_line}
+        setting = Setting(decoder, prepared, plan, how, options.out, options.datastore_tokens, **kept)
         torch.manual_seed(options.seed)
         most = len(prepared.held_out.documents)
         documents = min(most, options.documents or most)
         run(setting, options.contenders, documents, min(documents, options.random_documents or most))
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model compare: {error}")
-    write(setting, title, shlex.join(["retro-model", "compare", *arguments]), show_line)
+    write(setting, title, shlex.join(["retro-model", "compare", *arguments]))

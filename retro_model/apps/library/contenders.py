@@ -62,16 +62,13 @@ class Setting:
         return {"window": self.plan.window, "stride": self.plan.stride}
 
 
-#: Scores of some held-out documents with given neighbours [chunks,K].
-Scorer = Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
-
-
 class Contender(NamedTuple):
-    """made: facts of the training. read: reads neighbours [S,R] ahead of the score and returns how many were not kept;
-    None: nothing is read ahead. far: mask [chunks,K] of neighbours that it is not given; None: it is given all.
-    seconds: spent so far, by part; see `OwnAttention`."""
+    """score: scores some held-out documents with given neighbours [chunks,K]. made: facts of the training. read: reads
+    neighbours [S,R] ahead of the score and returns how many were not kept; None: nothing is read ahead. far: mask
+    [chunks,K] of neighbours that it is not given; None: it is given all. seconds: spent so far, by part; see
+    `OwnAttention`."""
 
-    score: Scorer
+    score: Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
     made: dict
     read: Callable[[Tensor], int] | None = None
     far: np.ndarray | None = None
@@ -81,23 +78,14 @@ class Contender(NamedTuple):
 def alone(s: Setting, times: int = 1) -> Contender:
     """The decoder as it is. `times` lengthens windows and strides alike, so that as many tokens are computed."""
     model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
-
-    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        return evaluation.score(model, s.library.held_out, documents=documents, **sizes)
-
-    return Contender(score, sizes)
+    scored = functools.partial(evaluation.score, model, s.library.held_out, **sizes)
+    return Contender(lambda near, documents: scored(documents=documents), sizes)
 
 
 def in_context(s: Setting) -> Contender:
-    model, sizes = s.decoder, {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
-
-    def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        library = s.library
-        return evaluation.score_in_context(
-            model, library.held_out, near, library.database, documents=documents, **sizes
-        )
-
-    return Contender(score, sizes)
+    sizes = {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
+    scored = functools.partial(evaluation.score_in_context, s.decoder, s.library.held_out, **sizes)
+    return Contender(lambda near, documents: scored(near, s.library.database, documents=documents), sizes)
 
 
 def knn(s: Setting) -> Contender:
@@ -134,19 +122,23 @@ def retrofitted(
     """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank, score_bias: of that.
     every: it reads far ones too."""
     torch.manual_seed(s.fit.seed)
-    decoder = s.decoder if attention == "own" else read_decoder(s.decoder_folder)
-    layers = s.layers if attention == "own" else None
+    own = attention == "own"
+    decoder = s.decoder if own else read_decoder(s.decoder_folder)
+    layers = s.layers if own else None
     model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank, score_bias))
-    rate = s.fit.max_lr if attention == "own" and not rank else RATES["low-rank" if rank else attention]
-    how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if attention == "own" else None)
-    if attention == "own" and s.states is not None and not s.states.exists():
+    if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
         all_of_them = f"at most {count * each:,.0f} MB for those of held-out chunks, more for those of training"
         s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
-    keeping = model.keeping(KEPT_BYTES, s.states) if attention == "own" else contextlib.nullcontext()
-    kept = keeping.__enter__()  # for as long as the contender lives
-    name = f"{attention}-{rank}-score" if score_bias else f"{attention}-{rank}"
-    facts = _fit(s, model, how, name) if trained else {}
+    keeping = model.keeping(KEPT_BYTES, s.states) if own else contextlib.nullcontext()
+    kept, facts = keeping.__enter__(), {}  # for as long as the contender lives
+    if trained:
+        rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
+        how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
+        folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}-{how.seed}"
+        batches = functools.partial(stream, s.library, s.plan, how, scores=score_bias)
+        facts = fit(model, batches, how, s.plan, folder, s.show)
+        facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
@@ -157,18 +149,7 @@ def retrofitted(
         model.read(neighbours)
         return kept.read - before
 
-    if attention == "new":
-        return Contender(score, facts)
-    return Contender(score, facts, read, None if every else s.far, model.seconds)
-
-
-def _fit(s: Setting, model: nn.Module, how: Fit, name: str) -> dict:
-    folder = s.folder / f"{name}-{how.seed}"
-    scores = getattr(model.config, "score_bias", False)
-    options = {"windows": how.windows, "scores": scores}
-    batches = functools.partial(stream, s.library, s.plan, how.batch_size, how.seed, **options)
-    facts = fit(model, batches, how, s.plan, folder, s.show)
-    return facts | {"trained_numbers": sum(p.numel() for p in model.parameters() if p.requires_grad)}
+    return Contender(score, facts, read, None if every else s.far, model.seconds) if own else Contender(score, facts)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {

@@ -21,12 +21,7 @@ ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str,
-    plan: Plan,
-    decoder_layers: int,
-    layers: tuple[int, ...] | None = None,
-    rank: int = 0,
-    score_bias: bool = False,
+    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
     fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
@@ -40,14 +35,6 @@ def changes(
     return {"cca_layers": layers, **lengths, **{f"encoder_{name}": n for name, n in encoder.items()}}
 
 
-class Added(nn.Module):
-    """Module of the parameters that train, so that a checkpoint leaves out the decoder."""
-
-    def __init__(self, model: nn.Module):
-        super().__init__()
-        self.added = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
-
-
 def fit(
     model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, plan: Plan, folder: Path, show=print
 ) -> dict:
@@ -56,7 +43,8 @@ def fit(
     stream: returns the batches from a position on. plan: of their windows. No steps: nothing is trained.
     Returns: steps, tokens, CPU seconds and the last losses.
     """
-    added = Added(model)
+    trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
+    added = nn.ModuleDict({"added": trained})  # a checkpoint leaves out the decoder
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
     of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(plan)}
     if state and {name: state["extra"].get(name) for name in of} != of:
@@ -65,9 +53,8 @@ def fit(
     if how.steps == 0 and how.minutes is None:
         return done | {"steps": 0}
     steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
-    settings = training.Settings(
-        steps, max_lr=how.max_lr, warmup_steps=min(10, steps // 5), weight_decay=0.01, autocast=how.autocast
-    )
+    rates = {"max_lr": how.max_lr, "warmup_steps": min(10, steps // 5)}
+    settings = training.Settings(steps, **rates, weight_decay=0.01, autocast=how.autocast)
     optimizer, first = training.make_optimizer(model, settings), 0
     if state:
         checkpoint.load(folder, added, optimizer)

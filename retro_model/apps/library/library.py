@@ -21,7 +21,7 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.evaluation.scoring import document_rows
 
-from .options import Plan
+from .options import Fit, Plan
 
 SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
@@ -91,6 +91,7 @@ def prepare(
     near = precompute_neighbours(folder / "validation-neighbours", held_out, database, evaluation.LEAKAGE_NEIGHBOURS)
     leakage = evaluation.leakage(held_out, near, database)
     database.passage_chunks = plan.passage_chunks
+    share = lambda alpha: float(held_out.chunk_bytes[leakage <= alpha].sum() / held_out.num_bytes)  # noqa: E731
     facts = {
         "documents": len(store.documents),
         "tokens": store.num_tokens,
@@ -100,10 +101,7 @@ def prepare(
         "held_out_documents": len(held_out.documents),
         "held_out_tokens": held_out.num_tokens,
         "held_out_bytes": held_out.num_bytes,
-        "bytes_by_leakage": {
-            f"r(C) <= {alpha}": round(float(held_out.chunk_bytes[leakage <= alpha].sum() / held_out.num_bytes), 3)
-            for alpha in (0.25, 0.5)
-        },
+        "bytes_by_leakage": {f"r(C) <= {alpha}": round(share(alpha), 3) for alpha in (0.25, 0.5)},
     }
     return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
 
@@ -117,7 +115,7 @@ def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k
     return json.loads(path.read_text())
 
 
-def decoder_folder(given: Path | None, show=print) -> Path:
+def decoder_folder(given: Path | None, show) -> Path:
     """Return the folder of the decoder; None: SmolLM2's, which is fetched and converted once.
 
     Raises: FileNotFoundError for a folder without a decoder. ImportError, RuntimeError: see `smollm.folder`.
@@ -135,8 +133,8 @@ def read_decoder(folder: Path):
     """Load a decoder of the Hugging Face library. Nothing is fetched, no code of the folder is run."""
     from transformers import AutoModelForCausalLM
 
-    local = {"local_files_only": True, "trust_remote_code": False}
-    return AutoModelForCausalLM.from_pretrained(folder.resolve(), dtype=torch.float32, **local).eval()
+    how = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
+    return AutoModelForCausalLM.from_pretrained(folder.resolve(), **how).eval()
 
 
 CANDIDATES = 4  # windows that are searched for each that is wanted
@@ -148,40 +146,25 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     """
     random, rows = np.random.default_rng(seed), window // store.chunk_len
     most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
-    drawn = [random.integers(*most[at], endpoint=True) for at in random.permutation(len(most))[: CANDIDATES * count]]
-    firsts = np.array(drawn, np.int64)
+    drawn = random.permutation(len(most))[: CANDIDATES * count]
+    firsts = np.array([random.integers(*most[at], endpoint=True) for at in drawn], np.int64)
     reads = (near[firsts[:, None] + np.arange(rows - 1)] >= 0).any((1, 2))
     found = np.sort(firsts[reads][:count])
     return found if 2 * len(found) >= count else None
 
 
-def stream(
-    library: Library,
-    plan: Plan,
-    batch_size: int,
-    seed: int,
-    start: int = 0,
-    windows: int | None = None,
-    scores: bool = False,
-):
+def stream(library: Library, plan: Plan, how: Fit, start: int = 0, scores: bool = False):
     """Batches of the library's own text with their neighbours, without end.
 
-    windows: number of windows that recur (see `spread`), with the neighbours that own attention reads. None, or where
-    there are too few: the whole text, with neighbours however dissimilar. scores: see `gather`.
+    how.windows windows recur (see `spread`), with the neighbours that own attention reads. None, or where there are too
+    few: the whole text, with neighbours however dissimilar. scores: see `gather`.
     """
-    store = library.database.store
-    near, starts = Searched(library.database, plan.neighbours + SPARE, plan.least_similarity), None
-    if windows is not None:
-        starts = spread(store, near, plan.window, windows, seed)
-    return training.batches(
-        store,
-        window=plan.window,
-        batch_size=batch_size,
-        seed=seed,
-        neighbours=Searched(library.database, near.shape[1]) if starts is None else near,
-        database=library.database,
-        k=plan.neighbours,
-        scores=scores,
-        start=start,
-        starts=starts,
-    )
+    database, starts = library.database, None
+    near = Searched(database, plan.neighbours + SPARE, plan.least_similarity)
+    if how.windows is not None:
+        starts = spread(database.store, near, plan.window, how.windows, how.seed)
+    if starts is None:
+        near = Searched(database, near.shape[1])
+    read = {"neighbours": near, "database": database, "k": plan.neighbours, "scores": scores}
+    options = {"window": plan.window, "batch_size": how.batch_size, "seed": how.seed, "start": start, "starts": starts}
+    return training.batches(database.store, **read, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 #: The contenders of `compare`, and their names in its table.
@@ -26,38 +26,29 @@ RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
 RANK = 8  # of the low-rank maps in `compare`
 
 
+def _size(default, about: str):
+    """Return a field of `Plan` with the help text of its option."""
+    return field(default=default, metadata={"help": about})
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Sizes of a library and of its windows; `SIZES` has what each field is."""
+    """Sizes of a library and of its windows."""
 
-    chunk_len: int = 32
-    neighbours: int = 2
-    least_similarity: float = 0.3
-    window: int = 256
-    stride: int = 128
-    database_bytes: int = 2_500_000
-    held_out: int = 50
-    held_bytes: int = 1500
-    embedder: str = "tfidf"
-    dim: int = 512
-    passage_chunks: int = 2
+    chunk_len: int = _size(32, "tokens of a chunk")
+    neighbours: int = _size(2, "neighbours of a chunk")
+    least_similarity: float = _size(0.3, "own attention reads no passage less similar to its chunk")
+    window: int = _size(256, "tokens read at once")
+    stride: int = _size(128, "tokens of a window that are scored, those before them being context")
+    database_bytes: int = _size(2_500_000, "characters of the library, at most")
+    held_out: int = _size(50, "documents held out and scored")
+    held_bytes: int = _size(1500, "characters of each held-out document, at most")
+    embedder: str = _size("tfidf", "tfidf, or the folder of a frozen encoder")
+    dim: int = _size(512, "width of tfidf's embeddings")
+    passage_chunks: int = _size(2, "chunks of a passage: the one found and those that follow")
 
 
-#: Help texts of the fields of `Plan`.
-SIZES = {
-    "chunk_len": "tokens of a chunk",
-    "neighbours": "neighbours of a chunk",
-    "least_similarity": "own attention reads no passage less similar to its chunk",
-    "window": "tokens read at once",
-    "stride": "tokens of a window that are scored, those before them being context",
-    "database_bytes": "characters of the library, at most",
-    "held_out": "documents held out and scored",
-    "held_bytes": "characters of each held-out document, at most",
-    "embedder": "tfidf, or the folder of a frozen encoder",
-    "dim": "width of tfidf's embeddings",
-    "passage_chunks": "chunks of a passage: the one found and those that follow",
-}
-
+SIZES = {size.name: size for size in fields(Plan)}
 #: Defaults of `compare` that differ: in-context retrieval reads a window anew for every chunk.
 COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
 
@@ -81,42 +72,29 @@ class Fit:
 
 def compare() -> argparse.ArgumentParser:
     """Make the parser of `retro-model compare`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model compare",
-        description="Everything a user could do with a decoder and texts, measured on the same held-out documents.",
-    )
+    about = "Everything a user could do with a decoder and texts, measured on the same held-out documents."
+    made = argparse.ArgumentParser(prog="retro-model compare", description=about)
     add = made.add_argument
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
     _of_both(made, "compare-out")
-    names = ", ".join(CONTENDERS)
-    add(
-        "--contenders",
-        nargs="+",
-        choices=CONTENDERS,
-        default=[*CONTENDERS],
-        metavar="NAME",
-        help=f"score these of {names}",
-    )
+    every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
+    add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")
     add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
     add("--random-documents", type=int, help="documents scored with others' neighbours too (default: all)")
     for name in SIZES:
         _add_size(made, name, default=COMPARED.get(name))
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
-    add(
-        "--datastore-tokens",
-        type=int,
-        default=DATASTORE_TOKENS,
-        help=f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})",
-    )
+    said = f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})"
+    add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=said)
     add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
     return made
 
 
 def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
     """Add an option for a field of `Plan`. option, default: in place of the field's."""
-    default = getattr(Plan, name) if default is None else default
+    default = SIZES[name].default if default is None else default
     option = option or f"--{name.replace('_', '-')}"
-    said = f"{SIZES[name]} (default: {default})"
+    said = f"{SIZES[name].metadata['help']} (default: {default})"
     made.add_argument(option, dest=name, type=type(default), default=default, help=said)
 
 
@@ -134,18 +112,12 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
 
 def retrofit() -> argparse.ArgumentParser:
     """Make the parser of `retro-model retrofit`."""
-    made = argparse.ArgumentParser(
-        prog="retro-model retrofit",
-        description="Give a decoder a library: database, training of what is added, scores with their control.",
-    )
+    about = "Give a decoder a library: database, training of what is added, scores with their control."
+    made = argparse.ArgumentParser(prog="retro-model retrofit", description=about)
     add = made.add_argument
     _of_both(made, "retrofit-out")
-    add(
-        "--attention",
-        choices=ATTENTION,
-        default="own",
-        help="attend neighbours by its own layers or by RETRO's new ones (default: own)",
-    )
+    said = "attend neighbours by its own layers or by RETRO's new ones (default: own)"
+    add("--attention", choices=ATTENTION, default="own", help=said)
     add("--minutes", type=float, help="minutes of training, in place of --steps; scoring follows")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from .options import CONTENDERS
 ALPHAS = (0.25, 0.5)
 #: Bands of a passage's similarity.
 BANDS = {"below 0.2": (-np.inf, 0.2), "0.2 to 0.3": (0.2, 0.3), "0.3 to 0.5": (0.3, 0.5), "from 0.5": (0.5, np.inf)}
+SCORED, FIELDS = ("true", "random"), [field.name for field in dataclasses.fields(Scores)]
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -42,16 +43,13 @@ class Result:
         """Make a result without scores."""
         count = len(store.lengths)
         none = Scores(np.zeros(count), np.zeros(count, np.int64), np.zeros(count, np.int64))
-        zero = {"true": 0, "random": 0}
-        facts = {"of": settings, "documents": zero, "cpu_seconds": dict(zero), "peak_mb": None}
-        facts |= {"neighbours": dict(zero), "read": 0, "reading_cpu_seconds": 0.0}
-        return cls(none, none, facts)
+        facts = {name: dict.fromkeys(SCORED, 0) for name in ("documents", "cpu_seconds", "neighbours")}
+        return cls(none, none, facts | {"of": settings, "peak_mb": None, "read": 0, "reading_cpu_seconds": 0.0})
 
     def add(self, which: str, scores: Scores, cost: Cost, parts: Mapping[str, float]) -> None:
         """Add scores of further documents. which: "true" or "random". parts: seconds of scoring by part."""
         before = getattr(self, which)
-        sums = [getattr(before, field.name) + getattr(scores, field.name) for field in dataclasses.fields(Scores)]
-        setattr(self, which, Scores(*sums))
+        setattr(self, which, Scores(*(getattr(before, name) + getattr(scores, name) for name in FIELDS)))
         self.facts["cpu_seconds"][which] += cost.cpu_seconds
         total = self.facts.setdefault("seconds_by_part", {})
         total |= {part: round(total.get(part, 0.0) + seconds, 3) for part, seconds in parts.items()}
@@ -67,16 +65,14 @@ class Result:
     def save(self, path: Path) -> None:
         """Save atomically: the file is there whole, or not at all."""
         part = path.with_suffix(".part.npz")
-        parts = {"true": self.true, "random": self.random}
-        arrays = {f"{name}-{field}": a for name, s in parts.items() for field, a in dataclasses.asdict(s).items()}
+        arrays = {f"{which}-{name}": getattr(getattr(self, which), name) for which in SCORED for name in FIELDS}
         np.savez(part, facts=json.dumps(self.facts), **arrays)
         part.replace(path)
 
     @classmethod
     def load(cls, path: Path) -> Result:
         with np.load(path) as kept:
-            fields = [field.name for field in dataclasses.fields(Scores)]
-            parts = [Scores(*(kept[f"{name}-{field}"] for field in fields)) for name in ("true", "random")]
+            parts = [Scores(*(kept[f"{which}-{name}"] for name in FIELDS)) for which in SCORED]
             return cls(*parts, json.loads(str(kept["facts"])))
 
 
@@ -107,23 +103,23 @@ def rows(
     similarity: of each chunk's nearest neighbour, float [chunks]; the chunk after reads it. Differences are
     (difference, 2.5%, 97.5% over documents).
     """
-    each = _reading_a_neighbour(results.values())
+    read, seconds = (sum(r.facts[key] for r in results.values()) for key in ("read", "reading_cpu_seconds"))
+    each = seconds / read if read else 0.0  # to read one neighbour
     few = min(result.facts["documents"]["true"] for result in results.values())
     shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
     found = {}
     for name, result in results.items():
-        scores, facts = shared[name], result.facts
+        scores, facts, tokens = shared[name], result.facts, int(result.true.tokens.sum())
         kept = result.random.bytes > 0
         row = {
             "title": titles[name],
             "documents": few,
             "bits_per_byte": round(evaluation.bits_per_byte(scores), 4),
             "minus_alone": _difference(scores, shared["alone"], store),
-            "cpu_ms_a_token": round(1000 * facts["cpu_seconds"]["true"] / int(result.true.tokens.sum()), 3),
+            "cpu_ms_a_token": round(1000 * facts["cpu_seconds"]["true"] / tokens, 3),
         }
         if facts["neighbours"]["true"]:
-            reading = 1000 * each * facts["neighbours"]["true"] / int(result.true.tokens.sum())
-            row["reading_cpu_ms_a_token"] = round(reading, 3)
+            row["reading_cpu_ms_a_token"] = round(1000 * each * facts["neighbours"]["true"] / tokens, 3)
         if "in-context" in shared:
             row["minus_in_context"] = _difference(scores, shared["in-context"], store)
         if kept.any():
@@ -147,18 +143,10 @@ def _by_similarity(scores: Scores, alone: Scores, store, similarity: np.ndarray)
     for name, (low, high) in BANDS.items():
         kept = reads & (before >= low) & (before < high) & (scores.bytes > 0)
         if kept.any():
-            found[name] = {
-                "minus_alone": _difference(_of(scores, kept), _of(alone, kept), store),
-                "share_of_bytes": round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3),
-            }
+            share = round(float(scores.bytes[kept].sum() / scores.bytes.sum()), 3)
+            gap = _difference(_of(scores, kept), _of(alone, kept), store)
+            found[name] = {"minus_alone": gap, "share_of_bytes": share}
     return found
-
-
-def _reading_a_neighbour(results: Iterable[Result]) -> float:
-    """Return the CPU seconds of reading one neighbour; 0 where nothing was read."""
-    parts = [(result.facts["read"], result.facts["reading_cpu_seconds"]) for result in results]
-    read, seconds = map(sum, zip(*parts))
-    return seconds / read if read else 0.0
 
 
 def _of(scores: Scores, kept: np.ndarray) -> Scores:
@@ -188,8 +176,6 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "trained, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
     "peak MB": lambda row: f"{row['peak_mb'] or 0:,}",
 }
-
-
 #: Columns that a terminal has room for.
 SHOWN = ("", "bits a byte", "minus alone (95%)", "true minus others' neighbours", "CPU ms a token")
 
@@ -224,10 +210,9 @@ def markdown(made: Mapping) -> str:
     ]
     lines += ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows.values()]
     if by := rows.get("own-all", {}).get("by_similarity"):
-        said = [
-            f"{name} {at['minus_alone'][0]:+.3f} ({at['share_of_bytes']:.0%} of the bytes)" for name, at in by.items()
-        ]
-        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {', '.join(said)}."]
+        bands = ((name, at["minus_alone"][0], at["share_of_bytes"]) for name, at in by.items())
+        said = ", ".join(f"{name} {gap:+.3f} ({share:.0%} of the bytes)" for name, gap, share in bands)
+        lines += ["", f"Every passage, nothing trained, minus alone, by the passage's similarity: {said}."]
     return "\n".join(lines) + "\n"
 
 

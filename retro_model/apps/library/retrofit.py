@@ -1,8 +1,5 @@
 """A decoder gets a library: database, training of what is added, scores with their control, a model folder.
 
-    retro-model retrofit                                            # SmolLM2 and the manual pages of this machine
-    retro-model retrofit DECODER --texts DIR --out retrofit-out     # a folder of a decoder, a folder of text files
-
 The command runs no code of the decoder's folder, fetches nothing, and leaves its weights as they are. A stopped run
 continues when the command is called again. The result is for `retro-model ask` and `serve`.
 """
@@ -80,9 +77,10 @@ def run(
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
-    of_own = {"windows": how.windows, "scores": score_bias} if attention == "own" else {}
-    batches = functools.partial(stream, library, plan, how.batch_size, how.seed, **of_own)
-    with _keeping(whole.model):
+    read = how if attention == "own" else dataclasses.replace(how, windows=None)
+    batches = functools.partial(stream, library, plan, read, scores=options.get("score_bias", False))
+    keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
+    with keeping():
         training = fit(whole.model, batches, how, plan, folder / "training", show)
     whole.save_pretrained(folder / "model")
     done("trained")
@@ -91,10 +89,9 @@ def run(
     off, on, random = score(whole.model, library, plan, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out, CONTROL)
     describe(folder, decoder, title, library, plan, said)
+    costs = {name: evaluation.bits_per_byte(s) for name, s in {"off": off, "on": on, "random": random}.items()}
     record = {
-        "bits_per_byte": {
-            name: evaluation.bits_per_byte(s) for name, s in (("off", off), ("on", on), ("random", random))
-        },
+        "bits_per_byte": costs,
         "on_minus_random": evaluation.bootstrap(on, random, library.held_out),
         "on_minus_off": evaluation.bootstrap(on, off, library.held_out),
         "verdict": said,
@@ -107,7 +104,7 @@ def run(
     }
     done("scored")
     (folder / "retrofit.json").write_text(json.dumps(record | {"seconds": seconds}, indent=1) + "\n")
-    for name, bits in zip(("off", "on", f"on with {CONTROL}"), record["bits_per_byte"].values()):
+    for name, bits in zip(("off", "on", f"on with {CONTROL}"), costs.values()):
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
     with counting("held-out passages, as the page shows them") as report:
@@ -118,11 +115,6 @@ def run(
     return said
 
 
-def _keeping(model):
-    """Return the context `keeping` of own attention; for other models one that does nothing."""
-    return model.keeping() if isinstance(model, OwnAttention) else contextlib.nullcontext()
-
-
 def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with the control's neighbours."""
     near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
@@ -130,54 +122,35 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
         near = np.where(library.far(plan), -1, near)
     random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), CONTROL: (random, library.database)}
-    scores = []
-    with _keeping(model):
+    scores, options = [], windows | {"autocast": how.autocast}
+    with getattr(model, "keeping", contextlib.nullcontext)():
         for name, args in given.items():
             with counting(f"scoring, {name}") as report:
-                options = windows | {"autocast": how.autocast, "report": report}
-                scores.append(evaluation.score(model, library.held_out, *args, **options))
+                scores.append(evaluation.score(model, library.held_out, *args, **options, report=report))
     return tuple(scores)
 
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
     """Write the description that makes `folder` a model folder, for `retro-model ask` and `serve`."""
-    facts = {
-        "neighbours": plan.neighbours,
-        "bos": library.tokenizer.bos_id is not None,
-        "least_similarity": plan.least_similarity,
-        "passage_chunks": plan.passage_chunks,
-        "verdict": verdict,
-    }
-    parts = {
-        "model": "model",
-        "tokenizer": "tokenizer",
-        "held_out": "validation",
-        "store": library.database.store.folder.name,
-        "keys": "embeddings",
-        "embedder": "embedder.npz",
-    }
+    facts = {name: getattr(plan, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
+    facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict}
+    parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
     documents = f"{len(library.database.store.documents):,}"
     shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
-    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts, plan.window, facts)
+    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts | folders.LIBRARY, plan.window, facts)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command."""
     given = parser().parse_args(arguments)
-    plan = Plan(
-        given.chunk_len,
-        given.neighbours,
-        given.least_similarity if given.attention == "own" else -1.0,
-        given.window,
-        given.window // 2,
-        held_out=given.held_out,
-        held_bytes=HELD_BYTES,
-        passage_chunks=given.passage_chunks,
-    )
-    rate = given.lr or RATES["low-rank" if given.rank and given.attention == "own" else given.attention]
+    own = given.attention == "own"
+    least = given.least_similarity if own else -1.0
+    lengths = {"held_out": given.held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
+    plan = Plan(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
+    rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
-    options = {"attention": given.attention, "layers": given.layers and tuple(given.layers), "rank": given.rank}
-    options["score_bias"] = given.score_bias
+    options = {name: getattr(given, name) for name in ("attention", "rank", "score_bias")}
+    options["layers"] = given.layers and tuple(given.layers)
     try:
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:

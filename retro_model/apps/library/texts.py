@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from retro_model.apps.demo.corpus import sources
+from retro_model.apps.demo.corpus import digest, first_bytes, sources
 from retro_model.data.store import Document
 
 from .roff import text_of
@@ -43,7 +42,7 @@ def manual_pages(root: Path, most: int | None = None) -> Iterator[Document]:
     """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order, until they have `most`
     characters."""
     total = 0
-    for path in sorted(root.glob("man*/*"), key=lambda p: hashlib.sha256(p.name.encode()).digest()):
+    for path in sorted(root.glob("man*/*"), key=lambda p: digest(p.name)):
         if most is not None and total > most:
             return
         if path.is_symlink() or not path.is_file():  # a second name of a page
@@ -65,18 +64,14 @@ def divide(
     database_bytes: of the library, at most; a document that does not fit is left out.
     Raises: ValueError for too few documents.
     """
-    drawn = sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest())
+    drawn = sorted(documents, key=lambda d: digest(d.name))
     long = [d for d in drawn if len(d.content) >= min(held_bytes, LEAST)] or drawn
     held = long[: min(held_out, len(drawn) // 5)]
-    names, library, total = {d.name for d in held}, [], 0
-    for document in drawn:
-        if document.name not in names and total + len(document.content) <= database_bytes:
-            library.append(document)
-            total += len(document.content)
+    names = {d.name for d in held}
+    library = first_bytes([d for d in drawn if d.name not in names], database_bytes)
     if not held or not library:
-        raise ValueError(
-            f"texts: expected at least five files of {', '.join(SUFFIXES)}, within the sizes; got {len(documents)}"
-        )
+        wanted = f"at least five files of {', '.join(SUFFIXES)}, within the sizes"
+        raise ValueError(f"texts: expected {wanted}; got {len(documents)}")
     return library, [Document(d.name, d.group, excerpt(d, held_bytes)) for d in held]
 
 
@@ -86,6 +81,6 @@ def excerpt(document: Document, most: int) -> str:
     Beginnings of documents resemble each other more than the rest does: scores of these alone would flatter retrieval.
     """
     spare = max(0, len(document.content) - most)
-    drawn = int.from_bytes(hashlib.sha256(document.name.encode()).digest()[-8:]) % (spare + 1)
+    drawn = int.from_bytes(digest(document.name)[-8:]) % (spare + 1)
     first = document.content.rfind("\n", 0, drawn) + 1
     return document.content[first : first + most]

@@ -30,39 +30,31 @@ class Sequence:
     word: np.ndarray
 
 
-class Automaton:
-    """Random automaton. A word starts in state 0 and takes each edge of a state with equal probability.
+def sequence(random: np.random.Generator, longest_word: int) -> Sequence:
+    """Draw an automaton, and 10 to 19 of its words, of 1 to `longest_word` symbols.
 
-    edges: for each state (symbols, targets), both distinct.
+    A word starts in state 0 and takes each edge of a state with equal probability.
     """
-
-    def __init__(self, random: np.random.Generator):
-        states = _uniform(random, STATES)
-        alphabet = random.permutation(SYMBOLS)[: _uniform(random, ALPHABET)]
-        self.edges = []
-        for state in range(states):
-            count = _uniform(random, EDGES)
-            others = np.delete(np.arange(states), state)
-            self.edges.append((random.permutation(alphabet)[:count], random.permutation(others)[:count]))
-
-    def sequence(self, random: np.random.Generator, longest_word: int) -> Sequence:
-        """Draw 10 to 19 words of 1 to `longest_word` symbols."""
-        tokens, allowed, word = [], [], []
-        for number in range(_uniform(random, WORDS)):
-            state = 0
-            if number:
-                self._append(tokens, allowed, word, SEPARATOR, state, number)
-            for _ in range(_uniform(random, (1, longest_word))):
-                symbols, targets = self.edges[state]
-                edge = random.integers(len(symbols))
-                state = targets[edge]
-                self._append(tokens, allowed, word, FIRST_SYMBOL + symbols[edge], state, number)
-        return Sequence(np.array(tokens), np.array(allowed), np.array(word))
-
-    def _append(self, tokens, allowed, word, token, state, number) -> None:
-        row = np.zeros(SYMBOLS, bool)
-        row[self.edges[state][0]] = True
-        tokens.append(token), allowed.append(row), word.append(number)
+    states = _uniform(random, STATES)
+    alphabet = random.permutation(SYMBOLS)[: _uniform(random, ALPHABET)]
+    edges = []  # of each state: symbols and targets, both distinct
+    for state in range(states):
+        count = _uniform(random, EDGES)
+        others = np.delete(np.arange(states), state)
+        edges.append((random.permutation(alphabet)[:count], random.permutation(others)[:count]))
+    steps = []  # token, state after it, number of the word
+    for number in range(_uniform(random, WORDS)):
+        state = 0
+        if number:
+            steps.append((SEPARATOR, state, number))
+        for _ in range(_uniform(random, (1, longest_word))):
+            symbols, targets = edges[state]
+            edge = random.integers(len(symbols))
+            state = targets[edge]
+            steps.append((FIRST_SYMBOL + symbols[edge], state, number))
+    tokens, reached, word = map(np.array, zip(*steps))
+    allowed = np.array([np.isin(np.arange(SYMBOLS), symbols) for symbols, _ in edges])  # [states,18]
+    return Sequence(tokens, allowed[reached], word)
 
 
 def _uniform(random: np.random.Generator, ends: tuple[int, int]) -> int:
@@ -72,7 +64,7 @@ def _uniform(random: np.random.Generator, ends: tuple[int, int]) -> int:
 def sequences(count: int, seed: int, longest_word: int) -> list[Sequence]:
     """Draw `count` automata; return one sequence of each."""
     random = np.random.default_rng(seed)
-    return [Automaton(random).sequence(random, longest_word) for _ in range(count)]
+    return [sequence(random, longest_word) for _ in range(count)]
 
 
 def padded(rows: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -28,14 +28,7 @@ def make(name: str, plan, vocab_size: int, seed: int, **options) -> nn.Module:
 
 
 def fit(
-    model: nn.Module,
-    batches: Iterator[training.Batch],
-    plan,
-    rate: float,
-    points: Sequence[int],
-    look: Callable[[nn.Module], dict],
-    title: str,
-    quiet: bool,
+    model: nn.Module, batches: Iterator, plan, rate: float, points: list[int], look: Callable, title: str, quiet: bool
 ) -> dict:
     """Train up to the last of the steps `points`, the first of which is 0; return the facts of the run.
 

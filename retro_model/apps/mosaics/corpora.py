@@ -41,9 +41,8 @@ def kjv() -> Split:
     every = books()
     if missing := [name for name in HELD_OUT_BOOKS if name not in every]:
         raise ValueError(f"`bible`: expected a book {missing[0]}; got {', '.join(every)}")
-    return [text for name, text in every.items() if name not in HELD_OUT_BOOKS], [
-        every[name] for name in HELD_OUT_BOOKS
-    ]
+    held_out = [every.pop(name) for name in HELD_OUT_BOOKS]
+    return [*every.values()], held_out
 
 
 CORPORA: dict[str, Callable[[], Split]] = {"stdlib": stdlib, "kjv": kjv}

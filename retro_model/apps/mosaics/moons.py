@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from retro_model.apps.report import Report
 from retro_model.memory_mosaics.memory import read
 
-from .plans import PLANS
-from .plans import MoonsPlan as Plan
+from .options import MoonsPlan as Plan
 
 INVERSE_BANDWIDTH = 50.0  # beta', fixed
 PHASE = 0.3  # of every moon at time 0
@@ -62,12 +61,9 @@ class Moons(nn.Module):
         # [3,3,2]: real and imaginary parts; W_phi, W_psi, W_z of the paper
         self.key, self.value, self.output = (nn.Parameter(torch.randn(3, 3, 2) * 6**-0.5) for _ in range(3))
 
-    def as_identity(self) -> Moons:
-        """Set all matrices to the identity, the analytic solution."""
-        with torch.no_grad():
-            for weight in self.parameters():
-                weight.copy_(torch.view_as_real(torch.eye(3, dtype=torch.complex128)))
-        return self
+    def magnitudes(self) -> list[Tensor]:
+        """Return |W_phi|, |W_psi| and |W_z|, [3,3] each."""
+        return [torch.view_as_complex(weight.detach()).abs() for weight in self.parameters()]
 
     def project(self, weight: Tensor, x: Tensor) -> Tensor:
         """Return W x of complex x [B,N,3] as reals [B,N,heads,6/heads]."""
@@ -119,27 +115,26 @@ def generation_error(model: Moons, x: Tensor, contexts) -> list[float]:
 
 
 def separation(model: Moons) -> float:
-    """Return the largest second-largest entry of any row of the matrices |W|, as a share of the row's largest.
-
-    It is 0 for permutations.
-    """
-    magnitudes = [torch.view_as_complex(w.detach()).abs() for w in (model.key, model.value, model.output)]
-    return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in magnitudes)
+    """Return the largest second-largest entry of a row of |W|, as a share of the row's largest; 0 for permutations."""
+    return max(float((w / w.amax(1, keepdim=True)).sort(1).values[:, -2].max()) for w in model.magnitudes())
 
 
 def analytic(contexts) -> dict[int, list[float]]:
-    """Return generation errors of the analytic solution by heads, in float64; periods 4, 6 and 10, joint period 60."""
+    """Return generation errors of the analytic solution by heads: all matrices are the identity, in float64; periods 4,
+    6 and 10, joint period 60."""
     x = observe(ANALYTIC_PERIODS, max(contexts) + AHEAD, torch.arange(8, dtype=torch.float64))
-    return {heads: generation_error(Moons(heads).double().as_identity(), x, contexts) for heads in (1, 3)}
+    errors = {}
+    for heads in (1, 3):
+        model = Moons(heads).double()
+        for weight in model.parameters():
+            weight.data = torch.view_as_real(torch.eye(3, dtype=torch.complex128))
+        errors[heads] = generation_error(model, x, contexts)
+    return errors
 
 
-def run(
-    folder: Path, plan: Plan = PLANS["moons"]["default"], *, quiet: bool = False, minutes: float = math.inf
-) -> dict:
-    """Train, score on the held-out moons and draw; return the numbers of results.json.
-
-    No training begins after `minutes`; the same call continues.
-    """
+def run(folder: Path, plan: Plan, *, quiet: bool = False, minutes: float = math.inf) -> dict:
+    """Train, score on the held-out moons and draw; return the numbers of results.json. No training begins after
+    `minutes`; the same call continues."""
     report = Report(folder, dataclasses.replace(plan, seeds=1), quiet, minutes)  # more seeds are more parts
     moons = periods(HELD_OUT, plan.length)
     longest, joint = max(moons), plan.length / JOINT_PERIODS
@@ -150,7 +145,7 @@ def run(
 
     def trained(heads: int, seed: int) -> dict:
         model = train(heads, plan, seed)
-        weights = [torch.view_as_complex(w.detach()).abs().tolist() for w in (model.key, model.value, model.output)]
+        weights = [w.tolist() for w in model.magnitudes()]
         return {"errors": generation_error(model, x, contexts), "apart": separation(model), "weights": weights}
 
     errors, apart, weights = {}, {}, {}
@@ -163,39 +158,23 @@ def run(
     shown = [t for t in contexts if t in (contexts[0], claimed) or t % (plan.length // 8) < plan.every]
     held_out = ", ".join(f"{p:.1f}" for p in moons)
     title = f"Mean |error| of {AHEAD} free-running predictions after T observations; held-out periods {held_out}"
-    report.table(
-        f"{title}, joint {joint:.1f}",
-        ["network", *(f"T={t}" for t in shown), "off-entry"],
-        [[name, *(errors[name][contexts.index(t)] for t in shown), apart[name]] for name in errors],
-    )
+    rows = [[name, *(errors[name][contexts.index(t)] for t in shown), apart[name]] for name in errors]
+    report.table(f"{title}, joint {joint:.1f}", ["network", *(f"T={t}" for t in shown), "off-entry"], rows)
     one, three = ([e[contexts.index(claimed)] for n, e in errors.items() if n.startswith(str(h))] for h in (1, 3))
     holds = max(three) < 0.5 * min(one)
-    report.say(
-        f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: three heads at most {max(three):.3f}, one "
-        f"head at least {min(one):.3f}; under half: {holds}"
-    )
+    found = f"three heads at most {max(three):.3f}, one head at least {min(one):.3f}; under half: {holds}"
+    report.say(f"T = 1.1 max(p) = {claimed}, before the joint period {joint:.0f}: {found}")
     exact_contexts = [4, 6, 10, 20, 40, 59, 61, 80]
     exact = analytic(exact_contexts)
-    report.table(
-        "The analytic solution (identity matrices, no training), periods 4, 6, 10, joint 60",
-        ["heads", *(f"T={t}" for t in exact_contexts)],
-        [[str(heads), *(f"{e:.1e}" for e in result)] for heads, result in exact.items()],
-    )
+    title = "The analytic solution (identity matrices, no training), periods 4, 6, 10, joint 60"
+    rows = [[str(heads), *(f"{e:.1e}" for e in result)] for heads, result in exact.items()]
+    report.table(title, ["heads", *(f"T={t}" for t in exact_contexts)], rows)
     draw_errors(report, contexts, errors, moons, joint)
     draw_weights(report, weights)
-    return report.finish(
-        {
-            "plan": vars(plan),
-            "periods": moons,
-            "joint_period": joint,
-            "contexts": contexts,
-            "errors": errors,
-            "off_entries": apart,
-            "claim": {"context": claimed, "one_head": one, "three_heads": three, "holds": holds},
-            "analytic": {"contexts": exact_contexts, "errors": exact},
-            "magnitudes": weights,
-        }
-    )
+    results = {"plan": vars(plan), "periods": moons, "joint_period": joint, "contexts": contexts, "errors": errors}
+    claim = {"context": claimed, "one_head": one, "three_heads": three, "holds": holds}
+    results |= {"off_entries": apart, "claim": claim, "magnitudes": weights}
+    return report.finish(results | {"analytic": {"contexts": exact_contexts, "errors": exact}})
 
 
 def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> None:
@@ -216,10 +195,10 @@ def draw_errors(report: Report, contexts, errors: dict, moons, joint: float) -> 
 
 def draw_weights(report: Report, weights: dict) -> None:
     """Draw figure 6: |W_phi|, |W_psi|, |W_z| of three heads."""
-    three = {name: matrices for name, matrices in weights.items() if name.startswith("3")}
-    figure, axes = report.figure("weights.png", 3 * len(three), figsize=(2.0 * 3 * len(three), 2.4))
-    for (name, matrices), first in zip(three.items(), range(0, len(axes), 3)):
-        for axis, matrix, label in zip(axes[first:], matrices, (r"$W_\phi$", r"$W_\psi$", r"$W_z$")):
-            axis.imshow(np.array(matrix), cmap="gray_r", vmin=0)
-            axis.set(title=f"|{label}|", xticks=[], yticks=[], xlabel=name.split(", ")[1])
+    labels = (r"$W_\phi$", r"$W_\psi$", r"$W_z$")
+    three = [(name, *pair) for name in weights if name.startswith("3") for pair in zip(labels, weights[name])]
+    figure, axes = report.figure("weights.png", len(three), figsize=(2.0 * len(three), 2.4))
+    for axis, (name, label, matrix) in zip(axes, three):
+        axis.imshow(np.array(matrix), cmap="gray_r", vmin=0)
+        axis.set(title=f"|{label}|", xticks=[], yticks=[], xlabel=name.split(", ")[1])
     figure.save()

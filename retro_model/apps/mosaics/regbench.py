@@ -20,8 +20,7 @@ from retro_model import training
 from retro_model.apps.report import Report
 
 from . import automata, contest
-from .plans import PLANS
-from .plans import RegBenchPlan as Plan
+from .options import RegBenchPlan as Plan
 
 MODELS = (contest.MOSAICS, "transformer")
 METRICS = {"accuracy": "Share of predictions that the automaton allows", "tv": "Total variation to its distribution"}
@@ -35,11 +34,9 @@ def predictions(model: nn.Module, rows: list[automata.Sequence]) -> list[np.ndar
     model.eval()
     predicted = []
     for first in range(0, len(rows), 25):
-        part = rows[first : first + 25]
-        tokens, _ = automata.padded(part)
-        probabilities = model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy()
-        predicted += [p[: len(row.tokens)] for p, row in zip(probabilities, part)]
-    return predicted
+        tokens, _ = automata.padded(rows[first : first + 25])
+        predicted.extend(model(tokens)[..., automata.FIRST_SYMBOL :].softmax(-1).numpy())
+    return [p[: len(row.tokens)] for p, row in zip(predicted, rows)]
 
 
 def stream(rows: list[automata.Sequence], batch_size: int, seed: int):
@@ -63,10 +60,8 @@ def fit(name: str, plan: Plan, rate: float, seed: int, rows, scored_on, others, 
 
 
 def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tuple[list[dict], dict[str, float]]:
-    """Train once a seed at the best rate; return the runs and the accuracy of each rate.
-
-    The best rate has the highest accuracy with seed 0 on automata of neither training nor test.
-    """
+    """Train once a seed at the best rate, that of the highest accuracy with seed 0 on automata of neither training nor
+    test. Return the runs and the accuracy of each rate."""
     others = automata.sequences(plan.test_sequences // 2, TUNING_SEED, plan.longest_word)
 
     def run(rate: float, seed: int) -> dict:
@@ -74,9 +69,8 @@ def fits(name: str, plan: Plan, report: Report, rows, test, quiet: bool) -> tupl
 
     first = {rate: run(rate, 0) for rate in plan.rates}
     best = max(first, key=lambda rate: first[rate]["tuning"])
-    return [first[best], *(run(best, seed) for seed in range(1, plan.seeds))], {
-        f"{rate:g}": r["tuning"] for rate, r in first.items()
-    }
+    runs = [first[best], *(run(best, seed) for seed in range(1, plan.seeds))]
+    return runs, {f"{rate:g}": r["tuning"] for rate, r in first.items()}
 
 
 def last_quarter(curve: list[dict], metric: str) -> float:
@@ -88,9 +82,7 @@ def last_quarter(curve: list[dict], metric: str) -> float:
     return float(np.polyfit(steps, [point[metric] for point in points], 1)[0] * (steps[-1] - steps[0]))
 
 
-def run(
-    folder: Path, plan: Plan = PLANS["regbench"]["default"], *, quiet: bool = False, minutes: float = math.inf
-) -> dict:
+def run(folder: Path, plan: Plan, *, quiet: bool = False, minutes: float = math.inf) -> dict:
     """Train, score and draw; return the numbers of results.json. No training begins after `minutes`."""
     # more seeds and rates are more parts
     report = Report(folder, dataclasses.replace(plan, seeds=1, rates=()), quiet, minutes)
@@ -102,47 +94,31 @@ def run(
         runs[name], tuning[name] = fits(name, plan, report, rows, test, quiet)
         facts = f"{runs[name][0]['parameters']:,} parameters, {sum(r['seconds'] for r in runs[name]):.0f} s"
         tried = ", ".join(f"{rate}: {accuracy:.3f}" for rate, accuracy in tuning[name].items())
-        report.say(
-            f"{name}: {facts}, rate {runs[name][0]['rate']:g} (accuracy on {plan.test_sequences // 2} other automata: "
-            f"{tried})"
-        )
+        others = f"accuracy on {plan.test_sequences // 2} other automata: {tried}"
+        report.say(f"{name}: {facts}, rate {runs[name][0]['rate']:g} ({others})")
     steps = [point["step"] for point in runs[MODELS[0]][0]["curve"]]
     for metric, title in METRICS.items():
         every = -(-len(steps) // 8)  # a terminal holds 8 columns: every so many, counted from the last
-        table = [
-            [f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])]
-            for name in MODELS
-            for r in runs[name]
-        ]
-        table += [[name, *([""] * (len(steps[::every]) - 1)), score[metric]] for name, score in grams.items()]
-        report.table(
-            f"{title}, {len(test)} new automata, by training step", ["", *map(str, steps[::-every][::-1])], table
-        )
-    last = {name: [r["curve"][-1] for r in runs[name]] for name in MODELS}
-    slopes = {
-        name: {metric: [last_quarter(r["curve"], metric) for r in runs[name]] for metric in (*METRICS, "loss")}
-        for name in MODELS
-    }
+        table, columns = [], steps[::-every][::-1]
+        for name in MODELS:
+            for r in runs[name]:
+                table.append([f"{name}, seed {r['seed']}", *(p[metric] for p in r["curve"][::-every][::-1])])
+        table += [[name, *([""] * (len(columns) - 1)), score[metric]] for name, score in grams.items()]
+        report.table(f"{title}, {len(test)} new automata, by training step", ["", *map(str, columns)], table)
+    slopes = {name: {} for name in MODELS}
     for name in MODELS:
+        for metric in (*METRICS, "loss"):
+            slopes[name][metric] = [last_quarter(r["curve"], metric) for r in runs[name]]
         for metric in METRICS:
-            ends = ", ".join(f"{point[metric]:.3f}" for point in last[name])
+            ends = ", ".join(f"{r['curve'][-1][metric]:.3f}" for r in runs[name])
             gains = ", ".join(f"{gain:+.3f}" for gain in slopes[name][metric])
-            report.say(
-                f"{name} after {plan.steps} steps, {metric} by seed: {ends}; change over the last quarter of the "
-                f"steps: {gains}"
-            )
+            change = f"change over the last quarter of the steps: {gains}"
+            report.say(f"{name} after {plan.steps} steps, {metric} by seed: {ends}; {change}")
     draw(report, runs, grams)
-    return report.finish(
-        {
-            "plan": dataclasses.asdict(plan),
-            "runs": runs,
-            "tuning": tuning,
-            "last_quarter": slopes,
-            "ngrams": grams,
-            "tokens_per_sequence": float(np.mean([len(row.tokens) for row in rows])),
-            "chance_loss": math.log(automata.SYMBOLS),
-        }
-    )
+    results = {"plan": dataclasses.asdict(plan), "runs": runs, "tuning": tuning, "last_quarter": slopes}
+    length = float(np.mean([len(row.tokens) for row in rows]))
+    facts = {"tokens_per_sequence": length, "chance_loss": math.log(automata.SYMBOLS)}
+    return report.finish(results | {"ngrams": grams} | facts)
 
 
 def draw(report: Report, runs: dict, grams: dict) -> None:

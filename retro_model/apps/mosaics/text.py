@@ -9,6 +9,7 @@ Source: Zhang et al., arXiv 2405.06394, section 5, figures 9, 10 and 13; bounded
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from pathlib import Path
@@ -28,8 +29,7 @@ from retro_model.memory_mosaics import MemoryMosaics, inspection
 from . import contest
 from .contest import MOSAICS
 from .corpora import CORPORA
-from .plans import PLANS
-from .plans import TextPlan as Plan
+from .options import TextPlan as Plan
 
 NAMES = _, LEARNED, ROTARY = MOSAICS, "transformer, learned positions", "transformer, rotary"
 SCORED_STEPS = 20  # scores of a run on a few held-out windows
@@ -71,28 +71,19 @@ def windows(ids: np.ndarray, plan: Plan) -> Tensor:
 def losses(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return the nats [W,N-1] of each token of windows [W,N] but the first."""
     model.eval()
-    parts = [
-        F.cross_entropy(model(part)[:, :-1].transpose(1, 2), part[:, 1:], reduction="none") for part in tokens.split(4)
-    ]
-    return torch.cat(parts)
+    logits = ((model(part)[:, :-1].transpose(1, 2), part[:, 1:]) for part in tokens.split(4))
+    return torch.cat([F.cross_entropy(predicted, wanted, reduction="none") for predicted, wanted in logits])
 
 
 @torch.no_grad()
 def bounded(model: MemoryMosaics, tokens: Tensor, plan: Plan, capacity: int | None, evict: str) -> dict:
     """Return nats a token beyond the training length, milliseconds a token and bytes of the cache at a capacity."""
     model.eval()
-    cache, logits, start = model.make_cache(len(tokens), capacity, evict=evict), [], time.perf_counter()
-    for piece in tokens.split(PIECE, 1):
-        logits.append(model(piece, cache=cache))
-    seconds = time.perf_counter() - start
+    cache, start = model.make_cache(len(tokens), capacity, evict=evict), time.perf_counter()
+    logits = [model(piece, cache=cache) for piece in tokens.split(PIECE, 1)]
+    ms = 1e3 * (time.perf_counter() - start) / tokens.numel()
     nats = F.cross_entropy(torch.cat(logits, 1)[:, plan.context - 1 : -1].transpose(1, 2), tokens[:, plan.context :])
-    return {
-        "capacity": capacity,
-        "evict": evict,
-        "nats": float(nats),
-        "ms_per_token": 1e3 * seconds / tokens.numel(),
-        "bytes": cache.nbytes,
-    }
+    return {"capacity": capacity, "evict": evict, "nats": float(nats), "ms_per_token": ms, "bytes": cache.nbytes}
 
 
 def curve(losses: Tensor) -> list[float]:
@@ -117,33 +108,28 @@ def fit(
 
 
 def trained(name: str, plan: Plan, vocab_size: int, ids: np.ndarray, scored: dict[str, Tensor], quiet: bool) -> dict:
-    """Train one model at its best rate.
-
-    Returns: the facts of its training, its losses of each corpus within the training length and beyond, its weights.
-    """
+    """Train one model at its best rate. Returns: the facts of its training, its losses of each corpus within the
+    training length and beyond, its weights."""
     rate, tried, few = plan.rates[0], {}, scored[plan.corpus][:4].reshape(-1, plan.context)
     if len(plan.rates) > 1:
         short = dataclasses.replace(plan, steps=plan.tuning_steps)
         tried = {r: fit(name, short, vocab_size, r, ids, few[:1], quiet)[1]["curve"][-1]["loss"] for r in plan.rates}
         rate = min(tried, key=tried.get)
     model, facts = fit(name, plan, vocab_size, rate, ids, few, quiet)
-    whole = lambda tokens: None if name == LEARNED else losses(model, tokens)  # noqa: E731 - learned positions end
-    tables = {
-        corpus: {"within": losses(model, t.reshape(-1, plan.context)), "whole": whole(t)}
-        for corpus, t in scored.items()
-    }
+    tables = {corpus: {"within": losses(model, t.reshape(-1, plan.context))} for corpus, t in scored.items()}
+    for corpus, tokens in scored.items():
+        tables[corpus]["whole"] = None if name == LEARNED else losses(model, tokens)  # learned positions end
     facts["tuning"] = {f"{r:g}": loss for r, loss in tried.items()}
     return {"facts": facts, "losses": tables, "weights": model.state_dict()}
 
 
-def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = False, minutes: float = math.inf) -> dict:
+def run(folder: Path, plan: Plan, *, quiet: bool = False, minutes: float = math.inf) -> dict:
     """Train, score and draw; return the numbers of results.json. No training begins after `minutes`."""
     report = Report(folder, plan, quiet, minutes)
     documents, held_out = CORPORA[plan.corpus]()
     shuffled = [documents[i] for i in np.random.default_rng(0).permutation(len(documents))]
-    kept = [
-        text for text, end in zip(shuffled, np.cumsum([len(text) for text in shuffled])) if end <= plan.train_characters
-    ]
+    ends = itertools.accumulate(map(len, shuffled))
+    kept = [text for text, end in zip(shuffled, ends) if end <= plan.train_characters]
     tokenizer = Tokenizer.train(kept, plan.vocab_size)
     ids, scored = encode(tokenizer, kept), {plan.corpus: windows(encode(tokenizer, held_out), plan)}
     try:
@@ -160,76 +146,40 @@ def run(folder: Path, plan: Plan = PLANS["text"]["default"], *, quiet: bool = Fa
     mosaics = make(MOSAICS, plan, tokenizer.vocab_size)
     mosaics.load_state_dict(weights[MOSAICS])
     keep(folder, mosaics, tokenizer, held_out, plan)
-    forgetting = report.part(
-        "bounded", lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]}
-    )["rows"]
-    report.table(
-        f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored from "
-        f"token {plan.context} on",
-        ["pairs kept", "which go", "nats", "ms a token", "cache, MB"],
-        [
-            [
-                f["capacity"] or "all",
-                f["evict"] if f["capacity"] else "",
-                f["nats"],
-                f["ms_per_token"],
-                f["bytes"] / 1e6,
-            ]
-            for f in forgetting
-        ],
-    )
+    rows_of = lambda: {"rows": [bounded(mosaics, few, plan, c, evict) for c, evict in limits]}  # noqa: E731
+    forgetting, rows = report.part("bounded", rows_of)["rows"], []
+    for f in forgetting:
+        kept_and_gone = [f["capacity"], f["evict"]] if f["capacity"] else ["all", ""]
+        rows.append([*kept_and_gone, f["nats"], f["ms_per_token"], f["bytes"] / 1e6])
+    title = f"Memories of bounded capacity: {len(few)} windows of {plan.longest} tokens in pieces of {PIECE}, scored"
+    columns = ["pairs kept", "which go", "nats", "ms a token", "cache, MB"]
+    report.table(f"{title} from token {plan.context} on", columns, rows)
     blocks = inspection.inspect(mosaics, few[:4, : plan.context])
-    report.table(
-        "Skill of each memory: 1 - squared error of its prediction / that of the mean of all values before",
-        ["block", *(f"head {h}" for h in range(plan.num_heads))],
-        [[str(number), *block.skill.tolist()] for number, block in enumerate(blocks, 1)],
-    )
+    title = "Skill of each memory: 1 - squared error of its prediction / that of the mean of all values before"
+    rows = [[str(number), *block.skill.tolist()] for number, block in enumerate(blocks, 1)]
+    report.table(title, ["block", *(f"head {h}" for h in range(plan.num_heads))], rows)
     inspection.draw(blocks, folder / "memories.png")
     draw(report, plan, losses_of)
-    numbers = {
-        name: {
-            corpus: {
-                "within": float(t["within"].mean()),
-                "whole": None if t["whole"] is None else float(t["whole"].mean()),
-                "curve": None if t["whole"] is None else curve(t["whole"]),
-                "curve_within": curve(t["within"]),
-            }
-            for corpus, t in by_corpus.items()
-        }
-        for name, by_corpus in losses_of.items()
-    }
-    return report.finish(
-        {
-            "plan": dataclasses.asdict(plan),
-            "vocab_size": tokenizer.vocab_size,
-            "training_tokens": len(ids),
-            "runs": runs,
-            "nats": numbers,
-            "bounded": forgetting,
-            "skill": [block.skill.tolist() for block in blocks],
-            "decay": [block.decay.tolist() for block in blocks],
-        }
-    )
+    nats = {name: {corpus: _means(**t) for corpus, t in tables.items()} for name, tables in losses_of.items()}
+    facts = {"vocab_size": tokenizer.vocab_size, "training_tokens": len(ids), "bounded": forgetting}
+    memories = {name: [getattr(block, name).tolist() for block in blocks] for name in ("skill", "decay")}
+    return report.finish({"plan": dataclasses.asdict(plan), "runs": runs, "nats": nats} | facts | memories)
+
+
+def _means(within: Tensor, whole: Tensor | None) -> dict:
+    """Return the numbers of results.json for a model's losses of one corpus."""
+    beyond = {"whole": None, "curve": None}
+    if whole is not None:
+        beyond = {"whole": float(whole.mean()), "curve": curve(whole)}
+    return {"within": float(within.mean()), "curve_within": curve(within)} | beyond
 
 
 def keep(folder: Path, model: MemoryMosaics, tokenizer: Tokenizer, held_out: list[str], plan: Plan) -> None:
     """Write the model and the beginnings of the held-out documents as a folder for `retro-model ask` and `serve`."""
-    starts = [tokenizer.encode(text)[: plan.longest - 1] for text in held_out]
-    documents = [
-        Document(f"held-out text {number}", plan.corpus, ids) for number, ids in enumerate(starts, 1) if len(ids)
-    ]
-    title = f"Memory Mosaics, trained on {plan.corpus}"
-    folders.keep(
-        folder,
-        "mosaics",
-        title,
-        model,
-        tokenizer,
-        documents,
-        chunk_len=PIECE,
-        window=min(plan.longest, SHOWN),
-        bos=True,
-    )
+    starts = enumerate((tokenizer.encode(text)[: plan.longest - 1] for text in held_out), 1)
+    documents = [Document(f"held-out text {number}", plan.corpus, ids) for number, ids in starts if len(ids)]
+    sizes = {"chunk_len": PIECE, "window": min(plan.longest, SHOWN), "bos": True}
+    folders.keep(folder, "mosaics", f"Memory Mosaics, trained on {plan.corpus}", model, tokenizer, documents, **sizes)
 
 
 def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_tokens: int) -> None:
@@ -238,25 +188,20 @@ def _tables(report: Report, plan: Plan, runs: dict, losses_of: dict, training_to
         cells = [name, f"{r['parameters']:,}", f"{r['rate']:g}", f"{r['seconds']:.0f}"]
         rows.append(cells + [float(t["within"].mean()) for t in losses_of[name].values()])
     corpora = list(losses_of[MOSAICS])
-    report.table(
-        f"Nats a token on held-out windows of {plan.context}, the training length; {plan.steps} steps of "
-        f"{plan.batch_size} windows, {training_tokens:,} training tokens of {plan.corpus}",
-        ["model", "parameters", "rate", "seconds", *corpora],
-        rows,
+    trained_on = (
+        f"{plan.steps} steps of {plan.batch_size} windows, {training_tokens:,} training tokens of {plan.corpus}"
     )
+    title = f"Nats a token on held-out windows of {plan.context}, the training length; {trained_on}"
+    report.table(title, ["model", "parameters", "rate", "seconds", *corpora], rows)
+    spans = np.linspace(0, plan.longest, BUCKETS + 1).astype(int)[:-1:2]
     for corpus in corpora:
         for other in (LEARNED, ROTARY):
             gap, error = difference(losses_of[MOSAICS][corpus]["within"], losses_of[other][corpus]["within"])
-            report.say(
-                f"{corpus}: {MOSAICS} minus {other}: {gap:+.3f} nats a token (standard error over windows {error:.3f})"
-            )
-        spans = np.linspace(0, plan.longest, BUCKETS + 1).astype(int)
-        shown = range(0, BUCKETS, 2)
-        report.table(
-            f"Nats a token by position on windows of {plan.longest} of {corpus}; trained to position {plan.context}",
-            ["model", *(f"{spans[i]}-" for i in shown)],
-            [[name, *(curve(losses_of[name][corpus]["whole"])[i] for i in shown)] for name in (MOSAICS, ROTARY)],
-        )
+            said = f"{gap:+.3f} nats a token (standard error over windows {error:.3f})"
+            report.say(f"{corpus}: {MOSAICS} minus {other}: {said}")
+        title = f"Nats a token by position on windows of {plan.longest} of {corpus}; trained to position {plan.context}"
+        rows = [[name, *curve(losses_of[name][corpus]["whole"])[::2]] for name in (MOSAICS, ROTARY)]
+        report.table(title, ["model", *(f"{start}-" for start in spans)], rows)
 
 
 def draw(report: Report, plan: Plan, losses_of: dict) -> None:

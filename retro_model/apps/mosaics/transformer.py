@@ -69,9 +69,8 @@ class TransformerBlock(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
     def attend(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            project(x).unflatten(-1, (self.num_heads, -1)) for project in (self.query, self.key, self.value)
-        )
+        heads = (self.num_heads, -1)
+        query, key, value = (linear(x).unflatten(-1, heads) for linear in (self.query, self.key, self.value))
         if self.rotary:
             query, key = rotated(query), rotated(key)
         return self.output(rk.relative_attention(query, key, value, causal=True).flatten(-2))

@@ -7,10 +7,9 @@ its content was shown before, but not within the window.
 
 from __future__ import annotations
 
+import functools
 import itertools
-import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -24,13 +23,13 @@ from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve.symbols import Symbols
 from retro_model.data.store import Document
 from retro_model.evaluation.rpt import random_chunks
-from retro_model.rpt.config import RPTConfig
-from retro_model.rpt.model import RPT
+from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
 from retro_model.training import Settings, checkpoint
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
 from .deck import Copyist, Deck, Reader
+from .options import Variant
 from .start import start_copying
 
 
@@ -63,45 +62,11 @@ class Plan:
 
     def config(self, **changes) -> RPTConfig:
         """Return the model's configuration with some fields changed."""
+        same = ("d_model", "num_heads", "num_layers", "segment", "excluded_chunks")
+        sizes = {name: getattr(self, name) for name in same} | {"d_ff": 4 * self.d_model}
+        sizes |= {"vocab_size": self.deck.vocab_size, "chunk_len": self.deck.chunk_len}
         upper = tuple(range(self.num_layers // 2 + 1, self.num_layers + 1))
-        sizes = {
-            "vocab_size": self.deck.vocab_size,
-            "d_model": self.d_model,
-            "d_ff": 4 * self.d_model,
-            "num_heads": self.num_heads,
-            "num_layers": self.num_layers,
-            "cca_layers": upper,
-            "chunk_len": self.deck.chunk_len,
-            "segment": self.segment,
-            "excluded_chunks": self.excluded_chunks,
-            "score_scale": self.d_model**-0.5,
-        }
-        return RPTConfig(**sizes | changes)
-
-
-class Variant(NamedTuple):
-    """Variant of the model and its training.
-
-    changes: of the configuration. neighbours: "own", "bm25" or "none". lexical: the supervision has BM25 scores
-    (RPT-Lex). trunk_share: factor on the retrieval loss in the decoder.
-    """
-
-    changes: dict
-    neighbours: str = "own"
-    lexical: bool = False
-    trunk_share: float = 1.0
-
-
-UNTIED = {"tie_embeddings": False}
-VARIANTS = {
-    "RPT": Variant({}),
-    "RPT, detached": Variant({}, trunk_share=0.0),
-    "RPT, own readout": Variant(UNTIED),
-    "RPT, detached, own readout": Variant(UNTIED, trunk_share=0.0),
-    "RPT-Lex": Variant({}, lexical=True),
-    "RETRO-BM25": Variant({"retriever": False}, neighbours="bm25"),
-    "window alone": Variant({"retriever": False, "cca_layers": ()}, neighbours="none"),
-}
+        return RPTConfig(**sizes | {"cca_layers": upper, "score_scale": self.d_model**-0.5} | changes)
 
 
 class Documents(NamedTuple):
@@ -126,12 +91,8 @@ class Documents(NamedTuple):
         tokens, shown = deck.documents(count, seed)
         far, right = (torch.from_numpy(f(shown, plan.excluded_chunks)) for f in (deck.far, deck.right))
         chunks = tokens.reshape(count, -1, deck.chunk_len)
-        rows = [
-            torch.from_numpy(
-                np.stack([bm25_index(c, 2, excluded_chunks=plan.excluded_chunks, with_target=t)[0] for c in chunks])
-            )
-            for t in (True, False)
-        ]
+        bm25 = functools.partial(bm25_index, k=2, excluded_chunks=plan.excluded_chunks)
+        rows = [torch.from_numpy(np.stack([bm25(c, with_target=t)[0] for c in chunks])) for t in (True, False)]
         tokens, sizes["candidates"] = torch.from_numpy(tokens), plan.candidates
         reference = (Reader if plan.reader else Copyist)(deck)
         lessons = [stack([supervise(t, lm, **sizes) for t in tokens]) for lm in (reference, None)]
@@ -142,47 +103,33 @@ class Documents(NamedTuple):
         return Documents(*(part.rows(which) if isinstance(part, Supervision) else part[which] for part in self))
 
 
-SYLLABLES = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
-
-
 def symbols(deck: Deck) -> Symbols:
     """Return a word for every token: a syllable for contents and noise, a capitalised pair of syllables for names."""
-    pairs = (f"{a}{b}".capitalize() for b in SYLLABLES for a in SYLLABLES)
-    return Symbols(
-        [
-            *itertools.islice(itertools.chain(SYLLABLES, pairs), deck.contents),
-            *itertools.islice(pairs, deck.vocab_size - deck.contents),
-        ]
-    )
+    syllables = [c + v for c in "bdfghklmnprstvwz" for v in "aeiou"]
+    pairs = (f"{a}{b}".capitalize() for b in syllables for a in syllables)
+    contents = [*itertools.islice(itertools.chain(syllables, pairs), deck.contents)]
+    return Symbols([*contents, *itertools.islice(pairs, deck.vocab_size - deck.contents)])
 
 
-def keep(folder: Path, plan: Plan, model: RPT, scored: Documents, shown: int = 12) -> None:
+def keep(folder: Path, plan: Plan, model: RPT, scored: Documents) -> None:
     """Write the model and some scored documents as a folder for `retro-model ask` and `serve`."""
-    documents = [
-        Document(f"made-up document {number}", "cards", ids.numpy())
-        for number, ids in enumerate(scored.tokens[:shown], 1)
-    ]
+    shown = enumerate(scored.tokens[:12].numpy(), 1)
+    documents = [Document(f"made-up document {number}", "cards", ids) for number, ids in shown]
     sizes = {"chunk_len": plan.deck.chunk_len, "window": scored.tokens.shape[1], "bos": False}
-    folders.keep(
-        folder, "rpt", "RPT, trained on made-up cards that return", model, symbols(plan.deck), documents, **sizes
-    )
+    title = "RPT, trained on made-up cards that return"
+    folders.keep(folder, "rpt", title, model, symbols(plan.deck), documents, **sizes)
 
 
 @torch.no_grad()
-def score(model: RPT, documents: Documents, variant: Variant, seed: int = 0) -> dict[str, float]:
-    """Return the nats a far token and the nats a token for each source of neighbours, and the recall.
-
-    Recall is the share of far cues with a right chunk among the K neighbours.
-    """
+def score(model: RPT, documents: Documents, variant: Variant) -> dict[str, float]:
+    """Return the nats a far token and the nats a token for each source of neighbours, and the recall: the share of far
+    cues with a right chunk among the K neighbours."""
     model.eval()
-    k, results = model.config.num_neighbours, {}
-    kinds = {"off": {"retrieval": False}}
+    results, kinds = {}, {"off": {"retrieval": False}}
     if variant.neighbours != "none":
-        teacher = documents.lessons.teacher(k)
-        kinds |= {
-            "random": {"index": random_chunks(teacher, model.config.excluded_chunks, seed)},
-            "teacher": {"index": teacher},
-        }
+        teacher = documents.lessons.teacher(model.config.num_neighbours)
+        kinds["random"] = {"index": random_chunks(teacher, model.config.excluded_chunks)}
+        kinds["teacher"] = {"index": teacher}
         kinds["own"] = {"index": documents.without} if variant.neighbours == "bm25" else {}
     for name, options in kinds.items():
         results[name], results[f"{name}, all"] = _nats(model, documents, options)
@@ -212,15 +159,7 @@ class Stopped(Exception):
 
 
 def fit(
-    variant: Variant,
-    plan: Plan,
-    train: Documents,
-    scored: Documents,
-    place: Path,
-    *,
-    seed: int = 0,
-    until: float = math.inf,
-    report: Callable[[dict], None] = lambda row: None,
+    variant: Variant, plan: Plan, train: Documents, scored: Documents, place: Path, *, seed: int, until: float, report
 ) -> tuple[RPT, list[dict]]:
     """Train a variant, from the checkpoint at `place` if there is one; return the model and the scores along the way.
 
@@ -230,12 +169,10 @@ def fit(
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
     start_copying(model)
-    settings = Settings(
-        plan.steps, max_lr=plan.max_lr, warmup_steps=min(20, plan.steps // 10), weight_decay=0.0, betas=(0.9, 0.99)
-    )
-    lessons = Lessons(
-        plan.steps, alpha_ret=variant.trunk_share * plan.alpha, retriever_alpha=plan.alpha, alpha_steps=0, tau=plan.tau
-    )
+    rates = {"max_lr": plan.max_lr, "warmup_steps": min(20, plan.steps // 10)}
+    settings = Settings(plan.steps, **rates, weight_decay=0.0, betas=(0.9, 0.99))
+    weights = {"alpha_ret": variant.trunk_share * plan.alpha, "retriever_alpha": plan.alpha, "alpha_steps": 0}
+    lessons = Lessons(plan.steps, **weights, tau=plan.tau)
     optimizer = make_optimizer(model, settings, lessons, "adamw", plan.rates)
     order = torch.randperm(len(train.tokens), generator=torch.Generator().manual_seed(seed))
     first, seconds, history = 0, 0.0, []

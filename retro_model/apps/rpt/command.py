@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import shutil
 import time
 from pathlib import Path
@@ -14,21 +13,13 @@ from retro_model.evaluation import rpt as evaluation
 
 from . import cards
 from .deck import Deck
-from .options import parser
+from .options import VARIANTS, parser
 
-LOWER = ("layers.0.", "layers.1.", "retriever.attention.")
 #: The two lower layers and the chunk attention learn slowly, the embeddings fast. Otherwise the lower layers learn the
 #: common part of all cues before the embeddings learn which forms belong to one word, and the words are lost.
-REWORDED = cards.Plan(
-    Deck(words=32, forms=8),
-    steps=450,
-    alpha=30.0,
-    reader=True,
-    candidates=40,
-    rates=dict.fromkeys(LOWER, 0.1) | {"embedding.": 3.0},
-)
+RATES = dict.fromkeys(("layers.0.", "layers.1.", "retriever.attention."), 0.1) | {"embedding.": 3.0}
+REWORDED = cards.Plan(Deck(words=32, forms=8), steps=450, alpha=30.0, reader=True, candidates=40, rates=RATES)
 SMOKE = {"documents": 8, "scored": 4, "steps": 4, "batch_size": 2, "every": 2}
-SMOKE_SHOWINGS = 8
 READ = ("own", "teacher", "random", "off")  # sources of neighbours, as `cards.score` names them
 
 
@@ -37,20 +28,15 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     plan = REWORDED if options.reworded else cards.Plan()
     if options.smoke:
-        plan = dataclasses.replace(plan, deck=dataclasses.replace(plan.deck, showings=SMOKE_SHOWINGS), **SMOKE)
+        plan = dataclasses.replace(plan, deck=dataclasses.replace(plan.deck, showings=8), **SMOKE)
     given = {name: value for name in ("steps", "alpha") if (value := getattr(options, name)) is not None}
     name = "cards-reworded" if options.reworded else "cards"
-    variants = options.only or list(cards.VARIANTS)
-    run(options.out, dataclasses.replace(plan, **given), name, variants, options.seed, minutes=options.minutes)
+    variants = options.only or list(VARIANTS)
+    run(options.out, dataclasses.replace(plan, **given), name, variants, options.seed, options.minutes)
 
 
-def run(
-    folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int = 0, minutes: float = math.inf
-) -> dict:
-    """Train the variants that are not in `folder`/`name`.json; return its content then.
-
-    Training stops after `minutes`; the same call continues.
-    """
+def run(folder: Path, plan: cards.Plan, name: str, variants: list[str], seed: int, minutes: float) -> None:
+    """Train the variants that are not in `folder`/`name`.json. It stops after `minutes`; the same call continues."""
     report, until, path = Report(folder), time.monotonic() + 60 * minutes, folder / f"{name}.json"
     wanted = as_json({"plan": dataclasses.asdict(plan), "seed": seed})
     results = json.loads(path.read_text()) if path.exists() else wanted | {"variants": {}}
@@ -60,8 +46,8 @@ def run(
     missing = [v for v in variants if v not in results["variants"]]
     if missing:
         report.say("drawing documents and their supervision")
-        counts = (plan.documents, plan.scored)
-        train, scored = (cards.Documents.draw(plan, n, 2 * seed + i) for i, n in enumerate(counts, 1))
+        train = cards.Documents.draw(plan, plan.documents, 2 * seed + 1)
+        scored = cards.Documents.draw(plan, plan.scored, 2 * seed + 2)
     for variant in missing:
 
         def show(row, variant=variant):
@@ -71,20 +57,19 @@ def run(
         place = folder / f"{name}-training" / variant.replace(", ", "-").replace(" ", "-")
         try:
             how = {"seed": seed, "until": until, "report": show}
-            model, history = cards.fit(cards.VARIANTS[variant], plan, train, scored, place, **how)
+            model, history = cards.fit(VARIANTS[variant], plan, train, scored, place, **how)
         except cards.Stopped as stopped:
             report.say(f"stopped at {stopped}; the same command continues")
             break
         results["variants"][variant] = history
         shutil.rmtree(place)
         if variant == "RPT":
-            share = evaluation.retrieval_share(model, scored.tokens[:4], scored.lessons.rows(slice(4)))
-            results["share of retrieval"] = share
+            few = scored.rows(slice(4))
+            results["share of retrieval"] = evaluation.retrieval_share(model, few.tokens, few.lessons)
             cards.keep(folder / f"{name}-model", plan, model, scored)
         path.write_text(json.dumps(results, indent=1) + "\n")
     if results["variants"]:
         tell(report, results, name)
-    return results
 
 
 def tell(report: Report, results: dict, name: str) -> None:

@@ -1,8 +1,7 @@
 """Made-up documents whose content returns beyond the window, and reference language models of them.
 
 A document shows a few cards again and again, in random order. A card is a cue of one chunk (names, then noise) and a
-content of one chunk of random tokens, some of which change at each return. Only an earlier showing of the same card
-predicts its content.
+content of one chunk of random tokens. Only an earlier showing of the same card predicts its content.
 """
 
 from __future__ import annotations
@@ -19,14 +18,11 @@ from torch import Tensor
 class Deck:
     """Documents of `showings` * 2 chunks of `chunk_len` tokens.
 
-    Args:
-        cards: cards of a document. showings: how many it shows.
-        chunk_len: m, of a cue and of a content.
-        names: name tokens of a cue; the rest of it is noise.
-        contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
-        words, forms: number of words for names, and of forms of each word; every form is a token. With one form a
-            returning cue repeats its names. With more a returning cue is reworded: it has the next form of each word.
-        altered: share of the content that is drawn anew at each return.
+    cards: of a document. showings: how many it shows. chunk_len: m, of a cue and of a content. names: name tokens of a
+    cue; the rest of it is noise. contents: tokens that contents and noise are drawn from, ids 0 .. contents-1.
+    words, forms: number of words for names, and of forms of each word; every form is a token. With one form a returning
+    cue repeats its names. With more a returning cue is reworded: it has the next form of each word.
+    altered: share of the content that is drawn anew at each return.
     """
 
     cards: int = 5
@@ -49,44 +45,34 @@ class Deck:
         return 2 * self.showings
 
     def documents(self, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw tokens int64 [count, L*m]; return them and the card of each chunk [count, L].
-
-        Even chunks are cues, odd chunks their contents.
-        """
+        """Draw tokens int64 [count, L*m], cue and content in turn; return them and each chunk's card [count, L]."""
         random = np.random.default_rng(seed)
         tokens = np.empty((count, self.showings, 2, self.chunk_len), np.int64)
         shown = random.integers(0, self.cards, (count, self.showings))
-        for d in range(count):
-            self._fill(tokens[d], shown[d], random)
+        for document, cards in zip(tokens, shown):
+            words = np.stack([random.permutation(self.words)[: self.names] for _ in range(self.cards)])
+            form = random.integers(0, self.forms, words.shape)
+            content = random.integers(0, self.contents, (self.cards, self.chunk_len))
+            for cue_and_content, card in zip(document, cards):
+                cue_and_content[0, : self.names] = self.contents + words[card] * self.forms + form[card]
+                cue_and_content[0, self.names :] = random.integers(0, self.contents, self.chunk_len - self.names)
+                fresh = random.random(self.chunk_len) < self.altered
+                cue_and_content[1] = np.where(fresh, random.integers(0, self.contents, self.chunk_len), content[card])
+                form[card] = (form[card] + 1) % self.forms  # of the next showing
         return tokens.reshape(count, -1), np.repeat(shown, 2, 1)
-
-    def _fill(self, tokens: np.ndarray, shown: np.ndarray, random: np.random.Generator) -> None:
-        words = np.stack([random.permutation(self.words)[: self.names] for _ in range(self.cards)])
-        first_form = random.integers(0, self.forms, words.shape)
-        content = random.integers(0, self.contents, (self.cards, self.chunk_len))
-        times = np.zeros(self.cards, np.int64)
-        for cue_and_content, card in zip(tokens, shown):
-            form = (first_form[card] + times[card]) % self.forms
-            cue_and_content[0, : self.names] = self.contents + words[card] * self.forms + form
-            cue_and_content[0, self.names :] = random.integers(0, self.contents, self.chunk_len - self.names)
-            fresh = random.random(self.chunk_len) < self.altered
-            cue_and_content[1] = np.where(fresh, random.integers(0, self.contents, self.chunk_len), content[card])
-            times[card] += 1
 
     def far(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """Return bool [count, L]: cues whose card was shown before, but not in the last `excluded_chunks` chunks."""
-        number = np.arange(shown.shape[1])
-        recent = (number < number[:, None]) & (number > number[:, None] - excluded_chunks)
-        return self.right(shown, excluded_chunks).any(-1) & ~(self._same(shown) & recent).any(-1)
+        before = self.right(shown, 1)
+        retrievable = self.right(shown, excluded_chunks)
+        return retrievable.any(-1) & ~(before & ~retrievable).any(-1)
 
     def right(self, shown: np.ndarray, excluded_chunks: int) -> np.ndarray:
         """Return bool [count, L, L]: cue j has the card of cue i and is far enough before it to be retrieved."""
         number = np.arange(shown.shape[1])
-        return self._same(shown) & (number <= number[:, None] - excluded_chunks)
-
-    def _same(self, shown: np.ndarray) -> np.ndarray:
-        cue = np.arange(shown.shape[1]) % 2 == 0
-        return (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
+        cue = number % 2 == 0
+        same = (shown[:, :, None] == shown[:, None]) & cue[:, None] & cue
+        return same & (number <= number[:, None] - excluded_chunks)
 
 
 class Copyist:

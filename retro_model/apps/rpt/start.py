@@ -1,7 +1,6 @@
-"""Initial weights with which a small RPT copies from its neighbours before training.
+"""Initial weights with which a small RPT copies from its neighbours: a large model learns them in thousands of steps.
 
-A large model learns this circuit in thousands of steps. A demonstration has minutes, so every variant starts with it.
-It reads a neighbour; which chunks to retrieve is still to be learned.
+Which chunks to retrieve is still to be learned.
 """
 
 from __future__ import annotations
@@ -25,18 +24,12 @@ def start_copying(model: RPT) -> None:
     """
     deviation = model.embedding.weight.std()
     model.embedding.weight[:, 0] = CONSTANT * deviation
-    for layer in model.layers:
-        cca = layer.cca
-        if cca is None:
-            continue
+    for cca in (layer.cca for layer in model.layers if layer.cca is not None):
         direction = torch.zeros(cca.head_dim)
         direction[::2] = 1.0  # one of each pair, so that every frequency counts
         ahead = rotate(direction.view(1, 1, -1), rotation(torch.tensor([AHEAD]), cca.head_dim)).flatten()
-        for weight, column in (
-            (cca.query.weight, ahead * SHARPNESS / CONSTANT**2),
-            (cca.key.weight, direction / deviation / 8),
-        ):
-            weight.mul_(0.3)
-            weight[:, 0] = column.repeat(cca.num_heads)
-        for weight in (cca.value.weight, cca.output.weight):
-            weight.copy_(torch.eye(len(weight)))
+        for module, column in ((cca.query, ahead * SHARPNESS / CONSTANT**2), (cca.key, direction / deviation / 8)):
+            module.weight.mul_(0.3)
+            module.weight[:, 0] = column.repeat(cca.num_heads)
+        for module in (cca.value, cca.output):
+            module.weight.copy_(torch.eye(len(module.weight)))

@@ -1,11 +1,9 @@
-"""Application that serves a model folder's page to this machine alone.
-
-It checks hosts and origins; the page loads nothing from elsewhere.
-"""
+"""Application that serves a model folder's page to this machine alone: it checks hosts and origins."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import mimetypes
@@ -13,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -39,11 +38,6 @@ HEADERS = {
 }
 
 
-def _stated(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers in the form of ASGI."""
-    return [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-
-
 class OwnOrigin:
     """Middleware that refuses requests to other hosts than `HOSTS` and requests from other sites' pages.
 
@@ -65,7 +59,7 @@ class OwnOrigin:
 
         async def guarded(message) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *_stated(HEADERS)]
+                MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
         await self.app(scope, receive, guarded)
@@ -156,9 +150,7 @@ def _text(asked: dict, name: str) -> str:
 
 
 def _options(asked: dict) -> Options:
-    return Options(
-        **{name: asked[name] for name in ("k", "retrieval", "temperature", "new_tokens", "seed") if name in asked}
-    )
+    return Options(**{field.name: asked[field.name] for field in dataclasses.fields(Options) if field.name in asked})
 
 
 async def _body(request: Request) -> dict:
@@ -186,19 +178,17 @@ async def _gone(request: Request) -> None:
 def _page() -> dict[str, Response]:
     """Return the page's files as responses, so that serving one needs no thread."""
     kinds = {".js": "text/javascript"}  # some systems' tables of types have another
-    return {
-        file.name: Response(file.read_bytes(), media_type=kinds.get(file.suffix) or mimetypes.guess_type(file.name)[0])
-        for file in PAGE.iterdir()
-        if file.is_file()
-    }
+    type_of = lambda file: kinds.get(file.suffix) or mimetypes.guess_type(file.name)[0]  # noqa: E731
+    files = filter(Path.is_file, PAGE.iterdir())
+    return {file.name: Response(file.read_bytes(), headers=HEADERS, media_type=type_of(file)) for file in files}
 
 
 def plain_files() -> Callable[[str, Mapping[str, str]], bytes | None]:
     """Return the function by which `patient.Patient` answers for files; it refuses what `OwnOrigin` refuses."""
     answers = {}
     for name, response in _page().items():
-        headers = [*response.raw_headers, *_stated(HEADERS)]
-        answers[f"/page/{name}"] = b"".join([b"%s: %s\r\n" % pair for pair in headers]) + b"\r\n" + response.body
+        head = b"".join([b"%s: %s\r\n" % pair for pair in response.raw_headers])
+        answers[f"/page/{name}"] = head + b"\r\n" + response.body
     answers["/"] = answers["/page/index.html"]
     return lambda path, headers: None if OwnOrigin.refused("GET", headers) else answers.get(path)
 
@@ -230,7 +220,7 @@ def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
                 return _refusal(400, str(error))
             except TimeoutError:
                 late = f"expected the whole request within {BODY_SECONDS:.0f} s"
-                return _refusal(408, late, headers={"Connection": "close"})
+                return _refusal(408, late, {"Connection": "close"})
             except Full:
                 seconds = round(desk.wait(desk.most)) + 1
                 busy = f"busy: {desk.most} questions are waiting; try again in {seconds} s"
@@ -251,17 +241,9 @@ def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
     async def page(request: Request) -> Response:
         return files.get(request.path_params.get("name", "index.html")) or Response("not found", 404)
 
-    asked = [
-        Route(f"/api/{name}", endpoint(name), methods=["POST"])
-        for name in ("read", "write", "forget", "remember", "add", "reset")
-    ]
-    routes = [
-        Route("/", page),
-        Route("/page/{name}", page),
-        Route("/api/about", about),
-        Route("/api/queue", queue),
-        *asked,
-    ]
+    routes = [Route("/", page), Route("/page/{name}", page), Route("/api/about", about), Route("/api/queue", queue)]
+    for name in ("read", "write", "forget", "remember", "add", "reset"):
+        routes.append(Route(f"/api/{name}", endpoint(name), methods=["POST"]))
     return OwnOrigin(Starlette(routes=routes))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -23,9 +23,6 @@ from .reading import Reading
 HELPS = ((3.0, "black on #6fb1ff"), (1.0, "black on #a9d0ff"), (0.3, "black on #d6e8ff"))
 HURTS = ((3.0, "black on #ff9f50"), (1.0, "black on #ffc999"))
 CARD_LINES = 8
-NOTHING = (
-    "No passage was read: the library is off or empty, no chunk is complete, or no passage is similar enough to one."
-)
 
 
 def style(gain: float) -> str:
@@ -38,16 +35,15 @@ def coloured(reading: Reading, first: int = 0) -> Text:
     """Return the text with each token coloured by its gain. From token `first` on it is bold, unless `first` is 0."""
     text = Text()
     for i, (token, gain, blank) in enumerate(zip(reading.texts, reading.gain, reading.blank)):
-        text.append(
-            printable(token), style="" if blank else f"{style(gain)} {'bold' if first and i >= first else ''}".strip()
-        )
+        weight = "bold" if first and i >= first else ""
+        text.append(printable(token), style="" if blank else f"{style(gain)} {weight}".strip())
     return text
 
 
 def card(neighbour: dict) -> Panel:
     """Draw a neighbour: the retrieved chunk is dim, its continuation bright."""
-    text = Text(printable("".join(neighbour["texts"][: neighbour["found"]])), style="dim")
-    text.append(printable("".join(neighbour["texts"][neighbour["found"] :])))
+    texts, found = neighbour["texts"], neighbour["found"]
+    text = Text(printable("".join(texts[:found])), style="dim").append(printable("".join(texts[found:])))
     line = f"line {neighbour['line']}, " if "line" in neighbour else ""
     title = Text(f"{printable(neighbour['name'])}, {line}score {neighbour['score']:.2f}")
     return Panel(Text("\n").join(text.split("\n")[:CARD_LINES]), title=title, title_align="left")
@@ -61,42 +57,29 @@ def verdict(reading: Reading, without: str) -> Text:
     names = {"on": "bits per byte", "off": without, "random": "random passages"}
     costs = "; ".join(f"{names[name]}: {cost:.3f}" for name, cost in found.items() if name != "on")
     than = "with random passages" if control == "random" else "without it"
-    return Text(
-        f"{found['on']:.3f} bits per byte; {costs}. With retrieval this text costs {abs(change):.0%} "
-        f"{'fewer' if change >= 0 else 'more'} bits than {than}. One text is too few to say more."
-    )
+    gain = f"With retrieval this text costs {abs(change):.0%} {'fewer' if change >= 0 else 'more'} bits than {than}."
+    return Text(f"{found['on']:.3f} bits per byte; {costs}. {gain} One text is too few to say more.")
 
 
 def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
     """Print the coloured text, the neighbours of the chunk that gained most, and the verdict."""
-    console.print(
-        Panel(
-            coloured(reading, written_from),
-            title="blue: retrieval made the token likelier; orange: less likely",
-            title_align="left",
-        )
-    )
+    title = "blue: retrieval made the token likelier; orange: less likely"
+    console.print(Panel(coloured(reading, written_from), title=title, title_align="left"))
     gain, m = reading.gain, reading.chunk_len
     chunks = [c for c in range(1, -(-len(gain) // m)) if c <= len(reading.cards) and reading.cards[c - 1]]
     if chunks:
         best = max(chunks, key=lambda c: gain[c * m : (c + 1) * m].sum())
-        here = "".join(reading.texts[best * m : (best + 1) * m])
-        console.print(
-            Group(
-                Text("Most was gained here:"),
-                Panel(Text(printable(here))),
-                Text("It had read (dim: what resembled the text before):"),
-            )
-        )
-        for neighbour in reading.cards[best - 1]:
-            console.print(card(neighbour))
+        here = Panel(Text(printable("".join(reading.texts[best * m : (best + 1) * m]))))
+        read = Text("It had read (dim: what resembled the text before):")
+        console.print(Text("Most was gained here:"), here, read, *map(card, reading.cards[best - 1]))
     if documents := reading.documents():
         table = Table("document", "chunks", "bits gained", title="What was looked up")
         for entry in documents[:8]:
             table.add_row(Text(printable(entry["name"])), str(entry["chunks"]), f"{entry['saved']:+.1f}")
         console.print(table)
     elif reader.library is not None:
-        console.print(NOTHING)
+        why = "the library is off or empty, no chunk is complete, or no passage is similar enough to one."
+        console.print(f"No passage was read: {why}")
     if written_from:
         console.print("It wrote the bold words itself: their cost says nothing of retrieval.")
     else:
@@ -110,13 +93,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         reader = open_folder(options.folder, options.device)
         _change(reader, options.forget, options.add)
-        how = Options(
-            options.k or reader.neighbours,
-            not options.off,
-            options.temperature,
-            new_tokens=options.tokens,
-            seed=options.seed,
-        )
+        k = options.k or reader.neighbours
+        how = Options(k, not options.off, options.temperature, options.tokens, options.seed)
         if options.prompt is None:
             number = reader.start if options.passage is None else options.passage
             ids, passage = reader.passage(number), reader.passages[number]

@@ -27,9 +27,8 @@ def listen(port: int | None) -> socket.socket:
             made.close()
             continue
         return made
-    sys.exit(
-        f"--port: expected a free one; {port if port is not None else f'{FIRST_PORT} to {FIRST_PORT + 19}'} is taken"
-    )
+    tried = f"{FIRST_PORT} to {FIRST_PORT + 19}" if port is None else port
+    sys.exit(f"--port: expected a free one; {tried} is taken")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,10 +52,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{printable(reader.folder.title)}: {address}  (this machine only; Ctrl-C ends it)", flush=True)
         if not options.no_browser:
             webbrowser.open(address)
-        protocol = functools.partial(Patient, file=plain_files())
-        config = uvicorn.Config(
-            make_app(reader), http=protocol, ws="none", log_level="warning", limit_concurrency=MOST_CONNECTIONS
-        )
+        limits = {"ws": "none", "log_level": "warning", "limit_concurrency": MOST_CONNECTIONS}
+        config = uvicorn.Config(make_app(reader), http=functools.partial(Patient, file=plain_files()), **limits)
         gc.collect()
         gc.freeze()  # without this each full collection visits every imported object while clients wait
         uvicorn.Server(config).run(sockets=[server_socket])

@@ -39,10 +39,8 @@ class Desk:
         answer = await desk.ask(lambda: model(tokens), ticket="a")
         desk.place("a")  # 0: being answered, 1: next, None: not in the queue
 
-    Args:
-        model: its modules check before each call whether the answer is still wanted; None: nothing checks.
-        most: questions in the queue, including the one that is being answered.
-        seconds: longest time of an answer.
+    model: its modules check before each call whether the answer is still wanted; None: nothing checks. most: questions
+    in the queue, including the one that is being answered. seconds: longest time of an answer.
     """
 
     def __init__(self, model: nn.Module | None = None, *, most: int = MOST_WAITING, seconds: float = LONGEST_ANSWER):
@@ -52,7 +50,7 @@ class Desk:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="desk")
         self.current: Job | None = None
         for module in model.modules() if model is not None else ():
-            module.register_forward_pre_hook(self._wanted)
+            module.register_forward_pre_hook(lambda *_: self.check())
 
     async def ask(self, work: Callable, ticket: str | None = None):
         """Return the result of `work()`. A cancelled task leaves the queue, and its work stops at the next check.
@@ -85,9 +83,6 @@ class Desk:
             raise Stopped("the client has left")
         if job is not None and time.monotonic() > job.deadline:
             raise Stopped(f"stopped after {self.seconds:.0f} s, the longest that an answer may take")
-
-    def _wanted(self, *_) -> None:
-        self.check()
 
     def _answer(self, job: Job, work: Callable):
         start = time.monotonic()

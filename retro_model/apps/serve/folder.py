@@ -1,22 +1,15 @@
-"""A model folder: a trained model, its tokeniser, held-out texts and its database. `model.json` names them.
-
-`retro-model demo`, `retrofit`, `rpt cards` and `mosaics text` write one; `retro-model ask` and `serve` read it.
-"""
+"""A model folder: a trained model, its tokeniser, held-out texts and its database. `model.json` names them."""
 
 from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
-
 from retro_model import checkpoint
 from retro_model.base import checks, disk
-from retro_model.data.store import Document, TokenStore, build_store
-from retro_model.data.tokens import Tokenizer
+from retro_model.data.store import build_store
 
 from .symbols import Symbols
 
@@ -24,12 +17,10 @@ MANIFEST, FORM = "model.json", 1
 MOST_PASSAGES = 1000  # largest `neighbours` and `passage_chunks`: an untrusted folder could ask for any memory
 SYMBOLS = "symbols.json"  # in place of tokenizer.json, for made-up texts
 #: kind -> the parts that its folder must have
-PARTS = {
-    "retro": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
-    "retrofit": ("model", "tokenizer", "held_out", "store", "keys", "embedder"),
-    "rpt": ("model", "tokenizer", "held_out"),
-    "mosaics": ("model", "tokenizer", "held_out"),
-}
+PARTS = dict.fromkeys(("retro", "retrofit"), ("model", "tokenizer", "held_out", "store", "keys", "embedder"))
+PARTS |= dict.fromkeys(("rpt", "mosaics"), ("model", "tokenizer", "held_out"))
+#: names of the parts that `demo` and `retrofit` make alike
+LIBRARY = {"held_out": "validation", "keys": "embeddings", "embedder": "embedder.npz"}
 
 
 def _figures(name: str, value: object) -> None:
@@ -41,14 +32,10 @@ def _figures(name: str, value: object) -> None:
             checks.number(f"{name}: {figure}", number)
 
 
+_count = functools.partial(checks.integer, low=1, high=MOST_PASSAGES)
 #: fact that a reader computes with -> its check
-FACTS = {
-    "bos": checks.flag,
-    "least_similarity": checks.number,
-    "neighbours": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
-    "passage_chunks": functools.partial(checks.integer, low=1, high=MOST_PASSAGES),
-    "passages": _figures,
-}
+FACTS = {"bos": checks.flag, "least_similarity": checks.number, "passages": _figures}
+FACTS |= {"neighbours": _count, "passage_chunks": _count}
 
 
 @dataclass(frozen=True)
@@ -71,36 +58,22 @@ class ModelFolder:
         return self.path / self.parts[name]
 
 
-def describe(
-    folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict | None = None
-) -> ModelFolder:
-    """Write `model.json` for parts that are in the folder already.
-
-    Raises: ValueError naming a missing part.
-    """
-    made = ModelFolder(Path(folder), kind, title, dict(parts), window, facts or {})
+def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window: int, facts: dict) -> None:
+    """Write `model.json` for parts that are in the folder already. Raises: ValueError naming a missing part."""
+    made = ModelFolder(folder, kind, title, parts, window, facts)
     if lacking := [name for name in PARTS[kind] if name not in parts or not made.part(name).exists()]:
         raise ValueError(f"{folder}: expected {', '.join(PARTS[kind])} of a {kind} model; {lacking[0]} is missing")
-    said = {"kind": kind, "title": title, "parts": made.parts, "window": window, "facts": made.facts}
-    disk.write_json(made.path / MANIFEST, {"form": FORM} | said)
-    return made
+    said = {"form": FORM, "kind": kind, "title": title, "parts": parts, "window": window, "facts": facts}
+    disk.write_json(folder / MANIFEST, said)
 
 
 def keep(
-    folder: Path,
-    kind: str,
-    title: str,
-    model: nn.Module,
-    tokenizer: Tokenizer | Symbols,
-    held_out: Iterable[Document],
-    *,
-    chunk_len: int,
-    window: int,
-    bos: bool,
-    facts: dict | None = None,
-) -> ModelFolder:
-    """Write the model folder of a model without a database (RPT, Memory Mosaics), replacing an earlier one."""
-    folder = Path(folder)
+    folder: Path, kind: str, title: str, model, tokenizer, held_out, *, chunk_len: int, window: int, bos: bool
+) -> None:
+    """Write the model folder of a model without a database (RPT, Memory Mosaics), replacing an earlier one.
+
+    tokenizer: a `Tokenizer` or `Symbols`. held_out: documents, see `build_store`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = SYMBOLS if isinstance(tokenizer, Symbols) else "tokenizer.json"
     tokenizer.save(folder / vocabulary)
@@ -108,7 +81,7 @@ def keep(
     shutil.rmtree(folder / "held-out", ignore_errors=True)
     store = build_store(folder / "held-out", held_out, tokenizer, chunk_len=chunk_len, bos=bos)
     parts = {"model": "model", "tokenizer": vocabulary, "held_out": store.folder.name}
-    return describe(folder, kind, title, parts, window, (facts or {}) | {"bos": bos})
+    describe(folder, kind, title, parts, window, {"bos": bos})
 
 
 def read(folder: str | Path) -> ModelFolder:
@@ -123,36 +96,19 @@ def read(folder: str | Path) -> ModelFolder:
             if not isinstance(said, dict) or [type(said.get(name)) for name in kinds] != list(kinds.values()):
                 raise ValueError(f"expected {', '.join(kinds)}")
             if said["form"] != FORM or said["kind"] not in PARTS or said["window"] < 1:
-                raise ValueError(
-                    f"expected form {FORM}, a kind of {', '.join(PARTS)} and a window; got {said['form']}, "
-                    f"{said['kind']!r}"
-                )
+                wanted = f"expected form {FORM}, a kind of {', '.join(PARTS)} and a window"
+                raise ValueError(f"{wanted}; got {said['form']}, {said['kind']!r}")
             for name in PARTS[said["kind"]]:
-                _plain_name(name, said["parts"].get(name))
+                part = said["parts"].get(name)  # of something directly in the folder
+                if not isinstance(part, str) or part in ("", ".", "..") or Path(part).name != part:
+                    raise ValueError(f"{name}: expected the name of a file or folder beside it; got {part!r}")
             for name, check in FACTS.items():
                 if name in said["facts"]:
                     check(name, said["facts"][name])
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: corrupt ({error})") from None
-    folder_there = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
-    for name in PARTS[folder_there.kind]:
-        if not folder_there.part(name).exists():
-            raise FileNotFoundError(f"{folder_there.part(name)}: {path} names it as {name}, but it is missing")
-    return folder_there
-
-
-def _plain_name(part: str, name: object) -> None:
-    """Raise ValueError unless `name` names something directly in the folder."""
-    if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
-        raise ValueError(f"{part}: expected the name of a file or folder beside it; got {name!r}")
-
-
-def tokenizer_of(folder: ModelFolder) -> Tokenizer | Symbols:
-    """Return the model's tokeniser."""
-    kind = Symbols if folder.parts["tokenizer"] == SYMBOLS else Tokenizer
-    return kind.load(folder.part("tokenizer"))
-
-
-def held_out(folder: ModelFolder) -> TokenStore:
-    """Return the store of the held-out texts."""
-    return TokenStore(folder.part("held_out"))
+    made = ModelFolder(Path(folder), said["kind"], said["title"], said["parts"], said["window"], said["facts"])
+    for name in PARTS[made.kind]:
+        if not made.part(name).exists():
+            raise FileNotFoundError(f"{made.part(name)}: {path} names it as {name}, but it is missing")
+    return made

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-HOST = "127.0.0.1"
-FIRST_PORT = 8765
+HOST, FIRST_PORT = "127.0.0.1", 8765
 SERVES = "Serve a page on this machine that shows the passages a trained model looks up, and their gain."
 ABOUT = (
     "Show in the terminal the passages that a trained model looks up, and their gain. Without a prompt the model reads "
@@ -28,28 +27,17 @@ def serve() -> argparse.ArgumentParser:
 def ask() -> argparse.ArgumentParser:
     """Return the parser of `retro-model ask`."""
     made = argparse.ArgumentParser(prog="retro-model ask", description=ABOUT)
-    made.add_argument("folder", help=FOLDER)
-    made.add_argument("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
-    made.add_argument(
-        "--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)"
-    )
-    made.add_argument("-k", type=int, help="neighbours of a chunk")
-    made.add_argument("--question", action="store_true", help="ask the prompt as a question")
-    made.add_argument("--off", action="store_true", help="turn retrieval off")
-    made.add_argument("--tokens", type=int, default=64, help="tokens to write (default: 64)")
-    made.add_argument(
-        "--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)"
-    )
-    made.add_argument("--seed", type=int, default=0, help="of sampling (default: 0)")
-    made.add_argument(
-        "--forget",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="leave a document out of the library; may be repeated",
-    )
-    made.add_argument(
-        "--add", action="append", default=[], metavar="FILE", help="add a file to the library; may be repeated"
-    )
-    made.add_argument("--device", default="cpu", help=DEVICE)
+    add, several = made.add_argument, {"action": "append", "default": []}
+    add("folder", help=FOLDER)
+    add("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
+    add("--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)")
+    add("-k", type=int, help="neighbours of a chunk")
+    add("--question", action="store_true", help="ask the prompt as a question")
+    add("--off", action="store_true", help="turn retrieval off")
+    add("--tokens", type=int, default=64, help="tokens to write (default: 64)")
+    add("--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)")
+    add("--seed", type=int, default=0, help="of sampling (default: 0)")
+    add("--forget", **several, metavar="NAME", help="leave a document out of the library; may be repeated")
+    add("--add", **several, metavar="FILE", help="add a file to the library; may be repeated")
+    add("--device", default="cpu", help=DEVICE)
     return made

@@ -18,10 +18,8 @@ MORE = {"content-length", "transfer-encoding", "upgrade"}
 class Patient(H11Protocol):
     """Protocol that closes a connection if the head of a request takes over `HEAD_SECONDS`; uvicorn's waits for ever.
 
-    It answers a GET of a file itself, in less than half the time of h11 and the application.
-
-    Args:
-        file: (path, headers) -> headers and body of the answer, or None if the application must answer.
+    It answers a GET of a file itself, in less than half the time of h11 and the application. file: (path, headers) ->
+    headers and body of the answer, or None if the application must answer.
     """
 
     late = None

@@ -1,7 +1,4 @@
-"""Base of the readers, which open a model folder and read texts with its model.
-
-Each kind of model has one: retro_reader.py, retrofit_reader.py, rpt_reader.py, mosaics_reader.py.
-"""
+"""Base of the readers, which open a model folder and read texts with its model. KIND_reader.py has that of a kind."""
 
 from __future__ import annotations
 
@@ -16,18 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from retro_model import checkpoint, generate
-from retro_model.data.tokens import BOS
+from retro_model.base.config import Config
+from retro_model.data.store import TokenStore
+from retro_model.data.tokens import BOS, Tokenizer
 
 from . import folder as folders
 from .reading import Reading, sources, token_texts
+from .symbols import Symbols
 
-#: kind -> (module, class)
-KINDS = {
-    "retro": ("retro_reader", "RetroReader"),
-    "retrofit": ("retrofit_reader", "RetrofitReader"),
-    "rpt": ("rpt_reader", "RptReader"),
-    "mosaics": ("mosaics_reader", "MosaicsReader"),
-}
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
 FIGURES = ("on", "off", "random", "seen")  # facts of a passage: bits per byte, and the gain that can be seen
@@ -48,15 +41,11 @@ class Options:
     def __post_init__(self) -> None:
         for name, low, high in (("k", 1, MOST_NEIGHBOURS), ("new_tokens", 1, MOST_NEW_TOKENS), ("seed", 0, 2**31)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            if type(value) is not int or not low <= value <= high:
                 raise ValueError(f"{name}: expected an integer from {low} to {high}; got {value!r}")
-        if not isinstance(self.retrieval, bool):
+        if type(self.retrieval) is not bool:
             raise ValueError(f"retrieval: expected true or false; got {self.retrieval!r}")
-        if (
-            isinstance(self.temperature, bool)
-            or not isinstance(self.temperature, (int, float))
-            or not 0 <= self.temperature <= 2
-        ):
+        if type(self.temperature) not in (int, float) or not 0 <= self.temperature <= 2:
             raise ValueError(f"temperature: expected a number from 0 to 2; got {self.temperature!r}")
 
 
@@ -73,15 +62,18 @@ class Reader:
         passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
     """
 
+    classes: tuple[type[nn.Module], type[Config]]  # of the model and of its configuration
     library = None
     without = "without retrieval"  # name of the reading without retrieval
+    neighbours = 2  # default K
     asks = False  # whether the model answers questions, see `question`
     stop_token: int | None = None
+    bos_id = BOS  # token that begins texts, if the folder says that one does
 
     def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
         self.folder, self.device = folder, torch.device(device)
         self.tokenizer = self._tokenizer()
-        self.held_out = folders.held_out(folder)
+        self.held_out = TokenStore(folder.part("held_out"))
         self.model = self._model().to(self.device).eval()
         self.passages = self._passages()
         self.order = sorted(range(len(self.passages)), key=self._worth)
@@ -93,51 +85,41 @@ class Reader:
         return passage["tokens"] < self.folder.window // 2, -passage.get("seen", 0.0), number
 
     def _tokenizer(self):
-        return folders.tokenizer_of(self.folder)
+        kind = Symbols if self.folder.parts["tokenizer"] == folders.SYMBOLS else Tokenizer
+        return kind.load(self.folder.part("tokenizer"))
 
     def _model(self) -> nn.Module:
-        raise NotImplementedError
-
-    def _load(self, make, config_class) -> nn.Module:
-        """Return the model of the folder's checkpoint; `make` builds it from its configuration."""
-        model = make(config_class.from_dict(checkpoint.read_state(self.folder.part("model"))["config"]))
-        checkpoint.load(self.folder.part("model"), model)
+        """Return the model of the folder's checkpoint."""
+        path, (make, config) = self.folder.part("model"), self.classes
+        model = make(config.from_dict(checkpoint.read_state(path)["config"]))
+        checkpoint.load(path, model)
         return model
 
     def _passages(self) -> list[dict]:
         """Return document, first chunk and line of each window, with its figures if the folder has them."""
-        known = {(p["document"], p["first_chunk"]): p for p in self.folder.facts.get("passages", []) if "seen" in p}
+        measured = [p for p in self.folder.facts.get("passages", []) if "seen" in p]
+        known = {(p["document"], p["first_chunk"]): {name: p[name] for name in FIGURES if name in p} for p in measured}
         m, window, passages = self.held_out.chunk_len, self.folder.window, []
         per_window = max(1, window // m)
         for number, entry in enumerate(self.held_out.documents):
             ids, line = self.held_out.document_tokens(number), 1
             for first in range(0, entry.num_chunks, per_window):
-                passage = {
-                    "id": len(passages),
-                    "document": number,
-                    "name": entry.name,
-                    "first_chunk": first,
-                    "line": line,
-                    "tokens": min(window, len(ids) - first * m),
-                }
+                passage = {"id": len(passages), "document": number, "name": entry.name, "first_chunk": first}
+                passage |= {"line": line, "tokens": min(window, len(ids) - first * m)}
+                passages.append(passage | known.get((number, first), {}))
                 line += self.tokenizer.decode_bytes(ids[first * m : (first + per_window) * m]).count(b"\n")
-                figures = known.get((number, first), {})
-                passages.append(passage | {key: figures[key] for key in FIGURES if key in figures})
         return passages
 
     def passage(self, number: int) -> np.ndarray:
         """Return the token ids of a passage. Raises: ValueError for an unknown number."""
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(self.passages):
+        if type(number) is not int or not 0 <= number < len(self.passages):
             raise ValueError(f"passage: expected a number from 0 to {len(self.passages) - 1}; got {number!r}")
         passage = self.passages[number]
         first = passage["first_chunk"] * self.held_out.chunk_len
         return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the first `window` token ids of a user's text.
-
-        Raises: ValueError for a text that is empty or longer than `LONGEST_TEXT`.
-        """
+        """Return the first `window` token ids of a user's text. Raises: ValueError for an empty or too long text."""
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
         ids = self._first_tokens(text, self.folder.window - 1)
@@ -168,43 +150,26 @@ class Reader:
         """M, tokens of a chunk."""
         return self.model.config.chunk_len
 
-    @property
-    def bos_id(self) -> int:
-        """Id of the token that begins texts, if the folder says that one does."""
-        return BOS
-
     def read(self, ids: np.ndarray, options: Options) -> Reading:
         """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
         raise NotImplementedError
 
-    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
-        raise NotImplementedError
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator, **how) -> Tensor:
+        """Continue ids [1,N]; return [N + new_tokens]. on: with retrieval. how: further options of `generate`."""
+        how |= {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
+        return generate(self.model, ids, options.new_tokens, generator=generator, **how)[0]
 
     def write(self, ids: np.ndarray, options: Options) -> tuple[Reading, str]:
         """Continue a text; return its reading, and the continuation by the same seed without retrieval."""
         ids = ids[: max(1, self.folder.window - options.new_tokens)]
-        written = []
+        prompt, written = torch.as_tensor(ids, device=self.device)[None], []
         for on in (options.retrieval, False):
             generator = torch.Generator(self.device).manual_seed(options.seed)
-            written.append(
-                self._generate(torch.as_tensor(ids, device=self.device)[None], options, on, generator).cpu().numpy()
-            )
+            written.append(self._generate(prompt, options, on, generator).cpu().numpy())
         reading = self.read(written[0], options)
         # the model's own words are likely to it: their cost does not measure retrieval
         reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
-
-    def _sample(self, ids: Tensor, options: Options, generator: torch.Generator, **how) -> Tensor:
-        return generate(
-            self.model,
-            ids,
-            options.new_tokens,
-            temperature=options.temperature,
-            top_p=0.95,
-            generator=generator,
-            stop_token=self.stop_token,
-            **how,
-        )[0]
 
     def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> Reading:
         """Return a reading; see `Reading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
@@ -217,11 +182,10 @@ class Reader:
 
     def about(self) -> dict:
         """Return the facts of the model that the page shows before a reading."""
-        weights = sum(p.numel() for p in self.model.parameters())
         return {
             "kind": self.folder.kind,
             "title": self.folder.title,
-            "weights": weights,
+            "weights": sum(p.numel() for p in self.model.parameters()),
             "window": self.folder.window,
             "without": self.without,
             "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
@@ -234,32 +198,26 @@ class Reader:
             "library": self.library_state(),
         }
 
-    neighbours = 2  # default K
-
     def library_state(self) -> dict | None:
         """Return the numbers of documents and chunks, and the changes; None without a library."""
         if self.library is None:
             return None
-        documents, kept = self.library.documents, len(self.library.store.documents)
-        added = [
-            {"document": n, "name": documents[n].name}
-            for n in range(kept, len(documents))
-            if n not in self.library.forgotten
-        ]
-        forgotten = [{"document": n, "name": documents[n].name} for n in self.library.forgotten]
+        documents, forgotten = self.library.documents, self.library.forgotten
+        added = range(len(self.library.store.documents), len(documents))
+        named = lambda numbers: [{"document": n, "name": documents[n].name} for n in numbers]  # noqa: E731
         return {
             "documents": len(documents) - len(forgotten),
             "chunks": len(self.library.store),
-            "forgotten": forgotten,
-            "added": added,
+            "forgotten": named(forgotten),
+            "added": named(n for n in added if n not in forgotten),
         }
 
 
 def open_folder(path: str | Path, device: str = "cpu") -> Reader:
     """Return the reader of a model folder. Raises: FileNotFoundError, ValueError naming the missing or wrong part."""
     folder = folders.read(path)
-    module, name = KINDS[folder.kind]
-    return getattr(importlib.import_module(f"{__package__}.{module}"), name)(folder, device)
+    module = importlib.import_module(f"{__package__}.{folder.kind}_reader")
+    return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device)
 
 
 def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
@@ -269,12 +227,11 @@ def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, 
     passages done and of all.
     """
     reader = open_folder(path)
-    options = Options(k=reader.neighbours)
     for done, passage in enumerate(reader.passages):
         report(done, len(reader.passages))
         if "seen" in passage:
             continue
-        reading = reader.read(reader.passage(passage["id"]), options)
+        reading = reader.read(reader.passage(passage["id"]), Options(k=reader.neighbours))
         passage |= {name: round(value, 4) for name, value in reading.bits_per_byte().items()}
         passage["seen"] = round(reading.seen, 1)
         if done % 16 == 15:

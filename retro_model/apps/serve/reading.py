@@ -34,16 +34,15 @@ def longest_runs(own: np.ndarray, other: np.ndarray) -> np.ndarray:
     own: [n,A]. other: [n,B], -1 for none. Returns: int64 [n,A,B].
     """
     own, other = np.asarray(own), np.asarray(other)
-    same = own[:, :, None] == other[:, None, :]
-    back, ahead = np.zeros(same.shape, np.int64), np.zeros(same.shape, np.int64)
-    width = own.shape[1]
-    for i in range(width):
-        before = np.pad(back[:, i - 1, :-1], ((0, 0), (1, 0))) if i else 0
-        back[:, i] = np.where(same[:, i], before + 1, 0)
-        j = width - 1 - i
-        after = np.pad(ahead[:, j + 1, 1:], ((0, 0), (0, 1))) if i else 0
-        ahead[:, j] = np.where(same[:, j], after + 1, 0)
-    return np.where(same, back + ahead - 1, 0)
+    same = np.pad(own[:, :, None] == other[:, None, :], ((0, 0), (1, 1), (1, 1)))
+    runs = same.astype(np.int64)
+    rows = range(1, own.shape[1] + 1)
+    for i in rows:  # the length up to here
+        runs[:, i, 1:] += same[:, i, 1:] * runs[:, i - 1, :-1]
+    for i in reversed(rows):  # the length at the run's end
+        goes_on = same[:, i, :-1] & same[:, i + 1, 1:]
+        runs[:, i, :-1] = np.where(goes_on, runs[:, i + 1, 1:], runs[:, i, :-1])
+    return runs[:, 1:-1, 1:-1]
 
 
 def sources(
@@ -57,27 +56,24 @@ def sources(
     tokens, blank: [N]. neighbours, mask: [L,K,R], of the complete chunks of chunk_len tokens.
     Source: after tables 6 and 7 of arXiv 2112.04426, which colour by the longest common prefix.
     """
-    count, k, _ = neighbours.shape
     m, origins = chunk_len, [None] * len(tokens)
-    starts = [c for c in range(1, count + 1) if c * m < len(tokens)]
-    if not starts or not k:
+    count, k, length = neighbours.shape
+    count = min(count, (len(tokens) - 1) // m)  # of the chunks with tokens after them
+    if count < 1 or not k:
         return origins
-    own = np.full((len(starts), 2 * m), -2)
-    for row, c in enumerate(starts):
-        part = tokens[(c - 1) * m : (c + 1) * m]
-        own[row, : len(part)] = part
-    other = np.where(mask, neighbours, -1)[[c - 1 for c in starts]]
-    runs = np.stack([longest_runs(own, other[:, j]) for j in range(k)], 1)  # [starts,K,own,other]
-    for row, c in enumerate(starts):
-        for i in range(c * m, min((c + 1) * m, len(tokens))):
-            here = i - (c - 1) * m
-            if blank[i] or not (best := runs[row, :, here].max()):
-                continue
-            j, there = np.unravel_index(runs[row, :, here].argmax(), runs.shape[1:2] + runs.shape[3:])
-            back = 0
-            while here - back > 0 and there - back > 0 and runs[row, j, here - back - 1, there - back - 1] == best:
-                back += 1
-            origins[i] = [int(j), int(there), int(there - back), int(there - back + best)]
+    padded = np.pad(tokens, (0, 2 * m), constant_values=-2)
+    own = np.stack([padded[c * m : (c + 2) * m] for c in range(count)])  # each chunk and the next
+    other = np.where(mask, neighbours, -1)[:count]
+    runs = np.stack([longest_runs(own, other[:, j]) for j in range(k)], 1)  # [chunks,K,own,other]
+    for i in np.flatnonzero(~blank[: (count + 1) * m]).tolist():
+        of_chunk, here = runs[i // m - 1], i % m + m
+        if i < m or not (best := of_chunk[:, here].max()):
+            continue
+        j, there = np.unravel_index(of_chunk[:, here].argmax(), (k, length))
+        back = 0
+        while there - back > 0 and back < here and of_chunk[j, here - back - 1, there - back - 1] == best:
+            back += 1
+        origins[i] = [int(j), int(there), int(there - back), int(there - back + best)]
     return origins
 
 
@@ -126,10 +122,7 @@ class Reading:
         return {name: self.per_byte(cost) for name, cost in costs.items() if cost is not None}
 
     def documents(self) -> list[dict]:
-        """Return the retrieved documents, each with the number of its chunks and the bits gained on its tokens.
-
-        The document with most bits is first.
-        """
+        """Return the retrieved documents with their numbers of chunks and the bits gained on them, most first."""
         entries: dict[int, dict] = {}
         for cards in self.cards:
             for number, name in {(card["document"], card["name"]) for card in cards}:
@@ -143,12 +136,9 @@ class Reading:
 
     def to_dict(self) -> dict:
         """Return the JSON of the page."""
-        round3 = lambda values: [round(float(v), 3) for v in values]  # noqa: E731
         return {
             "texts": self.texts,
-            "on": round3(self.on),
-            "off": round3(self.off),
-            "gain": round3(self.gain),
+            **{name: [round(float(v), 3) for v in getattr(self, name)] for name in ("on", "off", "gain")},
             "controlled": self.random is not None,
             "blank": self.blank.tolist(),
             "chunk_len": self.chunk_len,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retro_model.base import checks
-from retro_model.data.database import KEYS, ChunkDatabase
+from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import TokenStore
 from retro_model.retro import Retro, RetroConfig
@@ -20,36 +22,22 @@ from .reading import Reading, bits, token_texts
 class RetroReader(Reader):
     """Reader of a `Retro`; see `Reader`."""
 
+    classes = Retro, RetroConfig
     without = "the same model, retrieval off"
 
     def __init__(self, folder, device: str = "cpu") -> None:
         super().__init__(folder, device)
         store, embedder = TokenStore(folder.part("store"), verify=False), HashedTfidf.load(folder.part("embedder"))
-        self.database = ChunkDatabase.open(  # checks that keys and store belong together
-            folder.part("keys"), store, embedder, verify=False
-        )
-        keys = np.load(folder.part("keys") / KEYS, mmap_mode="r")
-        least = float(folder.facts.get("least_similarity", -np.inf))
-        chunks = folder.facts.get("passage_chunks", ChunkDatabase.passage_chunks)
-        options = {"least_similarity": least, "passage_chunks": chunks}
-        self.library = Library(self.database.store, keys, embedder, self.tokenizer, **options)
+        keys = ChunkDatabase.open(folder.part("keys"), store, embedder, verify=False).searcher.keys
+        options = {name: folder.facts[name] for name in ("least_similarity", "passage_chunks") if name in folder.facts}
+        self.library = Library(store, keys, embedder, self.tokenizer, **options)
         self.neighbours = folder.facts.get("neighbours", self.neighbours)
-
-    def _model(self) -> nn.Module:
-        return self._load(Retro, RetroConfig)
 
     def neighbours_of(self, chunks: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return the neighbours `ids` [n,k] of chunks [n,M] as the model takes them: see `Retrieve`."""
         values = self.library.values(ids)
         scored = getattr(self.model.config, "score_bias", False)
         return *values, *([self.library.similarity(chunks, ids)] if scored else [])
-
-    def _logits(self, ids: np.ndarray, *found: np.ndarray) -> Tensor:
-        """Return logits [N,V]."""
-        to = lambda array: torch.as_tensor(array, device=self.device)[None]  # noqa: E731
-        if not found or not len(found[0]):
-            return self.model(to(ids))[0]
-        return self.model(to(ids), **{name: to(array) for name, array in zip(checks.RETRIEVED, found)})[0]
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, options: Options) -> Reading:
@@ -60,33 +48,27 @@ class RetroReader(Reader):
             hits, near = self.library.search(chunks, options.k)
         given = self.neighbours_of(chunks, hits)
         neighbours, mask = given[:2]
-        cost = lambda *found: bits(self._logits(ids, *found), torch.as_tensor(ids, device=self.device))  # noqa: E731
+        to = functools.partial(torch.as_tensor, device=self.device)
+
+        def cost(*found: np.ndarray) -> np.ndarray:
+            read = zip(checks.RETRIEVED, found if len(chunks) else ())
+            return bits(self.model(to(ids)[None], **{name: to(array)[None] for name, array in read})[0], to(ids))
+
         on = off = cost()
         random = None
         if options.retrieval:
             on, random = cost(*given), cost(*self.neighbours_of(chunks, self.library.drawn(hits)))
-        cards = [
-            [self._card(*what) for what in zip(*of_chunk) if what[0] >= 0]
-            for of_chunk in zip(hits, near, neighbours, mask)
-        ]
+        cards: list[list[dict]] = [[] for _ in hits]
+        for c, k in np.argwhere(hits >= 0):
+            card = self.library.place(int(hits[c, k]))._asdict() | {"score": round(float(near[c, k]), 3)}
+            card["texts"] = token_texts(self.tokenizer.decode_bytes, neighbours[c, k][mask[c, k]])
+            cards[c].append(card | {"found": int(mask[c, k, :m].sum())})
         extra = {"library": self.library_state()}
         return self._reading(ids, on, off, cards, extra, found=(neighbours, mask), random=random)
-
-    def _card(self, chunk: int, near: float, tokens: np.ndarray, mask: np.ndarray) -> dict:
-        """Return the fields of a neighbour that the page shows."""
-        place = self.library.place(int(chunk))
-        return {
-            "document": place.document,
-            "name": place.name,
-            "line": place.line,
-            "score": round(float(near), 3),
-            "texts": token_texts(self.tokenizer.decode_bytes, tokens[mask]),
-            "found": int(mask[: self.model.config.chunk_len].sum()),
-        }
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
         def retrieve(chunks: Tensor) -> tuple[Tensor, ...]:
             hits, _ = self.library.search(chunks.cpu().numpy(), options.k)
             return tuple(torch.from_numpy(part) for part in self.neighbours_of(chunks.cpu().numpy(), hits))
 
-        return self._sample(ids, options, generator, retrieve=retrieve if on else None)
+        return super()._generate(ids, options, on, generator, retrieve=retrieve if on else None)

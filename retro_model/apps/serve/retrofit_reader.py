@@ -43,29 +43,24 @@ class RetrofitReader(RetroReader):
 
     without = "the decoder as it was"
 
+    def __init__(self, folder, device: str = "cpu") -> None:
+        super().__init__(folder, device)
+        theirs = self.tokenizer.theirs
+        self.asks, self.bos_id = bool(getattr(theirs, "chat_template", None)), self.tokenizer.bos_id
+        self.stop_token = theirs.eos_token_id if self.asks else None  # it ends an answer
+
     def _tokenizer(self) -> HubText:
         return HubText.load(self.folder.part("tokenizer"))
 
     def _model(self) -> nn.Module:
         from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-        model = RetrofitForCausalLM.from_pretrained(
-            self.folder.part("model"), local_files_only=True, trust_remote_code=False
-        ).model
+        local = {"local_files_only": True, "trust_remote_code": False}
+        model = RetrofitForCausalLM.from_pretrained(self.folder.part("model"), **local).model
         if hasattr(model, "keeping"):  # own attention reads neighbours that recur once
             self._kept = model.keeping()
             self._kept.__enter__()
         return model
-
-    @property
-    def asks(self) -> bool:
-        """Whether the tokeniser has a chat template."""
-        return bool(getattr(self.tokenizer.theirs, "chat_template", None))
-
-    @property
-    def stop_token(self) -> int | None:
-        """Token that ends an answer."""
-        return self.tokenizer.theirs.eos_token_id if self.asks else None
 
     def question(self, text: str) -> np.ndarray:
         if not self.asks:
@@ -76,7 +71,3 @@ class RetrofitReader(RetroReader):
         if len(found) >= self.folder.window:
             raise ValueError(f"text: expected a question of less than {self.folder.window} tokens; got {len(found)}")
         return np.asarray(found, np.int64)
-
-    @property
-    def bos_id(self) -> int:
-        return self.tokenizer.bos_id

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from retro_model.evaluation.rpt import random_chunks
 from retro_model.rpt import RPT, RPTConfig
@@ -16,10 +16,8 @@ from .reading import Reading, bits, token_texts
 class RptReader(Reader):
     """Reader of an `RPT`; see `Reader`."""
 
+    classes = RPT, RPTConfig
     without = "the same model, its window alone"
-
-    def _model(self) -> nn.Module:
-        return self._load(RPT, RPTConfig)
 
     @torch.no_grad()
     def read(self, ids: np.ndarray, options: Options) -> Reading:
@@ -38,24 +36,13 @@ class RptReader(Reader):
         pairs = np.concatenate([chunks[there], chunks[np.minimum(there + 1, len(chunks) - 1)]], -1)
         mask = np.broadcast_to((index >= 0)[..., None], pairs.shape)
         scores, gates = retrieved.scores[0].cpu().numpy(), retrieved.gate[0].cpu().numpy()
-        cards = []
-        for c, row in enumerate(index):
-            cards.append(
-                [
-                    {
-                        "document": 0,
-                        "name": f"{c - int(j)} chunks earlier in this text",
-                        "score": round(float(scores[c, j]), 2),
-                        "gate": round(float(gates[c, k]), 2),
-                        "token": int(j) * m,
-                        "found": m,
-                        "texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k]),
-                    }
-                    for k, j in enumerate(row)
-                    if j >= 0
-                ]
-            )
+        cards: list[list[dict]] = [[] for _ in index]
+        for c, k in np.argwhere(index >= 0):
+            j = int(index[c, k])
+            card = {"document": 0, "name": f"{c - j} chunks earlier in this text", "token": j * m, "found": m}
+            card |= {"score": round(float(scores[c, j]), 2), "gate": round(float(gates[c, k]), 2)}
+            cards[c].append(card | {"texts": token_texts(self.tokenizer.decode_bytes, pairs[c, k])})
         return self._reading(ids, on, off, cards, {}, found=(pairs, mask), random=random)
 
     def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator) -> Tensor:
-        return self._sample(ids, options, generator, retrieval=on)
+        return super()._generate(ids, options, on, generator, retrieval=on)

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 from retro_model.apps.rpt import command
-from retro_model.apps.rpt.cards import VARIANTS, Documents, Plan
+from retro_model.apps.rpt.cards import Documents, Plan
 from retro_model.apps.rpt.deck import Copyist, Deck
+from retro_model.apps.rpt.options import VARIANTS
 
 
 def test_the_smallest_run(tmp_path):
