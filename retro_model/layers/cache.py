@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -60,8 +61,10 @@ class KeyValueCache:
         joined = cls(capacity)
         joined.length = max(c.length for c in caches)
         if all(c.keys is not None for c in caches):
-            joined.keys = torch.cat([_moved(c.keys, c.length, joined.length, capacity) for c in caches])
-            joined.values = torch.cat([_moved(c.values, c.length, joined.length, capacity) for c in caches])
+            for name in ("keys", "values"):
+                rows = [(getattr(c, name)[:, : c.length], joined.length - c.length) for c in caches]
+                padded = [F.pad(held, (0, 0, 0, 0, before, capacity - joined.length)) for held, before in rows]
+                setattr(joined, name, torch.cat(padded))
         return joined
 
 
@@ -78,10 +81,3 @@ class StepKeys:
         for held, new in ((cache.keys, key), (cache.values, value)):
             held.index_copy_(1, self.column[:1], new.to(held.dtype))
         return cache.keys, cache.values, self.column
-
-
-def _moved(held: Tensor, length: int, end: int, capacity: int) -> Tensor:
-    """Return [B,capacity,...] whose columns before `end` are the first `length` columns of `held`; the rest is 0."""
-    moved = held.new_zeros(held.shape[0], capacity, *held.shape[2:])
-    moved[:, end - length : end] = held[:, :length]
-    return moved

@@ -36,24 +36,8 @@ class ChunkedCrossAttention(RelativeProjections):
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1, appendix B.1.2.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        head_dim: int,
-        *,
-        chunk_len: int,
-        context_dim: int | None = None,
-        num_kv_heads: int | None = None,
-        bias: bool = False,
-        dropout: float = 0.0,
-        backend: str | None = None,
-        device=None,
-        dtype=None,
-    ):
-        widths = {"context_dim": context_dim, "num_kv_heads": num_kv_heads}
-        options = {"bias": bias, "dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
-        super().__init__(d_model, num_heads, head_dim, **widths, **options)
+    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, chunk_len: int, **options):
+        super().__init__(d_model, num_heads, head_dim, **options)
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(
@@ -81,24 +65,13 @@ class ChunkedCrossAttention(RelativeProjections):
         # row t of the op's table is i-i' = t-(R-1); the paper's displacement is M-1 more: a neighbour holds its chunk
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
-    def attend(
-        self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start=0
-    ) -> Tensor:
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, **options) -> Tensor:
         """Return the update for keys, values [B,L,K,R,G,D] and relative keys that are projected already.
 
-        query_start: an int, or int64 [B].
+        options: neighbour_mask and query_start, as in `forward`; query_start may also be int64 [B].
         """
-        out, lse = rk.chunked_cross_attention(
-            self.heads_of(x),
-            key,
-            value,
-            chunk_len=self.chunk_len,
-            rel_key=rel_key,
-            neighbour_mask=neighbour_mask,
-            query_start=query_start,
-            return_lse=True,
-            **self.options(),
-        )
+        options |= {"chunk_len": self.chunk_len, "rel_key": rel_key, "return_lse": True}
+        out, lse = rk.chunked_cross_attention(self.heads_of(x), key, value, **options, **self.options())
         update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update
