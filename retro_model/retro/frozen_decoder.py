@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +52,42 @@ class Frozen(nn.Module):
             if getattr(module, "gradient_checkpointing", False):
                 module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
         return self
+
+    _running: Any = None  # state of the forward pass that runs, for the hooks; `inputs`: of the blocks that retrieve
+
+    def _run(self, state, tokens: Tensor, options: dict):
+        """Return the decoder's output, with `state` as `_running`."""
+        self._running = state
+        try:
+            return self.decoder(tokens, **options)
+        finally:
+            self._running = None
+
+    def _hook(self, blocks: Sequence[nn.Module], attention: str) -> None:
+        """Let each block of config.cca_layers add `_retrieved` to the update of its self-attention, which it names."""
+        for layer in self.config.cca_layers:
+            block = blocks[layer - 1]
+            # partials of methods, not closures: a copy of the model has hooks of its own, and a model can be pickled
+            block.register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
+            getattr(block, attention).register_forward_hook(partial(self._add, layer))
+
+    def _keep_input(self, layer: int, block: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._running is not None:
+            self._running.inputs[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def _add(self, layer: int, attention: nn.Module, args: tuple, output):
+        if self._running is None:
+            return None
+        update = output[0] if isinstance(output, tuple) else output
+        added = self._retrieved(layer, self._running.inputs[layer] + update)
+        if added is None:
+            return None
+        update = update + added.to(update.dtype)
+        return (update, *output[1:]) if isinstance(output, tuple) else update
+
+    def _retrieved(self, layer: int, hidden: Tensor) -> Tensor | None:
+        """Return chunked cross-attention's update of a block's input plus its self-attention's update; None: none."""
+        raise NotImplementedError
 
     @property
     def device(self) -> torch.device:

@@ -207,8 +207,7 @@ class Retro(nn.Module):
             if part is not None:
                 retrieval = part.retrieval(self.encoder, *found)
             else:
-                where = {"batch": tokens.shape[0], "device": tokens.device}
-                retrieval = Retrieval(self.encoder, count, *found, cache=cache, starts=starts, **where)
+                retrieval = Retrieval(self.encoder, tokens, *found, cache=cache, starts=starts)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:

@@ -49,11 +49,10 @@ class Retrieval:
 
     Args:
         encoder: encodes the neighbours.
-        count: N, columns of the call.
+        tokens: [B,N], the call's.
         neighbours: [B,L,K,R] of the L chunks that complete in the row with the most; a row that completes fewer uses
             its first ones. None: no neighbours.
         neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
-        batch: B.
         starts: column of each row's first token, in a call without a cache; None: 0.
         cache: state after the earlier calls; `finish` advances it.
     """
@@ -61,21 +60,19 @@ class Retrieval:
     def __init__(
         self,
         encoder: NeighbourEncoder,
-        count: int,
+        tokens: Tensor,
         neighbours: Tensor | None,
         neighbour_mask: Tensor | None,
         *,
-        batch: int,
-        device: torch.device,
         starts: Sequence[int] | None = None,
         cache: ChunkCache | None = None,
     ):
-        self.encoder, self.count, self.cache, self.device = encoder, count, cache, device
+        self.encoder, self.cache, self.count, self.device = encoder, cache, tokens.shape[1], tokens.device
         self.neighbours, self.neighbour_mask = neighbours, neighbour_mask
         if cache is not None:
             self._fill_from(cache)
         self.retrieves = self.neighbours is not None or (cache is not None and cache.neighbour_mask is not None)
-        self.groups = self._groups([-s for s in starts or [0] * batch] if cache is None else cache.positions)
+        self.groups = self._groups([-s for s in starts or [0] * len(tokens)] if cache is None else cache.positions)
 
     def _fill_from(self, cache: ChunkCache) -> None:
         """Expand the mask to [B,L,K,R]. Add masked neighbours for chunks that complete in a call without any."""

@@ -19,12 +19,11 @@ retro_model/apps/rpt.
 
 from .cache import RPTCache
 from .config import OWN, RPTConfig
-from .gate import NeighbourGate
 from .index import SelfIndex
 from .layers import Retrieved
 from .loss import lambda_rank
 from .model import RPT
-from .neighbours import NeighbourEncoder
+from .neighbours import NeighbourEncoder, NeighbourGate
 from .retriever import SelfRetriever
 from .retrofit import RetrofittedRPT, retrofit_rpt
 

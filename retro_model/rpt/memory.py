@@ -8,34 +8,24 @@ from torch import Tensor, nn
 from retro_model.layers import initialise, rotation
 
 from .config import RPTConfig
-from .gate import NeighbourGate
 from .layers import Memory, Retrieved
-from .neighbours import NeighbourEncoder
+from .neighbours import NeighbourEncoder, NeighbourGate
 from .retriever import SelfRetriever, in_chunks
 
 
 class SelfMemory(nn.Module):
     """Base of models with `retriever`, `neighbours` and `gate`; each is None if the configuration has none."""
 
-    def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
-        """Make the parts. A model's constructor calls it, and sets `config`."""
+    def add_memory(self, config: RPTConfig, **options) -> None:
+        """Make the parts. A model's constructor calls it, and sets `config`. options: backend, device and dtype."""
         self.retriever = self.neighbours = self.gate = None
-        where = {"device": device, "dtype": dtype}
-        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
+        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, **options}
         if config.uses_neighbours:
             self.neighbours = NeighbourEncoder(*sizes, null_slot=config.null_slot, **options)
             self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
         if config.uses_neighbours and config.retriever:
-            self.retriever = SelfRetriever(
-                *sizes,
-                chunk_len=config.chunk_len,
-                excluded_chunks=config.excluded_chunks,
-                score_scale=config.score_scale,
-                query_norm=config.query_norm,
-                key_norm=config.key_norm,
-                null_slot=config.null_slot,
-                **options,
-            )
+            same = ("chunk_len", "excluded_chunks", "score_scale", "query_norm", "key_norm", "null_slot")
+            self.retriever = SelfRetriever(*sizes, **{name: getattr(config, name) for name in same}, **options)
 
     @torch.no_grad()
     def reset_memory(self) -> None:
@@ -48,9 +38,7 @@ class SelfMemory(nn.Module):
         if self.retriever is not None:
             self.retriever.key.weight.copy_(self.retriever.query.weight)
 
-    def remember(
-        self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
-    ) -> tuple[Memory, Retrieved]:
+    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share=1.0) -> tuple[Memory, Retrieved]:
         """Retrieve, encode and gate the neighbours of every complete chunk of the lower decoder's states [B,N,d]."""
         chunks = in_chunks(hidden, self.config.chunk_len)
         states, scores = chunks, None

@@ -12,11 +12,10 @@ from retro_model.layers import NextTokenLoss, Rotation, initialise, next_token_l
 
 from .cache import RPTCache
 from .config import RPTConfig
-from .decoding import decode
+from .decoding import RPTStep, decode
 from .inputs import check_index, check_tokens
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
-from .step import RPTStep
 
 
 class RPT(SelfMemory):

@@ -33,7 +33,7 @@ class SelfRetriever(nn.Module):
         excluded_chunks: w, chunk i retrieves chunks j <= i - w.
         score_scale: multiplies q·k.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
-        null_slot, dropout, backend: as in `RotaryAttention`.
+        null_slot, dropout, backend: as in `RotaryAttention`. where: device and dtype.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
@@ -51,17 +51,14 @@ class SelfRetriever(nn.Module):
         null_slot: bool = False,
         dropout: float = 0.0,
         backend: str | None = None,
-        device=None,
-        dtype=None,
+        **where,
     ):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
         self.chunk_len, self.excluded_chunks, self.score_scale = chunk_len, excluded_chunks, score_scale
         self.dropout, self.backend = dropout, backend
         self.norm = norm(d_model, **where)
-        self.attention = RotaryAttention(
-            d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where
-        )
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
+        self.attention = RotaryAttention(d_model, num_heads, **options)
         self.query_norm = norm(d_model, **where) if query_norm else None
         self.key_norm = norm(d_model, **where) if key_norm else None
         self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
