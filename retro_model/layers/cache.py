@@ -46,11 +46,6 @@ class KeyValueCache:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Allocated tensors."""
-        return [t for t in (self.keys, self.values, self.rel_keys) if t is not None]
-
     def at(self, column: Tensor) -> StepKeys:
         """Return the cache for steps of one token in a column that is on the device: int64 [B], all rows the same."""
         return StepKeys(self, column)

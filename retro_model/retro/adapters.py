@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 
+from .own_pass import turned
+
 ORIGINAL = "ChunkedCrossAttention"
 
 
@@ -58,40 +60,21 @@ class RetroPytorchCCA(nn.Module):
             return torch.zeros_like(x)
         attending = x[:, first:]  # earlier tokens attend nothing and get 0, without the output's bias
         query = attention.to_q(attending).unflatten(-1, (attention.heads, -1))
-        key, value = (
-            project(context).unflatten(-1, (attention.heads, -1)) for project in (attention.to_k, attention.to_v)
-        )
+        parts = (attention.to_k(context), attention.to_v(context), attention.null_k, attention.null_v)
+        key, value, null_key, null_value = (part.unflatten(-1, (attention.heads, -1)) for part in parts)
         if pos_emb is not None:
             query, key = _collapsed_rotary(query, key, *pos_emb, self.chunk_size)
         dropout_p = attention.dropout.p if self.training else 0.0
-        out, lse = rk.chunked_cross_attention(
-            query,
-            key,
-            value,
-            chunk_len=self.chunk_size,
-            neighbour_mask=context_mask,
-            scale=attention.scale,
-            query_start=first,
-            dropout_p=dropout_p,
-            return_lse=True,
-            backend=self.backend,
-        )
-        out = self._with_null(query, out, lse, dropout_p)
-        return F.pad(attention.to_out(out.flatten(-2)), (0, 0, first, 0))
-
-    def _with_null(self, query: Tensor, out: Tensor, lse: Tensor, dropout_p: float) -> Tensor:
-        """Merge the null key and value into out [B,N,H,D] over the neighbours, by its lse [B,H,N]."""
-        attention = self.cross_attn
-        null_key, null_value = (p.unflatten(-1, (attention.heads, -1)) for p in (attention.null_k, attention.null_v))
+        options = {"chunk_len": self.chunk_size, "neighbour_mask": context_mask, "query_start": first}
+        options |= {"scale": attention.scale, "dropout_p": dropout_p, "backend": self.backend}
+        out, lse = rk.chunked_cross_attention(query, key, value, return_lse=True, **options)  # [B,N,H,D], [B,H,N]
         logit = attention.scale * (query * null_key).sum(-1, dtype=torch.float32)  # [B,N,H]
         share = torch.sigmoid(logit - lse.transpose(1, 2)).unsqueeze(-1)
         merged = (1 - share) * out + F.dropout(share, dropout_p) * null_value
-        return merged.to(out.dtype)
+        return F.pad(attention.to_out(merged.to(out.dtype).flatten(-2)), (0, 0, first, 0))
 
 
-def _collapsed_rotary(
-    query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int
-) -> tuple[Tensor, Tensor]:
+def _collapsed_rotary(query: Tensor, key: Tensor, query_angles: Tensor, key_angles: Tensor, chunk_size: int):
     """Rotate as retro-pytorch does: the first query of a chunk by the angle of position 2M-2, the others by 0.
 
     query starts at the first attending token, so its row n has index n % M in its chunk.
@@ -99,16 +82,8 @@ def _collapsed_rotary(
     first = query_angles[0, 0, chunk_size - 1]
     rows = torch.zeros(query.shape[1], first.shape[-1], dtype=first.dtype, device=first.device)
     rows[::chunk_size] = first
-    return _rotate(query, rows[:, None]), _rotate(key, key_angles[0, 0][:, None])
-
-
-def _rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the first angles.shape[-1] entries of x's last dimension, halves paired; keep the others."""
-    width = angles.shape[-1]
-    rotated, passed = x[..., :width], x[..., width:]
-    low, high = rotated.chunk(2, dim=-1)
-    turned = torch.cat((-high, low), dim=-1)
-    return torch.cat((rotated * angles.cos() + turned * angles.sin(), passed), dim=-1).to(x.dtype)
+    angles = (rows[:, None], key_angles[0, 0][:, None])
+    return (turned(x, (a.cos(), a.sin())) for x, a in zip((query, key), angles))
 
 
 def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:

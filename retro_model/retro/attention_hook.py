@@ -28,16 +28,7 @@ class LayerPass(Protocol):
         """The attention's output [B,N,H,D] of query [B,N,H,D], key and value [B,S,G,D]; None: the decoder's own."""
 
 
-def _attend(
-    before: str,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    retro=None,
-    **options,
-):
+def _attend(before: str, module: nn.Module, query, key, value, mask, retro: LayerPass | None = None, **options):
     from transformers import AttentionInterface
 
     if retro is not None and module.layer_idx in retro.layers:

@@ -63,11 +63,17 @@ def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
     return type(decoder).generate(decoder, *args, **options)
 
 
-def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """Return a Hugging Face decoder's blocks and the name of a block's self-attention.
+def named_blocks(
+    decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
+) -> tuple[Sequence[nn.Module], str]:
+    """Return the blocks given, or a Hugging Face decoder's, and the name of a block's self-attention.
 
-    Raises: TypeError for another decoder.
+    Raises: ValueError for a block without a self-attention of that name; TypeError for another library's decoder.
     """
+    if blocks is not None:
+        if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+            raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+        return blocks, attention
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(base_of(decoder))
@@ -80,17 +86,6 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
         f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got "
         f"{type(decoder).__name__}"
     )
-
-
-def named_blocks(
-    decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
-) -> tuple[Sequence[nn.Module], str]:
-    """Return the blocks given, or find them. Raises: ValueError for a block without a self-attention of that name."""
-    if blocks is None:
-        return find_blocks(decoder)
-    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
-        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
-    return blocks, attention
 
 
 def check_fixed(changes: dict, fixed: dict) -> None:
@@ -153,12 +148,8 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
     if where.type == "meta":
         return
     calls: dict[int, tuple] = {}
-    handles = [
-        block.register_forward_pre_hook(
-            lambda module, args, kwargs: calls.update({id(module): (args, kwargs)}), with_kwargs=True
-        )
-        for block in blocks
-    ]
+    keep = lambda module, args, kwargs: calls.update({id(module): (args, kwargs)})  # noqa: E731
+    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
     try:
         decoder(torch.arange(4, device=where)[None] % base_of(decoder).config.vocab_size)
     finally:
@@ -183,12 +174,10 @@ def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwarg
     u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
-        moved = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
-        handle = attention.register_forward_hook(
-            lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update
-        )
+        replaced = lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update  # noqa: E731
+        handle = attention.register_forward_hook(replaced)
         try:
-            out = block(*moved[0], **moved[1])
+            out = block(hidden, *args[1:], **kwargs) if args else block(**kwargs | {"hidden_states": hidden})
         finally:
             handle.remove()
         return (out[0] if isinstance(out, tuple) else out).double()

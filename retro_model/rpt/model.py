@@ -38,6 +38,7 @@ class RPT(SelfMemory):
         config: sizes and switches.
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them.
+        where: device and dtype of the weights.
 
     Initial weights: N(0, 1/fan_in), scaled down by depth in the matrices that write to the residual stream. W_K starts
     equal to W_Q, so that at first chunks retrieve similar chunks.
@@ -45,11 +46,8 @@ class RPT(SelfMemory):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
 
-    def __init__(
-        self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, device=None, dtype=None
-    ):
+    def __init__(self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, **where):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
         self.layers = nn.ModuleList(
@@ -104,8 +102,8 @@ class RPT(SelfMemory):
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are checked on the CPU only.
         """
-        options = {"num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
-        x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, cache=cache, **options)
+        options = {"cache": cache, "num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
+        x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:
@@ -125,15 +123,7 @@ class RPT(SelfMemory):
         return F.linear(x, self.readout_weight)
 
     def activations(
-        self,
-        tokens: Tensor,
-        *,
-        index: Tensor | None = None,
-        retrieval: bool = True,
-        cache: RPTCache | None = None,
-        num_neighbours: int | None = None,
-        trunk_share: float = 1.0,
-        part=None,
+        self, tokens: Tensor, *, index=None, retrieval=True, cache=None, num_neighbours=None, trunk_share=1.0, part=None
     ) -> tuple[Tensor, Retrieved | None]:
         """Return final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)

@@ -78,8 +78,7 @@ class SelfRetriever(nn.Module):
         pooled = states.mean(-2)
         if trunk_share != 1.0:
             pooled = pooled.detach().lerp(pooled, trunk_share) if trunk_share else pooled.detach()
-        as_query = pooled if self.query_norm is None else self.query_norm(pooled)
-        as_key = pooled if self.key_norm is None else self.key_norm(pooled)
+        as_query, as_key = (pooled if n is None else n(pooled) for n in (self.query_norm, self.key_norm))
         return self.query(as_query) * self.score_scale, self.key(as_key)
 
     @torch.no_grad()
