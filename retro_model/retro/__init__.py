@@ -26,13 +26,5 @@ from .own_attention import OwnAttention
 from .retrofit import retrofit
 from .retrofitted_decoder import RetrofittedDecoder
 
-__all__ = [
-    "NeighbourEncoder",
-    "OwnAttention",
-    "Retro",
-    "RetroCache",
-    "RetroConfig",
-    "RetrofittedDecoder",
-    "retrofit",
-    "swap_retro_pytorch",
-]
+__all__ = ["NeighbourEncoder", "OwnAttention", "Retro", "RetroCache", "RetroConfig", "RetrofittedDecoder", "retrofit"]
+__all__ += ["swap_retro_pytorch"]

@@ -72,10 +72,10 @@ class RetroConfig(Config):
 
     def __post_init__(self):
         self.check_fields()
-        for name in ("d_model", "encoder_d_model"):
-            if getattr(self, name) % 2:
-                why = "half of a positional encoding is sines"
-                raise ValueError(f"{name}: expected an even width ({why}); got {getattr(self, name)}")
+        why = "half of a positional encoding is sines"
+        for name, width in (("d_model", self.d_model), ("encoder_d_model", self.encoder_d_model)):
+            if width % 2:
+                raise ValueError(f"{name}: expected an even width ({why}); got {width}")
         for name in ("head_dim", "encoder_head_dim"):
             checks.head_dim(name, getattr(self, name))
         layers = self.cca_layers

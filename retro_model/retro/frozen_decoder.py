@@ -131,10 +131,8 @@ class FrozenDecoder(Frozen):
     pads_prompts = True  # rows of different lengths go in together under `attention_mask`
 
     def __init__(self, decoder: nn.Module, config):
-        instead = (
-            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)"
-        )
-        super().__init__(decoder, config, instead)
+        theirs = "huggingface.RetrofitForCausalLM.generate(..., retrieve=...)"
+        super().__init__(decoder, config, f"decode {theirs} and retro_model.generate(model, ...)")
         weight = next(decoder.parameters())
         #: of what is added
         self.where = {"device": weight.device, "dtype": torch.float32 if weight.dtype in HALF else weight.dtype}
@@ -147,10 +145,8 @@ class FrozenDecoder(Frozen):
         """
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:
-            raise ValueError(
-                "use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got "
-                "True"
-            )
+            why = "whose blocks share encoded neighbours"
+            raise ValueError(f"use_reentrant: expected False for a retrofitted decoder, {why}; got True")
         base = base_of(self.decoder)
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable(options | self._checkpointing_options())
@@ -217,16 +213,8 @@ class FrozenDecoder(Frozen):
                 f"{ABROAD}"
             )
         if loss_mask is not None:
-            return self._losses(
-                tokens,
-                neighbours,
-                loss_mask,
-                targets,
-                neighbour_mask=neighbour_mask,
-                neighbour_scores=neighbour_scores,
-                attention_mask=attention_mask,
-                **options,
-            )
+            options |= {"neighbour_mask": neighbour_mask, "neighbour_scores": neighbour_scores}
+            return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)
         self._check_options(options)
         self._check_trainable()
         starts = row_starts("attention_mask", attention_mask, tokens)
@@ -241,11 +229,10 @@ class FrozenDecoder(Frozen):
         options |= self._padding(tokens, attention_mask, starts, cache)
         if found[0] is not None and not found[0].shape[1]:
             found = None, None, None
-        if cache is None:
-            if found[0] is None:
-                out = self.decoder(tokens, **options)
-            else:
-                out = self._with_neighbours(tokens, found, starts, None, options)
+        if cache is None and found[0] is None:
+            out = self.decoder(tokens, **options)
+        elif cache is None:
+            out = self._with_neighbours(tokens, found, starts, None, options)
         else:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
@@ -314,20 +301,13 @@ class FrozenDecoder(Frozen):
             inputs.append(args[0])
             return (args[0][:, -1:],)
 
-        handle = (
-            None
-            if self._readout is None
-            else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
-        )
-        try:
+        if self._readout is None:
             yield inputs
-        finally:
-            if handle is not None:
-                handle.remove()
+            return
+        with self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow):
+            yield inputs
 
-    def _losses(
-        self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options
-    ) -> NextTokenLoss:
+    def _losses(self, tokens: Tensor, neighbours, loss_mask: Tensor, targets, **options) -> NextTokenLoss:
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
         with self._last_only() as inputs:
@@ -335,10 +315,8 @@ class FrozenDecoder(Frozen):
         if inputs:
             return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
         counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
-        losses = (
-            F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape)
-            * counted
-        )
+        losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
+        losses = losses.view(counted.shape) * counted
         return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:

@@ -73,8 +73,8 @@ class OwnConfig:
             checks.integer("cca_layers", layer)
         if not 1 <= layers[0] <= layers[-1] <= self.num_layers or sorted(set(layers)) != list(layers):
             raise ValueError(f"cca_layers: expected layers from 1 to {self.num_layers}, ascending; got {layers}")
-        checks.integer("chunk_len", self.chunk_len, low=1)
-        checks.integer("neighbour_len", self.neighbour_len, low=1)
+        for name in ("chunk_len", "neighbour_len"):
+            checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
         checks.flag("score_bias", self.score_bias)
@@ -124,12 +124,11 @@ class OwnAttention(FrozenDecoder):
     def __init__(self, decoder: nn.Module, config: OwnConfig, *, bias: float = -1.0, backend: str | None = None):
         super().__init__(decoder, config)
         attention_hook.hook(base_of(decoder))
-        shape = (len(config.cca_layers), config.num_heads)
+        shape, width, rank = (len(config.cca_layers), config.num_heads), self._head()[1], config.rank
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
         slope = nn.Parameter(torch.zeros(shape, **self.where)) if config.score_bias else None
         self.register_parameter("slope", slope)
-        width, rank = self._head()[1], config.rank
         for name in ("query", "value"):
             down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
@@ -155,8 +154,7 @@ class OwnAttention(FrozenDecoder):
         """
         shelf = None
         if folder is not None:
-            facts = self.config.cca_layers, self.config.sink_token, autocast_types()
-            name = digest([self.decoder], *facts)
+            name = digest([self.decoder], self.config.cca_layers, self.config.sink_token, autocast_types())
             shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, fingerprint([self.decoder]))
         before, self._kept = self._kept, Readings(max_bytes, shelf)
         try:
@@ -171,9 +169,8 @@ class OwnAttention(FrozenDecoder):
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Return the bytes of one neighbour's states."""
-        head = self._head()
-        length = neighbour_len or self.config.neighbour_len
-        return 2 * length * len(self.config.cca_layers) * head[0] * head[1] * next(self.decoder.parameters()).itemsize
+        length, layers = neighbour_len or self.config.neighbour_len, len(self.config.cca_layers)
+        return 2 * length * layers * math.prod(self._head()) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
         """Return G and D of the decoder's keys."""
@@ -287,9 +284,8 @@ class OwnAttention(FrozenDecoder):
         there = neighbour_len + 1 + (position + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)
         tables = getattr(base.base_model, name)  # the decoder's own angles, as it rounds them
-        return Turns.between(
-            *(tuple(t.to(wide).unsqueeze(2) for t in tables(weight, where)) for where in (position, there))
-        )
+        here, there = (tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at)) for at in (position, there))
+        return Turns.between(here, there)
 
 
 def heads_of(config) -> tuple[int, int, int]:
@@ -300,18 +296,9 @@ def heads_of(config) -> tuple[int, int, int]:
 
 
 def retrofit_own(
-    decoder: nn.Module,
-    *,
-    cca_layers: Sequence[int] | None = None,
-    chunk_len: int = 32,
-    neighbour_len: int = 64,
-    bias: float = -1.0,
-    sink_token: int | None = None,
-    rank: int = 0,
-    score_bias: bool = False,
-    backend: str | None = None,
+    decoder: nn.Module, *, cca_layers: Sequence[int] | None = None, bias=-1.0, sink_token=None, backend=None, **fields
 ) -> OwnAttention:
-    """`retrofit(decoder, neighbours="own", ...)`."""
+    """`retrofit(decoder, neighbours="own", ...)`. fields: of `OwnConfig`."""
     base = base_of(decoder)
     theirs = getattr(base, "config", None)
     kind = getattr(theirs, "model_type", None)
@@ -330,16 +317,6 @@ def retrofit_own(
     if sink_token is None:
         sink_token = theirs.bos_token_id if isinstance(theirs.bos_token_id, int) else 0
     layers = range(1, theirs.num_hidden_layers + 1) if cca_layers is None else cca_layers
-    config = OwnConfig(
-        theirs.vocab_size,
-        theirs.num_hidden_layers,
-        heads,
-        theirs.max_position_embeddings,
-        tuple(layers),
-        chunk_len,
-        neighbour_len,
-        sink_token,
-        rank,
-        score_bias,
-    )
+    sizes = (theirs.vocab_size, theirs.num_hidden_layers, heads, theirs.max_position_embeddings)
+    config = OwnConfig(*sizes, tuple(layers), sink_token=sink_token, **fields)
     return OwnAttention(decoder, config, bias=bias, backend=backend)

@@ -65,13 +65,7 @@ class Slots(NamedTuple):
         return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
 
-def slots(
-    first: Sequence[int],
-    count: int,
-    m: int,
-    chosen: tuple[Tensor, Tensor, Tensor],
-    held: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Slots:
+def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], held: Sequence[Tensor] | None) -> Slots:
     """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
 
     chosen: place, mask and scores, [B,L,K], [B,L,K,R] and [B,L,K], of the chunks that complete within the call; L may
@@ -163,14 +157,10 @@ class Attending:
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
         own, own_lse = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
-        near, near_lse = rk.chunked_cross_attention(
-            self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1),
-            *self._states(place),
-            chunk_len=model.config.chunk_len,
-            neighbour_mask=laid.mask,
-            query_start=laid.query_start,
-            **common,
-        )
+        asking = self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1)
+        states = self.pool[:, place].index_select(0, laid.place.flatten()).unflatten(0, laid.place.shape)
+        common |= {"chunk_len": model.config.chunk_len, "neighbour_mask": laid.mask, "query_start": laid.query_start}
+        near, near_lse = rk.chunked_cross_attention(asking, *states.unbind(3), **common)  # keys, values [B,T,K,R,G,D]
         if model.config.rank:
             near = mapped(near, model.value_down[place], model.value_up[place])
         near = (near * model.scale[place, :, None]).to(own.dtype)
@@ -189,9 +179,3 @@ class Attending:
             query = mapped(raw, model.query_down[place], model.query_up[place])
             return query if turns is None else turned(query, turns.on)
         return query if turns is None else turned(query, turns.both)
-
-    def _states(self, place: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B,T,K,R,G,D]."""
-        where = self.laid.place
-        states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
-        return states.unbind(3)

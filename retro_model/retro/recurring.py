@@ -172,10 +172,8 @@ class Sharing:
         parts = [] if read is None else [read]
         if self.kept is not None and read is not None:
             self.kept.keep(self.new, read, self.state)
-        if self.known:
-            parts.append(
-                torch.stack([reading.to(self.device) for reading in self.known.values()])
-            )  # a shelf is on the host
+        if self.known:  # a shelf's are on the host
+            parts.append(torch.stack([reading.to(self.device) for reading in self.known.values()]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def spread(self, read: Tensor) -> Tensor:

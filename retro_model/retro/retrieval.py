@@ -87,9 +87,8 @@ class Retrieval:
         elif self.neighbour_mask.dim() == 3:
             self.neighbour_mask = self.neighbour_mask.unsqueeze(-1).expand(self.neighbours.shape)
         if cache.neighbour_mask is None:
-            cache.neighbour_mask = torch.zeros(
-                cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device
-            )
+            shape = (cache.batch, *self.neighbours.shape[2:])
+            cache.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
 
     def _groups(self, positions: Sequence[int]) -> list[Group]:
         m = self.encoder.config.chunk_len
@@ -97,17 +96,11 @@ class Retrieval:
         for row, position in enumerate(positions):
             phase = max(position, 0) % m
             members.setdefault((max(-position, 0), phase, position >= m and phase < m - 1), []).append(row)
-        whole = len(members) == 1
-        return [
-            Group(
-                slice(None) if whole else transfer.numbers(rows, self.device),
-                first,
-                phase,
-                held,
-                (phase + self.count - first) // m,
-            )
-            for (first, phase, held), rows in members.items()
-        ]
+        groups = []
+        for (first, phase, held), rows in members.items():
+            index = slice(None) if len(members) == 1 else transfer.numbers(rows, self.device)
+            groups.append(Group(index, first, phase, held, (phase + self.count - first) // m))
+        return groups
 
     def encode(self, x: Tensor) -> Encoded:
         """Encode the neighbours of the chunks that complete, conditioned on x [B,N,d] and the cached part."""
@@ -153,19 +146,17 @@ class Retrieval:
         held = kept is not None and group.held and kept.keys is not None  # None: no neighbours so far
         if held:  # the cached chunk is chunk 0 of the op's call
             query_start += cca.chunk_len
-            key = _after(kept.keys[rows], key)
-            value = _after(kept.values[rows], value)
-            mask = _after(self.cache.neighbour_mask[rows], None if encoded is None else mask)
+            pairs = ((kept.keys, key), (kept.values, value), (self.cache.neighbour_mask, mask))
+            key, value, mask = (_after(old[rows], None if encoded is None else new) for old, new in pairs)
         if key is None:
             return None
-        if kept is None:
+        rel_key = None if kept is None else kept.rel_key
+        if rel_key is None:
             rel_key = cca.relative_keys(key.shape[3])
-        else:
+        if kept is not None:
+            kept.rel_key = rel_key
             if encoded is not None:
                 kept.hold(self.cache.batch, rows, key[:, -1], value[:, -1])
-            if kept.rel_key is None:
-                kept.rel_key = cca.relative_keys(key.shape[3])
-            rel_key = kept.rel_key
         return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
 
     def finish(self) -> None:

@@ -87,9 +87,7 @@ def retrofit(
     return model
 
 
-def _retrofit_other(
-    decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict
-) -> RetrofittedDecoder:
+def _retrofit_other(decoder: nn.Module, blocks, attention, backend: str | None, changes: dict) -> RetrofittedDecoder:
     blocks, attention = named_blocks(decoder, blocks, attention)
     config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
