@@ -1,6 +1,6 @@
-"""Contextual and persistent memories: stand-alone layers of associative memories.
+"""Contextual and persistent memories: layers from activations [B,N,d_model] to a residual update.
 
-Both map activations [B,N,d_model] to a residual update, without the norm before it or the addition after it.
+The norm before a memory and the addition after it are the caller's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from retro_model.layers import Linear
 from .config import check_heads
 
 if TYPE_CHECKING:
-    from .cache import ContextualState, PersistentState
+    from .cache import ContextualState, PersistentState, Scalars
 
 RATE = 10.0  # scalars are stored divided by RATE, so that Adam moves them ten times as fast as weights
 DECAY_MAX = 1 - 2**-20  # a leaky average needs decay < 1
@@ -50,12 +50,11 @@ def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, 
 class _Memory(nn.Module):
     """Base of both memories: keys are normalised leaky averages; an output projection maps reads to an update."""
 
-    def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
+    def __init__(self, d_model, num_heads, *, attention_dropout=0.0, output_dropout=0.0, backend=None, **where):
         super().__init__()
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, check_heads(d_model, num_heads)
         self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
         self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
-        where = {"device": device, "dtype": dtype}
         self.key = Linear(d_model, d_model, bias=False, **where)
         self.output = Linear(d_model, d_model, bias=False, **where)
         for name in ("stored_decay", "stored_key_scale", "stored_value_scale"):
@@ -81,21 +80,22 @@ class _Memory(nn.Module):
         return torch.exp(RATE * _wide(self.stored_value_scale))
 
     @property
-    def _key_scale(self) -> Tensor:
+    def key_scale(self) -> Tensor:
+        """alpha_phi [h], length of a contextual memory's key; its square is the inverse bandwidth."""
         return torch.exp((RATE * _wide(self.stored_key_scale)).clamp(max=LOG_KEY_SCALE_MAX))
 
     def heads_of(self, x: Tensor) -> Tensor:
         """Split x [B,N,d] into heads [B,N,h,hd]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def averages(self, x: Tensor, segment: Tensor | None, state: ContextualState | PersistentState | None) -> Tensor:
+    def averages(self, x: Tensor, segment: Tensor | None, state: Scalars | None) -> Tensor:
         """Return kbar [B,N,h,hd], leaky averages of the key projections. They restart where `segment` changes."""
         checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
         heads, decay = self.heads_of(self.key(x)), self.scalar("decay", state)
         initial = None if state is None else state.average
         return rk.leaky_average(heads, decay, initial=initial, segment=segment, backend=self.backend)
 
-    def scalar(self, name: str, state: ContextualState | PersistentState | None) -> Tensor:
+    def scalar(self, name: str, state: Scalars | None) -> Tensor:
         """Return a scalar of every head. A state caches it."""
         return getattr(self, name) if state is None else state.scalar(self, name)
 
@@ -127,9 +127,10 @@ class ContextualMemory(_Memory):
     Args:
         d_model: d, width in and out; num_heads divides it.
         num_heads: h, memories, of any width d/h up to 256. A width below 16 or no multiple of 8 is padded with zeros.
-        attention_dropout: probability, in training, of dropping a pair from a read.
-        output_dropout: probability, in training, of dropping an entry of the update.
+        attention_dropout: probability, in training, of dropping a pair from a read. Default: 0.
+        output_dropout: probability, in training, of dropping an entry of the update. Default: 0.
         backend: of `retro_kernels`; None: the fastest that serves the call.
+        device, dtype: of the weights.
 
     Cost: time O(N^2), as attention; memory O(N).
 
@@ -137,33 +138,18 @@ class ContextualMemory(_Memory):
     are those of the authors' code.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        *,
-        attention_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        backend: str | None = None,
-        device=None,
-        dtype=None,
-    ):
-        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
-        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
-        self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
+    def __init__(self, d_model: int, num_heads: int, **options):
+        super().__init__(d_model, num_heads, **options)
+        weight = self.key.weight
+        self.value = Linear(d_model, d_model, bias=False, device=weight.device, dtype=weight.dtype)
         #: c [h], weight of a token in its own value; 0: the value depends on the next token alone
-        self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
+        self.value_now = nn.Parameter(weight.new_empty(num_heads))
         self.reset_parameters()
 
     def reset_parameters(self, depth: int = 1) -> None:
         super().reset_parameters(depth)
         nn.init.normal_(self.value.weight, std=self.d_model**-0.5)
         nn.init.uniform_(self.value_now)
-
-    @property
-    def key_scale(self) -> Tensor:
-        """alpha_phi [h], length of a key; its square is the inverse bandwidth."""
-        return self._key_scale
 
     @property
     def value_next(self) -> Tensor:
@@ -207,31 +193,18 @@ class PersistentMemory(_Memory):
         y = x + memory(norm(x))  # x [B,N,64]; 3.5 d slots have the parameters of a feed-forward of width 4d
 
     Args:
-        d_model, num_heads, attention_dropout, output_dropout, backend: as in `ContextualMemory`.
         slots: N_m, pairs of each head.
+        d_model, num_heads, options: as in `ContextualMemory`.
 
     Source: Zhang et al., arXiv 2405.06394, section 4 and figure 7; Sukhbaatar et al., arXiv 1907.01470.
     """
 
     decayed = ("keys", "values")  # weight decay applies to them as to a feed-forward's matrices
 
-    def __init__(
-        self,
-        d_model: int,
-        num_heads: int,
-        slots: int,
-        *,
-        attention_dropout: float = 0.0,
-        output_dropout: float = 0.0,
-        backend: str | None = None,
-        device=None,
-        dtype=None,
-    ):
-        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
-        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
+    def __init__(self, d_model: int, num_heads: int, slots: int, **options):
+        super().__init__(d_model, num_heads, **options)
         shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)
-        self.keys = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.values = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.keys, self.values = (nn.Parameter(self.key.weight.new_empty(shape)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self, depth: int = 1) -> None:
@@ -242,7 +215,7 @@ class PersistentMemory(_Memory):
     @property
     def query_scale(self) -> Tensor:
         """gamma = alpha_phi^2 [h], length of a query."""
-        return self._key_scale.square()
+        return self.key_scale.square()
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: PersistentState | None = None) -> Tensor:
         """Return the update [B,N,d] of x [B,N,d]. Arguments as in `ContextualMemory.forward`."""
