@@ -174,8 +174,7 @@ class NeighbourEncoder(nn.Module):
         key_mask = None
         if neighbour_mask is not None:
             checks.neighbour_mask(neighbour_mask, neighbours)
-            mask = neighbour_mask if neighbour_mask.dim() == 4 else neighbour_mask.unsqueeze(-1)
-            key_mask = mask.expand(neighbours.shape).flatten(0, 2)
+            key_mask = checks.token_mask(neighbour_mask, neighbours).flatten(0, 2)
         chunks, tokens = chunks.flatten(0, 1), neighbours.flatten(0, 2)
         if self.chunk_norm is not None:
             chunks = self.chunk_norm(chunks)

@@ -18,7 +18,7 @@ from .cache import RetroCache, left_mask
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
-from .retrieval import Encoded, Part, Retrieval
+from .retrieval import Encoded, Retrieval
 from .step import RetroStep
 
 
@@ -49,7 +49,7 @@ class DecoderLayer(nn.Module):
         *,
         key_mask: Tensor | None = None,
         cache: layers.KeyValueCache | None = None,
-        part: Part | None = None,
+        part=None,
     ) -> tuple[Tensor, Encoded | None]:
         """Return x [B,N,d] and the encoded neighbours, which the first layer with CCA encodes for the later ones.
 
@@ -131,7 +131,7 @@ class Retro(nn.Module):
         cache: RetroCache | None = None,
         token_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
-        part: Part | None = None,
+        part=None,
     ) -> Tensor | layers.NextTokenLoss:
         """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 

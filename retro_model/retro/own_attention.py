@@ -243,10 +243,7 @@ class OwnAttention(FrozenDecoder):
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return None
-        if neighbour_mask is None:
-            neighbour_mask = torch.ones_like(neighbours, dtype=torch.bool)
-        if neighbour_mask.dim() == 3:
-            neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
+        neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
         if neighbour_scores is not None:

@@ -7,12 +7,12 @@ a cache in which all rows begin at their first token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from retro_model.base import transfer
+from retro_model.base import checks, transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import ChunkCache, NeighbourKeys
@@ -20,18 +20,6 @@ from .encoder import NeighbourEncoder
 
 #: Encodings [B',L,K,R,d'] of each group's neighbours; None for a group without neighbours.
 Encoded = list[Tensor | None]
-
-
-class Part(Protocol):
-    """Protocol of a process's range of sequences, see `retro_model.parallel.SequencePart`."""
-
-    def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
-
-    def retrieval(self, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None) -> Retrieval: ...
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, positions, **options) -> Tensor: ...
-
-    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor): ...
 
 
 class Group(NamedTuple):
@@ -82,10 +70,7 @@ class Retrieval:
             self.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
         if self.neighbours is None:
             return
-        if self.neighbour_mask is None:
-            self.neighbour_mask = torch.ones_like(self.neighbours, dtype=torch.bool)
-        elif self.neighbour_mask.dim() == 3:
-            self.neighbour_mask = self.neighbour_mask.unsqueeze(-1).expand(self.neighbours.shape)
+        self.neighbour_mask = checks.token_mask(self.neighbour_mask, self.neighbours)
         if cache.neighbour_mask is None:
             shape = (cache.batch, *self.neighbours.shape[2:])
             cache.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_model.base import transfer
+from retro_model.base import checks, transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import RetroCache
@@ -57,9 +57,7 @@ class RetroStep:
             self.neighbour_mask.zero_()
         else:
             self.neighbours.copy_(neighbours[:, 0])
-            mask = neighbour_mask
-            mask = torch.ones_like(neighbours[:, 0], dtype=torch.bool) if mask is None else mask[:, 0]
-            self.neighbour_mask.copy_(mask if mask.dim() == 3 else mask.unsqueeze(-1))
+            self.neighbour_mask.copy_(checks.token_mask(neighbour_mask, neighbours)[:, 0])
         return "encodes"
 
     def run(self, way: str) -> Tensor:
