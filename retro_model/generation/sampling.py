@@ -1,7 +1,4 @@
-"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
-
-`generate` needs of a model the protocol `Decodes`, and of a cache the protocol `Cache`.
-"""
+"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes."""
 
 from __future__ import annotations
 

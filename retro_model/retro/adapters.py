@@ -1,10 +1,6 @@
-"""Adapters that run another package's chunked cross-attention on our op, with its weights.
+"""Adapter that runs another package's chunked cross-attention on our op, with its weights.
 
-    model = RETRO(...)                  # retro-pytorch, trained or not
-    swap_retro_pytorch(model)           # same parameters, same state dict, same outputs, our op
-
-Source: retro-pytorch 0.3.9 (PyPI), which differs from arXiv 2112.04426 in its positions and in its learned null key and
-value.
+Source: retro-pytorch 0.3.9 (PyPI), which differs from arXiv 2112.04426 in positions and by a learned null key and value.
 """
 
 from __future__ import annotations
@@ -36,13 +32,9 @@ class RetroPytorchCCA(nn.Module):
         super().__init__()
         for name in ("to_q", "to_k", "to_v", "to_out", "null_k", "null_v", "heads", "scale", "dropout"):
             if not hasattr(getattr(original, "cross_attn", None), name):
-                raise TypeError(
-                    f"original: expected retro-pytorch's {ORIGINAL}, whose cross_attn has {name}; got "
-                    f"{type(original).__name__}"
-                )
-        self.chunk_size = original.chunk_size
-        self.cross_attn = original.cross_attn
-        self.backend = backend
+                wanted = f"retro-pytorch's {ORIGINAL}, whose cross_attn has {name}"
+                raise TypeError(f"original: expected {wanted}; got {type(original).__name__}")
+        self.chunk_size, self.cross_attn, self.backend = original.chunk_size, original.cross_attn, backend
 
     def forward(self, x: Tensor, *, context: Tensor, context_mask: Tensor | None = None, pos_emb=None) -> Tensor:
         """x [B,N,F], context [B,L,K,R,F'], context_mask bool [B,L,K,R] (True = attend) -> [B,N,F].
@@ -89,7 +81,7 @@ def _collapsed_rotary(query: Tensor, key: Tensor, query_angles: Tensor, key_angl
 def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
     """Replace every chunked cross-attention of a retro-pytorch model by `RetroPytorchCCA`, in place.
 
-    Parameters and their names stay, so an optimiser's references stay valid. Returns the number of modules replaced.
+    Parameters, their names and the outputs stay. Returns the number of modules replaced.
     Raises: ValueError if the model has none.
     """
     places = [
@@ -99,9 +91,8 @@ def swap_retro_pytorch(model: nn.Module, *, backend: str | None = None) -> int:
         if type(child).__name__ == ORIGINAL and type(child).__module__.startswith("retro_pytorch")
     ]
     if not places:
-        raise ValueError(
-            f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {type(model).__name__} without any"
-        )
+        got = f"{type(model).__name__} without any"
+        raise ValueError(f"model: expected a retro-pytorch model with {ORIGINAL} modules; got {got}")
     for parent, name, child in places:
         setattr(parent, name, RetroPytorchCCA(child, backend=backend))
     return len(places)

@@ -6,7 +6,6 @@ import inspect
 import operator
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,20 +40,8 @@ def adapters(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
 
 
-def freeze(decoder: nn.Module) -> None:
-    """Freeze a decoder; PEFT's adapters in it go on training."""
-    if not adapters(decoder):  # where there are some, PEFT has frozen the rest
-        decoder.requires_grad_(False)
-
-
-def warn_in_generate(decoder: nn.Module, instead: str) -> None:
-    """Make a Hugging Face decoder's own `generate` warn that it retrieves nothing, and name what to use instead."""
-    base = base_of(decoder)
-    if hasattr(base, "generate"):
-        base.generate = partial(_generate_alone, base, instead)  # a partial, which copies and pickles with its decoder
-
-
-def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
+def generate_alone(decoder: nn.Module, instead: str, *args, **options):
+    """Run a Hugging Face decoder's own `generate`; warn that it retrieves nothing, and name what to use instead."""
     warnings.warn(
         f"{type(decoder).__name__}.generate: this decoder was retrofitted, and its own generate decodes without "
         f"retrieval; with it {instead}",
@@ -95,16 +82,18 @@ def check_fixed(changes: dict, fixed: dict) -> None:
             raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
 
 
-def share_weights(model: nn.Module, decoder: nn.Module) -> None:
-    """Make the decoder's parameters, frozen, the model's parameters of the same names."""
+def around(decoder: nn.Module, config, backend: str | None) -> nn.Module:
+    """Return a model of the decoder's class whose parameters are the decoder's, frozen, where it has them."""
+    where = next(decoder.parameters())
+    model = type(decoder)(config, backend=backend, device=where.device, dtype=where.dtype)
     for name, trained in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))
+    return model
 
 
 def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
-    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width
-    (None: theirs)."""
+    """Our sizes for a Hugging Face decoder. head_dim: of chunked cross-attention; None: the decoder's."""
     theirs = getattr(base_of(decoder), "config", None)
     for name in ("vocab_size", "hidden_size", "num_attention_heads"):
         if not isinstance(getattr(theirs, name, None), int):
@@ -117,8 +106,7 @@ def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) 
 
 @torch.no_grad()
 def readout_of(decoder: nn.Module) -> str | None:
-    """Return the name of the linear map whose plain output is the logits (no bias, no cap), or None. One pass of four
-    tokens tries it."""
+    """Try by four tokens which linear map's plain output is the logits (no bias, no cap); return its name, or None."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(head) not in (nn.Linear, Linear) or head.bias is not None or where.type == "meta":
@@ -166,8 +154,7 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
-    """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it
-    adds to x."""
+    """Return how a block's output differs for (input x, attention's output u) and (x + u, 0), relative to its update."""
     kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
     x = args[0] if args else kwargs["hidden_states"]
     # as large as x, unlike most real ones

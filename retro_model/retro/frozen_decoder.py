@@ -16,7 +16,7 @@ from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import ChunkCache, left_mask
-from .decoders import adapters, base_of, cache_name, freeze, readout_of, warn_in_generate
+from .decoders import adapters, base_of, cache_name, generate_alone, readout_of
 from .inputs import check_inputs, row_starts
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
@@ -40,8 +40,13 @@ class Frozen(nn.Module):
         self.config = config
         self.decoder = decoder.eval()
         self._cache_name = cache_name(decoder)
-        freeze(decoder)
-        warn_in_generate(decoder, instead)
+        if not adapters(decoder):  # where there are some, PEFT has frozen the rest
+            decoder.requires_grad_(False)
+        base = base_of(decoder)
+        if hasattr(base, "generate"):
+            base.generate = partial(
+                generate_alone, base, instead
+            )  # a partial, which copies and pickles with its decoder
 
     def train(self, mode: bool = True):
         super().train(mode)

@@ -42,14 +42,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = layers.FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
-        self,
-        x: Tensor,
-        retrieval: Retrieval | None = None,
-        encoded: Encoded | None = None,
-        *,
-        key_mask: Tensor | None = None,
-        cache: layers.KeyValueCache | None = None,
-        part=None,
+        self, x: Tensor, retrieval: Retrieval | None, encoded: Encoded | None, *, key_mask=None, cache=None, part=None
     ) -> tuple[Tensor, Encoded | None]:
         """Return x [B,N,d] and the encoded neighbours, which the first layer with CCA encodes for the later ones.
 
@@ -173,15 +166,15 @@ class Retro(nn.Module):
         starts = row_starts("token_mask", token_mask, tokens)
         if cache is not None and starts is not None:
             cache.pad(starts)
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache, starts)
+        found = (neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, *found, self.embedding.weight.device, cache, starts)
         with nullcontext() if cache is None else torch.no_grad():
-            return self._activations(tokens, neighbours, neighbour_mask, cache, starts, part)
+            return self._activations(tokens, found, cache, starts, part)
 
-    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache, starts, part) -> Tensor:
+    def _activations(self, tokens: Tensor, found: tuple, cache: RetroCache | None, starts, part) -> Tensor:
         """`activations` of checked arguments. starts: see `row_starts`."""
         count, retrieval, key_mask = tokens.shape[1], None, None
-        if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
-            found = (neighbours, neighbour_mask)
+        if self.encoder is not None and (cache is not None or (found[0] is not None and found[0].shape[1])):
             if part is not None:
                 retrieval = part.retrieval(self.encoder, *found)
             else:
@@ -221,6 +214,5 @@ class Retro(nn.Module):
         return [*(() if self.encoder is None else self.encoder.layers), *self.layers]
 
     def _run(self, layer: DecoderLayer, *args, **options):
-        if self.checkpoint and torch.is_grad_enabled():
-            return checkpoint(layer, *args, use_reentrant=False, **options)
-        return layer(*args, **options)
+        recompute = self.checkpoint and torch.is_grad_enabled()
+        return checkpoint(layer, *args, use_reentrant=False, **options) if recompute else layer(*args, **options)

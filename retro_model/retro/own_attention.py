@@ -1,8 +1,4 @@
-"""Retrieval by a decoder's own attention: it reads the neighbours as it reads any text, and attends them in the same
-softmax as its own past.
-
-Only a bias and a scale a head are added, so it already works to a degree before training.
-"""
+"""Retrieval by a decoder's own attention. Only a bias and a scale a head are added: it works before training too."""
 
 from __future__ import annotations
 

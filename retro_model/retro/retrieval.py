@@ -1,8 +1,4 @@
-"""Retrieval within one call of a model: encode the neighbours of chunks that complete, and attend them.
-
-Whole sequences, decoding with a cache and retrofitted decoders all use `Retrieval`. A whole sequence is a call without
-a cache in which all rows begin at their first token.
-"""
+"""Retrieval within one call of a model: encode the neighbours of chunks that complete, and attend them."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ class Group(NamedTuple):
 
 
 class Retrieval:
-    """Neighbours of one call.
+    """Neighbours of one call: of a whole sequence (no cache), of tokens after a cache's, or of a retrofitted decoder's.
 
     Args:
         encoder: encodes the neighbours.

@@ -1,10 +1,4 @@
-"""Retrofit a trained decoder with retrieval from its own past. The added weights train; the decoder's stay frozen.
-
-model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or a library's
-logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
-logits = model(tokens, retrieval=False)                                     # the decoder's own, to the bit
-texts = generate(model, prompts, max_new_tokens=32)
-"""
+"""Retrofit a trained decoder with retrieval from its own past. The added weights train; the decoder's stay frozen."""
 
 from __future__ import annotations
 
@@ -14,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import check_fixed, named_blocks, share_weights
+from retro_model.retro.decoders import around, check_fixed, named_blocks
 from retro_model.retro.frozen_decoder import Frozen
 
 from .cache import RPTCache
@@ -48,6 +42,8 @@ def retrofit_rpt(
     Example:
         model = retrofit_rpt(LlamaForCausalLM.from_pretrained(...), cca_layers=(12, 14, 16), excluded_chunks=64)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
+        logits, retrieved = model(tokens, return_retrieved=True)  # for `lambda_rank`
+        logits = model(tokens, retrieval=False)                   # the decoder's own, to the bit
 
     Args:
         decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output
@@ -91,9 +87,7 @@ def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
     check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
     config = decoder.config.replace(**{"cca_layers": layers, "retriever": True} | changes)
-    where = next(decoder.parameters())
-    model = RPT(config, backend=backend, device=where.device, dtype=where.dtype)
-    share_weights(model, decoder)
+    model = around(decoder, config, backend)
     for layer in model.layers:
         if layer.cca is not None:
             nn.init.zeros_(layer.cca.output.weight)
