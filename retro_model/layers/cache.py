@@ -46,10 +46,6 @@ class KeyValueCache:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
 
-    def at(self, column: Tensor) -> StepKeys:
-        """Return the cache for steps of one token in a column that is on the device: int64 [B], all rows the same."""
-        return StepKeys(self, column)
-
     @classmethod
     def join(cls, caches: Sequence[KeyValueCache], capacity: int) -> KeyValueCache:
         """Return one cache of all rows, in order, shifted so that all end in the same column."""
@@ -64,7 +60,10 @@ class KeyValueCache:
 
 
 class StepKeys:
-    """View of a `KeyValueCache` for captured steps: same memory and shapes in each, the column is a tensor."""
+    """View of a `KeyValueCache` for captured steps of one token: same memory and shapes in each.
+
+    column: the token's, on the device: int64 [B], all rows the same.
+    """
 
     def __init__(self, cache: KeyValueCache, column: Tensor):
         self.cache, self.column = cache, column

@@ -6,7 +6,6 @@ The norm before a memory and the addition after it are the caller's.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +16,8 @@ from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
 from retro_model.base import checks
 from retro_model.layers import Linear
 
+from .cache import ContextualState, PersistentState, Scalars
 from .config import check_heads
-
-if TYPE_CHECKING:
-    from .cache import ContextualState, PersistentState, Scalars
 
 RATE = 10.0  # scalars are stored divided by RATE, so that Adam moves them ten times as fast as weights
 DECAY_MAX = 1 - 2**-20  # a leaky average needs decay < 1

@@ -1,6 +1,6 @@
 """Adapter that runs another package's chunked cross-attention on our op, with its weights.
 
-Source: retro-pytorch 0.3.9 (PyPI), which differs from arXiv 2112.04426 in positions and by a learned null key and value.
+Source: retro-pytorch 0.3.9 (PyPI), which differs from arXiv 2112.04426 in positions and a learned null key and value.
 """
 
 from __future__ import annotations

@@ -44,9 +44,7 @@ class Frozen(nn.Module):
             decoder.requires_grad_(False)
         base = base_of(decoder)
         if hasattr(base, "generate"):
-            base.generate = partial(
-                generate_alone, base, instead
-            )  # a partial, which copies and pickles with its decoder
+            base.generate = partial(generate_alone, base, instead)  # a partial: it copies and pickles with its decoder
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -213,10 +211,8 @@ class FrozenDecoder(Frozen):
             TypeError, ValueError: naming the argument.
         """
         if tokens is None or input_ids is not None or labels is not None:
-            raise TypeError(
-                "tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; "
-                f"{ABROAD}"
-            )
+            got = "input_ids or labels, as the Hugging Face library calls its models"
+            raise TypeError(f"tokens: expected int64 [B,N]; got {got}; {ABROAD}")
         if loss_mask is not None:
             options |= {"neighbour_mask": neighbour_mask, "neighbour_scores": neighbour_scores}
             return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)
@@ -234,16 +230,16 @@ class FrozenDecoder(Frozen):
         options |= self._padding(tokens, attention_mask, starts, cache)
         if found[0] is not None and not found[0].shape[1]:
             found = None, None, None
-        if cache is None and found[0] is None:
-            out = self.decoder(tokens, **options)
-        elif cache is None:
-            out = self._with_neighbours(tokens, found, starts, None, options)
-        else:
+        if cache is not None:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
                 out = self._with_neighbours(tokens, found, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
+        elif found[0] is None:
+            out = self.decoder(tokens, **options)
+        else:
+            out = self._with_neighbours(tokens, found, starts, None, options)
         return getattr(out, "logits", out)
 
     def _cut(self, tokens: Tensor, starts: list[int] | None, found: tuple) -> tuple:
@@ -251,10 +247,7 @@ class FrozenDecoder(Frozen):
         return found
 
     def _with_neighbours(self, tokens: Tensor, found: tuple, starts: list[int] | None, cache, options: dict):
-        """Return the decoder's output with retrieval.
-
-        found: neighbours, their mask and scores; all None where no chunk completes, with a cache.
-        """
+        """Return the decoder's output. found: neighbours, mask and scores; all None where no chunk completes."""
         raise NotImplementedError
 
     @staticmethod

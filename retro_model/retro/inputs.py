@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from retro_model.base import checks
 
-from .cache import ChunkCache
 from .config import RetroConfig
 
 
-def check_inputs(
-    config: RetroConfig,
-    tokens: Tensor,
-    neighbours: Tensor | None,
-    mask: Tensor | None,
-    device: torch.device,
-    cache: ChunkCache | None = None,
-    starts: Sequence[int] | None = None,
-) -> None:
+def check_inputs(config: RetroConfig, tokens: Tensor, neighbours, mask, device, cache, starts) -> None:
     """Raise TypeError or ValueError unless tokens [B,N], neighbours [B,L,K,R] of the chunks they complete and mask fit.
 
     starts: column of each row's first token, see `row_starts`.

@@ -192,9 +192,8 @@ class OwnAttention(FrozenDecoder):
 
     def read(self, neighbours: Tensor) -> None:
         """Read neighbours int64 [S,R] ahead of the calls that need them. Has an effect within `keeping` alone."""
-        rows = max(1, READ_TOKENS // neighbours.shape[1])
-        for first in range(0, len(neighbours), rows):
-            self._pool(neighbours[first : first + rows])
+        for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])) if len(neighbours) else ():
+            self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and the index [S] of each row's."""

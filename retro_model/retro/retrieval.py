@@ -42,14 +42,7 @@ class Retrieval:
     """
 
     def __init__(
-        self,
-        encoder: NeighbourEncoder,
-        tokens: Tensor,
-        neighbours: Tensor | None,
-        neighbour_mask: Tensor | None,
-        *,
-        starts: Sequence[int] | None = None,
-        cache: ChunkCache | None = None,
+        self, encoder: NeighbourEncoder, tokens: Tensor, neighbours, neighbour_mask, *, starts=None, cache=None
     ):
         self.encoder, self.cache, self.count, self.device = encoder, cache, tokens.shape[1], tokens.device
         self.neighbours, self.neighbour_mask = neighbours, neighbour_mask
@@ -117,9 +110,7 @@ class Retrieval:
                 total[group.rows, group.first :] = update.to(total.dtype)
         return total
 
-    def _cross_attend(
-        self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None
-    ):
+    def _cross_attend(self, group: Group, cca, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None):
         """Return the update of one group's rows; None if no token attends anything."""
         rows, x = group.rows, x[group.rows, group.first :]
         key, value = (None, None) if encoded is None else cca.project(encoded)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from retro_model.base import checks, transfer
-from retro_model.layers import ChunkedCrossAttention
+from retro_model.layers import ChunkedCrossAttention, StepKeys
 
 from .cache import RetroCache
 
@@ -67,7 +67,7 @@ class RetroStep:
         key_mask = cache.key_mask(1, self.tokens.device)
         x, encoded = model.embedding(self.tokens), None
         for layer in model.layers:
-            held = cache.layers[layer.index - 1].at(self.column)
+            held = StepKeys(cache.layers[layer.index - 1], self.column)
             x, encoded = layer(x, retrieval, encoded, key_mask=key_mask, cache=held)
         self.column += 1
         return model.readout(model.norm(x)[:, -1])
