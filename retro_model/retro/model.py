@@ -42,7 +42,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = layers.FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
-        self, x: Tensor, retrieval: Retrieval | None, encoded: Encoded | None, *, key_mask=None, cache=None, part=None
+        self, x: Tensor, retrieval=None, encoded: Encoded | None = None, *, key_mask=None, cache=None, part=None
     ) -> tuple[Tensor, Encoded | None]:
         """Return x [B,N,d] and the encoded neighbours, which the first layer with CCA encodes for the later ones.
 

@@ -126,7 +126,7 @@ class DecoderLayer(nn.Module):
         form = {"gated": config.gated_ffn, "approximate": "tanh"}
         self.feed_forward = FeedForward(config.d_model, config.d_ff, **form, **where)
 
-    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None, reader_turn: Rotation | None, part) -> Tensor:
+    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn=None, part=None) -> Tensor:
         """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of `reader_positions`."""
         x = self._added(x, self.attention(self.attention_norm(x), turn, part))
         if self.cca is not None and memory is not None:
