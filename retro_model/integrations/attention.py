@@ -66,14 +66,11 @@ def _key_mask(
 
     known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
     if mask_function is not None and mask_function not in known:
-        raise ValueError(
-            "attention_mask: expected a causal or bidirectional mask; got a sliding window, packed or custom one"
-        )
+        got = "a sliding window, packed or custom one"
+        raise ValueError(f"attention_mask: expected a causal or bidirectional mask; got {got}")
     if kv_offset or not isinstance(q_offset, int) or (q_offset + q_length < kv_length and mask_function is known[0]):
-        raise ValueError(
-            "cache (past_key_values before transformers 5.24): expected a DynamicCache; got a cache of fixed capacity "
-            "or a sliding one"
-        )
+        got = "a cache of fixed capacity or a sliding one"
+        raise ValueError(f"cache (past_key_values before transformers 5.24): expected a DynamicCache; got {got}")
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:

@@ -72,10 +72,8 @@ class MosaicsCache:
         """Return one cache of all rows, in order; the rows may differ in length."""
         kinds = [(c.config, c.limit, c.evict) for c in caches]
         if not kinds or any(kind != kinds[0] for kind in kinds) or not all(c.length for c in caches):
-            raise ValueError(
-                "caches: expected at least one, of one configuration, limit and eviction, with tokens in each; got "
-                f"{kinds}"
-            )
+            wanted = "at least one, of one configuration, limit and eviction, with tokens in each"
+            raise ValueError(f"caches: expected {wanted}; got {kinds}")
         config, limit, evict = kinds[0]
         joined = cls(config, sum(c.batch for c in caches), capacity, limit=limit, evict=evict)
         joined.length = max(c.length for c in caches)

@@ -26,10 +26,8 @@ class MosaicsStep:
 
     def __init__(self, model, cache: MosaicsCache):
         if cache.evict != "oldest" or cache.capacity is None or not cache.length:
-            raise ValueError(
-                "cache: expected one with tokens and a capacity, that evicts the oldest pairs; got "
-                f"{cache.length} tokens, capacity={cache.capacity}, evict={cache.evict!r}"
-            )
+            got = f"{cache.length} tokens, capacity={cache.capacity}, evict={cache.evict!r}"
+            raise ValueError(f"cache: expected one with tokens and a capacity, that evicts the oldest pairs; got {got}")
         self.model = model
         device = model.embedding.weight.device
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)

@@ -5,7 +5,7 @@ inputs.py       checks of tokens and neighbours
 retrieval.py    neighbours within one call; step.py within one decode step; recurring.py those that recur, kept
 retrofit.py     retrieval for a decoder that is trained already; frozen_decoder.py base of its two forms
 retrofitted_decoder.py  "new": chunked cross-attentions and an encoder are added
-own_attention.py        "own": the decoder reads and attends neighbours; own_pass.py, attention_hook.py its layers
+own_attention.py        "own": the decoder reads and attends neighbours; own_pass.py its passes
 adapters.py     swaps another package's CCA for ours; copying.py initial weights that copy, for small models
 """
 

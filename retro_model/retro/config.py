@@ -85,10 +85,8 @@ class RetroConfig(Config):
         cross = layer_numbers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
         object.__setattr__(self, "encoder_cross_layers", cross)
         if self.share_embeddings and self.encoder_d_model != self.d_model:
-            raise ValueError(
-                f"share_embeddings: expected encoder_d_model == d_model = {self.d_model} where embeddings are shared; "
-                f"got encoder_d_model={self.encoder_d_model}"
-            )
+            wanted = f"encoder_d_model == d_model = {self.d_model} where embeddings are shared"
+            raise ValueError(f"share_embeddings: expected {wanted}; got encoder_d_model={self.encoder_d_model}")
         checks.probability("dropout", self.dropout)
 
     @classmethod

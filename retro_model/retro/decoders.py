@@ -69,10 +69,8 @@ def named_blocks(
         if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
             return blocks, attention
     known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
-    raise TypeError(
-        f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got "
-        f"{type(decoder).__name__}"
-    )
+    wanted = f"a Retro, or a decoder with {known}, or `blocks` and `attention`"
+    raise TypeError(f"decoder: expected {wanted}; got {type(decoder).__name__}")
 
 
 def check_fixed(changes: dict, fixed: dict) -> None:
@@ -146,11 +144,9 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
     for block in blocks:
         error = _moved_difference(block, getattr(block, attention), *calls[id(block)])
         if not error < SAME.get(next(block.parameters()).dtype, SAME_IN_HALF):
-            raise ValueError(
-                "decoder: expected blocks that add their attention's output to their input and go on from the sum; got "
-                f"{type(block).__name__}, whose output differs by {error:.2g} (relative) where that output is moved "
-                "into the input"
-            )
+            wanted = "blocks that add their attention's output to their input and go on from the sum"
+            why = f"whose output differs by {error:.2g} (relative) where that output is moved into the input"
+            raise ValueError(f"decoder: expected {wanted}; got {type(block).__name__}, {why}")
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:

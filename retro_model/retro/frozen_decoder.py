@@ -101,10 +101,8 @@ class Frozen(nn.Module):
         """Raise ValueError for options that make the decoder read other tokens than the model counts."""
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
-                raise ValueError(
-                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
-                    "use the cache of make_cache"
-                )
+                why = "whose chunks are counted from the first token; use the cache of make_cache"
+                raise ValueError(f"{name}: not supported by a retrofitted decoder, {why}")
 
     def added_parameters(self) -> list[nn.Parameter]:
         """Return the weights that were added, without the decoder's."""

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
 
-from . import attention_hook
 from .cache import left_mask
 from .decoders import base_of
 from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .own_pass import Attending, Read, Reading, Turns, slots
+from .own_pass import ARGUMENT, Attending, Read, Reading, Turns, hook_attention, register, slots
 from .recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
@@ -119,7 +118,7 @@ class OwnAttention(FrozenDecoder):
 
     def __init__(self, decoder: nn.Module, config: OwnConfig, *, bias: float = -1.0, backend: str | None = None):
         super().__init__(decoder, config)
-        attention_hook.hook(base_of(decoder))
+        hook_attention(base_of(decoder))
         shape, width, rank = (len(config.cca_layers), config.num_heads), self._head()[1], config.rank
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
@@ -176,7 +175,7 @@ class OwnAttention(FrozenDecoder):
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
         """Read neighbours int64 [U,R], each by itself. Return keys and values [U,A,2,R,G,D] of attending layers."""
         began = time.perf_counter()
-        attention_hook.register()
+        register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
         sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
         texts = torch.cat([sink, neighbours], 1)
@@ -186,7 +185,7 @@ class OwnAttention(FrozenDecoder):
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
             with contextlib.suppress(Read):
-                base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self.layers, into)})
+                base(part, use_cache=False, **{ARGUMENT: Reading(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
@@ -222,9 +221,9 @@ class OwnAttention(FrozenDecoder):
         attending = self._attending(tokens, found, starts, cache)
         if attending is None:
             return self.decoder(tokens, **options)
-        attention_hook.register()
+        register()
         began, attention = time.perf_counter(), self.seconds["attention"]
-        out = self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 

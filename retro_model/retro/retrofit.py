@@ -87,10 +87,8 @@ def _retrofit_other(decoder: nn.Module, blocks, attention, backend: str | None, 
     blocks, attention = named_blocks(decoder, blocks, attention)
     config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
-        raise ValueError(
-            "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; "
-            "got True"
-        )
+        wanted = "False for a decoder that is no Retro, whose embeddings may be scaled or mixed"
+        raise ValueError(f"share_embeddings: expected {wanted}; got True")
     decoder.eval()
     check_blocks(decoder, [blocks[layer - 1] for layer in config.cca_layers], attention)
     return RetrofittedDecoder(decoder, config, blocks, attention, backend=backend)
@@ -109,7 +107,6 @@ def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroC
 
 def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) -> Retro:
     if decoder.config.retrieves:
-        raise ValueError(
-            f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
-        )
+        got = f"cca_layers={decoder.config.cca_layers}"
+        raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got {got}")
     return around(decoder, config, backend)

@@ -5,9 +5,7 @@ config.py       RPTConfig: sizes, switches, the paper's models
 inputs.py       checks of tokens and neighbours
 layers.py       window attention, chunked cross-attention, the decoder layer
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
-neighbours.py   NeighbourEncoder: states of a chunk and its successor, conditioned on the chunk that retrieved them;
-                NeighbourGate
-memory.py       SelfMemory: retriever, neighbours and gate
+memory.py       SelfMemory: retriever, NeighbourEncoder and NeighbourGate
 model.py        RPT; retrofit.py adds a memory to a trained decoder
 loss.py         lambda_rank
 supervision.py  BM25 candidates and the reference language model's scores of them, on disk
@@ -22,8 +20,8 @@ from .config import OWN, RPTConfig
 from .index import SelfIndex
 from .layers import Retrieved
 from .loss import lambda_rank
+from .memory import NeighbourEncoder, NeighbourGate
 from .model import RPT
-from .neighbours import NeighbourEncoder, NeighbourGate
 from .retriever import SelfRetriever
 from .retrofit import RetrofittedRPT, retrofit_rpt
 

@@ -81,9 +81,8 @@ def retrofit_rpt(
 
 def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
     if decoder.config.uses_neighbours:
-        raise ValueError(
-            f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
-        )
+        got = f"cca_layers={decoder.config.cca_layers}"
+        raise ValueError(f"decoder: expected an RPT without neighbours (cca_layers=()); got {got}")
     check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
     config = decoder.config.replace(**{"cca_layers": layers, "retriever": True} | changes)
