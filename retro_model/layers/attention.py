@@ -108,15 +108,30 @@ class RelativeAttention(RelativeProjections):
         causal: a token sees itself and the tokens before it.
         context_dim: width of the context of a cross-attention; None: d_model.
         num_kv_heads: G, divides num_heads (grouped-query attention); None: num_heads.
-        bias: biases in the four projections; the projection of the positions has none. Default: False.
-        dropout: probability, in training, of dropping an attention weight. Default: 0.
+        bias: biases in the four projections; the projection of the positions has none.
+        dropout: probability, in training, of dropping an attention weight.
         backend: of `retro_kernels`; None: the fastest that serves the call.
 
     Source: Dai et al., arXiv 1901.02860, section 3.3; Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, causal: bool = False, **options):
-        super().__init__(d_model, num_heads, head_dim, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        causal: bool = False,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        sizes = {"context_dim": context_dim, "num_kv_heads": num_kv_heads, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, bias=bias, dropout=dropout, backend=backend, **sizes)
         self.causal = causal
 
     def forward(

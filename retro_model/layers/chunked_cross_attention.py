@@ -36,8 +36,23 @@ class ChunkedCrossAttention(RelativeProjections):
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1, appendix B.1.2.
     """
 
-    def __init__(self, d_model: int, num_heads: int, head_dim: int, *, chunk_len: int, **options):
-        super().__init__(d_model, num_heads, head_dim, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        head_dim: int,
+        *,
+        chunk_len: int,
+        context_dim: int | None = None,
+        num_kv_heads: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        sizes = {"context_dim": context_dim, "num_kv_heads": num_kv_heads, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, bias=bias, dropout=dropout, backend=backend, **sizes)
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(

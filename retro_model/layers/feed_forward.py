@@ -13,20 +13,31 @@ class FeedForward(nn.Module):
 
     Args:
         d_model, d_ff: widths outside and inside.
+        bias: biases in all linear maps.
         gated: SwiGLU in place of the GELU.
         approximate: form of the GELU, "none" or "tanh".
-        bias, device, dtype: as in `nn.Linear`; no biases by default.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 (Ffw) and Table 2; Radford et al., 2019 (GELU); Shazeer,
     arXiv 2002.05202 (SwiGLU).
     """
 
-    def __init__(self, d_model: int, d_ff: int, *, gated=False, approximate="none", bias=False, **where):
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        *,
+        bias: bool = False,
+        gated: bool = False,
+        approximate: str = "none",
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
+        options = {"bias": bias, "device": device, "dtype": dtype}
         self.d_model, self.approximate = d_model, approximate
-        self.inner = Linear(d_model, d_ff, bias=bias, **where)
-        self.output = Linear(d_ff, d_model, bias=bias, **where)
-        self.gate = Linear(d_model, d_ff, bias=bias, **where) if gated else None
+        self.inner = Linear(d_model, d_ff, **options)
+        self.output = Linear(d_ff, d_model, **options)
+        self.gate = Linear(d_model, d_ff, **options) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update [...,d_model] of x [...,d_model]."""

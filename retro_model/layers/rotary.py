@@ -64,14 +64,25 @@ class RotaryAttention(Attention):
     Args:
         d_model, num_heads: d and H; d / H is a multiple of 8 from 16 to 256.
         null_slot: add one learned key and value to each head; they are not turned.
-        options: dropout, backend, device and dtype, as in `RelativeAttention`.
+        dropout, backend: as in `RelativeAttention`.
 
     Source: Su et al., arXiv 2104.09864; for the null slot RPT's public code.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, null_slot: bool = False, **options):
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         if checks.integer("d_model", d_model, low=1) % checks.integer("num_heads", num_heads, low=1):
             raise ValueError(f"num_heads: expected a divisor of d_model={d_model}; got {num_heads}")
+        options = {"dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
         super().__init__(d_model, num_heads, d_model // num_heads, **options)
         self.null_key = self.null_value = None
         if null_slot:

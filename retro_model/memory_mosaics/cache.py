@@ -44,7 +44,7 @@ class MosaicsCache:
     """
 
     def __init__(
-        self, config: MosaicsConfig, batch: int, capacity: int | None = None, *, limit=None, evict: str = "oldest"
+        self, config, batch: int, capacity: int | None = None, *, limit: int | None = None, evict: str = "oldest"
     ):
         self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
         given = {"capacity": capacity, "limit": limit}

@@ -47,8 +47,9 @@ def read(query: Tensor, key: Tensor, value: Tensor, **options) -> tuple[Tensor, 
 class _Memory(nn.Module):
     """Base of both memories: keys are normalised leaky averages; an output projection maps reads to an update."""
 
-    def __init__(self, d_model, num_heads, *, attention_dropout=0.0, output_dropout=0.0, backend=None, **where):
+    def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, check_heads(d_model, num_heads)
         self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
         self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
@@ -124,10 +125,9 @@ class ContextualMemory(_Memory):
     Args:
         d_model: d, width in and out; num_heads divides it.
         num_heads: h, memories, of any width d/h up to 256. A width below 16 or no multiple of 8 is padded with zeros.
-        attention_dropout: probability, in training, of dropping a pair from a read. Default: 0.
-        output_dropout: probability, in training, of dropping an entry of the update. Default: 0.
+        attention_dropout: probability, in training, of dropping a pair from a read.
+        output_dropout: probability, in training, of dropping an entry of the update.
         backend: of `retro_kernels`; None: the fastest that serves the call.
-        device, dtype: of the weights.
 
     Cost: time O(N^2), as attention; memory O(N).
 
@@ -135,12 +135,22 @@ class ContextualMemory(_Memory):
     are those of the authors' code.
     """
 
-    def __init__(self, d_model: int, num_heads: int, **options):
-        super().__init__(d_model, num_heads, **options)
-        weight = self.key.weight
-        self.value = Linear(d_model, d_model, bias=False, device=weight.device, dtype=weight.dtype)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
+        self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
         #: c [h], weight of a token in its own value; 0: the value depends on the next token alone
-        self.value_now = nn.Parameter(weight.new_empty(num_heads))
+        self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self, depth: int = 1) -> None:
@@ -190,18 +200,30 @@ class PersistentMemory(_Memory):
         y = x + memory(norm(x))  # x [B,N,64]; 3.5 d slots have the parameters of a feed-forward of width 4d
 
     Args:
+        d_model, num_heads, attention_dropout, output_dropout, backend: as in `ContextualMemory`.
         slots: N_m, pairs of each head.
-        d_model, num_heads, options: as in `ContextualMemory`.
 
     Source: Zhang et al., arXiv 2405.06394, section 4 and figure 7; Sukhbaatar et al., arXiv 1907.01470.
     """
 
     decayed = ("keys", "values")  # weight decay applies to them as to a feed-forward's matrices
 
-    def __init__(self, d_model: int, num_heads: int, slots: int, **options):
-        super().__init__(d_model, num_heads, **options)
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        slots: int,
+        *,
+        attention_dropout: float = 0.0,
+        output_dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
+        super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)
-        self.keys, self.values = (nn.Parameter(self.key.weight.new_empty(shape)) for _ in range(2))
+        self.keys, self.values = (nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self, depth: int = 1) -> None:

@@ -81,13 +81,15 @@ class NeighbourEncoder(nn.Module):
         embedding: tokens -> [...,d']; the decoder's own where embeddings are shared.
         backend: of `retro_kernels`; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them.
-        where: device and dtype of the weights.
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Algorithm 1, appendix B.1.2.
     """
 
-    def __init__(self, config: RetroConfig, embedding: nn.Embedding, *, backend=None, checkpoint=False, **where):
+    def __init__(
+        self, config: RetroConfig, embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None
+    ):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         if (width := getattr(embedding, "embedding_dim", config.encoder_d_model)) != config.encoder_d_model:
             raise ValueError(f"embedding: expected one of width encoder_d_model={config.encoder_d_model}; got {width}")
         self.config, self.checkpoint, self.embedding = config, checkpoint, embedding

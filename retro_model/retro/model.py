@@ -83,15 +83,15 @@ class Retro(nn.Module):
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them; the encoder's with
             those of layer min(P), in which it runs.
-        where: device and dtype of the weights.
 
     Initial weights: N(0, 1/fan_in), residual outputs scaled down by depth, see `layers.initialise`.
 
     Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Algorithm 1.
     """
 
-    def __init__(self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, **where):
+    def __init__(self, config: RetroConfig, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
         self.layers = nn.ModuleList(

@@ -40,7 +40,13 @@ class RPTCache:
     """
 
     def __init__(
-        self, config: RPTConfig, batch: int, capacity=None, *, num_neighbours=None, factory: str | None = None
+        self,
+        config: RPTConfig,
+        batch: int,
+        capacity: int | None = None,
+        *,
+        num_neighbours: int | None = None,
+        factory: str | None = None,
     ):
         checks.integer("batch", batch, low=1)
         if capacity is not None:

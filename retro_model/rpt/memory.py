@@ -25,13 +25,24 @@ class NeighbourEncoder(nn.Module):
 
     Args:
         d_model, num_heads: d, H.
-        null_slot, dropout, backend: as in `RotaryAttention`. where: device and dtype.
+        null_slot, dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1 and its footnote 2, appendix B.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, null_slot=False, dropout=0.0, backend=None, **where):
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
         self.dropout = dropout
         self.norm, self.attention = norm(d_model, **where), RotaryAttention(d_model, num_heads, **options)
@@ -100,13 +111,16 @@ class NeighbourGate(nn.Module):
     Args:
         d_model, num_heads: d, H of its attention.
         floor: eta, the least gate; 1: no gate.
-        dropout, backend: as in `RotaryAttention`. where: device and dtype.
+        dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
 
-    def __init__(self, d_model: int, num_heads: int, *, floor=0.1, dropout=0.0, backend=None, **where):
+    def __init__(
+        self, d_model, num_heads, *, floor: float = 0.1, dropout: float = 0.0, backend=None, device=None, dtype=None
+    ):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         self.floor, self.dropout = floor, dropout
         self.norm = norm(d_model, **where)
         self.attention = RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where)

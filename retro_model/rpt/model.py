@@ -38,7 +38,6 @@ class RPT(SelfMemory):
         config: sizes and switches.
         backend: of `retro_kernels`, for every layer; None: the fastest that serves a call.
         checkpoint: recompute each layer's activations in the backward pass rather than keep them.
-        where: device and dtype of the weights.
 
     Initial weights: N(0, 1/fan_in), scaled down by depth in the matrices that write to the residual stream. W_K starts
     equal to W_Q, so that at first chunks retrieve similar chunks.
@@ -46,8 +45,9 @@ class RPT(SelfMemory):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
 
-    def __init__(self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, **where):
+    def __init__(self, config: RPTConfig, backend=None, *, checkpoint: bool = False, device=None, dtype=None):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, **where)
         self.layers = nn.ModuleList(

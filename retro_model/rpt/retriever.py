@@ -33,7 +33,7 @@ class SelfRetriever(nn.Module):
         excluded_chunks: w, chunk i retrieves chunks j <= i - w.
         score_scale: multiplies q·k.
         query_norm, key_norm: RMSNorm before W_Q, before W_K.
-        options: null_slot, dropout, backend, device and dtype, as in `RotaryAttention`.
+        null_slot, dropout, backend: as in `RotaryAttention`.
 
     Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
     """
@@ -48,14 +48,18 @@ class SelfRetriever(nn.Module):
         score_scale: float = 1.0,
         query_norm: bool = False,
         key_norm: bool = False,
-        **options,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         self.chunk_len, self.excluded_chunks, self.score_scale = chunk_len, excluded_chunks, score_scale
-        where = {name: options.get(name) for name in ("device", "dtype")}
+        self.dropout, self.backend, where = dropout, backend, {"device": device, "dtype": dtype}
         self.norm = norm(d_model, **where)
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
         self.attention = RotaryAttention(d_model, num_heads, **options)
-        self.dropout, self.backend = self.attention.dropout, self.attention.backend
         self.query_norm = norm(d_model, **where) if query_norm else None
         self.key_norm = norm(d_model, **where) if key_norm else None
         self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
