@@ -10,8 +10,6 @@ from torch import Tensor
 
 from retro_model.base import checks
 
-from .config import MosaicsConfig
-
 EVICTIONS = ("oldest", "least_read")
 
 
