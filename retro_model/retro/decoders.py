@@ -80,10 +80,10 @@ def check_fixed(changes: dict, fixed: dict) -> None:
             raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
 
 
-def around(decoder: nn.Module, config, backend: str | None) -> nn.Module:
-    """Return a model of the decoder's class whose parameters are the decoder's, frozen, where it has them."""
+def around(decoder: nn.Module, kind: type[nn.Module], config, backend: str | None) -> nn.Module:
+    """Return a model of a `kind` whose parameters are the decoder's, frozen, where the decoder has them."""
     where = next(decoder.parameters())
-    model = type(decoder)(config, backend=backend, device=where.device, dtype=where.dtype)
+    model = kind(config, backend=backend, device=where.device, dtype=where.dtype)
     for name, trained in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))

@@ -109,4 +109,4 @@ def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) ->
     if decoder.config.retrieves:
         got = f"cca_layers={decoder.config.cca_layers}"
         raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got {got}")
-    return around(decoder, config, backend)
+    return around(decoder, Retro, config, backend)

@@ -86,7 +86,7 @@ def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
     check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
     config = decoder.config.replace(**{"cca_layers": layers, "retriever": True} | changes)
-    model = around(decoder, config, backend)
+    model = around(decoder, RPT, config, backend)
     for layer in model.layers:
         if layer.cca is not None:
             nn.init.zeros_(layer.cca.output.weight)
