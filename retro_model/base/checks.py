@@ -10,23 +10,8 @@ from torch import Tensor
 
 from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, readable, shape, tensor
 
-__all__ = [
-    "RETRIEVED",
-    "flag",
-    "floating",
-    "head_dim",
-    "integer",
-    "neighbour_mask",
-    "number",
-    "probability",
-    "readable",
-    "room",
-    "shape",
-    "tensor",
-    "token_ids",
-    "token_range",
-    "tokens",
-]
+__all__ = ["RETRIEVED", "flag", "floating", "head_dim", "integer", "neighbour_mask", "number", "probability"]
+__all__ += ["readable", "room", "shape", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
 
 #: A model's arguments of what was retrieved.
 RETRIEVED = ("neighbours", "neighbour_mask", "neighbour_scores")
@@ -46,6 +31,13 @@ def neighbour_mask(mask: Tensor, neighbours: Tensor, name: str = "neighbour_mask
         raise ValueError(f"{name}: expected [{each}]={whole[:-1]} or [{dims}]={whole}; got shape {list(mask.shape)}")
     if mask.device != neighbours.device:
         raise ValueError(f"{name}: expected the device of the neighbours, {neighbours.device}; got {mask.device}")
+
+
+def token_mask(mask: Tensor | None, neighbours: Tensor) -> Tensor:
+    """Return a mask of neighbours or of their tokens as one of tokens, in the shape of `neighbours`; None: all True."""
+    if mask is None:
+        return torch.ones_like(neighbours, dtype=torch.bool)
+    return mask if mask.dim() == neighbours.dim() else mask.unsqueeze(-1).expand(neighbours.shape)
 
 
 def token_range(name: str, ids: Tensor, vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -23,7 +24,7 @@ class Busy(RuntimeError):
     """Another process holds the lock."""
 
 
-class Lock:
+class Lock(contextlib.AbstractContextManager):
     """Lock file, which the operating system also releases when its process is killed.
 
         with Lock(folder / ".store.json.lock", f"{folder} is being built"):
@@ -64,10 +65,8 @@ class Lock:
             if error.errno not in UNSUPPORTED:
                 os.close(descriptor)
                 raise
-            warnings.warn(
-                f"{self.path}: this file system has no locks ({error}); a second process may write here too",
-                stacklevel=4,
-            )
+            what = f"this file system has no locks ({error}); a second process may write here too"
+            warnings.warn(f"{self.path}: {what}", stacklevel=4)
         if not _is(self.path, descriptor):
             os.close(descriptor)
             return False
@@ -85,9 +84,6 @@ class Lock:
             self.path.unlink()
         os.close(self.descriptor)
         self.descriptor = -1
-
-    def __enter__(self) -> Lock:
-        return self
 
     def __exit__(self, *_) -> None:
         self.release()
@@ -119,11 +115,8 @@ def open_plain(path: Path, mode: str):
     Raises: FileNotFoundError; ValueError if the path is a link, a pipe or a folder, or, to append, has a second hard
         link.
     """
-    flags = {
-        "rb": os.O_RDONLY,
-        "ab": os.O_WRONLY | os.O_APPEND | os.O_CREAT,
-        "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
-    }[mode]
+    writing = os.O_WRONLY | os.O_CREAT
+    flags = {"rb": os.O_RDONLY, "ab": writing | os.O_APPEND, "xb": writing | os.O_EXCL}[mode]
     if mode == "xb":
         path.unlink(missing_ok=True)
     try:

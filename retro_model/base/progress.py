@@ -21,12 +21,10 @@ def printable(text: str) -> str:
 def track(items: Iterable, title: str, *, total: int | None = None, enabled: bool = False) -> Iterator:
     """Iterate over items, with a bar if `enabled`. total: number of items without a length."""
     if not enabled:
-        return iter(items)
-    return _tracked(_bar(), items, title, len(items) if total is None and isinstance(items, Sized) else total)
-
-
-def _tracked(bar, items: Iterable, title: str, total: int | None) -> Iterator:
-    with bar:
+        yield from items
+        return
+    total = len(items) if total is None and isinstance(items, Sized) else total
+    with _bar() as bar:
         task = bar.add_task(title, total=total, note="")
         for item in items:
             yield item
@@ -65,19 +63,11 @@ def counting(title: str, quiet: bool = False) -> Iterator[Callable[[int, int], N
 def _bar(disable: bool = False):
     """Return a bar of rich, which prints a line every SECONDS_A_LINE where standard error is a file."""
     try:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
+        from rich import console, progress
     except ImportError as error:
         raise ImportError("a progress bar needs rich (pip install rich)") from error
 
-    class Lines(Progress):
+    class Lines(progress.Progress):
         """Progress as lines of text."""
 
         said = -SECONDS_A_LINE  # time of the last line
@@ -100,14 +90,15 @@ def _bar(disable: bool = False):
             if now - self.said < SECONDS_A_LINE and not task.finished:
                 return
             self.said = now
-            parts = [f"{task.completed:,.0f} of {task.total:,.0f}"] if task.total else ["begins"]
-            parts += [task.fields["note"]] if task.fields["note"] else []
-            parts += [f"{task.time_remaining:.0f} s left"] if task.time_remaining else []
-            print(f"{task.description}: {', '.join(parts)}", file=sys.stderr, flush=True)
+            done = f"{task.completed:,.0f} of {task.total:,.0f}" if task.total else "begins"
+            left = f"{task.time_remaining:.0f} s left" if task.time_remaining else ""
+            parts = ", ".join(part for part in (done, task.fields["note"], left) if part)
+            print(f"{task.description}: {parts}", file=sys.stderr, flush=True)
 
-    console = Console(stderr=True)
-    said = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    columns = *said, TimeElapsedColumn(), TimeRemainingColumn()
-    if console.is_terminal or disable:
-        return Progress(*columns, console=console, disable=disable)
-    return Lines(*columns, console=console, disable=True)
+    error = console.Console(stderr=True)
+    said = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()
+    times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+    columns = *said, progress.TextColumn("{task.fields[note]}"), *times
+    if error.is_terminal or disable:
+        return progress.Progress(*columns, console=error, disable=disable)
+    return Lines(*columns, console=error, disable=True)

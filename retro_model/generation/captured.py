@@ -96,9 +96,7 @@ class Captured:
 def check(model, device: torch.device) -> None:
     """Raise ValueError, naming `cuda_graph`, if the model's steps can't be captured."""
     if not hasattr(model, "decode_step"):
-        raise ValueError(
-            f"cuda_graph: expected False for a model without a decode_step of fixed shapes ({type(model).__name__}); "
-            "got True"
-        )
+        wanted = f"False for a model without a decode_step of fixed shapes ({type(model).__name__})"
+        raise ValueError(f"cuda_graph: expected {wanted}; got True")
     if device.type != "cuda":
         raise ValueError(f"cuda_graph: expected a model on a CUDA device; got one on {device}")

@@ -32,7 +32,8 @@ class ChunkNeighbours:
             count, chunks = len(list(group)), length // m
             here = slice(first, first + count * chunks)
             first = here.stop
-            inputs.append(self._named(t[here].unflatten(0, (count, chunks)) for t in retrieved) if chunks else {})
+            found = [t[here].unflatten(0, (count, chunks)) for t in retrieved] if chunks else []
+            inputs.append(dict(zip(checks.RETRIEVED, found)))
         return inputs
 
     def of_padded(self, rows: list[Tensor]) -> dict:
@@ -50,11 +51,7 @@ class ChunkNeighbours:
         padded = [t.new_zeros(batch, max(columns) + 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):
             target[rows, columns] = t
-        return self._named(padded)
-
-    @staticmethod
-    def _named(tensors) -> dict:
-        return dict(zip(checks.RETRIEVED, tensors))
+        return dict(zip(checks.RETRIEVED, padded))
 
     def _find(self, chunks: Tensor) -> tuple[Tensor, ...]:
         """Return neighbours and mask [n,K,R] of chunks [n,M], and scores [n,K] if `retrieve` gives them."""
@@ -64,8 +61,7 @@ class ChunkNeighbours:
 
 
 def check_retrieved(retrieved, count: int, vocab_size: int, shape: tuple[int, int] | None = None) -> tuple[Tensor, ...]:
-    """Check the result of `retrieve` for `count` chunks; return neighbours int64 [n,K,R], a mask bool [n,K,R] and, if
-    it gives them, scores [n,K].
+    """Check the result of `retrieve` for `count` chunks. Return neighbours and mask [n,K,R], and scores [n,K] if given.
 
     shape: [K,R] of an earlier result, which this one must have too.
     Raises: TypeError, ValueError, naming `retrieve`.
@@ -80,10 +76,9 @@ def check_retrieved(retrieved, count: int, vocab_size: int, shape: tuple[int, in
     if neighbours.dtype != torch.int64:
         raise TypeError(f"retrieve's neighbours: expected torch.int64 token ids; got {neighbours.dtype}")
     checks.token_range("retrieve's neighbours", neighbours, vocab_size)
-    if mask is None:
-        mask = torch.ones_like(neighbours, dtype=torch.bool)
-    checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
+    if mask is not None:
+        checks.neighbour_mask(mask, neighbours, "retrieve's mask", "n,K,R")
     for given in scores:
         checks.shape("retrieve's scores", given, "n,K", sizes)
         checks.floating("retrieve's scores", given)
-    return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape), *scores
+    return neighbours, checks.token_mask(mask, neighbours), *scores

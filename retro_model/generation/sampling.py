@@ -1,12 +1,10 @@
-"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes.
-
-`generate` needs of a model the protocol `Decodes`, and of a cache the protocol `Cache`.
-"""
+"""Sampling from any model here: prompts of different lengths, and retrieval whenever a chunk completes."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -114,7 +112,10 @@ def generate(
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
     section 3.1.
     """
-    _check_model(model)
+    for name in ("config", "decodes_ragged", "make_cache", "last_logits"):
+        if not hasattr(model, name):
+            got = f"{type(model).__name__}, without {name}"
+            raise TypeError(f"model: expected one that decodes with a cache (`Decodes`); got {got}")
     rows = _prompts(model, prompts)
     _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
     if checks.flag("cuda_graph", cuda_graph):
@@ -131,10 +132,9 @@ def generate(
             texts = {}
             for batch in batches:
                 neighbours = None if retrieve is None else ChunkNeighbours(retrieve, model.config, rows[0].device)
-                here = _rows_of(options, batch)
-                sampler = _Sampler(
-                    model, [rows[i] for i in batch], max_new_tokens, neighbours, sampling, stop_token, here, cuda_graph
-                )
+                ends = (max_new_tokens, stop_token)
+                inputs = (neighbours, sampling, _rows_of(options, batch), cuda_graph)
+                sampler = _Sampler(model, [rows[i] for i in batch], *ends, *inputs)
                 texts |= zip(batch, sampler.run(), strict=True)
             return [texts[i] for i in range(len(rows))]
     finally:
@@ -165,17 +165,7 @@ def _rows_of(options: dict, rows) -> dict:
 class _Sampler:
     """State of one `generate`: rows sorted by length, their tokens [B,columns] right-aligned as in the cache."""
 
-    def __init__(
-        self,
-        model,
-        rows: list[Tensor],
-        max_new_tokens,
-        neighbours: ChunkNeighbours | None,
-        sampling: dict,
-        stop_token,
-        options: dict,
-        cuda_graph: bool,
-    ):
+    def __init__(self, model, rows, max_new_tokens, stop_token, neighbours, sampling: dict, options: dict, cuda_graph):
         self.model, self.rows, self.neighbours = model, rows, neighbours
         self.sampling, self.stop_token, self.options = sampling, stop_token, options
         self.max_new_tokens, self.cuda_graph = max_new_tokens, cuda_graph
@@ -193,7 +183,7 @@ class _Sampler:
         last = self.tokens.shape[1] - 1
         if self.max_new_tokens:
             logits, cache = self._prefill()
-            decode = self._decoder(cache)
+            decode = captured.Captured(self.model, cache) if self.cuda_graph else partial(self._decode, cache)
             for column in range(self.columns, last + 1):
                 self.tokens[:, column] = sample(logits, **self.sampling)
                 if self._stopped(column) or column == last:
@@ -202,11 +192,8 @@ class _Sampler:
         ends = self.ends.tolist()
         return [tokens[start:end].clone() for tokens, start, end in zip(self.tokens, self.starts, ends)]
 
-    def _decoder(self, cache: Cache) -> Callable[..., Tensor]:
-        """Return the function from tokens [B,1] and further inputs to logits [B,V]."""
-        if self.cuda_graph:
-            return captured.Captured(self.model, cache)
-        return lambda tokens, **inputs: self.model(tokens, cache=cache, **inputs)[:, -1]
+    def _decode(self, cache: Cache, tokens: Tensor, **inputs) -> Tensor:
+        return self.model(tokens, cache=cache, **inputs)[:, -1]
 
     def _stopped(self, column: int) -> bool:
         """Return whether every row has ended at `column`."""
@@ -254,16 +241,6 @@ class _Sampler:
         return self.neighbours.of_places([(row, 0) for row in rows], chunks, len(self.rows))
 
 
-def _check_model(model) -> None:
-    if lacking := [
-        name for name in ("config", "decodes_ragged", "make_cache", "last_logits") if not hasattr(model, name)
-    ]:
-        raise TypeError(
-            f"model: expected one that decodes with a cache (`Decodes`); got {type(model).__name__}, without "
-            f"{lacking[0]}"
-        )
-
-
 def _prompts(model, prompts) -> list[Tensor]:
     """Return every prompt as int64 [length] on the model's device, checked."""
     device = next(model.parameters()).device
@@ -281,12 +258,10 @@ def _prompt(name: str, prompt, vocab_size: int) -> Tensor:
     if isinstance(prompt, np.ndarray) and prompt.dtype.kind in "iu":
         prompt = torch.from_numpy(prompt.astype(np.int64))
     if not isinstance(prompt, Tensor):
-        if not isinstance(prompt, Sequence) or any(
-            isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in prompt
-        ):
-            raise TypeError(
-                f"{name}: expected a sequence of int token ids, an int64 tensor or an integer array; got {prompt!r}"
-            )
+        ids = prompt if isinstance(prompt, Sequence) else [None]
+        if any(isinstance(t, bool) or not isinstance(t, (int, np.integer)) for t in ids):
+            wanted = "a sequence of int token ids, an int64 tensor or an integer array"
+            raise TypeError(f"{name}: expected {wanted}; got {prompt!r}")
         prompt = torch.tensor(prompt, dtype=torch.int64)
     if prompt.dim() != 1 or len(prompt) == 0:
         raise ValueError(f"{name}: expected a prompt of at least one token, [length]; got shape {list(prompt.shape)}")
@@ -300,16 +275,13 @@ def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, st
     checks.integer("max_new_tokens", max_new_tokens, low=0)
     longest, room = max(len(row) for row in rows), model.config.max_len
     if room is not None and longest + max_new_tokens > room:
-        raise ValueError(
-            f"max_new_tokens: expected at most max_len - longest prompt = {room} - {longest}; got {max_new_tokens}"
-        )
+        wanted = f"at most max_len - longest prompt = {room} - {longest}"
+        raise ValueError(f"max_new_tokens: expected {wanted}; got {max_new_tokens}")
     if retrieve is not None and not callable(retrieve):
         raise TypeError(f"retrieve: expected a function of chunks, or None; got {type(retrieve).__name__}")
     if retrieve is not None and not getattr(model.config, "retrieves", False):
-        raise ValueError(
-            f"retrieve: expected None for a model without retrieval from outside ({type(model).__name__}); got a "
-            "function"
-        )
+        wanted = f"None for a model without retrieval from outside ({type(model).__name__})"
+        raise ValueError(f"retrieve: expected {wanted}; got a function")
     if checks.number("temperature", temperature) < 0:
         raise ValueError(f"temperature: expected a number >= 0; got {temperature}")
     if not 0 < checks.number("top_p", top_p) <= 1:
@@ -319,11 +291,8 @@ def _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, st
     known = getattr(model, "generation_options", ())
     for name, value in options.items():
         if name not in known:
-            listed = ", ".join(known) or "none"
-            raise TypeError(
-                f"{name}: expected an option of {type(model).__name__}'s calls ({listed}); got an unknown name"
-            )
+            wanted = f"an option of {type(model).__name__}'s calls ({', '.join(known) or 'none'})"
+            raise TypeError(f"{name}: expected {wanted}; got an unknown name")
         if isinstance(value, Tensor) and (value.dim() == 0 or len(value) != len(rows)):
-            raise ValueError(
-                f"{name}: expected one entry for each of the {len(rows)} prompts; got shape {list(value.shape)}"
-            )
+            got = f"shape {list(value.shape)}"
+            raise ValueError(f"{name}: expected one entry for each of the {len(rows)} prompts; got {got}")

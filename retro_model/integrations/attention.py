@@ -66,14 +66,11 @@ def _key_mask(
 
     known = (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
     if mask_function is not None and mask_function not in known:
-        raise ValueError(
-            "attention_mask: expected a causal or bidirectional mask; got a sliding window, packed or custom one"
-        )
+        got = "a sliding window, packed or custom one"
+        raise ValueError(f"attention_mask: expected a causal or bidirectional mask; got {got}")
     if kv_offset or not isinstance(q_offset, int) or (q_offset + q_length < kv_length and mask_function is known[0]):
-        raise ValueError(
-            "cache (past_key_values before transformers 5.24): expected a DynamicCache; got a cache of fixed capacity "
-            "or a sliding one"
-        )
+        got = "a cache of fixed capacity or a sliding one"
+        raise ValueError(f"cache (past_key_values before transformers 5.24): expected a DynamicCache; got {got}")
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:
@@ -82,31 +79,17 @@ def _key_mask(
 
 
 def _attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    position_bias: Tensor | None = None,
-    is_causal: bool | None = None,
-    **options,
+    module, query, key, value, attention_mask, scaling=None, dropout=0.0, position_bias=None, is_causal=None, **options
 ) -> tuple[Tensor, None]:
     """Return [B,N,H,D] of query [B,H,N,D], key and value [B,G,S,D], and attention_mask bool [B,S]."""
     if options.get("sliding_window") is not None or options.get("softcap") is not None:
         raise ValueError(f"model: {type(module).__name__} has a sliding window or a softcap; not served yet")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     positions = {} if position_bias is None else _displacements(module, query, position_bias, scale)
-    out = relative_attention(
-        *(t.transpose(1, 2) for t in (query, key, value)),
-        causal=module.is_causal if is_causal is None else is_causal,
-        key_mask=attention_mask,
-        scale=scale,
-        dropout_p=dropout if module.training else 0.0,
-        **positions,
-    )
-    return out, None
+    positions |= {"causal": module.is_causal if is_causal is None else is_causal, "key_mask": attention_mask}
+    token_major = (t.transpose(1, 2) for t in (query, key, value))
+    dropout_p = dropout if module.training else 0.0
+    return relative_attention(*token_major, scale=scale, dropout_p=dropout_p, **positions), None
 
 
 def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
@@ -121,19 +104,10 @@ def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float)
 
 def _conformer_forward(self, hidden_states, attention_mask=None, relative_position_embeddings=None, **options):
     """Compute Transformer-XL's attention with u and v. Encodings [1,2N-1,d] begin at the largest displacement."""
-    query, key, value = (
-        project(hidden_states).unflatten(-1, (self.num_heads, self.head_size))
-        for project in (self.linear_q, self.linear_k, self.linear_v)
-    )
-    encodings = self.linear_pos(relative_position_embeddings)[0].unflatten(-1, (self.num_heads, self.head_size))
-    out = relative_attention(
-        query,
-        key,
-        value,
-        rel_key=encodings.flip(0).transpose(0, 1),
-        content_bias=self.pos_bias_u,
-        position_bias=self.pos_bias_v,
-        key_mask=attention_mask,
-        dropout_p=self.dropout.p if self.training else 0.0,
-    )
+    projected = [project(hidden_states) for project in (self.linear_q, self.linear_k, self.linear_v)]
+    projected.append(self.linear_pos(relative_position_embeddings)[0])
+    *seen, encodings = (x.unflatten(-1, (self.num_heads, self.head_size)) for x in projected)
+    options = {"content_bias": self.pos_bias_u, "position_bias": self.pos_bias_v, "key_mask": attention_mask}
+    options["dropout_p"] = self.dropout.p if self.training else 0.0
+    out = relative_attention(*seen, rel_key=encodings.flip(0).transpose(0, 1), **options)
     return self.linear_out(out.flatten(2)), None

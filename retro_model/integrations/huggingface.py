@@ -46,15 +46,7 @@ class RetrofitConfig(PretrainedConfig):
 
     model_type = "retro_retrofit"
 
-    def __init__(
-        self,
-        decoder: dict | None = None,
-        retrieval: dict | None = None,
-        base: str | None = None,
-        sha256: str | None = None,
-        base_sha256: str | None = None,
-        **options,
-    ):
+    def __init__(self, decoder=None, retrieval=None, base=None, sha256=None, base_sha256=None, **options):
         self.decoder, self.retrieval, self.base, self.sha256 = decoder or {}, retrieval or {}, base, sha256
         self.base_sha256 = base_sha256
         super().__init__(**options)
@@ -99,12 +91,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     def trained_state_dict(self) -> dict[str, Tensor]:
         """Return the weights that training changes and `save_pretrained` writes: added ones, and PEFT's."""
-        trained = {
-            f"model.{name}"
-            for name, p in self.model.named_parameters()
-            if p.requires_grad or not name.startswith("decoder.")
-        }
-        trained |= {f"model.{name}" for name in self.model.added_state_dict()}
+        trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = {f"model.{name}" for name in trained | self.model.added_state_dict().keys()}
         return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
 
     def forward(
@@ -162,9 +150,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         Raises: ValueError for beam search, which reorders rows: the neighbours would not follow.
         """
         if isinstance(retrieve, EllipsisType):
-            warnings.warn(
-                "retrieve: expected a function, or None to decode without retrieval; got nothing", stacklevel=2
-            )
+            wanted = "a function, or None to decode without retrieval"
+            warnings.warn(f"retrieve: expected {wanted}; got nothing", stacklevel=2)
             retrieve = None
         if options.get("num_beams", 1) > 1:
             raise ValueError(f"num_beams: expected 1 for a model that retrieves; got {options['num_beams']}")
@@ -222,9 +209,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         decoder = self.model.decoder
         tuned = bool(adapters(decoder))
         if tuned and base_of(decoder) is decoder:
-            raise ValueError(
-                "decoder: expected the PeftModel whose adapters these are, to save them; got the model within"
-            )
+            wanted = "the PeftModel whose adapters these are, to save them"
+            raise ValueError(f"decoder: expected {wanted}; got the model within")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         whole = not tuned and (self.config.base is None if whole is None else whole)
@@ -252,9 +238,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         saved = Path(folder) / DECODER
         tuned = (saved / "adapter_config.json").exists()
         if decoder is None and tuned and config.base is None:
-            raise ValueError(
-                "decoder: expected the one that the saved adapters belong to, because the folder names none; got None"
-            )
+            wanted = "the one that the saved adapters belong to, because the folder names none"
+            raise ValueError(f"decoder: expected {wanted}; got None")
         if decoder is None:
             if config.base and config.base_sha256 not in (None, digest_of(config.base)):
                 raise ValueError(f"{config.base}: expected the decoder that was retrofitted; its weights have changed")
@@ -271,11 +256,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"{folder}/config.json: corrupt (retrieval: {error})") from error
         expected = model.trained_state_dict().keys()
         if state.keys() != expected:
-            odd = sorted(state.keys() ^ expected)
-            raise ValueError(
-                f"folder: expected the {len(expected)} weights of its configuration; got {len(state)}, without or "
-                f"beside {odd[0]}"
-            )
+            got = f"{len(state)}, without or beside {min(state.keys() ^ expected)}"
+            raise ValueError(f"folder: expected the {len(expected)} weights of its configuration; got {got}")
         for name, weight in model.trained_state_dict().items():
             if state[name].shape != weight.shape:
                 raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
@@ -357,16 +339,14 @@ class NeighbourCollator:
             neighbours, mask = torch.as_tensor(row["neighbours"]), row.get("neighbour_mask")
             scores = [torch.as_tensor(row[name]) for name in checks.RETRIEVED[2:] if row.get(name) is not None]
             if len(neighbours) != chunks:
-                raise ValueError(
-                    f"neighbours: expected [n//M,K,R] with n//M = {chunks} for n={len(tokens)}; got "
-                    f"{list(neighbours.shape)}"
-                )
+                wanted = f"[n//M,K,R] with n//M = {chunks} for n={len(tokens)}"
+                raise ValueError(f"neighbours: expected {wanted}; got {list(neighbours.shape)}")
         elif self.retrieve is not None and chunks:
             neighbours, mask, *scores = self.retrieve(tokens[: chunks * self.chunk_len].view(chunks, self.chunk_len))
         else:
             neighbours, mask = tokens.new_zeros(0, 1, 1), None
-        mask = torch.ones_like(neighbours, dtype=torch.bool) if mask is None else torch.as_tensor(mask)
-        return neighbours, mask if mask.dim() == 3 else mask.unsqueeze(-1).expand(neighbours.shape), *scores
+        mask = None if mask is None else torch.as_tensor(mask)
+        return neighbours, checks.token_mask(mask, neighbours), *scores
 
 
 def _padded(parts: list[Tensor], fill: int, length: int | None = None) -> Tensor:

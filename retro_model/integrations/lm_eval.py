@@ -74,16 +74,13 @@ class RetroLM(TemplateLM):
             raise ValueError("bos_id: expected the id that begins a text, because the tokenizer has none; got None")
         self.window = model.config.max_len if window is None else window
         self.stride = self.window // 2 if stride is None else stride
+        m, longest = model.config.chunk_len, model.config.max_len
         for name, value in (("window", self.window), ("stride", self.stride)):
-            if value < 1 or value % model.config.chunk_len:
-                raise ValueError(
-                    f"{name}: expected a positive multiple of chunk_len={model.config.chunk_len}; got {value}"
-                )
-        if self.stride >= self.window or self.window > model.config.max_len:
-            raise ValueError(
-                f"window: expected more than stride={self.stride}, at most max_len={model.config.max_len}; got "
-                f"{self.window}"
-            )
+            if value < 1 or value % m:
+                raise ValueError(f"{name}: expected a positive multiple of chunk_len={m}; got {value}")
+        if self.stride >= self.window or self.window > longest:
+            wanted = f"more than stride={self.stride}, at most max_len={longest}"
+            raise ValueError(f"window: expected {wanted}; got {self.window}")
         self.num_passages, self.batch_size = num_passages, batch_size
 
     @classmethod
@@ -132,14 +129,8 @@ class RetroLM(TemplateLM):
             return tuple(torch.from_numpy(part).to(chunks.device) for part in given)
 
         options = {"window": reader.folder.window, "batch_size": int(batch_size or 1), **options}
-        return cls(
-            reader.model,
-            reader.tokenizer,
-            retrieve=found if k else None,
-            passages=passages_of if passages else None,
-            bos_id=reader.bos_id,
-            **options,
-        )
+        options |= {"retrieve": found if k else None, "passages": passages_of if passages else None}
+        return cls(reader.model, reader.tokenizer, bos_id=reader.bos_id, **options)
 
     @classmethod
     def create_from_arg_obj(cls, arg_dict: dict, additional_config: dict | None = None) -> RetroLM:
@@ -172,14 +163,8 @@ class RetroLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
         contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
-        scored = score_suffixes(
-            self.model,
-            contexts,
-            [suffix for *_, suffix in requests],
-            retrieve=self.retrieve,
-            align=self.passages is not None,
-            batch_size=self.batch_size,
-        )
+        options = {"retrieve": self.retrieve, "align": self.passages is not None, "batch_size": self.batch_size}
+        scored = score_suffixes(self.model, contexts, [suffix for *_, suffix in requests], **options)
         return [(-suffix.nats, suffix.greedy) for suffix in scored]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
@@ -187,34 +172,26 @@ class RetroLM(TemplateLM):
 
         Each token is scored once, in the window with most tokens before it. BOS is not scored.
         """
-        m, contexts, suffixes, owners = self.model.config.chunk_len, [], [], []
+        m, texts = self.model.config.chunk_len, []  # context, suffix, number of the request
         for number, request in enumerate(requests):
             tokens = [self.bos_id, *self.tok_encode(request.args[0])]
             if len(tokens) == 1:
                 continue
             for first, end, scored in windows(-(-len(tokens) // m), self.window // m, self.stride // m):
                 begin = max(scored * m, 1)
-                contexts.append(tokens[first * m : begin])
-                suffixes.append(tokens[begin : end * m])
-                owners.append(number)
-        kept = [i for i, suffix in enumerate(suffixes) if suffix]
-        scored = score_suffixes(
-            self.model,
-            [contexts[i] for i in kept],
-            [suffixes[i] for i in kept],
-            retrieve=self.retrieve,
-            batch_size=self.batch_size,
-        )
-        nats = np.bincount([owners[i] for i in kept], [s.nats for s in scored], minlength=len(requests))
+                texts.append((tokens[first * m : begin], tokens[begin : end * m], number))
+        contexts, suffixes, owners = ([text[i] for text in texts if text[1]] for i in range(3))
+        options = {"retrieve": self.retrieve, "batch_size": self.batch_size}
+        scored = score_suffixes(self.model, contexts, suffixes, **options)
+        nats = np.bincount(owners, [s.nats for s in scored], minlength=len(requests))
         return [-float(n) for n in nats]
 
     def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
         """Return a continuation of each prompt, up to the first stop string."""
         texts = []
         for request in requests:
-            prompt, options = request.args
             with self._passages_of(getattr(request, "doc", None)):
-                texts.append(self._generate(prompt, options))
+                texts.append(self._generate(*request.args))
         return texts
 
     def _generate(self, prompt: str, options: dict) -> str:
@@ -226,14 +203,8 @@ class RetroLM(TemplateLM):
         tokens = [self.bos_id, *self.tok_encode(prompt)][-(room // m * m) :]
         tokens = tokens if self.passages is None else question_answering.aligned_prompt(tokens, m)
         temperature = float(options.get("temperature", 0.0)) if options.get("do_sample", False) else 0.0
-        made = generate(
-            self.model,
-            [tokens],
-            count,
-            retrieve=self.retrieve,
-            temperature=temperature,
-            top_p=float(options.get("top_p", 1.0)),
-        )
+        sampling = {"temperature": temperature, "top_p": float(options.get("top_p", 1.0))}
+        made = generate(self.model, [tokens], count, retrieve=self.retrieve, **sampling)
         text = self.encoder.decode(made[0][len(tokens) :].tolist())
         for end in [ends] if isinstance(ends, str) else ends:
             text = text.split(end)[0] if end else text
@@ -244,10 +215,8 @@ class RetroLM(TemplateLM):
         """Context manager: every chunk's neighbours are the document's passages, if it has any."""
         before = self.retrieve
         if self.passages is not None:
-            length = self.model.config.neighbour_len
-            passages = question_answering.passage_neighbours(
-                self.passages(doc) or (), self.tok_encode, length, self.num_passages
-            )
+            sizes, found = (self.model.config.neighbour_len, self.num_passages), self.passages(doc) or ()
+            passages = question_answering.passage_neighbours(found, self.tok_encode, *sizes)
             passages = tuple(part.to(next(self.model.parameters()).device) for part in passages)
             self.retrieve = question_answering.same_for_every_chunk(*passages) if bool(torch.any(passages[1])) else None
         try:

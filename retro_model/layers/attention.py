@@ -9,8 +9,8 @@ import retro_kernels as rk
 from retro_model.base import checks
 
 from .cache import KeyValueCache
+from .drop_in import Linear
 from .positions import RelativePositions
-from .products import Linear
 
 
 class Attention(nn.Module):
@@ -39,17 +39,15 @@ class Attention(nn.Module):
         checks.integer("num_kv_heads", kv_heads, low=1)
         checks.head_dim("head_dim", checks.integer("head_dim", head_dim))
         checks.probability("dropout", dropout)
-        context_dim = d_model if context_dim is None else context_dim
         if num_heads % kv_heads:
             raise ValueError(f"num_kv_heads: expected a divisor of num_heads={num_heads}; got {kv_heads}")
-        self.d_model, self.num_heads, self.head_dim = d_model, num_heads, head_dim
-        self.context_dim, self.num_kv_heads = context_dim, kv_heads
+        self.d_model, self.num_heads, self.head_dim, self.num_kv_heads = d_model, num_heads, head_dim, kv_heads
+        self.context_dim = d_model if context_dim is None else context_dim
         self.dropout, self.backend = dropout, backend
-        where = {"device": device, "dtype": dtype}
-        self.query = Linear(d_model, num_heads * head_dim, bias=bias, **where)
-        self.key = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
-        self.value = Linear(context_dim, kv_heads * head_dim, bias=bias, **where)
-        self.output = Linear(num_heads * head_dim, d_model, bias=bias, **where)
+        options = {"bias": bias, "device": device, "dtype": dtype}
+        self.query = Linear(d_model, num_heads * head_dim, **options)
+        self.key, self.value = (Linear(self.context_dim, kv_heads * head_dim, **options) for _ in range(2))
+        self.output = Linear(num_heads * head_dim, d_model, **options)
 
     def reset_parameters(self) -> None:
         """Set the biases of each head to 0."""
@@ -83,8 +81,8 @@ class RelativeProjections(Attention):
         super().__init__(d_model, num_heads, head_dim, device=device, dtype=dtype, **options)
         where = {"device": device, "dtype": dtype}
         self.positions = RelativePositions(d_model, num_heads, head_dim, **where)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, head_dim, **where))
+        for name in self.head_parameters:
+            self.register_parameter(name, nn.Parameter(torch.zeros(num_heads, head_dim, **where)))
 
     def options(self) -> dict:
         return super().options() | {name: local(getattr(self, name)) for name in self.head_parameters}
@@ -132,9 +130,8 @@ class RelativeAttention(RelativeProjections):
         device=None,
         dtype=None,
     ):
-        widths = {"context_dim": context_dim, "num_kv_heads": num_kv_heads}
-        options = {"bias": bias, "dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
-        super().__init__(d_model, num_heads, head_dim, **widths, **options)
+        sizes = {"context_dim": context_dim, "num_kv_heads": num_kv_heads, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, bias=bias, dropout=dropout, backend=backend, **sizes)
         self.causal = causal
 
     def forward(
@@ -183,27 +180,11 @@ class RelativeAttention(RelativeProjections):
             rel_key = self.positions(first, max(query_offset + n - first, 1))
         return self.attend(x, key, value, rel_key, first, query_offset=query_offset, key_mask=key_mask)
 
-    def attend(
-        self,
-        x: Tensor,
-        key: Tensor,
-        value: Tensor,
-        rel_key: Tensor,
-        rel_start: int,
-        *,
-        query_offset=None,
-        key_mask=None,
-    ) -> Tensor:
-        """Return the update for keys, values [B,S,G,D] and relative keys [H,T,D] that are projected already."""
-        out = rk.relative_attention(
-            self.heads_of(x),
-            key,
-            value,
-            rel_key=rel_key,
-            rel_start=rel_start,
-            causal=self.causal,
-            query_offset=query_offset,
-            key_mask=key_mask,
-            **self.options(),
-        )
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, rel_start: int, **options) -> Tensor:
+        """Return the update for keys, values [B,S,G,D] and relative keys [H,T,D] that are projected already.
+
+        options: query_offset and key_mask, as in `forward`.
+        """
+        options |= {"rel_key": rel_key, "rel_start": rel_start, "causal": self.causal}
+        out = rk.relative_attention(self.heads_of(x), key, value, **options, **self.options())
         return self.output(out.flatten(-2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -45,28 +46,24 @@ class KeyValueCache:
             self.rel_keys = positions(0, self.capacity)
         return self.rel_keys[:, :count]
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Allocated tensors."""
-        return [t for t in (self.keys, self.values, self.rel_keys) if t is not None]
-
-    def at(self, column: Tensor) -> StepKeys:
-        """Return the cache for steps of one token in a column that is on the device: int64 [B], all rows the same."""
-        return StepKeys(self, column)
-
     @classmethod
     def join(cls, caches: Sequence[KeyValueCache], capacity: int) -> KeyValueCache:
         """Return one cache of all rows, in order, shifted so that all end in the same column."""
         joined = cls(capacity)
         joined.length = max(c.length for c in caches)
         if all(c.keys is not None for c in caches):
-            joined.keys = torch.cat([_moved(c.keys, c.length, joined.length, capacity) for c in caches])
-            joined.values = torch.cat([_moved(c.values, c.length, joined.length, capacity) for c in caches])
+            for name in ("keys", "values"):
+                rows = [(getattr(c, name)[:, : c.length], joined.length - c.length) for c in caches]
+                padded = [F.pad(held, (0, 0, 0, 0, before, capacity - joined.length)) for held, before in rows]
+                setattr(joined, name, torch.cat(padded))
         return joined
 
 
 class StepKeys:
-    """View of a `KeyValueCache` for captured steps: same memory and shapes in each, the column is a tensor."""
+    """View of a `KeyValueCache` for captured steps of one token: same memory and shapes in each.
+
+    column: the token's, on the device: int64 [B], all rows the same.
+    """
 
     def __init__(self, cache: KeyValueCache, column: Tensor):
         self.cache, self.column = cache, column
@@ -78,10 +75,3 @@ class StepKeys:
         for held, new in ((cache.keys, key), (cache.values, value)):
             held.index_copy_(1, self.column[:1], new.to(held.dtype))
         return cache.keys, cache.values, self.column
-
-
-def _moved(held: Tensor, length: int, end: int, capacity: int) -> Tensor:
-    """Return [B,capacity,...] whose columns before `end` are the first `length` columns of `held`; the rest is 0."""
-    moved = held.new_zeros(held.shape[0], capacity, *held.shape[2:])
-    moved[:, end - length : end] = held[:, :length]
-    return moved

@@ -51,9 +51,8 @@ class ChunkedCrossAttention(RelativeProjections):
         device=None,
         dtype=None,
     ):
-        widths = {"context_dim": context_dim, "num_kv_heads": num_kv_heads}
-        options = {"bias": bias, "dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
-        super().__init__(d_model, num_heads, head_dim, **widths, **options)
+        sizes = {"context_dim": context_dim, "num_kv_heads": num_kv_heads, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, head_dim, bias=bias, dropout=dropout, backend=backend, **sizes)
         self.chunk_len = checks.integer("chunk_len", chunk_len, low=1)
 
     def forward(
@@ -81,24 +80,13 @@ class ChunkedCrossAttention(RelativeProjections):
         # row t of the op's table is i-i' = t-(R-1); the paper's displacement is M-1 more: a neighbour holds its chunk
         return self.positions(self.chunk_len - neighbour_len, self.chunk_len + neighbour_len - 1)
 
-    def attend(
-        self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, neighbour_mask=None, query_start=0
-    ) -> Tensor:
+    def attend(self, x: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, **options) -> Tensor:
         """Return the update for keys, values [B,L,K,R,G,D] and relative keys that are projected already.
 
-        query_start: an int, or int64 [B].
+        options: neighbour_mask and query_start, as in `forward`; query_start may also be int64 [B].
         """
-        out, lse = rk.chunked_cross_attention(
-            self.heads_of(x),
-            key,
-            value,
-            chunk_len=self.chunk_len,
-            rel_key=rel_key,
-            neighbour_mask=neighbour_mask,
-            query_start=query_start,
-            return_lse=True,
-            **self.options(),
-        )
+        options |= {"chunk_len": self.chunk_len, "rel_key": rel_key, "return_lse": True}
+        out, lse = rk.chunked_cross_attention(self.heads_of(x), key, value, **options, **self.options())
         update = self.output(out.flatten(-2))
         if self.output.bias is None:
             return update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .products import Linear
+from .drop_in import Linear
 
 
 class FeedForward(nn.Module):
@@ -33,11 +33,11 @@ class FeedForward(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        where = {"bias": bias, "device": device, "dtype": dtype}
+        options = {"bias": bias, "device": device, "dtype": dtype}
         self.d_model, self.approximate = d_model, approximate
-        self.inner = Linear(d_model, d_ff, **where)
-        self.output = Linear(d_ff, d_model, **where)
-        self.gate = Linear(d_model, d_ff, **where) if gated else None
+        self.inner = Linear(d_model, d_ff, **options)
+        self.output = Linear(d_ff, d_model, **options)
+        self.gate = Linear(d_model, d_ff, **options) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update [...,d_model] of x [...,d_model]."""

@@ -19,9 +19,7 @@ def initialise(stack: nn.Module, branches: int) -> None:
 
     Source: the depth scaling is GPT-2's (Radford et al., 2019, section 2.3).
     """
-    writers = {
-        id(module.output) for module in stack.modules() if isinstance(getattr(module, "output", None), nn.Linear)
-    }
+    writers = {id(getattr(module, "output", None)) for module in stack.modules()}
     for module in stack.modules():
         if isinstance(module, nn.Linear):
             depth = branches if id(module) in writers else 1

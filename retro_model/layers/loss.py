@@ -84,8 +84,7 @@ def _op(
     x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor, rows: int, grad_x: bool, grad_weight: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the sum, its terms, and the sum's gradients, which are empty unless asked for."""
-    acc_dtype = weights.dtype
-    losses = torch.empty_like(weights)
+    acc_dtype, losses = weights.dtype, torch.empty_like(weights)
     dx = torch.empty_like(x) if grad_x else x.new_empty(0)
     dweight = torch.zeros_like(weight, dtype=acc_dtype) if grad_weight and not len(x) else weight.new_empty(0)
     with torch.autocast(x.device.type, enabled=False):

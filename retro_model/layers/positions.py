@@ -7,15 +7,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .products import Linear
+from .drop_in import Linear
 
 #: Longest wavelength / 2 pi of a positional encoding. Source: Vaswani et al., arXiv 1706.03762, section 3.5.
 ENCODING_BASE = 10_000.0
 
 
-def encode_displacements(
-    first: int, count: int, width: int, *, dtype: torch.dtype = torch.float32, device=None
-) -> Tensor:
+def encode_displacements(first: int, count: int, width: int, *, dtype=torch.float32, device=None) -> Tensor:
     """Return positional encodings of consecutive displacements d.
 
         s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)],   w_i = 10000^(-2i/width), n = width/2 - 1
@@ -31,9 +29,8 @@ def encode_displacements(
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3 and appendix B.
     """
     acc_dtype = torch.promote_types(dtype, torch.float32)
-    frequency = torch.exp(
-        torch.arange(0, width, 2, dtype=acc_dtype, device=device) * (-math.log(ENCODING_BASE) / width)
-    )
+    even = torch.arange(0, width, 2, dtype=acc_dtype, device=device)
+    frequency = torch.exp(even * (-math.log(ENCODING_BASE) / width))
     angle = torch.arange(first, first + count, dtype=acc_dtype, device=device)[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], -1).to(dtype)
 

@@ -1,5 +1,4 @@
-"""Rotary positions, and the attention with them: pairs of a head's entries turn by an angle that grows with the
-position."""
+"""Rotary positions: pairs of a head's entries turn by an angle that grows with the position."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class RotaryAttention(Attention):
     Args:
         d_model, num_heads: d and H; d / H is a multiple of 8 from 16 to 256.
         null_slot: add one learned key and value to each head; they are not turned.
-        dropout: probability, in training, of dropping an attention weight.
-        backend: of `retro_kernels`; None: the fastest that serves a call.
+        dropout, backend: as in `RelativeAttention`.
 
     Source: Su et al., arXiv 2104.09864; for the null slot RPT's public code.
     """
@@ -84,13 +82,13 @@ class RotaryAttention(Attention):
     ):
         if checks.integer("d_model", d_model, low=1) % checks.integer("num_heads", num_heads, low=1):
             raise ValueError(f"num_heads: expected a divisor of d_model={d_model}; got {num_heads}")
-        where = {"device": device, "dtype": dtype}
-        super().__init__(d_model, num_heads, d_model // num_heads, dropout=dropout, backend=backend, **where)
+        options = {"dropout": dropout, "backend": backend, "device": device, "dtype": dtype}
+        super().__init__(d_model, num_heads, d_model // num_heads, **options)
         self.null_key = self.null_value = None
         if null_slot:
             self.head_parameters = ("null_key", "null_value")
             for name in self.head_parameters:
-                setattr(self, name, nn.Parameter(torch.zeros(num_heads, self.head_dim, **where)))
+                setattr(self, name, nn.Parameter(self.query.weight.new_zeros(num_heads, self.head_dim)))
 
     def queries(self, x: Tensor, turn: Rotation) -> Tensor:
         """Return queries [...,T,H,D] of x [...,T,d] at the positions of `turn`."""

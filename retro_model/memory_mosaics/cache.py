@@ -10,8 +10,6 @@ from torch import Tensor
 
 from retro_model.base import checks
 
-from .config import MosaicsConfig
-
 EVICTIONS = ("oldest", "least_read")
 
 
@@ -44,18 +42,11 @@ class MosaicsCache:
     """
 
     def __init__(
-        self,
-        config: MosaicsConfig,
-        batch: int,
-        capacity: int | None = None,
-        *,
-        limit: int | None = None,
-        evict: str = "oldest",
+        self, config, batch: int, capacity: int | None = None, *, limit: int | None = None, evict: str = "oldest"
     ):
         self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
-        limits = [
-            checks.integer(name, n, low=1) for name, n in (("capacity", capacity), ("limit", limit)) if n is not None
-        ]
+        given = {"capacity": capacity, "limit": limit}
+        limits = [checks.integer(name, n, low=1) for name, n in given.items() if n is not None]
         self.capacity = min(limits, default=None)
         if evict not in EVICTIONS:
             raise ValueError(f"evict: expected one of {', '.join(EVICTIONS)}; got {evict!r}")
@@ -71,29 +62,21 @@ class MosaicsCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        return sum(
-            t.nbytes
-            for state in [*self.contextual, *self.persistent]
-            for t in vars(state).values()
-            if isinstance(t, Tensor)
-        )
+        states = [*self.contextual, *self.persistent]
+        return sum(t.nbytes for state in states for t in vars(state).values() if isinstance(t, Tensor))
 
     @classmethod
     def join(cls, caches: Sequence[MosaicsCache], capacity: int | None = None) -> MosaicsCache:
         """Return one cache of all rows, in order; the rows may differ in length."""
         kinds = [(c.config, c.limit, c.evict) for c in caches]
         if not kinds or any(kind != kinds[0] for kind in kinds) or not all(c.length for c in caches):
-            raise ValueError(
-                "caches: expected at least one, of one configuration, limit and eviction, with tokens in each; got "
-                f"{kinds}"
-            )
-        joined = cls(
-            caches[0].config, sum(c.batch for c in caches), capacity, limit=caches[0].limit, evict=caches[0].evict
-        )
+            wanted = "at least one, of one configuration, limit and eviction, with tokens in each"
+            raise ValueError(f"caches: expected {wanted}; got {kinds}")
+        config, limit, evict = kinds[0]
+        joined = cls(config, sum(c.batch for c in caches), capacity, limit=limit, evict=evict)
         joined.length = max(c.length for c in caches)
-        joined.contextual = [
-            ContextualState.join(states, joined.capacity) for states in zip(*(c.contextual for c in caches))
-        ]
+        contextual = zip(*(c.contextual for c in caches))
+        joined.contextual = [ContextualState.join(states, joined.capacity) for states in contextual]
         for state, states in zip(joined.persistent, zip(*(c.persistent for c in caches))):
             state.average = torch.cat([s.average for s in states])
         return joined
@@ -131,13 +114,11 @@ class ContextualState(Scalars):
 
     def __init__(self, capacity: int | None, evict: str):
         super().__init__()
-        self.capacity, self.evict, self.missing = capacity, evict, 0
-        self.present: Tensor | None = None
-        self.average: Tensor | None = None  # [B,h,hd]
-        self.last_key: Tensor | None = None  # k_T [B,1,h,hd] of the last token
-        self.last_projected: Tensor | None = None  # W_psi x_T [B,1,h,hd] of the last token, for its value
-        self.keys = self.values = self.reads = None
-        self.first = self.end = 0
+        self.capacity, self.evict = capacity, evict
+        # of the last token: average [B,h,hd], k_T [B,1,h,hd], and for its value W_psi x_T [B,1,h,hd]
+        self.average = self.last_key = self.last_projected = None
+        self.keys = self.values = self.reads = self.present = None
+        self.first = self.end = self.missing = 0
 
     @property
     def held(self) -> int:
@@ -150,9 +131,8 @@ class ContextualState(Scalars):
 
         The options are a mask [B,S] if rows differ in length.
         """
-        if self.last_key is None:
-            keys, following = key, projected
-        else:
+        keys, following = key, projected
+        if self.last_key is not None:
             keys, following = torch.cat([self.last_key, key], 1), torch.cat([self.last_projected, projected], 1)
         # copies: a view would keep a prompt's whole tensor
         self.average, self.last_key = average[:, -1].clone(), key[:, -1:].clone()
@@ -240,12 +220,8 @@ class ContextualState(Scalars):
             pads = [(0, 0) * (part.dim() - 2) + (longest - part.shape[1], room - longest) for part in parts]
             setattr(joined, name, torch.cat([F.pad(part, pad) for part, pad in zip(parts, pads)]))
         if joined.missing:
-            theirs = [
-                state.average.new_ones(len(state.average), state.held, dtype=torch.bool)
-                if state.present is None
-                else state.present[:, state.first : state.end]
-                for state in states
-            ]
+            all_of = [state.average.new_ones(len(state.average), state.held, dtype=torch.bool) for state in states]
+            theirs = [a if state._mask is None else state._mask for a, state in zip(all_of, states)]
             joined._replace("present", torch.cat([F.pad(t, (longest - t.shape[1], 0)) for t in theirs]), room)
         joined.end = longest
         return joined

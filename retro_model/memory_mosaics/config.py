@@ -52,9 +52,9 @@ class MosaicsConfig(Config):
 
     def __post_init__(self):
         self.check_fields()
-        for name in ("logit_scale", "embedding_std"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name}: expected a number > 0; got {getattr(self, name)}")
+        for name, value in (("logit_scale", self.logit_scale), ("embedding_std", self.embedding_std)):
+            if value <= 0:
+                raise ValueError(f"{name}: expected a number > 0; got {value}")
         for name in ("attention_dropout", "output_dropout"):
             checks.probability(name, getattr(self, name))
         check_heads(self.d_model, self.num_heads)
@@ -68,11 +68,9 @@ class MosaicsConfig(Config):
 
 def check_heads(d_model: int, num_heads: int) -> int:
     """Return the width of a head. Raise ValueError unless num_heads divides d_model and the width is supported."""
-    for name, value in (("d_model", d_model), ("num_heads", num_heads)):
-        checks.integer(name, value, low=1)
+    checks.integer("d_model", d_model, low=1)
+    checks.integer("num_heads", num_heads, low=1)
     if d_model % num_heads or d_model // num_heads > HEAD_DIM_MAX:
-        raise ValueError(
-            f"num_heads: expected a divisor of d_model={d_model} that leaves heads at most {HEAD_DIM_MAX} wide; got "
-            f"{num_heads}"
-        )
+        wanted = f"a divisor of d_model={d_model} that leaves heads at most {HEAD_DIM_MAX} wide"
+        raise ValueError(f"num_heads: expected {wanted}; got {num_heads}")
     return d_model // num_heads

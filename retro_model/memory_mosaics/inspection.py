@@ -63,15 +63,9 @@ def _inspect(memory, x: Tensor) -> Inspection:
     past = torch.ones(logits.shape[-2:], dtype=torch.bool, device=x.device).tril(-1)
     before = torch.arange(value.shape[1], device=x.device).clamp(min=1).view(-1, 1, 1)
     mean = (value.cumsum(1) - value) / before
-    distance = lambda prediction: (prediction - value).norm(dim=-1) / memory.value_scale  # noqa: E731
-    return Inspection(
-        distance(y[:, :-1]),
-        distance(mean),
-        torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0),
-        memory.decay,
-        memory.key_scale,
-        memory.value_next.detach().clone(),
-    )
+    error, baseline = ((guess - value).norm(dim=-1) / memory.value_scale for guess in (y[:, :-1], mean))
+    attention = torch.where(past, torch.exp(logits - lse.unsqueeze(-1)), 0)
+    return Inspection(error, baseline, attention, memory.decay, memory.key_scale, memory.value_next.detach().clone())
 
 
 def by_lag(attention: Tensor, lags: int) -> Tensor:
@@ -89,17 +83,14 @@ def draw(blocks: list[Inspection], path: Path, lags: int = 64) -> None:
     from matplotlib import pyplot
 
     heads = len(blocks[0].decay)
-    figure, axes = pyplot.subplots(
-        len(blocks), heads, squeeze=False, sharex=True, sharey=True, figsize=(2.2 * heads, 1.9 * len(blocks))
-    )
+    size = {"figsize": (2.2 * heads, 1.9 * len(blocks)), "squeeze": False, "sharex": True, "sharey": True}
+    figure, axes = pyplot.subplots(len(blocks), heads, **size)
     for number, (row, block) in enumerate(zip(axes, blocks), 1):
         skill = block.skill.tolist()
         for head, (axis, weights) in enumerate(zip(row, by_lag(block.attention, lags).tolist())):
             axis.semilogy(range(1, len(weights) + 1), weights)
-            axis.set_title(
-                f"block {number}, head {head}\ndecay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}",
-                fontsize=8,
-            )
+            facts = f"decay {float(block.decay[head]):.2f}, skill {skill[head]:.2f}"
+            axis.set_title(f"block {number}, head {head}\n{facts}", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("tokens back")
     figure.supylabel("mean attention")

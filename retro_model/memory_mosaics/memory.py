@@ -1,12 +1,11 @@
-"""Contextual and persistent memories: stand-alone layers of associative memories.
+"""Contextual and persistent memories: layers from activations [B,N,d_model] to a residual update.
 
-Both map activations [B,N,d_model] to a residual update, without the norm before it or the addition after it.
+The norm before a memory and the addition after it are the caller's.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +16,8 @@ from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
 from retro_model.base import checks
 from retro_model.layers import Linear
 
+from .cache import ContextualState, PersistentState, Scalars
 from .config import check_heads
-
-if TYPE_CHECKING:
-    from .cache import ContextualState, PersistentState
 
 RATE = 10.0  # scalars are stored divided by RATE, so that Adam moves them ten times as fast as weights
 DECAY_MAX = 1 - 2**-20  # a leaky average needs decay < 1
@@ -52,10 +49,10 @@ class _Memory(nn.Module):
 
     def __init__(self, d_model, num_heads, *, attention_dropout, output_dropout, backend, device, dtype):
         super().__init__()
+        where = {"device": device, "dtype": dtype}
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, check_heads(d_model, num_heads)
         self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
         self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
-        where = {"device": device, "dtype": dtype}
         self.key = Linear(d_model, d_model, bias=False, **where)
         self.output = Linear(d_model, d_model, bias=False, **where)
         for name in ("stored_decay", "stored_key_scale", "stored_value_scale"):
@@ -81,21 +78,22 @@ class _Memory(nn.Module):
         return torch.exp(RATE * _wide(self.stored_value_scale))
 
     @property
-    def _key_scale(self) -> Tensor:
+    def key_scale(self) -> Tensor:
+        """alpha_phi [h], length of a contextual memory's key; its square is the inverse bandwidth."""
         return torch.exp((RATE * _wide(self.stored_key_scale)).clamp(max=LOG_KEY_SCALE_MAX))
 
     def heads_of(self, x: Tensor) -> Tensor:
         """Split x [B,N,d] into heads [B,N,h,hd]."""
         return x.unflatten(-1, (self.num_heads, self.head_dim))
 
-    def averages(self, x: Tensor, segment: Tensor | None, state: ContextualState | PersistentState | None) -> Tensor:
+    def averages(self, x: Tensor, segment: Tensor | None, state: Scalars | None) -> Tensor:
         """Return kbar [B,N,h,hd], leaky averages of the key projections. They restart where `segment` changes."""
         checks.shape("x", x, "B,N,d_model", {"d_model": self.d_model})
         heads, decay = self.heads_of(self.key(x)), self.scalar("decay", state)
         initial = None if state is None else state.average
         return rk.leaky_average(heads, decay, initial=initial, segment=segment, backend=self.backend)
 
-    def scalar(self, name: str, state: ContextualState | PersistentState | None) -> Tensor:
+    def scalar(self, name: str, state: Scalars | None) -> Tensor:
         """Return a scalar of every head. A state caches it."""
         return getattr(self, name) if state is None else state.scalar(self, name)
 
@@ -159,11 +157,6 @@ class ContextualMemory(_Memory):
         super().reset_parameters(depth)
         nn.init.normal_(self.value.weight, std=self.d_model**-0.5)
         nn.init.uniform_(self.value_now)
-
-    @property
-    def key_scale(self) -> Tensor:
-        """alpha_phi [h], length of a key; its square is the inverse bandwidth."""
-        return self._key_scale
 
     @property
     def value_next(self) -> Tensor:
@@ -230,8 +223,7 @@ class PersistentMemory(_Memory):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
         shape = (num_heads, checks.integer("slots", slots, low=1), self.head_dim)
-        self.keys = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-        self.values = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.keys, self.values = (nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for _ in range(2))
         self.reset_parameters()
 
     def reset_parameters(self, depth: int = 1) -> None:
@@ -242,7 +234,7 @@ class PersistentMemory(_Memory):
     @property
     def query_scale(self) -> Tensor:
         """gamma = alpha_phi^2 [h], length of a query."""
-        return self._key_scale.square()
+        return self.key_scale.square()
 
     def forward(self, x: Tensor, *, segment: Tensor | None = None, state: PersistentState | None = None) -> Tensor:
         """Return the update [B,N,d] of x [B,N,d]. Arguments as in `ContextualMemory.forward`."""

@@ -22,12 +22,10 @@ NORM_EPS = 1e-5  # of the layer norms, which have no bias, as in the authors' co
 class Block(nn.Module):
     """Contextual memories, then persistent memories; each a pre-norm residual."""
 
-    def __init__(self, config: MosaicsConfig, *, backend: str | None = None, device=None, dtype=None):
+    def __init__(self, config: MosaicsConfig, *, backend: str | None = None, **where):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
-        sizes = (config.d_model, config.num_heads)
-        dropout = {"attention_dropout": config.attention_dropout, "output_dropout": config.output_dropout}
-        options = {**dropout, "backend": backend, **where}
+        sizes, options = (config.d_model, config.num_heads), {"backend": backend, **where}
+        options |= {"attention_dropout": config.attention_dropout, "output_dropout": config.output_dropout}
         self.context_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
         self.context = ContextualMemory(*sizes, **options)
         self.persistent_norm = nn.LayerNorm(config.d_model, eps=NORM_EPS, bias=False, **where)
@@ -118,26 +116,21 @@ class MemoryMosaics(nn.Module):
         """Return logits [...,V] of final activations [...,d]."""
         return rk.linear(x * self.config.logit_scale, self.embedding.weight)
 
-    def activations(
-        self, tokens: Tensor, *, segment: Tensor | None = None, cache: MosaicsCache | None = None
-    ) -> Tensor:
+    def activations(self, tokens: Tensor, *, segment=None, cache: MosaicsCache | None = None) -> Tensor:
         """Return final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         self._check(tokens, segment, cache)
-        if cache is not None:
-            return self._decode(tokens, cache)
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            recompute = self.checkpoint and torch.is_grad_enabled()
-            x = checkpoint(block, x, segment, use_reentrant=False) if recompute else block(x, segment)
-        return self.norm(x)
-
-    @torch.no_grad()
-    def _decode(self, tokens: Tensor, cache: MosaicsCache) -> Tensor:
-        x = self.embedding(tokens)
-        for block, *states in zip(self.blocks, cache.contextual, cache.persistent):
-            x = block(x, None, states)
-        cache.length += tokens.shape[1]
-        return self.norm(x)
+        if cache is None:
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                recompute = self.checkpoint and torch.is_grad_enabled()
+                x = checkpoint(block, x, segment, use_reentrant=False) if recompute else block(x, segment)
+            return self.norm(x)
+        with torch.no_grad():
+            x = self.embedding(tokens)
+            for block, *states in zip(self.blocks, cache.contextual, cache.persistent):
+                x = block(x, None, states)
+            cache.length += tokens.shape[1]
+            return self.norm(x)
 
     def last_logits(self, tokens: Tensor, **options) -> Tensor:
         """Return logits [B,V] after the last token alone, as sampling needs. Arguments as in `forward`."""

@@ -26,15 +26,13 @@ class MosaicsStep:
 
     def __init__(self, model, cache: MosaicsCache):
         if cache.evict != "oldest" or cache.capacity is None or not cache.length:
-            raise ValueError(
-                "cache: expected one with tokens and a capacity, that evicts the oldest pairs; got "
-                f"{cache.length} tokens, capacity={cache.capacity}, evict={cache.evict!r}"
-            )
+            got = f"{cache.length} tokens, capacity={cache.capacity}, evict={cache.evict!r}"
+            raise ValueError(f"cache: expected one with tokens and a capacity, that evicts the oldest pairs; got {got}")
         self.model = model
         device = model.embedding.weight.device
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)
         held = cache.contextual[0]
-        there = held.present if held.present is not None else torch.ones_like(held.keys[:, :, 0, 0], dtype=torch.bool)
+        there = torch.ones_like(held.keys[:, :, 0, 0], dtype=torch.bool) if held.present is None else held.present
         #: pairs stored in each row's memories, up to the capacity at first
         self.count = there[:, held.first : held.end].sum(1)
         # + 1: a step reads the held pairs and the one it stores, before it evicts

@@ -44,10 +44,6 @@ class NeighbourKeys:
             self.keys, self.values = (t.new_zeros(batch, *t.shape[1:]) for t in (key, value))
         self.keys[rows], self.values[rows] = key, value
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [t for t in (self.keys, self.values, self.rel_key) if t is not None]
-
 
 class ChunkCache:
     """Base of caches of B sequences: each row's position in its chunks, and the neighbours in use.
@@ -76,6 +72,7 @@ class ChunkCache:
         self.chunk: Tensor | None = None  # [B,M,d]; the first `position % M` of each row are filled
         self.neighbours = {layer: NeighbourKeys() for layer in config.cca_layers}  # layers counted from 1
         self.neighbour_mask: Tensor | None = None  # bool [B,K,R]; None until a call passes neighbours
+        self.layers: list[KeyValueCache] = []  # of the self-attentions
 
     @property
     def positions(self) -> list[int]:
@@ -107,14 +104,10 @@ class ChunkCache:
         self.starts, self._mask = list(starts), None
 
     @property
-    def tensors(self) -> list[Tensor]:
-        single = [t for t in (self.chunk, self.neighbour_mask) if t is not None]
-        return single + [t for held in self.neighbours.values() for t in held.tensors]
-
-    @property
     def nbytes(self) -> int:
         """Bytes of all tensors held."""
-        return sum(t.nbytes for t in self.tensors)
+        parts = [self, *self.neighbours.values(), *self.layers]
+        return sum(t.nbytes for part in parts for t in vars(part).values() if isinstance(t, Tensor))
 
 
 class RetroCache(ChunkCache):
@@ -136,10 +129,6 @@ class RetroCache(ChunkCache):
     def __init__(self, config: RetroConfig, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.layers = [KeyValueCache(self.capacity) for _ in range(config.num_layers)]
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return super().tensors + [t for layer in self.layers for t in layer.tensors]
 
     @classmethod
     def join(cls, caches: Sequence[RetroCache], capacity: int | None = None) -> RetroCache:

@@ -72,10 +72,10 @@ class RetroConfig(Config):
 
     def __post_init__(self):
         self.check_fields()
-        for name in ("d_model", "encoder_d_model"):
-            if getattr(self, name) % 2:
-                why = "half of a positional encoding is sines"
-                raise ValueError(f"{name}: expected an even width ({why}); got {getattr(self, name)}")
+        why = "half of a positional encoding is sines"
+        for name, width in (("d_model", self.d_model), ("encoder_d_model", self.encoder_d_model)):
+            if width % 2:
+                raise ValueError(f"{name}: expected an even width ({why}); got {width}")
         for name in ("head_dim", "encoder_head_dim"):
             checks.head_dim(name, getattr(self, name))
         layers = self.cca_layers
@@ -85,10 +85,8 @@ class RetroConfig(Config):
         cross = layer_numbers("encoder_cross_layers", self.encoder_cross_layers, "encoder_layers", self.encoder_layers)
         object.__setattr__(self, "encoder_cross_layers", cross)
         if self.share_embeddings and self.encoder_d_model != self.d_model:
-            raise ValueError(
-                f"share_embeddings: expected encoder_d_model == d_model = {self.d_model} where embeddings are shared; "
-                f"got encoder_d_model={self.encoder_d_model}"
-            )
+            wanted = f"encoder_d_model == d_model = {self.d_model} where embeddings are shared"
+            raise ValueError(f"share_embeddings: expected {wanted}; got encoder_d_model={self.encoder_d_model}")
         checks.probability("dropout", self.dropout)
 
     @classmethod

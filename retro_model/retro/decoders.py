@@ -6,7 +6,6 @@ import inspect
 import operator
 import warnings
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -41,20 +40,8 @@ def adapters(module: nn.Module) -> list[nn.Module]:
     return [m for m in module.modules() if any(c.__name__ == "BaseTunerLayer" for c in type(m).__mro__)]
 
 
-def freeze(decoder: nn.Module) -> None:
-    """Freeze a decoder; PEFT's adapters in it go on training."""
-    if not adapters(decoder):  # where there are some, PEFT has frozen the rest
-        decoder.requires_grad_(False)
-
-
-def warn_in_generate(decoder: nn.Module, instead: str) -> None:
-    """Make a Hugging Face decoder's own `generate` warn that it retrieves nothing, and name what to use instead."""
-    base = base_of(decoder)
-    if hasattr(base, "generate"):
-        base.generate = partial(_generate_alone, base, instead)  # a partial, which copies and pickles with its decoder
-
-
-def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
+def generate_alone(decoder: nn.Module, instead: str, *args, **options):
+    """Run a Hugging Face decoder's own `generate`; warn that it retrieves nothing, and name what to use instead."""
     warnings.warn(
         f"{type(decoder).__name__}.generate: this decoder was retrofitted, and its own generate decodes without "
         f"retrieval; with it {instead}",
@@ -63,11 +50,17 @@ def _generate_alone(decoder: nn.Module, instead: str, *args, **options):
     return type(decoder).generate(decoder, *args, **options)
 
 
-def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
-    """Return a Hugging Face decoder's blocks and the name of a block's self-attention.
+def named_blocks(
+    decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
+) -> tuple[Sequence[nn.Module], str]:
+    """Return the blocks given, or a Hugging Face decoder's, and the name of a block's self-attention.
 
-    Raises: TypeError for another decoder.
+    Raises: ValueError for a block without a self-attention of that name; TypeError for another library's decoder.
     """
+    if blocks is not None:
+        if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
+            raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
+        return blocks, attention
     for path, attention in PLACES:
         try:
             blocks = operator.attrgetter(path)(base_of(decoder))
@@ -76,21 +69,8 @@ def find_blocks(decoder: nn.Module) -> tuple[Sequence[nn.Module], str]:
         if isinstance(blocks, nn.ModuleList) and len(blocks) and hasattr(blocks[0], attention):
             return blocks, attention
     known = ", ".join(f"{path}[i].{attention}" for path, attention in PLACES)
-    raise TypeError(
-        f"decoder: expected a Retro, or a decoder with {known}, or `blocks` and `attention`; got "
-        f"{type(decoder).__name__}"
-    )
-
-
-def named_blocks(
-    decoder: nn.Module, blocks: Sequence[nn.Module] | None, attention: str | None
-) -> tuple[Sequence[nn.Module], str]:
-    """Return the blocks given, or find them. Raises: ValueError for a block without a self-attention of that name."""
-    if blocks is None:
-        return find_blocks(decoder)
-    if attention is None or not all(isinstance(getattr(block, attention, None), nn.Module) for block in blocks):
-        raise ValueError(f"attention: expected the name of every block's self-attention module; got {attention!r}")
-    return blocks, attention
+    wanted = f"a Retro, or a decoder with {known}, or `blocks` and `attention`"
+    raise TypeError(f"decoder: expected {wanted}; got {type(decoder).__name__}")
 
 
 def check_fixed(changes: dict, fixed: dict) -> None:
@@ -100,16 +80,18 @@ def check_fixed(changes: dict, fixed: dict) -> None:
             raise ValueError(f"{name}: expected the decoder's {value}; got {changes[name]!r}")
 
 
-def share_weights(model: nn.Module, decoder: nn.Module) -> None:
-    """Make the decoder's parameters, frozen, the model's parameters of the same names."""
+def around(decoder: nn.Module, kind: type[nn.Module], config, backend: str | None) -> nn.Module:
+    """Return a model of a `kind` whose parameters are the decoder's, frozen, where the decoder has them."""
+    where = next(decoder.parameters())
+    model = kind(config, backend=backend, device=where.device, dtype=where.dtype)
     for name, trained in list(decoder.named_parameters()):
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, trained.requires_grad_(False))
+    return model
 
 
 def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) -> RetroConfig:
-    """Our sizes for a Hugging Face decoder: its chunked cross-attention has its own number of heads and their width
-    (None: theirs)."""
+    """Our sizes for a Hugging Face decoder. head_dim: of chunked cross-attention; None: the decoder's."""
     theirs = getattr(base_of(decoder), "config", None)
     for name in ("vocab_size", "hidden_size", "num_attention_heads"):
         if not isinstance(getattr(theirs, name, None), int):
@@ -122,8 +104,7 @@ def config_of(decoder: nn.Module, num_layers: int, head_dim: int | None = None) 
 
 @torch.no_grad()
 def readout_of(decoder: nn.Module) -> str | None:
-    """Return the name of the linear map whose plain output is the logits (no bias, no cap), or None. One pass of four
-    tokens tries it."""
+    """Try by four tokens which linear map's plain output is the logits (no bias, no cap); return its name, or None."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
     if type(head) not in (nn.Linear, Linear) or head.bias is not None or where.type == "meta":
@@ -153,12 +134,8 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
     if where.type == "meta":
         return
     calls: dict[int, tuple] = {}
-    handles = [
-        block.register_forward_pre_hook(
-            lambda module, args, kwargs: calls.update({id(module): (args, kwargs)}), with_kwargs=True
-        )
-        for block in blocks
-    ]
+    keep = lambda module, args, kwargs: calls.update({id(module): (args, kwargs)})  # noqa: E731
+    handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
     try:
         decoder(torch.arange(4, device=where)[None] % base_of(decoder).config.vocab_size)
     finally:
@@ -167,28 +144,23 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
     for block in blocks:
         error = _moved_difference(block, getattr(block, attention), *calls[id(block)])
         if not error < SAME.get(next(block.parameters()).dtype, SAME_IN_HALF):
-            raise ValueError(
-                "decoder: expected blocks that add their attention's output to their input and go on from the sum; got "
-                f"{type(block).__name__}, whose output differs by {error:.2g} (relative) where that output is moved "
-                "into the input"
-            )
+            wanted = "blocks that add their attention's output to their input and go on from the sum"
+            why = f"whose output differs by {error:.2g} (relative) where that output is moved into the input"
+            raise ValueError(f"decoder: expected {wanted}; got {type(block).__name__}, {why}")
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
-    """How much the block's output differs between (input x, attention's output u) and (x + u, 0), relative to what it
-    adds to x."""
+    """Return how a block's output differs for (input x, attention's output u) and (x + u, 0), beside its update."""
     kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
     x = args[0] if args else kwargs["hidden_states"]
     # as large as x, unlike most real ones
     u = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x) * x.std()
 
     def output(hidden: Tensor, update: Tensor) -> Tensor:
-        moved = ((hidden, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": hidden})
-        handle = attention.register_forward_hook(
-            lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update
-        )
+        replaced = lambda *call: (update, *call[-1][1:]) if isinstance(call[-1], tuple) else update  # noqa: E731
+        handle = attention.register_forward_hook(replaced)
         try:
-            out = block(*moved[0], **moved[1])
+            out = block(hidden, *args[1:], **kwargs) if args else block(**kwargs | {"hidden_states": hidden})
         finally:
             handle.remove()
         return (out[0] if isinstance(out, tuple) else out).double()

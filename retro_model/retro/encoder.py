@@ -24,19 +24,16 @@ class EncoderLayer(nn.Module):
     """Bidirectional attention, cross-attention to the retrieving chunk where `cross`, feed-forward; each a pre-norm
     residual."""
 
-    def __init__(self, config: RetroConfig, *, cross: bool, backend: str | None = None, device=None, dtype=None):
+    def __init__(self, config: RetroConfig, *, cross: bool, backend: str | None = None, **where):
         super().__init__()
-        width, where = config.encoder_d_model, {"device": device, "dtype": dtype}
-        sizes = (width, config.encoder_heads, config.encoder_head_dim)
-        self.dropout = config.dropout
+        width, self.dropout = config.encoder_d_model, config.dropout
+        sizes, options = (width, config.encoder_heads, config.encoder_head_dim), {"backend": backend, **where}
         self.attention_norm = RMSNorm(width, eps=NORM_EPS, **where)
-        self.attention = RelativeAttention(*sizes, dropout=config.dropout, backend=backend, **where)
+        self.attention = RelativeAttention(*sizes, dropout=self.dropout, **options)
         self.cross_norm = self.cross = None
         if cross:
             self.cross_norm = RMSNorm(width, eps=NORM_EPS, **where)
-            self.cross = RelativeAttention(
-                *sizes, context_dim=config.d_model, dropout=config.dropout, backend=backend, **where
-            )
+            self.cross = RelativeAttention(*sizes, context_dim=config.d_model, dropout=self.dropout, **options)
         self.feed_forward_norm = RMSNorm(width, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
@@ -51,7 +48,7 @@ class EncoderLayer(nn.Module):
             spread: maps states of the distinct neighbours to all S, before they attend their chunks. x and key_mask
                 are then of the distinct neighbours. None: x is of all S.
         """
-        x = x + self._dropped(self.attention(self.attention_norm(x), key_mask=key_mask))
+        x = self._added(x, self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
             x = x if spread is None else spread(x)
             # positions restart in every neighbour, so each is a batch entry; a chunk is projected once, then repeated
@@ -59,11 +56,11 @@ class EncoderLayer(nn.Module):
             key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
             first = 1 - chunks.shape[1]  # d_enc(i',i) = i' - i
             rel_key = self.cross.positions(first, x.shape[1] - first)
-            x = x + self._dropped(self.cross.attend(self.cross_norm(x), key, value, rel_key, first, query_offset=0))
-        return x + self._dropped(self.feed_forward(self.feed_forward_norm(x)))
+            x = self._added(x, self.cross.attend(self.cross_norm(x), key, value, rel_key, first, query_offset=0))
+        return self._added(x, self.feed_forward(self.feed_forward_norm(x)))
 
-    def _dropped(self, update: Tensor) -> Tensor:
-        return F.dropout(update, self.dropout, self.training)
+    def _added(self, x: Tensor, update: Tensor) -> Tensor:
+        return x + F.dropout(update, self.dropout, self.training)
 
 
 class NeighbourEncoder(nn.Module):
@@ -89,21 +86,13 @@ class NeighbourEncoder(nn.Module):
     """
 
     def __init__(
-        self,
-        config: RetroConfig,
-        embedding: nn.Embedding,
-        *,
-        backend=None,
-        checkpoint: bool = False,
-        device=None,
-        dtype=None,
+        self, config: RetroConfig, embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         if (width := getattr(embedding, "embedding_dim", config.encoder_d_model)) != config.encoder_d_model:
             raise ValueError(f"embedding: expected one of width encoder_d_model={config.encoder_d_model}; got {width}")
-        self.config, self.checkpoint = config, checkpoint
-        self.embedding = embedding
+        self.config, self.checkpoint, self.embedding = config, checkpoint, embedding
         self.chunk_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where) if config.encoder_cross_layers else None
         self.layers = nn.ModuleList(
             EncoderLayer(config, cross=layer in config.encoder_cross_layers, backend=backend, **where)
@@ -182,28 +171,20 @@ class NeighbourEncoder(nn.Module):
         sizes: dict[str, int] = {"d": self.config.d_model}
         checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
         checks.shape("chunks", chunks, "B,L,M,d", sizes)
-        checks.token_ids(
-            "neighbours", neighbours, getattr(self.embedding, "num_embeddings", self.config.vocab_size), chunks.device
-        )
+        vocab_size = getattr(self.embedding, "num_embeddings", self.config.vocab_size)
+        checks.token_ids("neighbours", neighbours, vocab_size, chunks.device)
         key_mask = None
         if neighbour_mask is not None:
             checks.neighbour_mask(neighbour_mask, neighbours)
-            mask = neighbour_mask if neighbour_mask.dim() == 4 else neighbour_mask.unsqueeze(-1)
-            key_mask = mask.expand(neighbours.shape).flatten(0, 2)
-        chunks = chunks.flatten(0, 1)
+            key_mask = checks.token_mask(neighbour_mask, neighbours).flatten(0, 2)
+        chunks, tokens = chunks.flatten(0, 1), neighbours.flatten(0, 2)
         if self.chunk_norm is not None:
             chunks = self.chunk_norm(chunks)
-        tokens = neighbours.flatten(0, 2)
-        x = self._encoded(tokens, chunks, key_mask, self._sharing(tokens, key_mask) if share else None)
-        return self.norm(x).unflatten(0, neighbours.shape[:3])
-
-    def _encoded(self, tokens: Tensor, chunks: Tensor, key_mask: Tensor | None, sharing: Sharing | None) -> Tensor:
-        """Run the layers on tokens [S,R]: [S,R,d']."""
-        spread, mask = None, key_mask
+        spread, mask, sharing = None, key_mask, self._sharing(tokens, key_mask) if share else None
         if sharing is not None:
             spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)
             mask = None if mask is None else mask.index_select(0, sharing.rows)
-        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)  # [S,R,d'], or of distinct neighbours
         for layer in self.layers:
             if self.checkpoint and torch.is_grad_enabled():
                 x = checkpoint(layer, x, chunks, mask, spread, use_reentrant=False)
@@ -211,4 +192,4 @@ class NeighbourEncoder(nn.Module):
                 x = layer(x, chunks, mask, spread)
             if layer.cross is not None:  # from here on x has all S neighbours
                 spread, mask = None, key_mask
-        return x if spread is None else spread(x)
+        return self.norm(x if spread is None else spread(x)).unflatten(0, neighbours.shape[:3])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +16,7 @@ from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import ChunkCache, left_mask
-from .decoders import adapters, base_of, cache_name, freeze, readout_of, warn_in_generate
+from .decoders import adapters, base_of, cache_name, generate_alone, readout_of
 from .inputs import check_inputs, row_starts
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
@@ -37,8 +40,11 @@ class Frozen(nn.Module):
         self.config = config
         self.decoder = decoder.eval()
         self._cache_name = cache_name(decoder)
-        freeze(decoder)
-        warn_in_generate(decoder, instead)
+        if not adapters(decoder):  # where there are some, PEFT has frozen the rest
+            decoder.requires_grad_(False)
+        base = base_of(decoder)
+        if hasattr(base, "generate"):
+            base.generate = partial(generate_alone, base, instead)  # a partial: it copies and pickles with its decoder
 
     def train(self, mode: bool = True):
         super().train(mode)
@@ -50,6 +56,42 @@ class Frozen(nn.Module):
                 module.training = mode  # its own flag, which checkpointing asks for, not its dropout's
         return self
 
+    _running: Any = None  # state of the forward pass that runs, for the hooks; `inputs`: of the blocks that retrieve
+
+    def _run(self, state, tokens: Tensor, options: dict):
+        """Return the decoder's output, with `state` as `_running`."""
+        self._running = state
+        try:
+            return self.decoder(tokens, **options)
+        finally:
+            self._running = None
+
+    def _hook(self, blocks: Sequence[nn.Module], attention: str) -> None:
+        """Let each block of config.cca_layers add `_retrieved` to the update of its self-attention, which it names."""
+        for layer in self.config.cca_layers:
+            block = blocks[layer - 1]
+            # partials of methods, not closures: a copy of the model has hooks of its own, and a model can be pickled
+            block.register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
+            getattr(block, attention).register_forward_hook(partial(self._add, layer))
+
+    def _keep_input(self, layer: int, block: nn.Module, args: tuple, kwargs: dict) -> None:
+        if self._running is not None:
+            self._running.inputs[layer] = args[0] if args else kwargs["hidden_states"]
+
+    def _add(self, layer: int, attention: nn.Module, args: tuple, output):
+        if self._running is None:
+            return None
+        update = output[0] if isinstance(output, tuple) else output
+        added = self._retrieved(layer, self._running.inputs[layer] + update)
+        if added is None:
+            return None
+        update = update + added.to(update.dtype)
+        return (update, *output[1:]) if isinstance(output, tuple) else update
+
+    def _retrieved(self, layer: int, hidden: Tensor) -> Tensor | None:
+        """Return chunked cross-attention's update of a block's input plus its self-attention's update; None: none."""
+        raise NotImplementedError
+
     @property
     def device(self) -> torch.device:
         """Device of the decoder."""
@@ -59,10 +101,8 @@ class Frozen(nn.Module):
         """Raise ValueError for options that make the decoder read other tokens than the model counts."""
         for name in ("past_key_values", "inputs_embeds"):
             if options.get(name) is not None:
-                raise ValueError(
-                    f"{name}: not supported by a retrofitted decoder, whose chunks are counted from the first token; "
-                    "use the cache of make_cache"
-                )
+                why = "whose chunks are counted from the first token; use the cache of make_cache"
+                raise ValueError(f"{name}: not supported by a retrofitted decoder, {why}")
 
     def added_parameters(self) -> list[nn.Parameter]:
         """Return the weights that were added, without the decoder's."""
@@ -92,10 +132,8 @@ class FrozenDecoder(Frozen):
     pads_prompts = True  # rows of different lengths go in together under `attention_mask`
 
     def __init__(self, decoder: nn.Module, config):
-        instead = (
-            "decode huggingface.RetrofitForCausalLM.generate(..., retrieve=...) and retro_model.generate(model, ...)"
-        )
-        super().__init__(decoder, config, instead)
+        theirs = "huggingface.RetrofitForCausalLM.generate(..., retrieve=...)"
+        super().__init__(decoder, config, f"decode {theirs} and retro_model.generate(model, ...)")
         weight = next(decoder.parameters())
         #: of what is added
         self.where = {"device": weight.device, "dtype": torch.float32 if weight.dtype in HALF else weight.dtype}
@@ -108,10 +146,8 @@ class FrozenDecoder(Frozen):
         """
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:
-            raise ValueError(
-                "use_reentrant: expected False for a retrofitted decoder, whose blocks share encoded neighbours; got "
-                "True"
-            )
+            why = "whose blocks share encoded neighbours"
+            raise ValueError(f"use_reentrant: expected False for a retrofitted decoder, {why}; got True")
         base = base_of(self.decoder)
         enable = getattr(base, "activation_checkpointing_enable", None) or base.gradient_checkpointing_enable
         enable(options | self._checkpointing_options())
@@ -173,21 +209,11 @@ class FrozenDecoder(Frozen):
             TypeError, ValueError: naming the argument.
         """
         if tokens is None or input_ids is not None or labels is not None:
-            raise TypeError(
-                "tokens: expected int64 [B,N]; got input_ids or labels, as the Hugging Face library calls its models; "
-                f"{ABROAD}"
-            )
+            got = "input_ids or labels, as the Hugging Face library calls its models"
+            raise TypeError(f"tokens: expected int64 [B,N]; got {got}; {ABROAD}")
         if loss_mask is not None:
-            return self._losses(
-                tokens,
-                neighbours,
-                loss_mask,
-                targets,
-                neighbour_mask=neighbour_mask,
-                neighbour_scores=neighbour_scores,
-                attention_mask=attention_mask,
-                **options,
-            )
+            options |= {"neighbour_mask": neighbour_mask, "neighbour_scores": neighbour_scores}
+            return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)
         self._check_options(options)
         self._check_trainable()
         starts = row_starts("attention_mask", attention_mask, tokens)
@@ -202,17 +228,16 @@ class FrozenDecoder(Frozen):
         options |= self._padding(tokens, attention_mask, starts, cache)
         if found[0] is not None and not found[0].shape[1]:
             found = None, None, None
-        if cache is None:
-            if found[0] is None:
-                out = self.decoder(tokens, **options)
-            else:
-                out = self._with_neighbours(tokens, found, starts, None, options)
-        else:
+        if cache is not None:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
                 out = self._with_neighbours(tokens, found, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
+        elif found[0] is None:
+            out = self.decoder(tokens, **options)
+        else:
+            out = self._with_neighbours(tokens, found, starts, None, options)
         return getattr(out, "logits", out)
 
     def _cut(self, tokens: Tensor, starts: list[int] | None, found: tuple) -> tuple:
@@ -220,10 +245,7 @@ class FrozenDecoder(Frozen):
         return found
 
     def _with_neighbours(self, tokens: Tensor, found: tuple, starts: list[int] | None, cache, options: dict):
-        """Return the decoder's output with retrieval.
-
-        found: neighbours, their mask and scores; all None where no chunk completes, with a cache.
-        """
+        """Return the decoder's output. found: neighbours, mask and scores; all None where no chunk completes."""
         raise NotImplementedError
 
     @staticmethod
@@ -275,20 +297,13 @@ class FrozenDecoder(Frozen):
             inputs.append(args[0])
             return (args[0][:, -1:],)
 
-        handle = (
-            None
-            if self._readout is None
-            else self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow)
-        )
-        try:
+        if self._readout is None:
             yield inputs
-        finally:
-            if handle is not None:
-                handle.remove()
+            return
+        with self.decoder.get_submodule(self._readout).register_forward_pre_hook(narrow):
+            yield inputs
 
-    def _losses(
-        self, tokens: Tensor, neighbours: Tensor | None, loss_mask: Tensor, targets: Tensor | None, **options
-    ) -> NextTokenLoss:
+    def _losses(self, tokens: Tensor, neighbours, loss_mask: Tensor, targets, **options) -> NextTokenLoss:
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
         with self._last_only() as inputs:
@@ -296,10 +311,8 @@ class FrozenDecoder(Frozen):
         if inputs:
             return next_token_loss(inputs[0], self.decoder.get_submodule(self._readout).weight, targets, loss_mask)
         counted, logits = loss_mask[:, 1:], logits[:, :-1].to(torch.promote_types(logits.dtype, torch.float32))
-        losses = (
-            F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none").view(counted.shape)
-            * counted
-        )
+        losses = F.cross_entropy(logits.flatten(0, 1), targets[:, 1:].flatten(), reduction="none")
+        losses = losses.view(counted.shape) * counted
         return NextTokenLoss(losses.sum(), losses.detach())
 
     def make_cache(self, batch: int, capacity: int | None = None) -> RetrofitCache:

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
 from retro_model.base import checks
 
-from .cache import ChunkCache
 from .config import RetroConfig
 
 
-def check_inputs(
-    config: RetroConfig,
-    tokens: Tensor,
-    neighbours: Tensor | None,
-    mask: Tensor | None,
-    device: torch.device,
-    cache: ChunkCache | None = None,
-    starts: Sequence[int] | None = None,
-) -> None:
+def check_inputs(config: RetroConfig, tokens: Tensor, neighbours, mask, device, cache, starts) -> None:
     """Raise TypeError or ValueError unless tokens [B,N], neighbours [B,L,K,R] of the chunks they complete and mask fit.
 
     starts: column of each row's first token, see `row_starts`.
@@ -37,15 +25,6 @@ def check_inputs(
         return
     if not config.retrieves:
         raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
-    _check_neighbours(config, neighbours, sizes, cache, starts)
-    checks.token_ids("neighbours", neighbours, config.vocab_size, device)
-    if mask is not None:
-        checks.neighbour_mask(mask, neighbours)
-
-
-def _check_neighbours(
-    config: RetroConfig, neighbours: Tensor, sizes: dict[str, int], cache: ChunkCache | None, starts
-) -> None:
     if cache is not None and cache.neighbour_mask is not None:
         sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # of the earlier calls
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
@@ -61,6 +40,9 @@ def _check_neighbours(
             f"neighbours: expected [B,L,K,R] with L = {cache.completes(n)} chunks that complete within these N={n} "
             f"tokens, chunk_len={m}, after {cache.positions} tokens; got L={sizes['L']}"
         )
+    checks.token_ids("neighbours", neighbours, config.vocab_size, device)
+    if mask is not None:
+        checks.neighbour_mask(mask, neighbours)
 
 
 def row_starts(name: str, mask: Tensor | None, tokens: Tensor) -> list[int] | None:

@@ -11,24 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from retro_model import layers
 from retro_model.base import checks
-from retro_model.layers import (
-    ChunkedCrossAttention,
-    FeedForward,
-    KeyValueCache,
-    Linear,
-    NextTokenLoss,
-    RelativeAttention,
-    RMSNorm,
-    initialise,
-    next_token_loss,
-)
 
 from .cache import RetroCache, left_mask
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
 from .inputs import check_inputs, row_starts
-from .retrieval import Encoded, Part, Retrieval
+from .retrieval import Encoded, Retrieval
 from .step import RetroStep
 
 
@@ -36,33 +26,23 @@ class DecoderLayer(nn.Module):
     """Causal attention, chunked cross-attention in the layers of `cca_layers`, feed-forward; each a pre-norm
     residual."""
 
-    def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, device=None, dtype=None):
+    def __init__(self, config: RetroConfig, index: int, *, backend: str | None = None, **where):
         super().__init__()
-        self.index = index  # from 1
-        where = {"device": device, "dtype": dtype}
+        self.index, self.dropout = index, config.dropout  # index: from 1
         sizes = (config.d_model, config.num_heads, config.head_dim)
         options = {"dropout": config.dropout, "backend": backend, **where}
-        self.dropout = config.dropout
-        self.attention_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
-        self.attention = RelativeAttention(*sizes, causal=True, **options)
+        self.attention_norm = layers.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.attention = layers.RelativeAttention(*sizes, causal=True, **options)
         self.cca_norm = self.cca = None
         if index in config.cca_layers:
-            self.cca_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
-            self.cca = ChunkedCrossAttention(
-                *sizes, chunk_len=config.chunk_len, context_dim=config.encoder_d_model, **options
-            )
-        self.feed_forward_norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff, **where)
+            self.cca_norm = layers.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+            options |= {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model}
+            self.cca = layers.ChunkedCrossAttention(*sizes, **options)
+        self.feed_forward_norm = layers.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.feed_forward = layers.FeedForward(config.d_model, config.d_ff, **where)
 
     def forward(
-        self,
-        x: Tensor,
-        retrieval: Retrieval | None = None,
-        encoded: Encoded | None = None,
-        *,
-        key_mask: Tensor | None = None,
-        cache: KeyValueCache | None = None,
-        part: Part | None = None,
+        self, x: Tensor, retrieval=None, encoded: Encoded | None = None, *, key_mask=None, cache=None, part=None
     ) -> tuple[Tensor, Encoded | None]:
         """Return x [B,N,d] and the encoded neighbours, which the first layer with CCA encodes for the later ones.
 
@@ -109,9 +89,7 @@ class Retro(nn.Module):
     Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Algorithm 1.
     """
 
-    def __init__(
-        self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None
-    ):
+    def __init__(self, config: RetroConfig, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
@@ -119,8 +97,8 @@ class Retro(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1)
         )
-        self.norm = RMSNorm(config.d_model, eps=NORM_EPS, **where)
-        self.readout = Linear(config.d_model, config.vocab_size, bias=False, **where)
+        self.norm = layers.RMSNorm(config.d_model, eps=NORM_EPS, **where)
+        self.readout = layers.Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
             embedding = self.embedding
@@ -135,7 +113,7 @@ class Retro(nn.Module):
             self.encoder.reset_parameters()
         branches = 2 * self.config.num_layers + len(self.config.cca_layers)
         for part in (self.embedding, self.layers, self.norm, self.readout):
-            initialise(part, branches)
+            layers.initialise(part, branches)
 
     def forward(
         self,
@@ -146,8 +124,8 @@ class Retro(nn.Module):
         cache: RetroCache | None = None,
         token_mask: Tensor | None = None,
         loss_mask: Tensor | None = None,
-        part: Part | None = None,
-    ) -> Tensor | NextTokenLoss:
+        part=None,
+    ) -> Tensor | layers.NextTokenLoss:
         """Return logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, a `NextTokenLoss`.
 
         Args:
@@ -171,23 +149,16 @@ class Retro(nn.Module):
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only on the CPU, because
                 reading them on a GPU would make the host wait in every call; call `checks.token_range` to check them.
         """
-        x = self.activations(
-            tokens, neighbours, neighbour_mask=neighbour_mask, cache=cache, token_mask=token_mask, part=part
-        )
+        options = {"neighbour_mask": neighbour_mask, "cache": cache, "token_mask": token_mask, "part": part}
+        x = self.activations(tokens, neighbours, **options)
         if loss_mask is None:
             return self.readout(x)
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
-        return (next_token_loss if part is None else part.next_token_loss)(x, self.readout.weight, tokens, loss_mask)
+        loss = layers.next_token_loss if part is None else part.next_token_loss
+        return loss(x, self.readout.weight, tokens, loss_mask)
 
     def activations(
-        self,
-        tokens: Tensor,
-        neighbours: Tensor | None = None,
-        *,
-        neighbour_mask: Tensor | None = None,
-        cache: RetroCache | None = None,
-        token_mask: Tensor | None = None,
-        part: Part | None = None,
+        self, tokens: Tensor, neighbours=None, *, neighbour_mask=None, cache=None, token_mask=None, part=None
     ) -> Tensor:
         """Return final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""
         if part is not None:
@@ -195,20 +166,19 @@ class Retro(nn.Module):
         starts = row_starts("token_mask", token_mask, tokens)
         if cache is not None and starts is not None:
             cache.pad(starts)
-        check_inputs(self.config, tokens, neighbours, neighbour_mask, self.embedding.weight.device, cache, starts)
+        found = (neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, *found, self.embedding.weight.device, cache, starts)
         with nullcontext() if cache is None else torch.no_grad():
-            return self._activations(tokens, neighbours, neighbour_mask, cache, starts, part)
+            return self._activations(tokens, found, cache, starts, part)
 
-    def _activations(self, tokens: Tensor, neighbours, neighbour_mask, cache, starts, part) -> Tensor:
+    def _activations(self, tokens: Tensor, found: tuple, cache: RetroCache | None, starts, part) -> Tensor:
         """`activations` of checked arguments. starts: see `row_starts`."""
         count, retrieval, key_mask = tokens.shape[1], None, None
-        if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
-            found = (neighbours, neighbour_mask)
+        if self.encoder is not None and (cache is not None or (found[0] is not None and found[0].shape[1])):
             if part is not None:
                 retrieval = part.retrieval(self.encoder, *found)
             else:
-                where = {"batch": tokens.shape[0], "device": tokens.device}
-                retrieval = Retrieval(self.encoder, count, *found, cache=cache, starts=starts, **where)
+                retrieval = Retrieval(self.encoder, tokens, *found, cache=cache, starts=starts)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:
@@ -244,6 +214,5 @@ class Retro(nn.Module):
         return [*(() if self.encoder is None else self.encoder.layers), *self.layers]
 
     def _run(self, layer: DecoderLayer, *args, **options):
-        if self.checkpoint and torch.is_grad_enabled():
-            return checkpoint(layer, *args, use_reentrant=False, **options)
-        return layer(*args, **options)
+        recompute = self.checkpoint and torch.is_grad_enabled()
+        return checkpoint(layer, *args, use_reentrant=False, **options) if recompute else layer(*args, **options)

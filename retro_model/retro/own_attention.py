@@ -1,8 +1,4 @@
-"""Retrieval by a decoder's own attention: it reads the neighbours as it reads any text, and attends them in the same
-softmax as its own past.
-
-Only a bias and a scale a head are added, so it already works to a degree before training.
-"""
+"""Retrieval by a decoder's own attention. Only a bias and a scale a head are added: it works before training too."""
 
 from __future__ import annotations
 
@@ -19,11 +15,10 @@ from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
 
-from . import attention_hook
 from .cache import left_mask
 from .decoders import base_of
 from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .own_pass import Attending, Read, Reading, Turns, slots
+from .own_pass import ARGUMENT, Attending, Read, Reading, Turns, hook_attention, register, slots
 from .recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
@@ -73,8 +68,8 @@ class OwnConfig:
             checks.integer("cca_layers", layer)
         if not 1 <= layers[0] <= layers[-1] <= self.num_layers or sorted(set(layers)) != list(layers):
             raise ValueError(f"cca_layers: expected layers from 1 to {self.num_layers}, ascending; got {layers}")
-        checks.integer("chunk_len", self.chunk_len, low=1)
-        checks.integer("neighbour_len", self.neighbour_len, low=1)
+        for name in ("chunk_len", "neighbour_len"):
+            checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
         checks.flag("score_bias", self.score_bias)
@@ -123,13 +118,12 @@ class OwnAttention(FrozenDecoder):
 
     def __init__(self, decoder: nn.Module, config: OwnConfig, *, bias: float = -1.0, backend: str | None = None):
         super().__init__(decoder, config)
-        attention_hook.hook(base_of(decoder))
-        shape = (len(config.cca_layers), config.num_heads)
+        hook_attention(base_of(decoder))
+        shape, width, rank = (len(config.cca_layers), config.num_heads), self._head()[1], config.rank
         self.bias = nn.Parameter(torch.full(shape, float(bias), **self.where))
         self.scale = nn.Parameter(torch.ones(shape, **self.where))
         slope = nn.Parameter(torch.zeros(shape, **self.where)) if config.score_bias else None
         self.register_parameter("slope", slope)
-        width, rank = self._head()[1], config.rank
         for name in ("query", "value"):
             down = nn.Parameter(torch.randn(*shape, width, rank, **self.where) * width**-0.5) if rank else None
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
@@ -155,8 +149,7 @@ class OwnAttention(FrozenDecoder):
         """
         shelf = None
         if folder is not None:
-            facts = self.config.cca_layers, self.config.sink_token, autocast_types()
-            name = digest([self.decoder], *facts)
+            name = digest([self.decoder], self.config.cca_layers, self.config.sink_token, autocast_types())
             shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, fingerprint([self.decoder]))
         before, self._kept = self._kept, Readings(max_bytes, shelf)
         try:
@@ -171,9 +164,8 @@ class OwnAttention(FrozenDecoder):
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Return the bytes of one neighbour's states."""
-        head = self._head()
-        length = neighbour_len or self.config.neighbour_len
-        return 2 * length * len(self.config.cca_layers) * head[0] * head[1] * next(self.decoder.parameters()).itemsize
+        length, layers = neighbour_len or self.config.neighbour_len, len(self.config.cca_layers)
+        return 2 * length * layers * math.prod(self._head()) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
         """Return G and D of the decoder's keys."""
@@ -183,7 +175,7 @@ class OwnAttention(FrozenDecoder):
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
         """Read neighbours int64 [U,R], each by itself. Return keys and values [U,A,2,R,G,D] of attending layers."""
         began = time.perf_counter()
-        attention_hook.register()
+        register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
         sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
         texts = torch.cat([sink, neighbours], 1)
@@ -193,15 +185,14 @@ class OwnAttention(FrozenDecoder):
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
             with contextlib.suppress(Read):
-                base(part, use_cache=False, **{attention_hook.ARGUMENT: Reading(self.layers, into)})
+                base(part, use_cache=False, **{ARGUMENT: Reading(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
     def read(self, neighbours: Tensor) -> None:
         """Read neighbours int64 [S,R] ahead of the calls that need them. Has an effect within `keeping` alone."""
-        rows = max(1, READ_TOKENS // neighbours.shape[1])
-        for first in range(0, len(neighbours), rows):
-            self._pool(neighbours[first : first + rows])
+        for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])) if len(neighbours) else ():
+            self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and the index [S] of each row's."""
@@ -230,9 +221,9 @@ class OwnAttention(FrozenDecoder):
         attending = self._attending(tokens, found, starts, cache)
         if attending is None:
             return self.decoder(tokens, **options)
-        attention_hook.register()
+        register()
         began, attention = time.perf_counter(), self.seconds["attention"]
-        out = self.decoder(tokens, **options, **{attention_hook.ARGUMENT: attending})
+        out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 
@@ -246,10 +237,7 @@ class OwnAttention(FrozenDecoder):
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return None
-        if neighbour_mask is None:
-            neighbour_mask = torch.ones_like(neighbours, dtype=torch.bool)
-        if neighbour_mask.dim() == 3:
-            neighbour_mask = neighbour_mask.unsqueeze(-1).expand(neighbours.shape)
+        neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
         if neighbour_scores is not None:
@@ -287,9 +275,8 @@ class OwnAttention(FrozenDecoder):
         there = neighbour_len + 1 + (position + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)
         tables = getattr(base.base_model, name)  # the decoder's own angles, as it rounds them
-        return Turns.between(
-            *(tuple(t.to(wide).unsqueeze(2) for t in tables(weight, where)) for where in (position, there))
-        )
+        here, there = (tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at)) for at in (position, there))
+        return Turns.between(here, there)
 
 
 def heads_of(config) -> tuple[int, int, int]:
@@ -300,18 +287,9 @@ def heads_of(config) -> tuple[int, int, int]:
 
 
 def retrofit_own(
-    decoder: nn.Module,
-    *,
-    cca_layers: Sequence[int] | None = None,
-    chunk_len: int = 32,
-    neighbour_len: int = 64,
-    bias: float = -1.0,
-    sink_token: int | None = None,
-    rank: int = 0,
-    score_bias: bool = False,
-    backend: str | None = None,
+    decoder: nn.Module, *, cca_layers: Sequence[int] | None = None, bias=-1.0, sink_token=None, backend=None, **fields
 ) -> OwnAttention:
-    """`retrofit(decoder, neighbours="own", ...)`."""
+    """`retrofit(decoder, neighbours="own", ...)`. fields: of `OwnConfig`."""
     base = base_of(decoder)
     theirs = getattr(base, "config", None)
     kind = getattr(theirs, "model_type", None)
@@ -330,16 +308,6 @@ def retrofit_own(
     if sink_token is None:
         sink_token = theirs.bos_token_id if isinstance(theirs.bos_token_id, int) else 0
     layers = range(1, theirs.num_hidden_layers + 1) if cca_layers is None else cca_layers
-    config = OwnConfig(
-        theirs.vocab_size,
-        theirs.num_hidden_layers,
-        heads,
-        theirs.max_position_embeddings,
-        tuple(layers),
-        chunk_len,
-        neighbour_len,
-        sink_token,
-        rank,
-        score_bias,
-    )
+    sizes = (theirs.vocab_size, theirs.num_hidden_layers, heads, theirs.max_position_embeddings)
+    config = OwnConfig(*sizes, tuple(layers), sink_token=sink_token, **fields)
     return OwnAttention(decoder, config, bias=bias, backend=backend)

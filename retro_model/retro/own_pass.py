@@ -1,16 +1,63 @@
-"""Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them."""
+"""Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them.
+
+They come in by the Hugging Face library's registry of attention functions. A decoder whose `_attn_implementation` is
+"retro-sdpa" calls `_attend` in every layer. It hands a forward pass' argument `retro` down to there: a `Reading` or an
+`Attending`. Any other pass goes to the attention that the decoder had before, with its masks.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model.base import transfer
+
+ARGUMENT = "retro"  # of the decoder's forward, which hands unknown arguments down to its attention
+PREFIX = "retro-"
+BEFORE = ("sdpa", "eager")
+
+
+def _attend(before: str, module: nn.Module, query, key, value, mask, retro=None, **options):
+    from transformers import AttentionInterface
+
+    if retro is not None and module.layer_idx in retro.layers:
+        token_major = (t.transpose(1, 2) for t in (query, key, value))
+        scale, window = options["scaling"], options.get("sliding_window")
+        out = retro.attend(retro.layers[module.layer_idx], *token_major, scale, window)
+        if out is not None:
+            return out, None
+    # "eager" is each model's own function, not the registry's
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    return AttentionInterface().get(before, eager)(module, query, key, value, mask, **options)
+
+
+@functools.cache
+def register() -> None:
+    """Enter the attention functions in the library's registries."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    for before in BEFORE:
+        AttentionInterface.register(PREFIX + before, functools.partial(_attend, before))
+        AttentionMaskInterface.register(PREFIX + before, AttentionMaskInterface()[before])
+
+
+def hook_attention(decoder: nn.Module) -> None:
+    """Make the decoder's forward take a `Reading` or `Attending` as its argument `retro`. Without one nothing changes.
+
+    Raises: ValueError for a decoder whose attention is neither "sdpa" nor "eager".
+    """
+    register()
+    before = decoder.config._attn_implementation.removeprefix(PREFIX)
+    if before not in BEFORE:
+        raise ValueError(f"decoder: expected attn_implementation 'sdpa' or 'eager'; got {before!r}")
+    decoder.config._attn_implementation = PREFIX + before
 
 
 class Read(Exception):
@@ -18,14 +65,14 @@ class Read(Exception):
 
 
 class Reading:
-    """Pass in which the decoder reads neighbours. It keeps the keys and values of each attending layer, without those
-    of the first token. See `attention_hook.LayerPass`.
+    """Pass in which the decoder reads neighbours. It keeps the attending layers' keys and values but the first token's.
 
+    layers: layer, from 0 -> its place among the attending layers. into: [U,A,2,R,G,D].
     Raises: Read, from the last attending layer, once its keys and values are there.
     """
 
     def __init__(self, layers: dict[int, int], into: Tensor):
-        self.layers, self.into = layers, into  # [U,A,2,R,G,D]
+        self.layers, self.into = layers, into
 
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
         """Keep keys and values. Return None: the attention itself stays the decoder's."""
@@ -65,13 +112,7 @@ class Slots(NamedTuple):
         return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
 
-def slots(
-    first: Sequence[int],
-    count: int,
-    m: int,
-    chosen: tuple[Tensor, Tensor, Tensor],
-    held: tuple[Tensor, Tensor, Tensor] | None = None,
-) -> Slots:
+def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], held: Sequence[Tensor] | None) -> Slots:
     """Lay out the chunks that `count` columns attend. Rows begin at positions `first` (-s: s columns of padding).
 
     chosen: place, mask and scores, [B,L,K], [B,L,K,R] and [B,L,K], of the chunks that complete within the call; L may
@@ -134,7 +175,7 @@ def mapped(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
 
 
 class Attending:
-    """Pass of a text, or of the tokens that follow a cache's. See `attention_hook.LayerPass`.
+    """Pass of a text, or of the tokens that follow a cache's.
 
     It changes nothing that it holds, so that checkpointing may compute a layer again.
 
@@ -163,14 +204,10 @@ class Attending:
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
         own, own_lse = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
-        near, near_lse = rk.chunked_cross_attention(
-            self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1),
-            *self._states(place),
-            chunk_len=model.config.chunk_len,
-            neighbour_mask=laid.mask,
-            query_start=laid.query_start,
-            **common,
-        )
+        asking = self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1)
+        states = self.pool[:, place].index_select(0, laid.place.flatten()).unflatten(0, laid.place.shape)
+        common |= {"chunk_len": model.config.chunk_len, "neighbour_mask": laid.mask, "query_start": laid.query_start}
+        near, near_lse = rk.chunked_cross_attention(asking, *states.unbind(3), **common)  # keys, values [B,T,K,R,G,D]
         if model.config.rank:
             near = mapped(near, model.value_down[place], model.value_up[place])
         near = (near * model.scale[place, :, None]).to(own.dtype)
@@ -189,9 +226,3 @@ class Attending:
             query = mapped(raw, model.query_down[place], model.query_up[place])
             return query if turns is None else turned(query, turns.on)
         return query if turns is None else turned(query, turns.both)
-
-    def _states(self, place: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B,T,K,R,G,D]."""
-        where = self.laid.place
-        states = self.pool[:, place].index_select(0, where.flatten()).unflatten(0, where.shape)
-        return states.unbind(3)

@@ -74,10 +74,6 @@ class Shelf:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.dtype, self.state = folder, dtype, state
 
-    def stands_for(self, state: Hashable) -> bool:
-        """Whether the encodings are of weights in this state."""
-        return state == self.state
-
     def get(self, key: bytes) -> Tensor | None:
         """Return the encoding; None if there is none."""
         try:
@@ -106,7 +102,7 @@ class Readings:
         self.state: Hashable = None  # `fingerprint` of the weights
         self.found = self.read = 0  # distinct neighbours of all calls: hits and misses
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __reduce__(self):
         return Readings, (self.max_bytes,)  # a copy of the model has an empty cache
@@ -117,22 +113,19 @@ class Readings:
     def forget(self) -> None:
         """Empty the cache."""
         with self._lock:
-            self._forget()
-
-    def _forget(self) -> None:
-        self._kept.clear()
-        self.bytes, self.state = 0, None
+            self._kept.clear()
+            self.bytes, self.state = 0, None
 
     def known(self, keys: Sequence[bytes], state: Hashable) -> dict[bytes, Tensor]:
         """Return the cached encodings of `keys`. A change of state empties the cache first."""
         with self._lock:
             if state != self.state:
-                self._forget()
+                self.forget()
                 self.state = state
             here = {key: self._kept[key] for key in keys if key in self._kept}
             for key in here:
                 self._kept.move_to_end(key)
-            if self.shelf is not None and self.shelf.stands_for(state):
+            if self.shelf is not None and self.shelf.state == state:
                 there = {key: self.shelf.get(key) for key in keys if key not in here}
                 there = {key: reading for key, reading in there.items() if reading is not None}
                 self._add(there)
@@ -146,7 +139,7 @@ class Readings:
         with self._lock:
             if state != self.state:
                 return
-            if self.shelf is not None and self.shelf.stands_for(state):
+            if self.shelf is not None and self.shelf.state == state:
                 for key, reading in zip(keys, readings.detach().cpu()):
                     self.shelf.put(key, reading)
             self._add(dict(zip(keys, readings.detach())))
@@ -177,12 +170,10 @@ class Sharing:
     def pool(self, read: Tensor | None) -> Tensor:
         """Encodings of the distinct neighbours in the order of `place`: `read` (None: none), then cached ones."""
         parts = [] if read is None else [read]
-        if self.kept is not None:
-            if read is not None:
-                self.kept.keep(self.new, read, self.state)
-            if self.known:
-                here = [reading.to(self.device) for reading in self.known.values()]  # a shelf's are on the host
-                parts.append(torch.stack(here))
+        if self.kept is not None and read is not None:
+            self.kept.keep(self.new, read, self.state)
+        if self.known:  # a shelf's are on the host
+            parts.append(torch.stack([reading.to(self.device) for reading in self.known.values()]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def spread(self, read: Tensor) -> Tensor:

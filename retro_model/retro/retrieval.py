@@ -1,18 +1,14 @@
-"""Retrieval within one call of a model: encode the neighbours of chunks that complete, and attend them.
-
-Whole sequences, decoding with a cache and retrofitted decoders all use `Retrieval`. A whole sequence is a call without
-a cache in which all rows begin at their first token.
-"""
+"""Retrieval within one call of a model: encode the neighbours of chunks that complete, and attend them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from retro_model.base import transfer
+from retro_model.base import checks, transfer
 from retro_model.layers import ChunkedCrossAttention
 
 from .cache import ChunkCache, NeighbourKeys
@@ -20,18 +16,6 @@ from .encoder import NeighbourEncoder
 
 #: Encodings [B',L,K,R,d'] of each group's neighbours; None for a group without neighbours.
 Encoded = list[Tensor | None]
-
-
-class Part(Protocol):
-    """Protocol of a process's range of sequences, see `retro_model.parallel.SequencePart`."""
-
-    def check(self, config, tokens: Tensor, cache, token_mask) -> None: ...
-
-    def retrieval(self, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None) -> Retrieval: ...
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, positions, **options) -> Tensor: ...
-
-    def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor): ...
 
 
 class Group(NamedTuple):
@@ -45,37 +29,27 @@ class Group(NamedTuple):
 
 
 class Retrieval:
-    """Neighbours of one call.
+    """Neighbours of one call: of a whole sequence (no cache), of tokens after a cache's, or of a retrofitted decoder's.
 
     Args:
         encoder: encodes the neighbours.
-        count: N, columns of the call.
+        tokens: [B,N], the call's.
         neighbours: [B,L,K,R] of the L chunks that complete in the row with the most; a row that completes fewer uses
             its first ones. None: no neighbours.
         neighbour_mask: bool [B,L,K] or [B,L,K,R], or None.
-        batch: B.
         starts: column of each row's first token, in a call without a cache; None: 0.
         cache: state after the earlier calls; `finish` advances it.
     """
 
     def __init__(
-        self,
-        encoder: NeighbourEncoder,
-        count: int,
-        neighbours: Tensor | None,
-        neighbour_mask: Tensor | None,
-        *,
-        batch: int,
-        device: torch.device,
-        starts: Sequence[int] | None = None,
-        cache: ChunkCache | None = None,
+        self, encoder: NeighbourEncoder, tokens: Tensor, neighbours, neighbour_mask, *, starts=None, cache=None
     ):
-        self.encoder, self.count, self.cache, self.device = encoder, count, cache, device
+        self.encoder, self.cache, self.count, self.device = encoder, cache, tokens.shape[1], tokens.device
         self.neighbours, self.neighbour_mask = neighbours, neighbour_mask
         if cache is not None:
             self._fill_from(cache)
         self.retrieves = self.neighbours is not None or (cache is not None and cache.neighbour_mask is not None)
-        self.groups = self._groups([-s for s in starts or [0] * batch] if cache is None else cache.positions)
+        self.groups = self._groups([-s for s in starts or [0] * len(tokens)] if cache is None else cache.positions)
 
     def _fill_from(self, cache: ChunkCache) -> None:
         """Expand the mask to [B,L,K,R]. Add masked neighbours for chunks that complete in a call without any."""
@@ -85,14 +59,10 @@ class Retrieval:
             self.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
         if self.neighbours is None:
             return
-        if self.neighbour_mask is None:
-            self.neighbour_mask = torch.ones_like(self.neighbours, dtype=torch.bool)
-        elif self.neighbour_mask.dim() == 3:
-            self.neighbour_mask = self.neighbour_mask.unsqueeze(-1).expand(self.neighbours.shape)
+        self.neighbour_mask = checks.token_mask(self.neighbour_mask, self.neighbours)
         if cache.neighbour_mask is None:
-            cache.neighbour_mask = torch.zeros(
-                cache.batch, *self.neighbours.shape[2:], dtype=torch.bool, device=self.device
-            )
+            shape = (cache.batch, *self.neighbours.shape[2:])
+            cache.neighbour_mask = torch.zeros(shape, dtype=torch.bool, device=self.device)
 
     def _groups(self, positions: Sequence[int]) -> list[Group]:
         m = self.encoder.config.chunk_len
@@ -100,17 +70,11 @@ class Retrieval:
         for row, position in enumerate(positions):
             phase = max(position, 0) % m
             members.setdefault((max(-position, 0), phase, position >= m and phase < m - 1), []).append(row)
-        whole = len(members) == 1
-        return [
-            Group(
-                slice(None) if whole else transfer.numbers(rows, self.device),
-                first,
-                phase,
-                held,
-                (phase + self.count - first) // m,
-            )
-            for (first, phase, held), rows in members.items()
-        ]
+        groups = []
+        for (first, phase, held), rows in members.items():
+            index = slice(None) if len(members) == 1 else transfer.numbers(rows, self.device)
+            groups.append(Group(index, first, phase, held, (phase + self.count - first) // m))
+        return groups
 
     def encode(self, x: Tensor) -> Encoded:
         """Encode the neighbours of the chunks that complete, conditioned on x [B,N,d] and the cached part."""
@@ -146,9 +110,7 @@ class Retrieval:
                 total[group.rows, group.first :] = update.to(total.dtype)
         return total
 
-    def _cross_attend(
-        self, group: Group, cca: ChunkedCrossAttention, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None
-    ):
+    def _cross_attend(self, group: Group, cca, x: Tensor, encoded: Tensor | None, kept: NeighbourKeys | None):
         """Return the update of one group's rows; None if no token attends anything."""
         rows, x = group.rows, x[group.rows, group.first :]
         key, value = (None, None) if encoded is None else cca.project(encoded)
@@ -156,19 +118,17 @@ class Retrieval:
         held = kept is not None and group.held and kept.keys is not None  # None: no neighbours so far
         if held:  # the cached chunk is chunk 0 of the op's call
             query_start += cca.chunk_len
-            key = _after(kept.keys[rows], key)
-            value = _after(kept.values[rows], value)
-            mask = _after(self.cache.neighbour_mask[rows], None if encoded is None else mask)
+            pairs = ((kept.keys, key), (kept.values, value), (self.cache.neighbour_mask, mask))
+            key, value, mask = (_after(old[rows], None if encoded is None else new) for old, new in pairs)
         if key is None:
             return None
-        if kept is None:
+        rel_key = None if kept is None else kept.rel_key
+        if rel_key is None:
             rel_key = cca.relative_keys(key.shape[3])
-        else:
+        if kept is not None:
+            kept.rel_key = rel_key
             if encoded is not None:
                 kept.hold(self.cache.batch, rows, key[:, -1], value[:, -1])
-            if kept.rel_key is None:
-                kept.rel_key = cca.relative_keys(key.shape[3])
-            rel_key = kept.rel_key
         return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
 
     def finish(self) -> None:

@@ -1,12 +1,4 @@
-"""Retrieval for a decoder that is already trained: chunked cross-attention and a neighbour encoder beside frozen
-weights.
-
-    model = retrofit(decoder, cca_layers=(6, 9, 12))        # our baseline, or a Hugging Face GPT-2 or Llama-like model
-    logits = model(tokens, neighbours, neighbour_mask=mask) # only what was added trains
-    logits = model(tokens)                                  # retrieval off: the decoder's own outputs, to the bit
-
-Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofitting").
-"""
+"""Retrieval for a decoder that is already trained."""
 
 from __future__ import annotations
 
@@ -17,7 +9,7 @@ from torch import nn
 from retro_model.layers import ChunkedCrossAttention
 
 from .config import RetroConfig
-from .decoders import check_blocks, check_fixed, config_of, named_blocks, share_weights
+from .decoders import around, check_blocks, check_fixed, config_of, named_blocks
 from .model import Retro
 from .own_attention import retrofit_own
 from .retrofitted_decoder import RetrofittedDecoder
@@ -44,6 +36,8 @@ def retrofit(
     Example:
         model = retrofit(GPT2LMHeadModel.from_pretrained("gpt2"), cca_layers=(6, 9, 12))
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=2e-4)
+        logits = model(tokens, neighbours, neighbour_mask=mask)
+        logits = model(tokens)  # retrieval off: the decoder's own outputs, to the bit
 
     Args:
         decoder: a `Retro` without retrieval, or a causal decoder of pre-norm blocks that add their attention's output
@@ -69,6 +63,8 @@ def retrofit(
 
     Raises:
         TypeError, ValueError: naming the argument.
+
+    Source: Borgeaud et al., arXiv 2112.04426, section 4.2 and appendix C ("Retrofitting").
     """
     if neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours: expected 'new' or 'own'; got {neighbours!r}")
@@ -87,16 +83,12 @@ def retrofit(
     return model
 
 
-def _retrofit_other(
-    decoder: nn.Module, blocks, attention: str | None, backend: str | None, changes: dict
-) -> RetrofittedDecoder:
+def _retrofit_other(decoder: nn.Module, blocks, attention, backend: str | None, changes: dict) -> RetrofittedDecoder:
     blocks, attention = named_blocks(decoder, blocks, attention)
     config = _changed(config_of(decoder, len(blocks), changes.get("head_dim")), changes, FIXED)
     if config.share_embeddings:
-        raise ValueError(
-            "share_embeddings: expected False for a decoder that is no Retro, whose embeddings may be scaled or mixed; "
-            "got True"
-        )
+        wanted = "False for a decoder that is no Retro, whose embeddings may be scaled or mixed"
+        raise ValueError(f"share_embeddings: expected {wanted}; got True")
     decoder.eval()
     check_blocks(decoder, [blocks[layer - 1] for layer in config.cca_layers], attention)
     return RetrofittedDecoder(decoder, config, blocks, attention, backend=backend)
@@ -115,10 +107,6 @@ def _changed(config: RetroConfig, changes: dict, fixed: Sequence[str]) -> RetroC
 
 def _retrofit_retro(decoder: Retro, backend: str | None, config: RetroConfig) -> Retro:
     if decoder.config.retrieves:
-        raise ValueError(
-            f"decoder: expected a Retro without retrieval (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
-        )
-    where = next(decoder.parameters())
-    model = Retro(config, backend=backend, device=where.device, dtype=where.dtype)
-    share_weights(model, decoder)
-    return model
+        got = f"cca_layers={decoder.config.cca_layers}"
+        raise ValueError(f"decoder: expected a Retro without retrieval (cca_layers=()); got {got}")
+    return around(decoder, Retro, config, backend)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 
 from torch import Tensor, nn
 
@@ -27,82 +25,44 @@ class RetrofittedDecoder(FrozenDecoder):
         blocks, attention: see `retrofit`.
     """
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        config: RetroConfig,
-        blocks: Sequence[nn.Module],
-        attention: str,
-        *,
-        backend: str | None = None,
-    ):
+    def __init__(self, decoder: nn.Module, config: RetroConfig, blocks, attention: str, *, backend: str | None = None):
         super().__init__(decoder, config)
         where = self.where
         embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)
         self.encoder = NeighbourEncoder(config, embedding, backend=backend, **where)
         names = [str(layer) for layer in config.cca_layers]
         sizes = (config.d_model, config.num_heads, config.head_dim)
-        options = {
-            "chunk_len": config.chunk_len,
-            "context_dim": config.encoder_d_model,
-            "dropout": config.dropout,
-            "backend": backend,
-        }
+        options = {"chunk_len": config.chunk_len, "context_dim": config.encoder_d_model}
+        options |= {"dropout": config.dropout, "backend": backend}
         self.cca = nn.ModuleDict({name: ChunkedCrossAttention(*sizes, **options, **where) for name in names})
         self.cca_norm = nn.ModuleDict({name: RMSNorm(config.d_model, eps=NORM_EPS, **where) for name in names})
         for part in (self.cca, self.cca_norm):
             initialise(part, branches=2 * config.num_layers + len(names))
-        self._pass: _Pass | None = None
-        for layer in config.cca_layers:
-            block = blocks[layer - 1]
-            block.register_forward_pre_hook(partial(self._keep_input, layer), with_kwargs=True)
-            # a partial of a method, not a closure: a copy of the model has hooks of its own, and a model can be pickled
-            getattr(block, attention).register_forward_hook(partial(self._cross_attend, layer))
+        self._hook(blocks, attention)
 
     def _checkpointing_options(self) -> dict:
         return {"context_fn": self._checkpoint_contexts}
 
     def _checkpoint_contexts(self):
         """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
-        return nullcontext(), _Again(self, self._pass)
+        return nullcontext(), _Again(self, self._running)
 
     def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
-        retrieval = Retrieval(
-            self.encoder,
-            tokens.shape[1],
-            *found[:2],
-            batch=tokens.shape[0],
-            device=tokens.device,
-            starts=starts,
-            cache=cache,
-        )
-        self._pass = _Pass(retrieval)
-        try:
-            out = self.decoder(tokens, **options)
-        finally:
-            self._pass = None
+        retrieval = Retrieval(self.encoder, tokens, *found[:2], starts=starts, cache=cache)
+        out = self._run(_Pass(retrieval), tokens, options)
         if cache is not None:
             retrieval.finish()
         return out
 
-    def _keep_input(self, layer: int, block: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._pass is not None:
-            self._pass.inputs[layer] = args[0] if args else kwargs["hidden_states"]
-
-    def _cross_attend(self, layer: int, attention: nn.Module, args: tuple, output):
-        if self._pass is None:
-            return None
-        here, retrieval = self._pass, self._pass.retrieval
-        update = output[0] if isinstance(output, tuple) else output
-        hidden = (here.inputs[layer] + update).to(next(self.cca.parameters()).dtype)  # a decoder in half precision
+    def _retrieved(self, layer: int, hidden: Tensor) -> Tensor | None:
+        here, retrieval = self._running, self._running.retrieval
+        hidden = hidden.to(next(self.cca.parameters()).dtype)  # of a decoder in half precision
         if layer == self.config.cca_layers[0]:
             here.encoded = retrieval.encode(hidden)  # again where checkpointing computes the block again
         if not retrieval.retrieves:
             return None
         name = str(layer)
-        added = retrieval.cross_attend(self.cca[name], self.cca_norm[name](hidden), here.encoded, layer)
-        update = update + added.to(update.dtype)
-        return (update, *output[1:]) if isinstance(output, tuple) else update
+        return retrieval.cross_attend(self.cca[name], self.cca_norm[name](hidden), here.encoded, layer)
 
 
 class _Pass:
@@ -121,7 +81,7 @@ class _Again:
         self.model, self.there = model, there
 
     def __enter__(self):
-        self.model._pass = self.there
+        self.model._running = self.there
 
     def __exit__(self, *_):
-        self.model._pass = None
+        self.model._running = None

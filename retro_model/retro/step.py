@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from retro_model.base import transfer
-from retro_model.layers import ChunkedCrossAttention
+from retro_model.base import checks, transfer
+from retro_model.layers import ChunkedCrossAttention, StepKeys
 
 from .cache import RetroCache
 
@@ -57,9 +57,7 @@ class RetroStep:
             self.neighbour_mask.zero_()
         else:
             self.neighbours.copy_(neighbours[:, 0])
-            mask = neighbour_mask
-            mask = torch.ones_like(neighbours[:, 0], dtype=torch.bool) if mask is None else mask[:, 0]
-            self.neighbour_mask.copy_(mask if mask.dim() == 3 else mask.unsqueeze(-1))
+            self.neighbour_mask.copy_(checks.token_mask(neighbour_mask, neighbours)[:, 0])
         return "encodes"
 
     def run(self, way: str) -> Tensor:
@@ -69,7 +67,7 @@ class RetroStep:
         key_mask = cache.key_mask(1, self.tokens.device)
         x, encoded = model.embedding(self.tokens), None
         for layer in model.layers:
-            held = cache.layers[layer.index - 1].at(self.column)
+            held = StepKeys(cache.layers[layer.index - 1], self.column)
             x, encoded = layer(x, retrieval, encoded, key_mask=key_mask, cache=held)
         self.column += 1
         return model.readout(model.norm(x)[:, -1])

@@ -5,13 +5,11 @@ config.py       RPTConfig: sizes, switches, the paper's models
 inputs.py       checks of tokens and neighbours
 layers.py       window attention, chunked cross-attention, the decoder layer
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
-neighbours.py   NeighbourEncoder: states of a chunk and its successor, conditioned on the chunk that retrieved them
-gate.py         NeighbourGate
-memory.py       SelfMemory: retriever, neighbours and gate
+memory.py       SelfMemory: retriever, NeighbourEncoder and NeighbourGate
 model.py        RPT; retrofit.py adds a memory to a trained decoder
 loss.py         lambda_rank
 supervision.py  BM25 candidates and the reference language model's scores of them, on disk
-index.py        SelfIndex, which grows with a document; cache.py RPTCache; decoding.py, step.py decoding with it
+index.py        SelfIndex, which grows with a document; cache.py RPTCache; decoding.py decoding with it
 
 Training is in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
 retro_model/apps/rpt.
@@ -19,26 +17,13 @@ retro_model/apps/rpt.
 
 from .cache import RPTCache
 from .config import OWN, RPTConfig
-from .gate import NeighbourGate
 from .index import SelfIndex
 from .layers import Retrieved
 from .loss import lambda_rank
+from .memory import NeighbourEncoder, NeighbourGate
 from .model import RPT
-from .neighbours import NeighbourEncoder
 from .retriever import SelfRetriever
 from .retrofit import RetrofittedRPT, retrofit_rpt
 
-__all__ = [
-    "OWN",
-    "RPT",
-    "NeighbourEncoder",
-    "NeighbourGate",
-    "RPTCache",
-    "RPTConfig",
-    "Retrieved",
-    "RetrofittedRPT",
-    "SelfIndex",
-    "SelfRetriever",
-    "lambda_rank",
-    "retrofit_rpt",
-]
+__all__ = ["OWN", "RPT", "NeighbourEncoder", "NeighbourGate", "RPTCache", "RPTConfig", "Retrieved", "RetrofittedRPT"]
+__all__ += ["SelfIndex", "SelfRetriever", "lambda_rank", "retrofit_rpt"]

@@ -69,14 +69,15 @@ class RPTConfig(Config):
     retriever: bool = True
     tie_embeddings: bool = True
 
+    max_len = None  # no limit, because positions are relative and attention has a window
+
     def __post_init__(self):
         self.check_fields()
         if self.d_model % self.num_heads:
             raise ValueError(f"num_heads: expected a divisor of d_model={self.d_model}; got {self.num_heads}")
         checks.head_dim("d_model / num_heads", self.head_dim)
-        first = self.num_layers // 2 + 1
-        kind = "layers of the upper half,"
-        layers = layer_numbers("cca_layers", self.cca_layers, "num_layers", self.num_layers, first, kind)
+        upper = (self.lower_layers + 1, "layers of the upper half,")
+        layers = layer_numbers("cca_layers", self.cca_layers, "num_layers", self.num_layers, *upper)
         object.__setattr__(self, "cca_layers", layers)
         checks.probability("dropout", self.dropout)
         if not 0 <= self.gate_floor <= 1:
@@ -114,11 +115,6 @@ class RPTConfig(Config):
     def uses_neighbours(self) -> bool:
         """Whether any layer reads neighbours."""
         return bool(self.cca_layers)
-
-    @property
-    def max_len(self) -> None:
-        """None: sequences may be of any length, because positions are relative and attention has a window."""
-        return None
 
     def num_parameters(self) -> int:
         """Count the weights of the matrices, the embedding included, without norms, w_ng and null slots.

@@ -1,4 +1,4 @@
-"""Forward pass of the tokens after those in a cache."""
+"""Forward pass of the tokens after those in a cache, and a step of one token for capture in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -33,11 +33,8 @@ def decode(
         call = Call(model, cache, rows, [cache.positions[r] for r in members], members, n)
         result = call.run(tokens[rows], None if index is None else index[rows])
         call.record(retrieved)
-        if len(groups) == 1:
-            out = result
-        else:
-            out = result.new_empty(cache.batch, *result.shape[1:]) if out is None else out
-            out[rows] = result
+        out = result.new_empty(cache.batch, *result.shape[1:]) if out is None else out
+        out[rows] = result
     cache.positions = [p + n for p in cache.positions]
     return out, retrieved
 
@@ -104,11 +101,9 @@ class Call:
 
     def _window(self, number: int, attention, x: Tensor, turn: Rotation) -> Tensor:
         cache, size = self.cache, self.config.segment
-        query, (key, value) = attention.queries(x, turn), attention.project(x, turn)
-        held = [
-            self.cache.row(f"window {name} {number}", t, cache.ring, *t.shape[2:])
-            for name, t in (("key", key), ("value", value))
-        ]
+        query, new = attention.queries(x, turn), attention.project(x, turn)
+        names = (f"window key {number}", f"window value {number}")
+        held = [cache.row(name, t, cache.ring, *t.shape[2:]) for name, t in zip(names, new)]
         if self.count > 1:
             p = self.starts[0]
             first = max(0, p - 2 * size + 1 if attention.sliding else size * (p // size - 1))
@@ -116,10 +111,10 @@ class Call:
             before = [t[self.rows][:, columns] for t in held]
         kept = min(self.count, cache.ring)
         columns = self.position[:, -kept:] % cache.ring
-        for t, new in zip(held, (key, value)):
-            self._put(t, (self.row[:, None], columns), new[:, -kept:])
+        for t, states in zip(held, new):
+            self._put(t, (self.row[:, None], columns), states[:, -kept:])
         if self.count > 1:
-            return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, (key, value))))
+            return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, new)))
         used = self._used()
         column = torch.arange(used, device=x.device)
         there = self.position - (self.position - column) % cache.ring  # [b,used]: position in each column
@@ -132,9 +127,6 @@ class Call:
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
         """Encode, search and gate the chunks that complete with states [b,N,d], into `fresh`."""
-        self.fresh = self._complete(hidden, index)
-
-    def _complete(self, hidden: Tensor, index: Tensor | None) -> list[tuple[Tensor, Memory]]:
         m = self.config.chunk_len
         chunk = self.cache.row("chunk", hidden, m, hidden.shape[-1])
         if self.count == 1:
@@ -143,24 +135,21 @@ class Call:
             for at, p in enumerate(self.starts):
                 if (p + 1) % m == 0:
                     groups.setdefault(p // m, []).append(at)
-            memories = []
             for number, ats in groups.items():
                 members = [self.members[at] for at in ats]
-                rows, given = transfer.numbers(members, hidden.device), None
-                if index is not None:
-                    given = index[transfer.numbers(ats, hidden.device)][:, :1]
-                memories.append((rows, self._remember(rows, members, number, chunk[rows].unsqueeze(1), given)))
-            return memories
+                rows = transfer.numbers(members, hidden.device)
+                given = None if index is None else index[transfer.numbers(ats, hidden.device)][:, :1]
+                self.fresh.append((rows, self._remember(rows, members, number, chunk[rows].unsqueeze(1), given)))
+            return
         phase, first = self.starts[0] % m, self.starts[0] // m
         hidden = torch.cat([chunk[self.rows, :phase], hidden.to(chunk.dtype)], 1)
         complete = hidden.shape[1] // m
         rest = hidden[:, complete * m :]
         chunk[self.rows, : rest.shape[1]] = rest
-        if not complete:
-            return []
-        chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
-        given = None if index is None else index[:, :complete]
-        return [(self.row, self._remember(self.row, self.members, first, chunks, given))]
+        if complete:
+            chunks = hidden[:, : complete * m].unflatten(1, (complete, m))
+            given = None if index is None else index[:, :complete]
+            self.fresh.append((self.row, self._remember(self.row, self.members, first, chunks, given)))
 
     def _remember(self, rows: Tensor, members: list[int], first: int, chunks: Tensor, index: Tensor | None):
         """Return the memory of chunks [g,c,m,d], numbers first, first + 1, ..., of these rows; `members` on the host.
@@ -172,26 +161,19 @@ class Call:
         if model.retriever is not None:
             states = model.retriever.encode(chunks.flatten(1, 2))
             query, key = model.retriever.project(states)
-        waiting = self.cache.row("waiting states", states, *states.shape[2:])
-        series = states if not first else torch.cat([waiting[rows].unsqueeze(1), states], 1)
+        series, keys = self._after_waiting("states", rows, first, states), None
         pairs = model.neighbours.pair(series[:, :-1], series[:, 1:]) if series.shape[1] > 1 else None
-        self._put(waiting, rows, states[:, -1])
         if key is not None:
-            waiting_key = self.cache.row("waiting key", key, key.shape[-1])
-            keys = key if not first else torch.cat([waiting_key[rows].unsqueeze(1), key], 1)
-            self._put(waiting_key, rows, key[:, -1])
-        own = []
-        for at, row in enumerate(members):
-            if pairs is not None:
-                cache.indexes[row].add(None if key is None else keys[at, :-1], pairs[at])
-            if query is not None:
-                options = {"chunk": first, "excluded_chunks": self.config.excluded_chunks}
-                own.append(cache.indexes[row].search(query[at], k, **options)[1])
+            keys = self._after_waiting("key", rows, first, key)
+        indexes = [cache.indexes[row] for row in members]
+        if pairs is not None:
+            for at, held in enumerate(indexes):
+                held.add(None if keys is None else keys[at, :-1], pairs[at])
         if query is not None:
-            own = torch.stack(own)
+            options = {"chunk": first, "excluded_chunks": self.config.excluded_chunks}
+            own = torch.stack([held.search(asked, k, **options)[1] for held, asked in zip(indexes, query)])
             index = own if index is None else torch.where(index == OWN, own, index)
         empty = chunks.new_zeros(*index.shape[1:], 2 * chunks.shape[2], chunks.shape[3])
-        indexes = [cache.indexes[row] for row in members]
         read = torch.stack([held.states(asked) if len(held) else empty for held, asked in zip(indexes, index)])
         neighbours, neighbour_mask = model.neighbours.augment(read, chunks), index >= 0
         position = torch.arange(neighbours.shape[-2], device=chunks.device)
@@ -211,6 +193,13 @@ class Call:
 
         return Memory(neighbours, turn, index, model.gate(neighbours, neighbour_mask, start, extend))
 
+    def _after_waiting(self, name: str, rows: Tensor, first: int, new: Tensor) -> Tensor:
+        """Prepend the last call's last chunk to new ones [g,c,...], and keep the last of these for the next call."""
+        waiting = self.cache.row(f"waiting {name}", new, *new.shape[2:])
+        series = new if not first else torch.cat([waiting[rows].unsqueeze(1), new], 1)
+        self._put(waiting, rows, new[:, -1])
+        return series
+
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
         """Return layer `number`'s chunked cross-attention of x [b,N,d] to cached neighbours and those of new chunks."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
@@ -219,18 +208,65 @@ class Call:
         mask = self.cache.row("neighbour mask", torch.zeros(0, dtype=torch.bool, device=x.device), k)
         gate = self.cache.row("gate", x, k)
         if self.count == 1:
-            mask, gate = mask.clone(), gate.clone()
+            parts = [*held, mask.clone(), gate.clone()]  # `keep` stores masks and gates after the last layer
             for rows, memory in self.fresh:
-                for t, new in zip(held, cca.project(memory.states, memory.turn)):
+                for t, new in zip(parts, memory.seen(cca)):
                     self._put(t, rows, new[:, 0])
-                self._put(mask, rows, memory.neighbour_mask[:, 0])
-                self._put(gate, rows, memory.gate[:, 0])
-            parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]
-            return cca.read(x, turn, *parts, query_start=m - 1)
+            return cca.read(x, turn, [t[self.rows].unsqueeze(1) for t in parts], m - 1)
         parts = [t[self.rows].unsqueeze(1) for t in (*held, mask, gate)]  # the cached chunk is chunk 0 of the op's call
         for rows, memory in self.fresh:
-            new = (*cca.project(memory.states, memory.turn), memory.neighbour_mask, memory.gate)
-            parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, new)]
+            parts = [torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(parts, memory.seen(cca))]
             for t, part in zip(held, parts):
                 t[rows] = part[:, -1]
-        return cca.read(x, turn, *parts, query_start=self.starts[0] % m + m)
+        return cca.read(x, turn, parts, self.starts[0] % m + m)
+
+
+class RPTStep(Call):
+    """Decode step of an RPT within chunks, without synchronisation: positions are tensors on the device.
+
+    A step that completes a row's chunk encodes it, searches with it and adds it to a growing index. The model itself
+    makes such a step, with the same cache.
+
+    Args:
+        model: an `RPT` in evaluation mode.
+        cache: holds the prompts; the tokens are appended.
+    """
+
+    def __init__(self, model, cache: RPTCache):
+        if cache.retrieval is None:
+            raise ValueError("cache: expected one that holds tokens; got an empty one")
+        super().__init__(model, cache, slice(None), cache.positions, list(range(cache.batch)), 1)
+        self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=self.position.device)
+        self.known = list(cache.positions)  # value of `position`, on the host
+
+    def begin(self, retrieval: bool = True) -> str | None:
+        """Return the name of the step's way. None: a row completes its chunk; run the model instead."""
+        cache = self.cache
+        if cache.capacity is not None and max(cache.positions) >= cache.capacity:
+            raise ValueError(f"cache: expected room for a token; got {cache.capacity} positions filled")
+        if cache.retrieval and cache.completes(1):
+            return None
+        if self.known != cache.positions:  # after a step by the model
+            self.position += cache.positions[0] - self.known[0]
+            self.known = list(cache.positions)
+        return "reads" if cache.retrieval else "alone"
+
+    def run(self, way: str) -> Tensor:
+        """Return logits [B,V] after `tokens` [B,1], without synchronisation."""
+        x = super().run(self.tokens, None)
+        self.position += 1
+        return self.model.readout(x[:, -1])
+
+    def finish(self) -> None:
+        """Advance the host's counters by one token."""
+        self.cache.positions = [p + 1 for p in self.cache.positions]
+        self.known = list(self.cache.positions)
+
+    def complete(self, hidden: Tensor, index: Tensor | None) -> None:
+        """Store the states of the incomplete chunk."""
+        m = self.config.chunk_len
+        chunk = self.cache.row("chunk", hidden, m, hidden.shape[-1])
+        self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])
+
+    def _used(self) -> int:
+        return self.cache.ring

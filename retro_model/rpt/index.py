@@ -39,8 +39,7 @@ class SelfIndex:
         """Empty the index."""
         self._keys: list[Tensor] = []
         self._states: list[Tensor] = []
-        self._count = 0
-        self._faiss = None
+        self._count, self._faiss = 0, None
 
     def __len__(self) -> int:
         return self._count
@@ -52,25 +51,24 @@ class SelfIndex:
         """
         if self._count and (keys is None) != (not self._keys):
             raise ValueError("keys: expected keys in every call or in none; got both")
-        if keys is not None and len(keys) != len(states):
-            raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
         if keys is not None:
+            if len(keys) != len(states):
+                raise ValueError(f"keys: expected [n,d] with n={len(states)} as in states; got n={len(keys)}")
             self._append(self._keys, keys.detach(), KEYS)
             if self.factory is not None and len(keys):
                 self._faiss = _empty(self.factory, keys.shape[1]) if self._faiss is None else self._faiss
-                self._faiss.add(np.ascontiguousarray(keys.detach().float().cpu().numpy()))
+                self._faiss.add(_rows(keys))
         self._append(self._states, states.detach(), STATES)
         self._count += len(states)
 
     def _append(self, blocks: list[Tensor], new: Tensor, size: int) -> None:
-        done = 0
-        while done < len(new):
-            at = (self._count + done) % size
+        at = self._count % size
+        while len(new):
             if at == 0:
                 blocks.append(new.new_empty(size, *new.shape[1:]))
-            part = new[done : done + size - at]
+            part, new = new[: size - at], new[size - at :]
             blocks[-1][at : at + len(part)] = part
-            done += len(part)
+            at = 0
 
     def search(self, query: Tensor, k: int, *, chunk: int, excluded_chunks: int) -> tuple[Tensor, Tensor]:
         """Return the k best chunks j <= i - excluded_chunks for queries [q,d] of chunks i = chunk, chunk + 1, ...
@@ -94,8 +92,7 @@ class SelfIndex:
     def _search_faiss(self, query: Tensor, k: int, last: int) -> tuple[Tensor, Tensor]:
         """Search by FAISS. Query i may retrieve chunks up to `last` + i; hits after that are fetched and masked."""
         fetched = min(self._count, k + max(0, self._count - 1 - last))
-        scores, hits = self._faiss.search(np.ascontiguousarray(query.detach().float().cpu().numpy()), fetched)
-        scores, hits = torch.from_numpy(scores), torch.from_numpy(hits)
+        scores, hits = map(torch.from_numpy, self._faiss.search(_rows(query), fetched))
         hidden = (hits > last + torch.arange(len(query))[:, None]) | (hits < 0)
         missing = (0, max(0, k - fetched))
         scores = F.pad(scores.masked_fill(hidden, -torch.inf), missing, value=-torch.inf)
@@ -121,12 +118,8 @@ class SelfIndex:
 
     def save(self, path: str | Path) -> None:
         """Write one file for `restore`, atomically."""
-        path = Path(path)
-        parts = {
-            name: torch.cat(blocks)[: self._count].cpu()
-            for name, blocks in (("keys", self._keys), ("states", self._states))
-            if blocks
-        }
+        path, held = Path(path), {"keys": self._keys, "states": self._states}
+        parts = {name: torch.cat(blocks)[: self._count].cpu() for name, blocks in held.items() if blocks}
         temporary = path.with_name(path.name + ".new")
         torch.save({"kind": "SelfIndex", "factory": self.factory, **parts}, temporary)
         temporary.replace(path)
@@ -145,6 +138,10 @@ class SelfIndex:
         if "states" in parts:
             index.add(parts.get("keys"), parts["states"])
         return index
+
+
+def _rows(x: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(x.detach().float().cpu().numpy())
 
 
 def _empty(factory: str, width: int):

@@ -37,30 +37,21 @@ def check_index(model, tokens: Tensor, index: Tensor | None, retrieval: bool, ca
     if index.device != tokens.device:
         raise ValueError(f"index: expected the device of the tokens, {tokens.device}; got {index.device}")
     if index.shape[1] != chunks:
-        raise ValueError(
-            f"index: expected [B,L,K] with L = {chunks} chunks of {config.chunk_len} that complete within these "
-            f"N={tokens.shape[1]} tokens; got L={index.shape[1]}"
-        )
+        wanted = f"L = {chunks} chunks of {config.chunk_len} that complete within these N={tokens.shape[1]} tokens"
+        raise ValueError(f"index: expected [B,L,K] with {wanted}; got L={index.shape[1]}")
     if cache is not None and index.shape[2] != cache.num_neighbours:
-        raise ValueError(
-            f"index: expected [B,L,K] with K = {cache.num_neighbours}, the cache's; got K={index.shape[2]}"
-        )
-    if index.device.type == "cpu" and index.numel() and not torch.compiler.is_compiling():
-        _check_values(index, config, cache, 0 if part is None else part.first(chunks))
-
-
-def _check_values(index: Tensor, config, cache, first: int) -> None:
-    own = torch.arange(first, first + index.shape[1]).view(1, -1, 1)
+        k = cache.num_neighbours
+        raise ValueError(f"index: expected [B,L,K] with K = {k}, the cache's; got K={index.shape[2]}")
+    if index.device.type != "cpu" or not index.numel() or torch.compiler.is_compiling():
+        return
+    first = 0 if part is None else part.first(chunks)
+    own = torch.arange(first, first + chunks).view(1, -1, 1)
     if cache is not None:
         own = own + torch.tensor([p // config.chunk_len for p in cache.positions]).view(-1, 1, 1)
-    if bool((index >= own).any()):
-        at = (index >= own).nonzero()[0].tolist()
-        raise ValueError(
-            "index: expected chunks before the retrieving one (a neighbour is a chunk and its successor); got "
-            f"{int(index[tuple(at)])} at {at}"
-        )
-    least = OWN if config.retriever else -1
+    if len(late := (index >= own).nonzero()):
+        at = late[0].tolist()
+        wanted = "chunks before the retrieving one (a neighbour is a chunk and its successor)"
+        raise ValueError(f"index: expected {wanted}; got {int(index[tuple(at)])} at {at}")
+    least, named = (OWN, " or -2 (OWN)") if config.retriever else (-1, "")
     if int(index.min()) < least:
-        raise ValueError(
-            f"index: expected chunk numbers, -1 (none){' or -2 (OWN)' if least == OWN else ''}; got {int(index.min())}"
-        )
+        raise ValueError(f"index: expected chunk numbers, -1 (none){named}; got {int(index.min())}")

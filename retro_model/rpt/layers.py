@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.nn.functional as F
@@ -32,10 +33,13 @@ class Memory(NamedTuple):
         """bool [B,L,K], True = a neighbour."""
         return self.index >= 0
 
+    def seen(self, cca: CrossAttention) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return keys and values [B,L,K,2m,H,D] of a layer, masks and gates [B,L,K]."""
+        return *cca.project(self.states, self.turn), self.neighbour_mask, self.gate
+
 
 class Retrieved(NamedTuple):
-    """Retrieval of a forward pass: scores [B,L,L] (None without a retriever, or with a cache), index and gates
-    [B,L,K]."""
+    """Scores [B,L,L] of a forward pass (None without a retriever, or with a cache), index and gates [B,L,K]."""
 
     scores: Tensor | None
     index: Tensor
@@ -91,45 +95,27 @@ class CrossAttention(RotaryAttention):
     """
 
     def __init__(self, config: RPTConfig, **options):
-        super().__init__(
-            config.d_model, config.num_heads, null_slot=config.null_slot, dropout=config.dropout, **options
-        )
+        options |= {"null_slot": config.null_slot, "dropout": config.dropout}
+        super().__init__(config.d_model, config.num_heads, **options)
         self.chunk_len = config.chunk_len
 
     def forward(self, x: Tensor, memory: Memory, turn: Rotation) -> Tensor:
         """Return the update [B,N,d] of x [B,N,d]. turn: of `SelfMemory.reader_positions`."""
-        key, value = self.project(memory.states, memory.turn)
-        return self.read(x, turn, key, value, memory.neighbour_mask, memory.gate, memory.lead)
+        return self.read(x, turn, memory.seen(self), memory.lead)
 
-    def read(
-        self,
-        x: Tensor,
-        turn: Rotation,
-        key: Tensor,
-        value: Tensor,
-        neighbour_mask: Tensor,
-        gate: Tensor,
-        query_start: int = 0,
-    ) -> Tensor:
-        """`forward` with projected keys and values [B,L,K,2m,H,D], as a cache holds them."""
-        return self.attend(
-            self.queries(x, turn),
-            key,
-            value,
-            rk.chunked_cross_attention,
-            chunk_len=self.chunk_len,
-            neighbour_mask=neighbour_mask,
-            neighbour_gate=gate.to(key.dtype),
-            query_start=query_start,
-        )
+    def read(self, x: Tensor, turn: Rotation, seen: Sequence[Tensor], query_start: int) -> Tensor:
+        """`forward` with projected keys and values [B,L,K,2m,H,D], masks and gates, as a cache holds them."""
+        key, value, mask, gate = seen
+        options = {"chunk_len": self.chunk_len, "neighbour_mask": mask, "neighbour_gate": gate.to(key.dtype)}
+        query, op = self.queries(x, turn), rk.chunked_cross_attention
+        return self.attend(query, key, value, op, query_start=query_start, **options)
 
 
 class DecoderLayer(nn.Module):
     """Window attention, chunked cross-attention where `reads`, feed-forward; each a pre-norm residual."""
 
-    def __init__(self, config: RPTConfig, *, reads: bool, backend: str | None = None, device=None, dtype=None):
+    def __init__(self, config: RPTConfig, *, reads: bool, backend: str | None = None, **where):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
         self.dropout = config.dropout
         self.attention_norm = norm(config.d_model, **where)
         self.attention = WindowAttention(config, backend=backend, **where)
@@ -137,24 +123,19 @@ class DecoderLayer(nn.Module):
         if reads:
             self.cca_norm, self.cca = norm(config.d_model, **where), CrossAttention(config, backend=backend, **where)
         self.feed_forward_norm = norm(config.d_model, **where)
-        self.feed_forward = FeedForward(
-            config.d_model, config.d_ff, gated=config.gated_ffn, approximate="tanh", **where
-        )
+        form = {"gated": config.gated_ffn, "approximate": "tanh"}
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, **form, **where)
 
-    def forward(
-        self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn: Rotation | None = None, part=None
-    ) -> Tensor:
-        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions. reader_turn: of their `reader_positions`. part: see
-        `RPT.forward`."""
-        x = x + self.dropped(self.attention(self.attention_norm(x), turn, part))
+    def forward(self, x: Tensor, turn: Rotation, memory: Memory | None = None, reader_turn=None, part=None) -> Tensor:
+        """x [B,N,d] -> [B,N,d]. turn: of the tokens' positions; reader_turn: of `reader_positions`."""
+        x = self._added(x, self.attention(self.attention_norm(x), turn, part))
         if self.cca is not None and memory is not None:
-            x = x + self.dropped(self.cca(self.cca_norm(x), memory, reader_turn))
+            x = self._added(x, self.cca(self.cca_norm(x), memory, reader_turn))
         return self.feed(x)
 
     def feed(self, x: Tensor) -> Tensor:
         """Add the feed-forward layer's update."""
-        return x + self.dropped(self.feed_forward(self.feed_forward_norm(x)))
+        return self._added(x, self.feed_forward(self.feed_forward_norm(x)))
 
-    def dropped(self, update: Tensor) -> Tensor:
-        """Apply dropout to a residual update."""
-        return F.dropout(update, self.dropout, self.training)
+    def _added(self, x: Tensor, update: Tensor) -> Tensor:
+        return x + F.dropout(update, self.dropout, self.training)

@@ -7,12 +7,7 @@ from torch import Tensor
 
 
 def lambda_rank(
-    scores: Tensor,
-    target_scores: Tensor,
-    tau: float | Tensor,
-    *,
-    positives: int | None = None,
-    scored_only: bool = False,
+    scores: Tensor, target_scores: Tensor, tau: float | Tensor, *, positives: int | None = None, scored_only=False
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of lambda_jl * max(0, tau - (s_q(l) - s_q(j))) over pairs (l, j) with s_t(l) > max(0, s_t(j)).
 
@@ -44,9 +39,8 @@ def lambda_rank(
     Source: Rubin and Berant, arXiv 2306.13421, section 3.3; Burges et al., 2006.
     """
     if scores.shape != target_scores.shape or not scores.dim():
-        raise ValueError(
-            f"target_scores: expected the scores' shape [...,n] = {list(scores.shape)}; got {list(target_scores.shape)}"
-        )
+        wanted, got = list(scores.shape), list(target_scores.shape)
+        raise ValueError(f"target_scores: expected the scores' shape [...,n] = {wanted}; got {got}")
     acc_dtype = torch.promote_types(scores.dtype, torch.float32)
     scores, targets = (t.reshape(-1, scores.shape[-1]).to(acc_dtype) for t in (scores, target_scores))
     with torch.no_grad():

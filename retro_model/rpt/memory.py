@@ -1,41 +1,172 @@
-"""Memory of an RPT: from the lower decoder's states to the upper decoder's input."""
+"""Memory of an RPT, from the lower decoder's states to the upper decoder's input: encoder and gate of neighbours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from retro_model.layers import initialise, rotation
+from retro_model.base import checks
+from retro_model.layers import RotaryAttention, initialise, rotation
 
 from .config import RPTConfig
-from .gate import NeighbourGate
-from .layers import Memory, Retrieved
-from .neighbours import NeighbourEncoder
+from .layers import Memory, Retrieved, norm
 from .retriever import SelfRetriever, in_chunks
+
+
+class NeighbourEncoder(nn.Module):
+    """Encoder of the states [B,L,K,2m,d] of neighbours: a chunk and its successor attend each other, then chunk i.
+
+        N = [e_j ; e_{j+1}];   N += BiAttn(norm N);   N += CrossAttn(norm N <- norm H_i)
+
+    `pair` does the first two steps once a chunk, because they depend on no query; `augment` does the last step.
+
+    Args:
+        d_model, num_heads: d, H.
+        null_slot, dropout, backend: as in `RotaryAttention`.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.1 and its footnote 2, appendix B.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        null_slot: bool = False,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
+        self.dropout = dropout
+        self.norm, self.attention = norm(d_model, **where), RotaryAttention(d_model, num_heads, **options)
+        self.cross_query_norm, self.cross_key_norm = norm(d_model, **where), norm(d_model, **where)
+        self.cross = RotaryAttention(d_model, num_heads, **options)
+
+    def forward(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
+        """Return states [B,L,K,2m,d] of neighbours `index` [B,L,K]; those of -1 (none) are finite and arbitrary.
+
+        Args:
+            states: e [B,L,m,d] of the chunks.
+            chunks: H [B,L,m,d], the lower decoder's states of the retrieving chunks.
+        """
+        sizes: dict[str, int] = {"d_model": self.attention.d_model}
+        checks.shape("states", states, "B,L,m,d_model", sizes)
+        checks.shape("chunks", chunks, "B,L,m,d_model", sizes)
+        checks.shape("index", index, "B,L,K", sizes)
+        b, chunk_count, m, d = states.shape
+        several = chunk_count > 1
+        pairs = self.pair(states[:, :-1], states[:, 1:]) if several else states.new_zeros(b, 1, 2 * m, d)
+        row = torch.arange(b, device=index.device).view(b, 1, 1)
+        return self.augment(pairs[row, index.clamp(0, pairs.shape[1] - 1)], chunks)
+
+    def of(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
+        """`forward` with `states` [B,S,m,d] of more chunks than the retrieving ones. Encodes only retrieved chunks."""
+        row = torch.arange(len(states), device=index.device).view(-1, 1, 1)
+        first = index.clamp(0, states.shape[1] - 2)
+        pairs = self.pair(*(states[row, first + step].flatten(1, 2) for step in range(2)))
+        return self.augment(pairs.unflatten(1, index.shape[1:]), chunks)
+
+    def pair(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return states [B,L,2m,d] of pairs of consecutive chunks' e, [B,L,m,d] each."""
+        pairs = torch.cat([first, second], 2)
+        x = pairs.flatten(0, 1)
+        return self._added(x, self.attention(self.norm(x), self._turn(x))).view(pairs.shape)
+
+    def augment(self, pairs: Tensor, chunks: Tensor) -> Tensor:
+        """Return states of neighbours [B,L,K,2m,d] after attention to their retrieving chunks [B,L,m,d]."""
+        x = pairs.flatten(0, 2)
+        chunks = self.cross_key_norm(chunks).flatten(0, 1)
+        # positions restart in every neighbour, so each is a batch entry; a chunk is projected once, then repeated
+        key, value = (t.repeat_interleave(pairs.shape[2], 0) for t in self.cross.project(chunks, self._turn(chunks)))
+        query = self.cross.queries(self.cross_query_norm(x), self._turn(x))
+        return self._added(x, self.cross.attend(query, key, value)).view(pairs.shape)
+
+    def _turn(self, x: Tensor):
+        return rotation(torch.arange(x.shape[1], device=x.device), self.attention.head_dim, x.dtype)
+
+    def _added(self, x: Tensor, update: Tensor) -> Tensor:
+        return x + F.dropout(update, self.dropout, self.training)
+
+
+class NeighbourGate(nn.Module):
+    """Gate in [floor, 1] for each neighbour, from its mean state and the mean states of earlier neighbours.
+
+        c = mean of a neighbour's states over its tokens, in the order (chunk, rank);   c += CausalAttn(norm c)
+        g = max(floor, sigmoid(w·norm(c) / d))
+
+    w is of order d^-0.5 and the product is divided by d, so g starts at about 1/2. Multiply the states by g, or pass it
+    as `rk.chunked_cross_attention(neighbour_gate=)`. A norm after the product would cancel it.
+
+    Example:
+        gate = NeighbourGate(512, num_heads=8)
+        g = gate(states, mask)  # states [B,L,K,R,512], mask bool [B,L,K] -> [B,L,K]
+
+    Args:
+        d_model, num_heads: d, H of its attention.
+        floor: eta, the least gate; 1: no gate.
+        dropout, backend: as in `RotaryAttention`.
+
+    Source: Rubin and Berant, arXiv 2306.13421, section 3.1.
+    """
+
+    def __init__(
+        self, d_model, num_heads, *, floor: float = 0.1, dropout: float = 0.0, backend=None, device=None, dtype=None
+    ):
+        super().__init__()
+        where = {"device": device, "dtype": dtype}
+        self.floor, self.dropout = floor, dropout
+        self.norm = norm(d_model, **where)
+        self.attention = RotaryAttention(d_model, num_heads, dropout=dropout, backend=backend, **where)
+        self.out_norm = norm(d_model, **where)
+        self.weight = nn.Parameter(torch.empty(d_model, **where))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set w to N(0, 1/d)."""
+        nn.init.normal_(self.weight, std=len(self.weight) ** -0.5)
+
+    def forward(self, states: Tensor, neighbour_mask: Tensor, first: int = 0, extend: Callable | None = None) -> Tensor:
+        """Return g [B,L,K] of states [B,L,K,R,d].
+
+        Args:
+            neighbour_mask: bool [B,L,K]; the others do not attend a neighbour under False.
+            first: number of neighbours of earlier chunks.
+            extend: prepends them: (keys, values, masks) [B,L*K,...] -> [B,first+L*K,...]; None: there are none.
+        """
+        sizes: dict[str, int] = {"d_model": len(self.weight)}
+        checks.shape("states", states, "B,L,K,R,d_model", sizes)
+        checks.shape("neighbour_mask", neighbour_mask, "B,L,K", sizes)
+        pooled = states.mean(-2).flatten(1, 2)
+        position = torch.arange(first, first + pooled.shape[1], device=pooled.device)
+        turn, normed = rotation(position, self.attention.head_dim, pooled.dtype), self.norm(pooled)
+        seen = *self.attention.project(normed, turn), neighbour_mask.flatten(1)
+        key, value, key_mask = seen if extend is None else extend(*seen)
+        update = self.attention.attend(self.attention.queries(normed, turn), key, value, causal=True, key_mask=key_mask)
+        pooled = pooled + F.dropout(update, self.dropout, self.training)
+        logit = self.out_norm(pooled) @ self.weight.to(pooled.dtype) / pooled.shape[-1]
+        return torch.sigmoid(logit).clamp(min=self.floor).view(neighbour_mask.shape)
 
 
 class SelfMemory(nn.Module):
     """Base of models with `retriever`, `neighbours` and `gate`; each is None if the configuration has none."""
 
-    def add_memory(self, config: RPTConfig, *, backend: str | None = None, device=None, dtype=None) -> None:
-        """Make the parts. A model's constructor calls it, and sets `config`."""
+    def add_memory(self, config: RPTConfig, **options) -> None:
+        """Make the parts. A model's constructor calls it, and sets `config`. options: backend, device and dtype."""
         self.retriever = self.neighbours = self.gate = None
-        where = {"device": device, "dtype": dtype}
-        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, "backend": backend, **where}
+        sizes, options = (config.d_model, config.num_heads), {"dropout": config.dropout, **options}
         if config.uses_neighbours:
             self.neighbours = NeighbourEncoder(*sizes, null_slot=config.null_slot, **options)
             self.gate = NeighbourGate(*sizes, floor=config.gate_floor, **options)
         if config.uses_neighbours and config.retriever:
-            self.retriever = SelfRetriever(
-                *sizes,
-                chunk_len=config.chunk_len,
-                excluded_chunks=config.excluded_chunks,
-                score_scale=config.score_scale,
-                query_norm=config.query_norm,
-                key_norm=config.key_norm,
-                null_slot=config.null_slot,
-                **options,
-            )
+            same = ("chunk_len", "excluded_chunks", "score_scale", "query_norm", "key_norm", "null_slot")
+            self.retriever = SelfRetriever(*sizes, **{name: getattr(config, name) for name in same}, **options)
 
     @torch.no_grad()
     def reset_memory(self) -> None:
@@ -48,9 +179,7 @@ class SelfMemory(nn.Module):
         if self.retriever is not None:
             self.retriever.key.weight.copy_(self.retriever.query.weight)
 
-    def remember(
-        self, hidden: Tensor, index: Tensor | None, k: int, trunk_share: float = 1.0
-    ) -> tuple[Memory, Retrieved]:
+    def remember(self, hidden: Tensor, index: Tensor | None, k: int, trunk_share=1.0) -> tuple[Memory, Retrieved]:
         """Retrieve, encode and gate the neighbours of every complete chunk of the lower decoder's states [B,N,d]."""
         chunks = in_chunks(hidden, self.config.chunk_len)
         states, scores = chunks, None

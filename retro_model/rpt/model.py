@@ -12,11 +12,10 @@ from retro_model.layers import NextTokenLoss, Rotation, initialise, next_token_l
 
 from .cache import RPTCache
 from .config import RPTConfig
-from .decoding import decode
+from .decoding import RPTStep, decode
 from .inputs import check_index, check_tokens
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
-from .step import RPTStep
 
 
 class RPT(SelfMemory):
@@ -46,9 +45,7 @@ class RPT(SelfMemory):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
 
-    def __init__(
-        self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, device=None, dtype=None
-    ):
+    def __init__(self, config: RPTConfig, backend=None, *, checkpoint: bool = False, device=None, dtype=None):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint
@@ -105,8 +102,8 @@ class RPT(SelfMemory):
         Raises:
             ValueError, TypeError: naming the argument. Values of tokens and index are checked on the CPU only.
         """
-        options = {"num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
-        x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, cache=cache, **options)
+        options = {"cache": cache, "num_neighbours": num_neighbours, "trunk_share": trunk_share, "part": part}
+        x, retrieved = self.activations(tokens, index=index, retrieval=retrieval, **options)
         if loss_mask is None:
             out = self.readout(x)
         else:
@@ -126,15 +123,7 @@ class RPT(SelfMemory):
         return F.linear(x, self.readout_weight)
 
     def activations(
-        self,
-        tokens: Tensor,
-        *,
-        index: Tensor | None = None,
-        retrieval: bool = True,
-        cache: RPTCache | None = None,
-        num_neighbours: int | None = None,
-        trunk_share: float = 1.0,
-        part=None,
+        self, tokens: Tensor, *, index=None, retrieval=True, cache=None, num_neighbours=None, trunk_share=1.0, part=None
     ) -> tuple[Tensor, Retrieved | None]:
         """Return final hidden states [B,N,d], the input of `readout`, and the retrieval. Arguments as in `forward`."""
         check_tokens(self, tokens, cache)

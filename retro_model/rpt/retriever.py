@@ -55,13 +55,11 @@ class SelfRetriever(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        where = {"device": device, "dtype": dtype}
         self.chunk_len, self.excluded_chunks, self.score_scale = chunk_len, excluded_chunks, score_scale
-        self.dropout, self.backend = dropout, backend
+        self.dropout, self.backend, where = dropout, backend, {"device": device, "dtype": dtype}
         self.norm = norm(d_model, **where)
-        self.attention = RotaryAttention(
-            d_model, num_heads, null_slot=null_slot, dropout=dropout, backend=backend, **where
-        )
+        options = {"null_slot": null_slot, "dropout": dropout, "backend": backend, **where}
+        self.attention = RotaryAttention(d_model, num_heads, **options)
         self.query_norm = norm(d_model, **where) if query_norm else None
         self.key_norm = norm(d_model, **where) if key_norm else None
         self.query, self.key = (nn.Linear(d_model, d_model, bias=False, **where) for _ in range(2))
@@ -81,8 +79,7 @@ class SelfRetriever(nn.Module):
         pooled = states.mean(-2)
         if trunk_share != 1.0:
             pooled = pooled.detach().lerp(pooled, trunk_share) if trunk_share else pooled.detach()
-        as_query = pooled if self.query_norm is None else self.query_norm(pooled)
-        as_key = pooled if self.key_norm is None else self.key_norm(pooled)
+        as_query, as_key = (pooled if n is None else n(pooled) for n in (self.query_norm, self.key_norm))
         return self.query(as_query) * self.score_scale, self.key(as_key)
 
     @torch.no_grad()

@@ -1,21 +1,14 @@
-"""Retrofit a trained decoder with retrieval from its own past. The added weights train; the decoder's stay frozen.
-
-model = retrofit_rpt(decoder, cca_layers=(8, 10, 12), excluded_chunks=32)   # an RPT without neighbours, or a library's
-logits, retrieved = model(tokens, return_retrieved=True)                    # for `lambda_rank`
-logits = model(tokens, retrieval=False)                                     # the decoder's own, to the bit
-texts = generate(model, prompts, max_new_tokens=32)
-"""
+"""Retrofit a trained decoder with retrieval from its own past. The added weights train; the decoder's stay frozen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import check_fixed, named_blocks, share_weights
+from retro_model.retro.decoders import around, check_fixed, named_blocks
 from retro_model.retro.frozen_decoder import Frozen
 
 from .cache import RPTCache
@@ -49,6 +42,8 @@ def retrofit_rpt(
     Example:
         model = retrofit_rpt(LlamaForCausalLM.from_pretrained(...), cca_layers=(12, 14, 16), excluded_chunks=64)
         optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-4)
+        logits, retrieved = model(tokens, return_retrieved=True)  # for `lambda_rank`
+        logits = model(tokens, retrieval=False)                   # the decoder's own, to the bit
 
     Args:
         decoder: an `RPT` without neighbours, or a causal decoder of pre-norm blocks that add their attention's output
@@ -86,15 +81,12 @@ def retrofit_rpt(
 
 def _retrofit_own(decoder: RPT, backend: str | None, changes: dict) -> RPT:
     if decoder.config.uses_neighbours:
-        raise ValueError(
-            f"decoder: expected an RPT without neighbours (cca_layers=()); got cca_layers={decoder.config.cca_layers}"
-        )
+        got = f"cca_layers={decoder.config.cca_layers}"
+        raise ValueError(f"decoder: expected an RPT without neighbours (cca_layers=()); got {got}")
     check_fixed(changes, {name: getattr(decoder.config, name) for name in FIXED})
     layers = _every_second(decoder.config.num_layers)
     config = decoder.config.replace(**{"cca_layers": layers, "retriever": True} | changes)
-    where = next(decoder.parameters())
-    model = RPT(config, backend=backend, device=where.device, dtype=where.dtype)
-    share_weights(model, decoder)
+    model = around(decoder, RPT, config, backend)
     for layer in model.layers:
         if layer.cca is not None:
             nn.init.zeros_(layer.cca.output.weight)
@@ -117,15 +109,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         config: sizes of the added layers. blocks, attention, backend: see `retrofit_rpt`.
     """
 
-    def __init__(
-        self,
-        decoder: nn.Module,
-        config: RPTConfig,
-        blocks: Sequence[nn.Module],
-        attention: str,
-        *,
-        backend: str | None = None,
-    ):
+    def __init__(self, decoder: nn.Module, config: RPTConfig, blocks, attention: str, *, backend: str | None = None):
         super().__init__(decoder, config, "decodes retro_model.generate(model, ...)")
         weight = next(decoder.parameters())
         where = {"device": weight.device, "dtype": weight.dtype}
@@ -138,12 +122,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
         self.reset_memory()
         for cca in self.cca.values():
             nn.init.zeros_(cca.output.weight)
-        self._pass: _Pass | None = None
-        # methods, not closures: the hooks of a copied model then refer to the copy
         blocks[config.lower_layers - 1].register_forward_hook(self._remember)
-        for layer in config.cca_layers:
-            blocks[layer - 1].register_forward_pre_hook(self._keep_input, with_kwargs=True)
-            getattr(blocks[layer - 1], attention).register_forward_hook(partial(self._read, str(layer)))
+        self._hook(blocks, attention)
 
     def forward(
         self,
@@ -175,23 +155,8 @@ class RetrofittedRPT(SelfMemory, Frozen):
         logits = getattr(out, "logits", out)
         return (logits, None if here is None else here.retrieved) if return_retrieved else logits
 
-    def _run(self, here: _Pass | None, tokens: Tensor, options: dict):
-        self._pass = here
-        try:
-            return self.decoder(tokens, **options)
-        finally:
-            self._pass = None
-
     @torch.no_grad()
-    def _decode(
-        self,
-        tokens: Tensor,
-        index: Tensor | None,
-        retrieval: bool,
-        cache: RPTCache,
-        return_retrieved: bool,
-        options: dict,
-    ):
+    def _decode(self, tokens: Tensor, index, retrieval: bool, cache: RPTCache, return_retrieved: bool, options: dict):
         """`forward` for tokens after those in the cache."""
         retrieved, count = begin(cache, self.embedding.weight, retrieval, tokens.shape[1]), tokens.shape[1]
         here = None
@@ -224,7 +189,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         return self.decoder.get_input_embeddings()
 
     def _remember(self, block: nn.Module, args: tuple, output) -> None:
-        here = self._pass
+        here = self._running
         if here is not None:
             hidden = output[0] if isinstance(output, tuple) else output
             if here.call is not None:
@@ -232,21 +197,11 @@ class RetrofittedRPT(SelfMemory, Frozen):
                 return
             here.memory, here.retrieved = self.remember(hidden, here.index, here.k, here.trunk_share)
 
-    def _keep_input(self, block: nn.Module, args: tuple, kwargs: dict) -> None:
-        if self._pass is not None:
-            self._pass.block_input = args[0] if args else kwargs["hidden_states"]
-
-    def _read(self, layer: str, attention: nn.Module, args: tuple, output):
-        here = self._pass
-        if here is None:
-            return None
-        update = output[0] if isinstance(output, tuple) else output
-        cca, x = self.cca[layer], self.cca_norm[layer](here.block_input + update)
+    def _retrieved(self, layer: int, hidden: Tensor) -> Tensor:
+        here, cca, x = self._running, self.cca[str(layer)], self.cca_norm[str(layer)](hidden)
         if here.call is None:
-            update = update + cca(x, here.memory, here.reader_turn)
-        else:
-            update = update + here.call.read(int(layer), cca, x, here.reader_turn)
-        return (update, *output[1:]) if isinstance(output, tuple) else update
+            return cca(x, here.memory, here.reader_turn)
+        return here.call.read(layer, cca, x, here.reader_turn)
 
 
 class _Pass:
@@ -254,7 +209,7 @@ class _Pass:
 
     def __init__(self, index: Tensor | None, k: int, trunk_share: float):
         self.index, self.k, self.trunk_share = index, k, trunk_share
-        self.reader_turn = self.block_input = None
+        self.inputs, self.reader_turn = {}, None
         self.call: Call | None = None  # with a cache, in place of a memory
         self.memory: Memory | None = None
         self.retrieved: Retrieved | None = None

@@ -87,8 +87,7 @@ def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tu
     count, m = chunks.shape
     queries, sizes = chunks, None
     if with_target:
-        queries = np.concatenate([chunks, np.roll(chunks, -1, 0)], 1)
-        sizes = np.full(count, 2 * m)
+        queries, sizes = np.concatenate([chunks, np.roll(chunks, -1, 0)], 1), np.full(count, 2 * m)
         sizes[-1:] = m  # the last chunk has no target
     scores = bm25_scores(chunks, queries, query_lengths=sizes)
     number = np.arange(count)
@@ -137,13 +136,7 @@ def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size
 
 
 def supervise(
-    tokens: Tensor,
-    lm: ReferenceLM | None,
-    *,
-    chunk_len: int,
-    excluded_chunks: int,
-    candidates: int = CANDIDATES,
-    batch_size: int = 64,
+    tokens: Tensor, lm: ReferenceLM | None, *, chunk_len, excluded_chunks, candidates=CANDIDATES, batch_size=64
 ) -> Supervision:
     """Return candidates and target scores of one sequence of tokens [N].
 
@@ -190,9 +183,12 @@ def build_supervision(
     Raises:
         ValueError: the folder has another build, or a file that is truncated or corrupt.
     """
-    lengths = [len(s) // chunk_len for s in sequences]
     options = {"chunk_len": chunk_len, "excluded_chunks": excluded_chunks, "candidates": candidates}
-    settings = {"name": _checked_name(name), **options, "sequences": len(sequences), "tokens": _fingerprint(sequences)}
+    if not isinstance(name, str):
+        raise TypeError(f"name: expected a str that identifies the language model; got {type(name).__name__}")
+    if not name:
+        raise ValueError("name: expected a name that identifies the language model; got an empty one")
+    settings = {"name": name, **options, "sequences": len(sequences), "tokens": _fingerprint(sequences)}
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
             missing = range(build.facts.get("sequences", 0), len(sequences))
@@ -203,23 +199,11 @@ def build_supervision(
                 build.append(SCORE_FILE, lessons.scores.numpy().astype(np.float32))
                 build.commit(sequences=i + 1)
             build.finish(sequences=len(sequences))
-    return _open(Path(folder), lengths, candidates)
-
-
-def _open(folder: Path, lengths: list[int], candidates: int) -> list[Supervision]:
+    lengths = [len(s) // chunk_len for s in sequences]
     shape = sum(lengths), candidates
-    index = torch.from_numpy(files.mapped(folder / INDEX_FILE, np.int32, shape).astype(np.int64))
-    scores = torch.from_numpy(np.array(files.mapped(folder / SCORE_FILE, np.float32, shape)))
+    index = torch.from_numpy(files.mapped(Path(folder) / INDEX_FILE, np.int32, shape).astype(np.int64))
+    scores = torch.from_numpy(np.array(files.mapped(Path(folder) / SCORE_FILE, np.float32, shape)))
     return [Supervision(*parts) for parts in zip(index.split(lengths), scores.split(lengths))]
-
-
-def _checked_name(name: str) -> str:
-    """Return a non-empty str. Raise TypeError or ValueError otherwise."""
-    if not isinstance(name, str):
-        raise TypeError(f"name: expected a str that identifies the language model; got {type(name).__name__}")
-    if not name:
-        raise ValueError("name: expected a name that identifies the language model; got an empty one")
-    return name
 
 
 def _fingerprint(sequences: Sequence) -> str:
@@ -231,4 +215,4 @@ def _fingerprint(sequences: Sequence) -> str:
 
 def stack(parts: Sequence[Supervision]) -> Supervision:
     """Return a batch [B,L,C] of sequences of one length."""
-    return Supervision(torch.stack([p.candidates for p in parts]), torch.stack([p.scores for p in parts]))
+    return Supervision(*map(torch.stack, zip(*parts)))
