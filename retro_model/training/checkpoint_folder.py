@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,6 @@ def _is_checkpoint(path: Path) -> bool:
 
 def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
     """Write a checkpoint of tensors by kind and of `state`, to which files and digest are added."""
-    check_place(path)
     path = Path(os.path.realpath(path))  # the lock of a folder is the same through every link
     disk.make_folder(path.parent)
     with disk.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being saved"):
@@ -72,7 +71,7 @@ def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> Non
                 disk.sync(path.parent)
         finally:
             disk.remove(fresh)
-        _remove_stale(path, files)
+        remove_others(path, TENSORS, files)
 
 
 def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> dict:
@@ -93,10 +92,10 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
     return files
 
 
-def _remove_stale(path: Path, files: dict) -> None:
-    """Remove tensor files that the state no longer names. The caller holds the lock."""
+def remove_others(path: Path, names: re.Pattern, kept: Collection[str]) -> None:
+    """Remove what has one of a save's names and is not kept. The caller holds the lock."""
     for old in list(path.iterdir()):
-        if TENSORS.fullmatch(old.name) and old.name not in files:
+        if names.fullmatch(old.name) and old.name not in kept:
             disk.remove(old)
 
 
@@ -144,25 +143,24 @@ def _parsed(path: Path, text: bytes) -> dict:
 
 
 def _check_types(state: dict) -> None:
-    for record in state["files"].values():
-        _expect(
-            isinstance(record["bytes"], int) and isinstance(record["sha256"], str),
-            "files has bytes or a digest of another type",
-        )
-    for name in ("step", "position"):
-        _expect(type(state[name]) is int and state[name] >= 0, f"{name} is no count")
-    _expect(isinstance(state["extra"], dict), "extra is no object")
-    _expect(state["config"] is None or isinstance(state["config"], dict), "config is no object")
-    for group in state["optimizer"]:
-        _expect(isinstance(group["options"], dict), "an optimiser group's options are no object")
-        _expect(
-            all(isinstance(name, str) for name in group["parameters"]), "an optimiser group's parameters are no names"
-        )
-
-
-def _expect(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
+    """Raise ValueError for a field of another type."""
+    records, groups, config = state["files"].values(), state["optimizer"], state["config"]
+    holds = {
+        "files has bytes or a digest of another type": all(
+            isinstance(record["bytes"], int) and isinstance(record["sha256"], str) for record in records
+        ),
+        "step is no count": type(state["step"]) is int and state["step"] >= 0,
+        "position is no count": type(state["position"]) is int and state["position"] >= 0,
+        "extra is no object": isinstance(state["extra"], dict),
+        "config is no object": config is None or isinstance(config, dict),
+        "an optimiser group's options are no object": all(isinstance(group["options"], dict) for group in groups),
+        "an optimiser group's parameters are no names": all(
+            isinstance(name, str) for group in groups for name in group["parameters"]
+        ),
+    }
+    for message, it_does in holds.items():
+        if not it_does:
+            raise ValueError(message)
 
 
 def _files(path: Path, state: dict) -> dict[str, Path]:

@@ -24,21 +24,12 @@ from retro_model.base import disk
 
 from . import processes
 from .checkpoint import state_of
-from .checkpoint_folder import CheckpointError, read_state_file, state_digest
+from .checkpoint_folder import STATE, CheckpointError, read_state_file, remove_others, state_digest
 
 FORMAT = "sharded-2"
 #: field of state.json -> its type
-FIELDS = {
-    "shards": str,
-    "step": int,
-    "position": int,
-    "processes": int,
-    "extra": dict,
-    "files": dict,
-    "optimizer": bool,
-    "config": (dict, type(None)),
-}
-STATE = "state.json"
+FIELDS = {"shards": str, "extra": dict, "files": dict, "optimizer": bool, "config": (dict, type(None))}
+FIELDS |= dict.fromkeys(("step", "position", "processes"), int)
 SHARDS = re.compile(r"shards-[0-9a-f]{32}")
 
 
@@ -136,10 +127,9 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 def read_state(path: str | os.PathLike) -> dict:
     """Return the fields of `state.json`. Raises: CheckpointError naming the file."""
     file = Path(path) / STATE
+    content = read_state_file(file)
     try:
-        state = disk.read_json(read_state_file(file))
-    except CheckpointError:
-        raise
+        state = disk.read_json(content)
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
@@ -237,8 +227,7 @@ def _begin(path: Path) -> disk.Lock:
             raise CheckpointError(
                 f"{path} is no sharded checkpoint (it holds {foreign[0]}): save to another name, or empty it"
             )
-        kept = read_state(path)["shards"] if (path / STATE).exists() else None
-        _remove_others(path, kept)
+        remove_others(path, SHARDS, [read_state(path)["shards"]] if (path / STATE).exists() else [])
     except BaseException:
         lock.release()
         raise
@@ -252,10 +241,4 @@ def _finish(path: Path, state: dict) -> None:
     disk.sync(path / state["shards"])
     disk.sync(path)
     disk.write_json(path / STATE, state | {"sha256": state_digest(state)})
-    _remove_others(path, state["shards"])
-
-
-def _remove_others(path: Path, kept: str | None) -> None:
-    for old in list(path.iterdir()):
-        if SHARDS.fullmatch(old.name) and old.name != kept:
-            disk.remove(old)
+    remove_others(path, SHARDS, [state["shards"]])
