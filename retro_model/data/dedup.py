@@ -53,10 +53,8 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         similar = f"a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"
         head = f"{len(self.removed)} of {self.documents} training documents have {similar}"
-        lines = [
-            f"  {r.group}/{r.name}: {r.jaccard:.3f} with {r.held_out_group}/{r.held_out_name}" for r in self.removed
-        ]
-        return "\n".join([head, *lines])
+        pairs = ((f"{r.group}/{r.name}", f"{r.held_out_group}/{r.held_out_name}", r.jaccard) for r in self.removed)
+        return "\n".join([head, *(f"  {own}: {jaccard:.3f} with {theirs}" for own, theirs, jaccard in pairs)])
 
 
 def find_leaked(
@@ -85,16 +83,13 @@ def find_leaked(
         executor: runs the shards, see `executors`; None: this process.
         progress: show a bar (rich) if the training store has one shard.
 
-    Raises:
-        ValueError: naming the argument; the threshold is too low for the number of permutations.
-
+    Raises: ValueError naming the argument, also a threshold too low for the number of permutations.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1; Broder, 1997 (MinHash).
     """
     for store in held_out:
         if store.tokenizer_name != training.tokenizer_name:
-            raise ValueError(
-                f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}"
-            )
+            want = f"tokenizer {training.tokenizer_name!r} as in training"
+            raise ValueError(f"held_out: expected {want}; got {store.tokenizer_name!r}")
     signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed)
     held = _HeldOut.of([shard for store in held_out for shard in shards_of(store)], signing, executor)
     shards = shards_of(training)
@@ -127,8 +122,14 @@ class _Signing(NamedTuple):
     seed: int
 
     def bands(self, documents: list[np.ndarray]) -> np.ndarray:
-        options = {"ngram": self.ngram, "seed": self.seed}
-        return _bands(minhash_signatures(*_joined(documents), self.num_permutations, **options), self.rows)
+        """Hash each band of the documents' signatures: uint64 [documents, bands]."""
+        options, bands = {"ngram": self.ngram, "seed": self.seed}, self.num_permutations // self.rows
+        signatures = minhash_signatures(*_joined(documents), self.num_permutations, **options).astype(np.uint64)
+        keys = np.zeros((len(documents), bands), np.uint64)
+        for i in range(self.rows):
+            keys = (keys ^ signatures[:, i : bands * self.rows : self.rows]) * np.uint64(0x9E3779B97F4A7C15)
+            keys ^= keys >> np.uint64(32)
+        return keys
 
 
 class _HeldOut(NamedTuple):
@@ -194,17 +195,6 @@ def rows_of_a_band(threshold: float, num_permutations: int) -> int:
     if not fitting:
         raise ValueError(f"num_permutations: expected more for a threshold of {threshold}; got {num_permutations}")
     return max(fitting)
-
-
-def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
-    """Hash each band of a signature: uint64 [documents, bands]."""
-    bands = signatures.shape[1] // rows
-    parts = signatures[:, : bands * rows].reshape(len(signatures), bands, rows).astype(np.uint64)
-    keys = np.zeros((len(signatures), bands), np.uint64)
-    for i in range(rows):
-        keys = (keys ^ parts[..., i]) * np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(32)
-    return keys
 
 
 def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:

@@ -44,8 +44,7 @@ class FaissSearcher:
         verify: compare the checksums of a kept index whose lists are mapped; others are always compared.
         executor: fills the shards of an IVF index, see `executors`; None: this process.
 
-    Raises:
-        ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
+    Raises: ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
     """
 
     def __init__(

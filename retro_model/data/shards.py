@@ -56,20 +56,17 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     try:
         listing = disk.read_json(disk.read_plain(path))
         if (listing["kind"], listing["version"]) != (kind, VERSION):
-            raise ValueError(
-                f"expected a {kind} of version {VERSION}; got a {listing['kind']} of version {listing['version']}"
-            )
+            got = f"a {listing['kind']} of version {listing['version']}"
+            raise ValueError(f"expected a {kind} of version {VERSION}; got {got}")
         wanted = {entry["name"]: entry["sha256"] for entry in listing["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
-        if _digest(folder / name / inner) != digest:
-            raise ValueError(
-                f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or restore the whole "
-                "folder"
-            )
+        if _digest(file := folder / name / inner) != digest:
+            advice = "build again, or restore the whole folder"
+            raise ValueError(f"{file}: another shard than {MANIFEST} names; {advice}")
     return [folder / name for name in wanted]
 
 
@@ -202,8 +199,7 @@ def build_sharded_store(
         tokenizer, options: as in `build_store`.
         executor: runs the shards, see `executors`; None: this process.
 
-    Raises:
-        As `build_store`; retro_model.base.disk.Busy if another process builds the folder.
+    Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):

@@ -32,12 +32,8 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
         threads: number of threads; None: torch's.
 
-    Returns:
-        int32 [n,M].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    Returns: int32 [n,M].
+    Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 4.5, tables 6 and 7.
     """
     chunks, sources = _tokens("chunks", chunks, 2), _tokens("sources", sources, 3)
@@ -70,9 +66,7 @@ def longest_common_substrings(
 
     Arguments and errors of `common_prefix_lengths`.
 
-    Returns:
-        int64 [n], from 0 to M.
-
+    Returns: int64 [n], from 0 to M.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.6.
     """
     prefixes = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
@@ -94,12 +88,8 @@ def minhash_signatures(
         seed: of the hash functions; signatures of different seeds are not comparable.
         threads: number of threads; None: torch's.
 
-    Returns:
-        uint32 [documents, num_permutations].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    Returns: uint32 [documents, num_permutations].
+    Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
     """
     tokens, offsets = _documents(tokens, offsets)
@@ -119,11 +109,8 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
         tokens, offsets, ngram, threads: as `minhash_signatures`.
         pairs: document numbers [p,2].
 
-    Returns:
-        float64 [p]; 0 for two empty documents.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
+    Returns: float64 [p]; 0 for two empty documents.
+    Raises: TypeError, ValueError naming the argument.
     """
     tokens, offsets = _documents(tokens, offsets)
     _at_least_one(ngram=ngram)
@@ -155,12 +142,8 @@ def bm25_scores(
         k1, b: saturation of a token's count, weight of a chunk's length.
         threads: number of threads; None: torch's.
 
-    Returns:
-        float32 [Q,L].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    Returns: float32 [Q,L].
+    Raises: TypeError, ValueError naming the argument.
     Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.
     """
     chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)

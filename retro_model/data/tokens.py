@@ -45,8 +45,7 @@ class Tokenizer:
     Args:
         model: `tokenizers.Tokenizer` with the vocabulary that `train` makes.
 
-    Raises:
-        ValueError: the special tokens have other ids, or the vocabulary is not byte-level.
+    Raises: ValueError: the special tokens have other ids, or the vocabulary is not byte-level.
     """
 
     def __init__(self, model) -> None:
@@ -70,15 +69,13 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur `min_frequency` times.
 
-        Raises:
-            ValueError: vocab_size below 258 (the bytes and the special tokens).
+        Raises: ValueError: vocab_size below 258 (the bytes and the special tokens).
         """
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
         if vocab_size < least:
-            raise ValueError(
-                f"vocab_size: expected at least {least} (256 bytes, {len(SPECIAL)} special); got {vocab_size}"
-            )
+            of = f"256 bytes, {len(SPECIAL)} special"
+            raise ValueError(f"vocab_size: expected at least {least} ({of}); got {vocab_size}")
         model = tokenizers.Tokenizer(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()

@@ -89,9 +89,7 @@ def score_knn(
         mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
             standard deviation is the paper's beginning, `alpha_of_distances` a better one.
 
-    Raises:
-        ValueError: naming the argument.
-
+    Raises: ValueError naming the argument.
     Source: Khandelwal et al., arXiv 1911.00172; section 4.1 and appendix C.2 of arXiv 2112.04426.
     """
     options = {"window": window, "stride": stride, "k": k, "batch_size": batch_size, "documents": documents}

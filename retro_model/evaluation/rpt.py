@@ -101,8 +101,7 @@ def ranking(
         nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t,
                      over the same
 
-    Returns:
-        {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
+    Returns: {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
     """
     there = (target_scores > -torch.inf) & (scores > -torch.inf)
     asked = there.any(-1)
@@ -142,9 +141,8 @@ def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = Non
         supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
         rounds: of which the fastest counts.
 
-    Returns:
-        {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and backward
-        pass, of decoding m tokens one by one after the others.
+    Returns: {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and
+        backward pass, of decoding m tokens one by one after the others.
     """
     m, training, device = model.config.chunk_len, model.training, tokens.device
     least: dict[tuple[str, bool], float] = {}

@@ -47,8 +47,7 @@ def score_suffixes(
             (section 4.3). These are tokens like those between documents in training, not masked.
         batch_size: rows at a time.
 
-    Raises:
-        ValueError: naming the argument.
+    Raises: ValueError naming the argument.
     """
     m, longest = model.config.chunk_len, model.config.max_len
     if len(contexts) != len(suffixes) or not all(len(part) for part in (*contexts, *suffixes)):

@@ -24,8 +24,7 @@ def gathered_attention(
         segment: integers [B,n], for packed documents: a token attends its own segment; None: a single document.
         options: content_bias, position_bias, dropout_p, backend.
 
-    Returns:
-        [B,n,H,D].
+    Returns: [B,n,H,D].
     """
     seen = (line.rank + 1) * query.shape[1]
     both = GatherAll.apply(line, KEYS, torch.stack([key, value]))  # [size,2,B,n,G,D]

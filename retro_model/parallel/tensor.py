@@ -26,11 +26,8 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
         module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (its added layers are divided), or single layers.
         mesh: of one dimension; P divides the heads, the key-value heads and d_ff.
 
-    Returns:
-        The module.
-
-    Raises:
-        ValueError: naming the layer that P does not divide. The module is then unchanged.
+    Returns: The module.
+    Raises: ValueError naming the layer that P does not divide. The module is then unchanged.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh: expected one dimension, e.g. mesh['tensor']; got {mesh.ndim}")

@@ -36,8 +36,7 @@ class WindowDataset(IterableDataset):
         rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
 
-    Raises:
-        ValueError: as `batches`.
+    Raises: ValueError: as `batches`.
     """
 
     def __init__(
