@@ -1,7 +1,7 @@
 """Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, Jaccard similarity, BM25.
 
-Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. The number of threads does not change
-a result.
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. `threads` is the number of threads
+(None: torch's), which does not change a result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         sources: token ids [n,K,R]; a match lies within one source.
         lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
         source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
-        threads: number of threads; None: torch's.
 
     Returns: int32 [n,M].
     Raises: TypeError, ValueError naming the argument.
@@ -44,13 +43,10 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
     if source_mask is not None:
         source_mask = np.asarray(source_mask)
         if source_mask.dtype != np.bool_ or source_mask.shape not in (sources.shape[:2], sources.shape):
-            raise ValueError(
-                f"source_mask: expected bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}; "
-                f"got {source_mask.dtype} {list(source_mask.shape)}"
-            )
-        sources = np.where(
-            source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN)
-        )
+            want = f"bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}"
+            raise ValueError(f"source_mask: expected {want}; got {source_mask.dtype} {list(source_mask.shape)}")
+        mask = source_mask if source_mask.ndim == 3 else source_mask[..., None]
+        sources = np.where(mask, sources, np.int32(NO_TOKEN))
     out = np.empty((n, width), np.int32)
     native().prefixes(chunks, lengths, np.ascontiguousarray(sources), out, _threads(threads))
     return out
@@ -86,7 +82,6 @@ def minhash_signatures(
         num_permutations: columns.
         ngram: tokens of an n-gram.
         seed: of the hash functions; signatures of different seeds are not comparable.
-        threads: number of threads; None: torch's.
 
     Returns: uint32 [documents, num_permutations].
     Raises: TypeError, ValueError naming the argument.
@@ -106,7 +101,7 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
         array([0.33333333])
 
     Args:
-        tokens, offsets, ngram, threads: as `minhash_signatures`.
+        tokens, offsets, ngram: as `minhash_signatures`.
         pairs: document numbers [p,2].
 
     Returns: float64 [p]; 0 for two empty documents.
@@ -140,7 +135,6 @@ def bm25_scores(
         queries: token ids [Q,T].
         lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
         k1, b: saturation of a token's count, weight of a chunk's length.
-        threads: number of threads; None: torch's.
 
     Returns: float32 [Q,L].
     Raises: TypeError, ValueError naming the argument.
