@@ -41,10 +41,8 @@ class Decoder(nn.Module):
         Raises: ValueError where the logits are made of more than it.
         """
         if self._readout is None:
-            raise ValueError(
-                "model: expected a decoder whose logits are a product of its last states and its readout's weight; got "
-                f"{type(self.decoder).__name__}"
-            )
+            want = "a decoder whose logits are a product of its last states and its readout's weight"
+            raise ValueError(f"model: expected {want}; got {type(self.decoder).__name__}")
         kept: list[Tensor] = []
 
         def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
@@ -87,7 +85,5 @@ def without_retrieval(model: nn.Module) -> nn.Module:
 def check_takes_neighbours(model: nn.Module, neighbours) -> None:
     """Raise ValueError for neighbours that a decoder would not see."""
     if neighbours is not None and isinstance(model, Decoder):
-        raise ValueError(
-            f"neighbours: expected None for a decoder without retrieval ({type(model.decoder).__name__}); retrofit it, "
-            "or use score_in_context"
-        )
+        want = f"None for a decoder without retrieval ({type(model.decoder).__name__})"
+        raise ValueError(f"neighbours: expected {want}; retrofit it, or use score_in_context")

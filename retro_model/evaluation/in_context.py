@@ -78,7 +78,11 @@ def score_in_context(
         most = 0 if neighbours is None else neighbours.shape[1]
         raise ValueError(f"k: expected from 1 to the neighbours' {most}; got {k}")
     model, m = as_ours(decoder), store.chunk_len
-    _check_room(model, window, k * database.values(np.full(1, -1))[0].shape[-1], k)
+    passages = k * database.values(np.full(1, -1))[0].shape[-1]
+    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)
+    if longest is not None and window + passages > longest:
+        room = f"{passages} of {k} neighbours fit before it in the decoder's {longest} positions"
+        raise ValueError(f"window: expected at most {longest - passages} tokens, so that {room}; got {window}")
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     spans = functools.partial(_spans, window=window // m, stride=stride // m)
     with evaluating(model) as device:
@@ -89,15 +93,6 @@ def score_in_context(
             for i, (job, begin) in enumerate(zip(jobs, begins)):
                 _add(store, job, losses[i], begin, vocab_size, nats, tokens)
     return counted_scores(store, nats, tokens)
-
-
-def _check_room(model: nn.Module, window: int, passages: int, k: int) -> None:
-    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)
-    if longest is not None and window + passages > longest:
-        raise ValueError(
-            f"window: expected at most {longest - passages} tokens, so that {passages} of {k} neighbours fit before it "
-            f"in the decoder's {longest} positions; got {window}"
-        )
 
 
 def _spans(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:

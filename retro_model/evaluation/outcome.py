@@ -63,12 +63,8 @@ def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.
     if kept:
         top.legend(title="shaded: 95% over documents")
         bottom.bar(*zip(*kept), width=0.04, color="#777777")
-    bottom.set(
-        xlabel="alpha: chunks that share at most this part with a neighbour's text",
-        ylabel="bytes kept",
-        ylim=(0, 1.05),
-        xlim=(-0.03, 1.03),
-    )
+    bottom.set(xlabel="alpha: chunks that share at most this part with a neighbour's text", ylabel="bytes kept")
+    bottom.set(ylim=(0, 1.05), xlim=(-0.03, 1.03))
     figure.savefig(path, dpi=150)
 
 
@@ -82,10 +78,8 @@ def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random 
     documents = len(np.unique(np.asarray(store.chunk_doc)[random.bytes > 0]))
     gap = bootstrap(on, random, store)
     if documents < LEAST_DOCUMENTS:
-        return (
-            f"Too few to say: {gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} "
-            f"documents; expected at least {LEAST_DOCUMENTS}."
-        )
+        found = f"{gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} documents"
+        return f"Too few to say: {found}; expected at least {LEAST_DOCUMENTS}."
     said = _verdict(gap, "Retrieval helps by", "Retrieval hurts by", "Whether retrieval helps cannot be told")
     return f"{said}: neighbours against {control}, {documents} documents."
 
@@ -98,12 +92,8 @@ def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
     """
     said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
     if baseline is not None:
-        behind = _verdict(
-            baseline,
-            "RETRO is ahead of its baseline by",
-            "RETRO is behind its baseline by",
-            "RETRO and its baseline cannot be told apart",
-        )
+        ahead, behind = "RETRO is ahead of its baseline by", "RETRO is behind its baseline by"
+        behind = _verdict(baseline, ahead, behind, "RETRO and its baseline cannot be told apart")
         why = ": trained too short" if baseline[1] > 0 and off[1] < 0 and off[2] < 0 else ""
         said.append(f"{behind}{why}.")
     return said

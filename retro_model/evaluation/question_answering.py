@@ -29,9 +29,8 @@ def passage_neighbours(
     """
     tokens, mask = torch.full((k, length), PAD), torch.zeros(k, length, dtype=torch.bool)
     for row, (title, source) in zip(range(k), passages):
-        ids = torch.as_tensor(
-            [int(t) for t in encode(PASSAGE.format(title=title, source=source))][:length], dtype=torch.int64
-        )
+        ids = [int(token) for token in encode(PASSAGE.format(title=title, source=source))][:length]
+        ids = torch.tensor(ids, dtype=torch.int64)
         tokens[row, : len(ids)], mask[row, : len(ids)] = ids, True
     return tokens, mask
 

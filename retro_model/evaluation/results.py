@@ -18,9 +18,8 @@ def bootstrap(
     Tokens of one document are not independent, so whole documents are drawn.
     """
     spans = document_rows(store)
-    sums = np.array(
-        [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] + [scores.bytes[a:b].sum()] for a, b in spans]
-    )
+    bits = [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] for a, b in spans]
+    sums = np.array([[*pair, scores.bytes[a:b].sum()] for pair, (a, b) in zip(bits, spans)])
     sums = sums[sums[:, 2] > 0]
     draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
     totals = sums[draws].sum(1)
@@ -39,10 +38,6 @@ def table(
     out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
     for name, s in results.items():
         perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
-        out.add_row(
-            name,
-            f"{bits_per_byte(s):.4f}",
-            f"{perplexity:.2f}",
-            *[f"{bits_per_byte(s, leakage, a):.4f}" for a in shown],
-        )
+        by_leakage = [f"{bits_per_byte(s, leakage, a):.4f}" for a in shown]
+        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *by_leakage)
     return out

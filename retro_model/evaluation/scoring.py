@@ -71,9 +71,8 @@ def check_sizes(store, window: int, stride: int, batch_size: int) -> None:
         if value < 1 or value % m:
             raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
     if stride >= window:
-        raise ValueError(
-            f"stride: expected less than window ({window}), so that every scored token has context; got {stride}"
-        )
+        want = f"less than window ({window}), so that every scored token has context"
+        raise ValueError(f"stride: expected {want}; got {stride}")
     if batch_size < 1:
         raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
 
@@ -118,16 +117,13 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """Set evaluation mode within the context. Keep encodings of neighbours, which overlapping windows retrieve again,
     unless the caller does. Yields the model's device."""
-    training = model.training
-    model.eval()
-    try:
-        with contextlib.ExitStack() as stack:
-            for module in model.modules():
-                if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
-                    stack.enter_context(module.keeping())
-            yield next(model.parameters()).device
-    finally:
-        model.train(training)
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.train, model.training)
+        model.eval()
+        for module in model.modules():
+            if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
+                stack.enter_context(module.keeping())
+        yield next(model.parameters()).device
 
 
 @torch.no_grad()
@@ -170,9 +166,8 @@ def score(
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
             batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
-            with torch.autocast(
-                device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
-            ):
+            dtype = getattr(torch, autocast or "bfloat16")
+            with torch.autocast(device.type, dtype=dtype, enabled=autocast is not None):
                 (_, losses), vocab_size = batch_loss(model, batch)
             _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)
     return counted_scores(store, nats, tokens)
@@ -186,19 +181,16 @@ def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
 def _add_losses(store, jobs, batch, losses, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
     """Add the losses [B,N-1] of a batch to `nats` and `tokens`."""
     longest, m = batch.tokens.shape[1] // store.chunk_len, store.chunk_len
-    # The window's first token has no logits; it is a document's first
-    # (a uniform code) or was scored by an earlier window.
+    # The window's first token has no logits: it is a document's first (a uniform code), or an earlier window scored it.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     bos_id = getattr(store, "bos_id", BOS)
     begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)
     losses[:, 0, 0] = (~begins).double() * math.log(vocab_size)
-    per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)
     count[:, 0] -= begins.long()  # stands for no text
-    count = count.cpu().numpy()
-    for i, (first, end, scored) in enumerate(jobs):
-        nats[scored:end] = per_chunk[i, scored - first : end - first]
-        tokens[scored:end] = count[i, scored - first : end - first]
+    for (first, end, scored), per_chunk, counted in zip(jobs, losses.sum(-1).cpu().numpy(), count.cpu().numpy()):
+        nats[scored:end] = per_chunk[scored - first : end - first]
+        tokens[scored:end] = counted[scored - first : end - first]
 
 
 def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:
