@@ -47,9 +47,8 @@ class DocumentPart(Range):
 
         def mine(t: Tensor) -> Tensor:
             if t.shape[1] % self.line.size:
-                raise ValueError(
-                    f"tokens: expected tokens and chunks that {self.line.size} processes divide; got {t.shape[1]}"
-                )
+                want = f"tokens and chunks that {self.line.size} processes divide"
+                raise ValueError(f"tokens: expected {want}; got {t.shape[1]}")
             return t.chunk(self.line.size, 1)[self.line.rank].contiguous()
 
         return mine(tokens), None if supervision is None else Supervision(*(mine(t) for t in supervision))
@@ -62,10 +61,8 @@ class DocumentPart(Range):
         least = config.segment * (2 if config.window == "sliding" else 1)
         width = tokens.shape[1]
         if width % unit or width < least:
-            raise ValueError(
-                f"tokens: expected a range of whole segments and chunks, a multiple of {unit} from {least} on; got "
-                f"N={width}"
-            )
+            want = f"a range of whole segments and chunks, a multiple of {unit} from {least} on"
+            raise ValueError(f"tokens: expected {want}; got N={width}")
 
     def first(self, width: int) -> int:
         """Return the number of the range's first token or chunk; `width`: their number in a range."""
@@ -117,6 +114,5 @@ class DocumentPart(Range):
         index_before = self.line.from_before("neighbours of the chunk before", index[:, -1:])
         if not self.line.rank:
             return neighbours, gate, index
-        return tuple(
-            torch.cat(pair, 1) for pair in ((states_before, neighbours), (gate_before, gate), (index_before, index))
-        )
+        led = (states_before, neighbours), (gate_before, gate), (index_before, index)
+        return tuple(torch.cat(pair, 1) for pair in led)

@@ -36,11 +36,8 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
     for name, layer in (attentions | feed_forwards).items():
         whole = (layer.num_heads, layer.num_kv_heads) if name in attentions else (layer.inner.out_features,)
         if any(size % mesh.size() for size in whole):
-            what = "num_heads and num_kv_heads" if name in attentions else "d_ff"
-            raise ValueError(
-                f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got "
-                f"{', '.join(map(str, whole))}"
-            )
+            what, got = "num_heads and num_kv_heads" if name in attentions else "d_ff", ", ".join(map(str, whole))
+            raise ValueError(f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got {got}")
     for layer in attentions.values():
         _divide_heads(layer, mesh)
     for layer in feed_forwards.values():
