@@ -178,9 +178,8 @@ def _check_optimizer(
     names = _names(model)
     want = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     if (got := [group["parameters"] for group in state["optimizer"]]) != want:
-        raise CheckpointError(
-            f"{file}: the optimiser's {len(want)} groups do not hold the parameters of the {len(got)} saved ones"
-        )
+        why = f"do not hold the parameters of the {len(got)} saved ones"
+        raise CheckpointError(f"{file}: the optimiser's {len(want)} groups {why}")
     made: dict[tuple, dict[str, str]] = {}
     known = set()
     for number, (group, saved) in enumerate(zip(optimizer.param_groups, state["optimizer"])):

@@ -37,15 +37,12 @@ def check_place(path: Path) -> None:
         raise CheckpointError(f"{path}: expected a folder, or nothing; got a file or a broken link")
     names = sorted(p.name for p in path.iterdir())
     foreign = [name for name in names if name not in (STATE, FRESH) and not TENSORS.fullmatch(name)]
-    if foreign and not _is_checkpoint(path):
-        raise CheckpointError(f"{path} is no checkpoint (it holds {foreign[0]}): save to another name, or empty it")
-
-
-def _is_checkpoint(path: Path) -> bool:
     try:
-        return disk.read_json(disk.read_plain(path / STATE))["format"] == FORMAT
+        ours = not foreign or disk.read_json(disk.read_plain(path / STATE))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        ours = False
+    if not ours:
+        raise CheckpointError(f"{path} is no checkpoint (it holds {foreign[0]}): save to another name, or empty it")
 
 
 def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
@@ -171,10 +168,8 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
         if len(names) != 1 or not (path / names[0]).is_file():  # a pipe would never end
             raise CheckpointError(f"{path / (names[0] if names else kind + '.safetensors')} is missing")
         file, want = path / names[0], state["files"][names[0]]
-        if file.stat().st_size != want["bytes"]:
-            raise CheckpointError(
-                f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}"
-            )
+        if (size := file.stat().st_size) != want["bytes"]:
+            raise CheckpointError(f"{file} is truncated or overwritten: {size} bytes, expected {want['bytes']}")
         if disk.sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
         files[kind] = file

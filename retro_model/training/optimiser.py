@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -103,6 +105,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
+def by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:
+    """Group parameters by their device mesh; None: parameters that are whole in every process."""
+    meshes: dict[Any, list[nn.Parameter]] = {}
+    for p in parameters:
+        meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    return meshes
+
+
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """Return AdamW over `parameter_groups`. Call it after the model is on its device and sharded.
 
@@ -111,10 +121,7 @@ def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
-        meshes: dict = {}
-        for p in group["params"]:
-            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
-        groups += [{**group, "params": params} for params in meshes.values()]
+        groups += [{**group, "params": params} for params in by_mesh(group["params"]).values()]
     if not groups:
         raise ValueError("model: expected trainable parameters; got none")
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)

@@ -66,10 +66,9 @@ class Lessons:
         if self.teacher not in TEACHERS:
             raise ValueError(f"teacher: expected one of {TEACHERS}; got {self.teacher!r}")
         if not 0 <= self.alpha_ret <= self.for_retriever:
-            raise ValueError(
-                f"alpha_ret: expected a weight from 0 to retriever_alpha = {self.for_retriever}; got {self.alpha_ret} "
-                "(the decoder's share comes through W_Q and W_K)"
-            )
+            why = "the decoder's share comes through W_Q and W_K"
+            want = f"a weight from 0 to retriever_alpha = {self.for_retriever}"
+            raise ValueError(f"alpha_ret: expected {want}; got {self.alpha_ret} ({why})")
 
     @property
     def for_retriever(self) -> float:
@@ -111,13 +110,10 @@ def make_optimizer(
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
-    retriever = getattr(getattr(model, "module", model), "retriever", None)
-    scales = {
-        id(p): scale
-        for start, scale in (rates or {}).items()
-        for name, p in getattr(model, "module", model).named_parameters()
-        if name.startswith(start)
-    }
+    plain = getattr(model, "module", model)
+    retriever, scales = getattr(plain, "retriever", None), {}
+    for start, scale in (rates or {}).items():
+        scales |= {id(p): scale for name, p in plain.named_parameters() if name.startswith(start)}
     if retriever is not None:
         scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
     groups = []
@@ -205,15 +201,8 @@ def train_step(
     norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
     nats, ranking, tokens_counted, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
+    loss = nats / tokens_counted
     if not math.isfinite(norm):
-        raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {nats / tokens_counted}, learning rate {rate:.3g}"
-        )
-    return {
-        "loss": nats / tokens_counted,
-        "retrieval_loss": ranking / max(1, pairs),
-        "teacher_share": share,
-        "gradient_norm": norm,
-        "learning_rate": rate,
-        "pairs": pairs,
-    }
+        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
+    report = {"loss": loss, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share}
+    return report | {"gradient_norm": norm, "learning_rate": rate, "pairs": pairs}

@@ -66,13 +66,8 @@ def save(
             except CheckpointException as error:  # a BaseException: `except Exception` of a caller would miss it
                 processes.first(disk.remove, path / name)
                 raise _save_error(path, error) from error
-        state = state_of(model, step, position, extra) | {
-            "format": FORMAT,
-            "shards": name,
-            "processes": processes.count(),
-            "files": _digests(path / name),
-            "optimizer": optimizer is not None,
-        }
+        state = state_of(model, step, position, extra) | {"format": FORMAT, "shards": name}
+        state |= {"processes": processes.count(), "files": _digests(path / name), "optimizer": optimizer is not None}
         processes.first(_finish, path, state)
     finally:
         for held in lock:
@@ -133,9 +128,8 @@ def read_state(path: str | os.PathLike) -> dict:
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form"
-        )
+        want = f"a checkpoint of format {FORMAT}"
+        raise CheckpointError(f"{file}: expected {want}; `checkpoint.load` reads the one-file form")
     if state.pop("sha256", None) != state_digest(state):
         raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in it")
     for name, kind in FIELDS.items():
@@ -175,20 +169,19 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, saved_by
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digests of all files. Every process must call; each computes its share."""
+    """Return the digests of all files. Every process must call; each computes its share.
+
+    An unreadable file has its error in place of a digest: raised in one process, it would leave the others waiting.
+    """
     if dist.is_initialized():
         dist.barrier()
-    files = sorted(folder.iterdir())[processes.rank() :: processes.count()]
-    every = processes.gathered({file.name: _digest_or_error(file) for file in files})
-    return {name: digest for part in every for name, digest in part.items()}
-
-
-def _digest_or_error(file: Path) -> str:
-    """Return a file's digest, or its error: an error raised in one process would leave the others waiting."""
-    try:
-        return disk.sha256_of(file)
-    except (OSError, ValueError) as error:
-        return str(error)
+    mine = {}
+    for file in sorted(folder.iterdir())[processes.rank() :: processes.count()]:
+        try:
+            mine[file.name] = disk.sha256_of(file)
+        except (OSError, ValueError) as error:
+            mine[file.name] = str(error)
+    return {name: digest for part in processes.gathered(mine) for name, digest in part.items()}
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
@@ -199,9 +192,8 @@ def _check_files(folder: Path, wanted: dict) -> None:
             raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
         if digests[name] != wanted[name]:
             unread = "" if re.fullmatch("[0-9a-f]{64}", digests[name]) else f" ({digests[name]})"
-            raise CheckpointError(
-                f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}{unread}"
-            )
+            why = f"its SHA-256 differs from the one in {STATE}{unread}"
+            raise CheckpointError(f"{folder / name} is truncated or corrupt: {why}")
 
 
 def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:
@@ -224,9 +216,8 @@ def _begin(path: Path) -> disk.Lock:
     try:
         names = {p.name for p in path.iterdir()} - {".lock", STATE, f"{STATE}.new"}
         if foreign := sorted(name for name in names if not SHARDS.fullmatch(name)):
-            raise CheckpointError(
-                f"{path} is no sharded checkpoint (it holds {foreign[0]}): save to another name, or empty it"
-            )
+            why = f"no sharded checkpoint (it holds {foreign[0]})"
+            raise CheckpointError(f"{path} is {why}: save to another name, or empty it")
         remove_others(path, SHARDS, [read_state(path)["shards"]] if (path / STATE).exists() else [])
     except BaseException:
         lock.release()
