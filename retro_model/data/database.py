@@ -99,9 +99,8 @@ class ChunkDatabase:
             shards.build(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
             _embed(folder, store, embedder, block, key_type, progress)
-        return cls.open(
-            folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor
-        )
+        options = {"index": index, "nprobe": nprobe, "device": device, "executor": executor}
+        return cls.open(folder, store, embedder, verify=False, **options)
 
     @classmethod
     def open(
@@ -129,18 +128,15 @@ class ChunkDatabase:
             crc = checksums[0] if len(parts) == 1 else zlib.crc32(repr(list(checksums)).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
             searcher = FaissSearcher(searcher, index, path, nprobe=nprobe, verify=verify, executor=executor)
-        made = cls(store, searcher)
-        made._again = functools.partial(
-            cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False
-        )
+        made, options = cls(store, searcher), {"index": index, "nprobe": nprobe, "device": device}
+        made._again = functools.partial(cls.open, folder, store, embedder, verify=False, **options)
         return made
 
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
         """Return a database searched by BM25, without an index. options: of `LexicalSearcher`."""
-        searcher = LexicalSearcher(store, **options)
-        made = cls(store, searcher)
-        made._again = functools.partial(cls.lexical, store, **options | {"counts": searcher.counts})
+        made = cls(store, LexicalSearcher(store, **options))
+        made._again = functools.partial(cls.lexical, store, **options | {"counts": made.searcher.counts})
         return made
 
     def __reduce__(self):

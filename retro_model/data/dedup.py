@@ -98,7 +98,8 @@ def find_leaked(
     for shard, found in zip(shards, each(_leaked, [(shard, held, signing, shown) for shard in shards], executor)):
         candidates += found[1]
         for number, other, jaccard in found[0]:
-            own, theirs = shard.documents[number], held.entry(other)
+            held_shard, of_shard = held.places[other]
+            own, theirs = shard.documents[number], held.stores[held_shard].documents[of_shard]
             removed.append(Removal(first + number, own.name, own.group, theirs.name, theirs.group, jaccard))
         first += len(shard.documents)
     return Report(threshold, ngram, len(training.documents), candidates, removed)
@@ -151,14 +152,6 @@ class _HeldOut(NamedTuple):
             bands.append(found[new])
         return cls(stores, places, np.concatenate(bands))
 
-    def entry(self, number: int):
-        store, document = self.places[number]
-        return self.stores[store].documents[document]
-
-    def tokens(self, number: int) -> np.ndarray:
-        store, document = self.places[number]
-        return self.stores[store].document_tokens(document)
-
 
 def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes], np.ndarray]:
     """Return the numbers, digests and bands of the distinct documents of a held-out store."""
@@ -175,7 +168,7 @@ def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: b
         pairs = _sharing_a_band(signing.bands(documents), held.bands)
         candidates += len(pairs)
         theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # read only these held-out documents
-        against = [held.tokens(number) for number in theirs]
+        against = [held.stores[shard].document_tokens(d) for shard, d in (held.places[number] for number in theirs)]
         both = np.stack([pairs[:, 0], len(documents) + compact], 1)
         similar = ngram_jaccard(*_joined([*documents, *against]), both, ngram=signing.ngram)
         best = {}  # distinct document -> most similar held-out document, similarity

@@ -201,8 +201,8 @@ class EncoderEmbedder:
         self.encoder.to(self.device)
         for start in range(0, len(chunks), self.batch):
             rows = slice(start, start + self.batch)
-            ids, mask = self.prepare(chunks[rows], lengths[rows])
-            out[rows] = self._mean(torch.as_tensor(ids), torch.as_tensor(mask)).cpu().numpy()
+            ids, mask = map(torch.as_tensor, self.prepare(chunks[rows], lengths[rows]))
+            out[rows] = self._mean(ids, mask).cpu().numpy()
         return out
 
     @torch.inference_mode()

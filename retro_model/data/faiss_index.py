@@ -61,7 +61,7 @@ class FaissSearcher:
         self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
         self.name += f" rerank={self.rerank}" if self.rerank else ""
         merged = index_shards.mergeable(made(keys.shape[1], index))
-        form = index_shards.form(path) if merged else files.Form("index", (path.name,))
+        form = files.Form("index", (path.name, path.name + index_shards.LISTS) if merged else (path.name,))
         manifest, settings = path.with_name(path.name + ".json"), {"factory": index, "vectors": list(keys.shape)}
         with files.Build(manifest, form, settings, verify=verify or not merged) as build:
             if not build.complete:

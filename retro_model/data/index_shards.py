@@ -30,10 +30,6 @@ def library():
     return faiss
 
 
-def form(path: Path) -> files.Form:
-    return files.Form("index", (path.name, path.name + LISTS))
-
-
 def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Executor | None) -> None:
     """Add all keys to a trained index; put `path` and its lists into the build.
 

@@ -110,7 +110,13 @@ class Joined:
             return rows[(slice(None),) * (rows.ndim - self.ndim + 1) + key[1:]]
         if isinstance(key, slice):
             first, last, step = key.indices(len(self))
-            return self._range(first, last) if step == 1 else self[np.arange(first, last, step)]
+            if step != 1:
+                return self[np.arange(first, last, step)]
+            pieces = [np.zeros((0, *self.shape[1:]), self.dtype)]
+            for part, add, start in zip(self.parts, self.add, self.starts):
+                if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
+                    pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
+            return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
         rows = np.asarray(key)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
@@ -123,15 +129,6 @@ class Joined:
             mine = owner == part
             out[mine] = self.parts[part][rows[mine] - self.starts[part]] + self.dtype.type(self.add[part])
         return out if rows.ndim else out[()]
-
-    def _range(self, first: int, last: int) -> np.ndarray:
-        pieces = []
-        for part, add, start in zip(self.parts, self.add, self.starts):
-            if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
-                pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *pieces])
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray | Joined:
@@ -156,8 +153,8 @@ class ShardedStore(TokenStore):
                 raise ValueError(f"{self.folder}: its shards differ in {name}")
         for name in ("num_chunks", "num_tokens", "num_bytes"):
             setattr(self, name, sum(getattr(shard, name) for shard in self.shards))
-        identities = [shard.identity for shard in self.shards]
-        self.identity = hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:16]
+        identities = json.dumps([shard.identity for shard in self.shards])
+        self.identity = hashlib.sha256(identities.encode()).hexdigest()[:16]
         for name in ("tokens", "lengths", "chunk_bytes"):
             setattr(self, name, Joined([getattr(shard, name) for shard in self.shards]))
         self.documents, self.first_documents = [], []
@@ -181,7 +178,7 @@ def shards_of(store: TokenStore) -> list[TokenStore]:
 
 def build_sharded_store(
     folder: str | Path,
-    sources: Sequence[Iterable | Callable[[], Iterable]],
+    sources: Sequence[Iterable | Callable],
     tokenizer,
     *,
     executor: Executor | None = None,

@@ -56,7 +56,7 @@ class Tokenizer:
         model.encode_special_tokens = True  # "<pad>" in a text is five characters
         byte_of = byte_alphabet()
         try:
-            tokens = [model.id_to_token(i) for i in range(len(SPECIAL), self.vocab_size)]
+            tokens = map(model.id_to_token, range(len(SPECIAL), self.vocab_size))
             self.token_bytes = [b"", b"", *(bytes(byte_of[c] for c in token) for token in tokens)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"model: expected a byte-level vocabulary with contiguous ids; {error!r}") from error
@@ -79,13 +79,10 @@ class Tokenizer:
         model = tokenizers.Tokenizer(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=min_frequency,
-            special_tokens=list(SPECIAL),
-            show_progress=progress,
-            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        )
+        options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "show_progress": progress}
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        options |= {"special_tokens": list(SPECIAL), "initial_alphabet": alphabet}
+        trainer = tokenizers.trainers.BpeTrainer(**options)
         model.train_from_iterator(texts, trainer)
         return cls(model)
 
@@ -116,8 +113,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int64. Texts are encoded in parallel."""
-        encoded = self.model.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, np.int64) for e in encoded]
+        return [np.array(e.ids, np.int64) for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode_bytes(self, ids) -> bytes:
         """Return the exact bytes behind token ids; special tokens have none."""

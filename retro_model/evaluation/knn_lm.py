@@ -46,8 +46,7 @@ class TokenDatastore:
 
         documents: ordinals, all by default.
         """
-        options = {"window": window, "stride": stride, "batch_size": batch_size, "documents": documents}
-        contexts = _contexts(model, store, **options)
+        contexts = _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents)
         parts = [(hidden.float().cpu(), targets.cpu()) for _, hidden, targets in contexts]
         return cls(*(torch.cat(column) for column in zip(*parts)))
 
@@ -124,7 +123,11 @@ def score_knn_settings(
             other = (torch.softmax(-alpha * distances.double(), -1) * right).sum(-1)
             np.add.at(of_setting, rows, -torch.log((1 - mixture) * own.exp() + mixture * other).numpy())
         np.add.at(tokens, rows, 1)
-    _add_first_tokens(model, store, nats, tokens, documents)
+    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
+    for row, _ in spans if documents is None else [spans[d] for d in documents]:
+        if int(store.tokens[row][0]) != bos_id:  # as `score` counts first tokens: BOS is free, others a uniform code
+            nats[:, row] += math.log(model.config.vocab_size)
+            tokens[row] += 1
     return [counted_scores(store, of_setting, tokens) for of_setting in nats]
 
 
@@ -181,12 +184,3 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, do
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]
             yield np.repeat(rows, m, 1)[:, 1:][here.cpu().numpy()], hidden[:, :-1][here], batch.tokens[:, 1:][here]
-
-
-def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:
-    """Add each document's first token as `score` counts it: BOS is free, any other costs a uniform code."""
-    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
-    for row, _ in spans if documents is None else [spans[d] for d in documents]:
-        if int(store.tokens[row][0]) != bos_id:
-            nats[:, row] += math.log(model.config.vocab_size)
-            tokens[row] += 1

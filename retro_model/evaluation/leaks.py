@@ -36,9 +36,8 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
     for at in range(0, len(lengths), block):
         rows = slice(at, at + block)
         values, mask = (np.asarray(a)[..., :length] for a in database.values(neighbours[rows, :LEAKAGE_NEIGHBOURS]))
-        shared[rows] = longest_common_substrings(
-            np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask
-        )
+        chunks, options = np.asarray(store.tokens[rows]), {"lengths": lengths[rows], "source_mask": mask}
+        shared[rows] = longest_common_substrings(chunks, values, **options)
     return shared / np.maximum(lengths, 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]
 def document_rows(store) -> list[tuple[int, int]]:
     """First and end row of each document, in order."""
     owner = np.asarray(store.chunk_doc)
-    cuts = np.flatnonzero(np.diff(owner)) + 1
-    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(owner)])) if len(owner) else []
+    cuts = (np.flatnonzero(np.diff(owner)) + 1).tolist()
+    return list(itertools.pairwise([0, *cuts, len(owner)])) if len(owner) else []
 
 
 class Job(NamedTuple):

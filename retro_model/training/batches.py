@@ -45,9 +45,7 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`."""
-        sent = {
-            name: transfer.send(tensor, device) for name, tensor in vars(self).items() if isinstance(tensor, Tensor)
-        }
+        sent = {name: transfer.send(t, device) for name, t in vars(self).items() if isinstance(t, Tensor)}
         return dataclasses.replace(self, **sent)
 
 

@@ -141,23 +141,21 @@ def _parsed(path: Path, text: bytes) -> dict:
 
 def _check_types(state: dict) -> None:
     """Raise ValueError for a field of another type."""
-    records, groups, config = state["files"].values(), state["optimizer"], state["config"]
-    holds = {
-        "files has bytes or a digest of another type": all(
-            isinstance(record["bytes"], int) and isinstance(record["sha256"], str) for record in records
-        ),
-        "step is no count": type(state["step"]) is int and state["step"] >= 0,
-        "position is no count": type(state["position"]) is int and state["position"] >= 0,
-        "extra is no object": isinstance(state["extra"], dict),
-        "config is no object": config is None or isinstance(config, dict),
-        "an optimiser group's options are no object": all(isinstance(group["options"], dict) for group in groups),
-        "an optimiser group's parameters are no names": all(
-            isinstance(name, str) for group in groups for name in group["parameters"]
-        ),
-    }
-    for message, it_does in holds.items():
-        if not it_does:
-            raise ValueError(message)
+    files, groups, config = state["files"].values(), state["optimizer"], state["config"]
+    typed = all(isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in files)
+    counts = {name: type(state[name]) is int and state[name] >= 0 for name in ("step", "position")}
+    named = all(isinstance(name, str) for group in groups for name in group["parameters"])
+    for holds, fault in (
+        (typed, "files has bytes or a digest of another type"),
+        (counts["step"], "step is no count"),
+        (counts["position"], "position is no count"),
+        (isinstance(state["extra"], dict), "extra is no object"),
+        (config is None or isinstance(config, dict), "config is no object"),
+        (all(isinstance(group["options"], dict) for group in groups), "an optimiser group's options are no object"),
+        (named, "an optimiser group's parameters are no names"),
+    ):
+        if not holds:
+            raise ValueError(fault)
 
 
 def _files(path: Path, state: dict) -> dict[str, Path]:

@@ -72,14 +72,10 @@ class WindowDataset(IterableDataset):
         worker = get_worker_info()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for batch in batches(self.store, start=self.start + first, every=every, **self.options):
-            yield from rows(batch)
-
-
-def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
-    """Iterate over the windows of a batch as dicts: input_ids, labels, and neighbours with their mask."""
-    for i, tokens in enumerate(batch.tokens):
-        row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
-        yield row | {name: batch.inputs[name][i] for name in RETRIEVED if name in batch.inputs}
+            retrieved = {name: tensor for name, tensor in batch.inputs.items() if name in RETRIEVED}
+            for i, tokens in enumerate(batch.tokens):
+                row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
+                yield row | {name: tensor[i] for name, tensor in retrieved.items()}
 
 
 def prefetched(dataset: WindowDataset, workers: int) -> Iterator[Batch]:
