@@ -41,12 +41,11 @@ class Form(NamedTuple):
 class Build:
     """Writer of the files of one build. `commit` makes the appended data durable, `finish` completes the build.
 
-    Args:
-        manifest: path of the manifest; the files are beside it.
-        form: schema of the manifest.
-        settings: everything the result depends on, as JSON; a build with other settings is refused.
-        starts: headers of the files that have one.
-        verify: compare checksums of a complete build; those of an unfinished one are always compared.
+    manifest: path of the manifest; the files are beside it.
+    form: schema of the manifest.
+    settings: everything the result depends on, as JSON; a build with other settings is refused.
+    starts: headers of the files that have one.
+    verify: compare checksums of a complete build; those of an unfinished one are always compared.
 
     Raises:
         ValueError: the folder holds something else or a damaged file.

@@ -33,9 +33,8 @@ def library():
 def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Executor | None) -> None:
     """Add all keys to a trained index; put `path` and its lists into the build.
 
-    Args:
-        trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
-        keys: `shards.Joined`, one part a shard.
+    trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
+    keys: `shards.Joined`, one part a shard.
     """
     empty = path.with_name(path.name + ".trained")
     if not empty.exists():

@@ -88,9 +88,8 @@ def _digest(path: Path) -> str:
 class Joined:
     """Concatenation of memory maps along the rows, without a copy. Indexing returns an ordinary array.
 
-    Args:
-        parts: memory maps with rows of one shape.
-        add: number added to the values of each part; None: 0.
+    parts: memory maps with rows of one shape.
+    add: number added to the values of each part; None: 0.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], add: Sequence[int] | None = None) -> None:
@@ -190,12 +189,10 @@ def build_sharded_store(
         with Client("scheduler:8786") as client:
             store = build_sharded_store("store", sources, tokenizer, executor=client.get_executor())
 
-    Args:
-        folder: output folder, with one folder a shard and `shards.json`.
-        sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
-        tokenizer, options: as in `build_store`.
-        executor: runs the shards, see `executors`; None: this process.
-
+    folder: output folder, with one folder a shard and `shards.json`.
+    sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
+    tokenizer, options: as in `build_store`.
+    executor: runs the shards, see `executors`; None: this process.
     Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)

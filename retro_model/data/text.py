@@ -25,12 +25,10 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         >>> common_prefix_lengths([[1, 2, 3, 9]], [[[2, 3, 1], [7, 1, 2]]])
         array([[2, 2, 1, 0]], dtype=int32)
 
-    Args:
-        chunks: token ids [n,M].
-        sources: token ids [n,K,R]; a match lies within one source.
-        lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
-        source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
-
+    chunks: token ids [n,M].
+    sources: token ids [n,K,R]; a match lies within one source.
+    lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
+    source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
     Returns: int32 [n,M].
     Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 4.5, tables 6 and 7.
@@ -76,13 +74,11 @@ def minhash_signatures(
 
     A document shorter than `ngram` is a single n-gram. The columns of an empty document hold 2**32 - 1.
 
-    Args:
-        tokens: token ids of all documents, one after the other.
-        offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
-        num_permutations: columns.
-        ngram: tokens of an n-gram.
-        seed: of the hash functions; signatures of different seeds are not comparable.
-
+    tokens: token ids of all documents, one after the other.
+    offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
+    num_permutations: columns.
+    ngram: tokens of an n-gram.
+    seed: of the hash functions; signatures of different seeds are not comparable.
     Returns: uint32 [documents, num_permutations].
     Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
@@ -100,10 +96,8 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
         >>> ngram_jaccard([1, 2, 3, 1, 2, 4], [0, 3, 6], [[0, 1]], ngram=2)
         array([0.33333333])
 
-    Args:
-        tokens, offsets, ngram: as `minhash_signatures`.
-        pairs: document numbers [p,2].
-
+    tokens, offsets, ngram: as `minhash_signatures`.
+    pairs: document numbers [p,2].
     Returns: float64 [p]; 0 for two empty documents.
     Raises: TypeError, ValueError naming the argument.
     """
@@ -130,12 +124,10 @@ def bm25_scores(
         array([[0.51, 0.51, 0.  ],
                [1.02, 0.  , 0.  ]], dtype=float32)
 
-    Args:
-        chunks: token ids [L,M].
-        queries: token ids [Q,T].
-        lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
-        k1, b: saturation of a token's count, weight of a chunk's length.
-
+    chunks: token ids [L,M].
+    queries: token ids [Q,T].
+    lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
+    k1, b: saturation of a token's count, weight of a chunk's length.
     Returns: float32 [Q,L].
     Raises: TypeError, ValueError naming the argument.
     Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.

@@ -82,12 +82,10 @@ def score_knn(
         datastore = TokenDatastore.build(baseline, train, window=512, stride=256)
         print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))
 
-    Args:
-        model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
-        datastore: of the same model.
-        mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
-            standard deviation is the paper's beginning, `alpha_of_distances` a better one.
-
+    model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
+    datastore: of the same model.
+    mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
+        standard deviation is the paper's beginning, `alpha_of_distances` a better one.
     Raises: ValueError naming the argument.
     Source: Khandelwal et al., arXiv 1911.00172; section 4.1 and appendix C.2 of arXiv 2112.04426.
     """

@@ -59,11 +59,10 @@ def read(
 ) -> Document:
     """Read a document from its start through a cache, `block` tokens a call. The result does not depend on the block.
 
-    Args:
-        model: an RPT; runs in evaluation mode, its mode is restored.
-        tokens: int64 [N].
-        index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
-        retrieval, num_neighbours: as in `RPT.forward`.
+    model: an RPT; runs in evaluation mode, its mode is restored.
+    tokens: int64 [N].
+    index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
+    retrieval, num_neighbours: as in `RPT.forward`.
     """
     training, m, rows = model.training, model.config.chunk_len, tokens[None]
     k = num_neighbours or (None if index is None else index.shape[-1])
@@ -132,12 +131,10 @@ def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = Non
     """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
     chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
 
-    Args:
-        model: an RPT; its mode and gradients are restored.
-        tokens: int64 [B,N], at least a chunk of them.
-        supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
-        rounds: of which the fastest counts.
-
+    model: an RPT; its mode and gradients are restored.
+    tokens: int64 [B,N], at least a chunk of them.
+    supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
+    rounds: of which the fastest counts.
     Returns: {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and
         backward pass, of decoding m tokens one by one after the others.
     """

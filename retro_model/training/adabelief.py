@@ -14,10 +14,8 @@ class AdaBelief(torch.optim.Optimizer):
     with m^ = m / (1 - b1^t), s^ = s / (1 - b2^t). The divisor is at least sqrt(eps_root / (1 - b2)), 1e-7 by default:
     steps on smaller deviations are proportional to the gradient.
 
-    Args:
-        params: tensors or groups, as of any optimiser of torch.
-        lr: learning rate. betas: b1, b2. eps, eps_root: see above. weight_decay: decoupled.
-
+    params: tensors or groups, as of any optimiser of torch.
+    lr: learning rate. betas: b1, b2. eps, eps_root: see above. weight_decay: decoupled.
     Source: Zhuang et al., arXiv 2010.07468, algorithm 2; the defaults are those with which RPT was trained.
     """
 
