@@ -85,8 +85,7 @@ class ChunkDatabase:
             device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
             block: chunks between two commits; a killed run continues from the last commit.
             key_type: "float16" takes half the disk space; distances are computed in float32.
-            executor: embeds the shards and fills the index, see `executors`; None: this process. It pickles the
-                embedder.
+            executor: embeds shards, fills the index, see `executors`; None: this process. It pickles the embedder.
             progress: show a bar (rich).
 
         Raises: ValueError: the folder holds a database of another store or embedder, or a corrupt file.
@@ -238,8 +237,7 @@ class ChunkDatabase:
         Args:
             ids: chunk numbers [...]; -1: no chunk.
 
-        Returns: tokens int64 [...,PM] and mask bool [...,PM]. Past the document's end, and for the id -1, the mask is
-            False and the tokens are 0.
+        Returns: tokens int64 [...,PM], mask bool [...,PM]; 0 and False past the document's end and for the id -1.
 
         Raises: TypeError, ValueError: ids out of range.
         """

@@ -160,8 +160,7 @@ def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes
 
 
 def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
-    """Return (document, held-out document, similarity) for each document of a shard to remove, and the number of pairs
-    compared."""
+    """Return (document, held-out document, similarity) of each document to remove, and the number of pairs compared."""
     leaked, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])

@@ -23,8 +23,7 @@ PASSING = ("KilledWorker", "FutureCancelledError")  # Dask's errors of a task wh
 def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
     """Return an executor of processes on this machine, one thread each.
 
-    devices: number of GPUs, assigned to the workers in turn: each worker sees one GPU, as "cuda". 0: workers see the
-    devices of this process.
+    devices: number of GPUs, of which each worker in turn sees one, as "cuda". 0: workers see this process's devices.
     """
     context = multiprocessing.get_context("spawn")
     turns = context.Queue() if devices else None
@@ -49,8 +48,7 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """Return task(*a) for each a, in order. executor None: in this process, one after the other.
 
     Raises:
-        The exception of a task, after the running tasks have ended; RuntimeError if the executor broke. Finished shards
-        are kept.
+        The exception of a task, after the running ones; RuntimeError if the executor broke. Finished shards are kept.
     """
     calls = list(arguments)
     if executor is None:

@@ -35,8 +35,7 @@ def precompute_neighbours(
 
     Args:
         folder: output folder.
-        store: its chunks are the queries. The neighbours get the same shards. Chunks of the database's own store are
-            not embedded again.
+        store: its chunks are the queries; the neighbours get its shards. The database's store is not embedded again.
         database: the database to search.
         k: neighbours a chunk.
         block: chunks between two commits; a killed run continues from the last commit.

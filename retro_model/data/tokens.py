@@ -1,8 +1,7 @@
 """Byte-level BPE through `tokenizers`, and the exact number of bytes behind every token id.
 
 Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), then the 256 bytes, then the merges. The first two stand
-for no bytes and are never produced from text. Any text can be encoded, and the bytes of its tokens add up to its UTF-8
-bytes.
+for no bytes and are never produced from text. Any text can be encoded; the bytes of its tokens are its UTF-8 bytes.
 """
 
 from __future__ import annotations

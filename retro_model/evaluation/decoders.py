@@ -10,8 +10,7 @@ from retro_model.retro.decoders import base_of, readout_of
 
 
 class Decoder(nn.Module):
-    """A causal decoder without retrieval. Logits are made for counted tokens alone, where they are a product of the
-    readout's weight.
+    """Causal decoder without retrieval. Logits that are a product of its readout's weight are made for counted tokens.
 
     decoder: called as decoder(input_ids). Its weights and its mode stay as they are.
     """
@@ -66,8 +65,7 @@ class Decoder(nn.Module):
 
 
 def as_ours(model: nn.Module) -> nn.Module:
-    """Return the model as `training.batch_loss` calls it: the one within a Hugging Face retrofit, a `Decoder` around a
-    decoder, any other itself."""
+    """Return a model for `training.batch_loss`: that within a Hugging Face retrofit, a `Decoder`, any other itself."""
     within = getattr(model, "model", None)
     if getattr(within, "sums_losses", False):
         return within

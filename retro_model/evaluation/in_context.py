@@ -109,8 +109,7 @@ def _passages(store, jobs: Sequence[Job], neighbours: np.ndarray, database) -> l
 
 
 def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[Batch, list[int]]:
-    """Return rows of passages and window, padded on the right, and the column of each row's first new token. `real`
-    names the new tokens alone."""
+    """Return rows of passages and window, padded on the right, real at new tokens; and each row's first new column."""
     m = store.chunk_len
     begins = [len(passage) + (job.scored - job.first) * m for job, passage in zip(jobs, passages)]
     columns = max(begin + (job.end - job.scored) * m for job, begin in zip(jobs, begins))

@@ -132,8 +132,7 @@ def score_knn_settings(
 def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Scores:
     """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others.
 
-    options: window, stride, batch_size and documents, as in `score_knn`. A store of one document has the paper's
-    lambda and alpha.
+    options: window, stride, batch_size, documents, as in `score_knn`. For one document: the paper's lambda and alpha.
     """
     if len(document_rows(store)) < 2:
         return score_knn(model, datastore, store, k=k, **options)
@@ -168,8 +167,7 @@ def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: 
 
 
 def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, documents=None):
-    """Yield, for batches of windows, the store's row of each scored token [n], the activations before it [n,d] and the
-    token [n]."""
+    """Yield, for batches of windows, the scored tokens' rows in the store [n], activations before them [n,d], ids."""
     m, model = store.chunk_len, without_retrieval(model)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
     with evaluating(model) as device:

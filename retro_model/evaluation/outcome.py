@@ -57,8 +57,7 @@ def gains(
     samples: int = 1000,
     seed: int = 0,
 ) -> list[tuple[float, float, float, float, float]]:
-    """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold
-    `least` of the bytes.
+    """bpb(scores) - bpb(other) of chunks with r(C) <= alpha that hold `least` of the bytes, with its interval.
 
     Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
     Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
@@ -74,8 +73,7 @@ def gains(
 
 
 def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
-    """`gains` over each of `others` against alpha, with intervals, above the share of bytes that each alpha keeps; an
-    image file."""
+    """Write an image: `gains` over each of `others` against alpha, above the share of bytes that each alpha keeps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -41,8 +41,7 @@ def same_for_every_chunk(neighbours: Tensor, mask: Tensor) -> Callable[[Tensor],
 
 
 def aligned_prompt(tokens: Sequence[int], chunk_len: int) -> list[int]:
-    """A prompt with `PAD` before it so that it ends with a chunk: what comes next attends that chunk's neighbours
-    (section 4.3)."""
+    """Put `PAD` before a prompt so that it ends with a chunk, whose neighbours the next tokens attend (section 4.3)."""
     return [PAD] * (-len(tokens) % chunk_len) + [int(token) for token in tokens]
 
 

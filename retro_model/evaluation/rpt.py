@@ -92,11 +92,9 @@ def perplexity(documents: Sequence[Tensor]) -> float:
 def ranking(
     scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT, recall_at=RECALL_AT, ndcg_at=NDCG_AT
 ) -> dict[str, float]:
-    """How well scores s_q [L,L] rank the earlier chunks, against target scores s_t [L,L]; both -inf where not
-    retrievable.
+    """How well scores s_q [L,L] rank earlier chunks, by target scores s_t [L,L]; both -inf where not retrievable.
 
-        Precision@k: share of the k best by s_q with s_t > 0, over all chunks that have something to retrieve and a
-        target
+        Precision@k: share of the k best by s_q with s_t > 0, over chunks with something to retrieve and a target
         Recall@k:    share of all those with s_t > 0 that are among the k best, over chunks with at least one
         nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t,
                      over the same

@@ -23,8 +23,7 @@ from .decoders import as_ours, check_takes_neighbours
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not
-    scored."""
+    """Loss on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not scored."""
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -32,11 +31,9 @@ class Scores:
 
 
 def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """Windows over a document of `chunks` chunks (all in chunks): (first, end, first_scored) with each chunk scored
-    once.
+    """Windows over a document, all in chunks: (first, end, first_scored), with each chunk scored once.
 
-    Windows start every `stride` chunks; a chunk is scored in the first window that holds it, the one with the most
-    context.
+    Windows start every `stride` chunks. The first window that holds a chunk scores it: it has the most context.
 
         windows(5, 3, 1) == [(0, 3, 0), (1, 4, 3), (2, 5, 4)]
     """
@@ -87,8 +84,7 @@ def batches_of_windows(
 ) -> Iterator[list[Job]]:
     """Yield the windows of some documents, windows of like length together, so that little is padding.
 
-    documents: ordinals, None: all. spans: of a document of so many chunks, as `windows` gives them. report: called with
-    (chunks done, chunks in all).
+    documents: ordinals, None: all. spans: chunks of a document -> its `windows`. report: takes (chunks done, all).
     """
     rows = document_rows(store)
     if documents is not None:
@@ -141,8 +137,7 @@ def score(
     autocast: str | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Scores:
-    """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window
-    gives.
+    """Negative log-likelihood of every token of the store's documents, once, with the most context a window gives.
 
     model: ours, a causal decoder of the Hugging Face library, or a retrofit of one.
     A window never leaves its document. The first token of a document has no context: BOS is free, any other costs

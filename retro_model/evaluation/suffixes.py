@@ -13,8 +13,7 @@ from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
 class Suffix(NamedTuple):
-    """nats: the negative log-likelihood of its tokens, summed. greedy: whether each is the likeliest. tokens: how
-    many."""
+    """nats: negative log-likelihood summed over tokens. greedy: whether each is the likeliest. tokens: their number."""
 
     nats: float
     greedy: bool

@@ -1,5 +1,4 @@
-"""The paper's evaluations as tasks of EleutherAI's harness, over files on the user's machine: JSON lines, one document
-each.
+"""The paper's evaluations as tasks of EleutherAI's harness, over the user's files of JSON lines, one document each.
 
     lm_eval.simple_evaluate(RetroLM(...), tasks=[lambada("lambada_test.jsonl"), curation("curation.jsonl")])
     retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada_test.jsonl curation=curation.jsonl
@@ -32,8 +31,7 @@ def curation(path: str | Path) -> dict[str, Any]:
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
-    """Perplexity a word and bits per byte of whole articles, in windows of `RetroLM`'s window and stride. Fields:
-    text."""
+    """Perplexity a word and bits per byte of whole articles, in `RetroLM`'s window and stride. Fields: text."""
     metrics = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     return _task("wikitext103", path, "loglikelihood_rolling", metrics, ("", whole_text), process_results=text_bits)
 

@@ -19,8 +19,7 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
     every process, and every process must get the same tokens. A layer does one all-reduce [B,N,d] in the forward pass
     and one for each projection of an input in the backward pass.
 
-    With residual dropout, the processes of one mesh must have the same generator state: seed them by their place in the
-    other meshes.
+    With residual dropout, the processes of one mesh need the same generator state: seed by the place in other meshes.
 
     Args:
         module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (its added layers are divided), or single layers.

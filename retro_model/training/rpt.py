@@ -158,8 +158,7 @@ def train_step(
     tokens: int64 [B,N], this process's.
     supervision: of the tokens; None: no retrieval loss.
     step: from 0; sets rates, weights and the teacher's share.
-    index: neighbours [B,L,K] in place of the schedule's; a model without a retriever needs them, with
-        supervision=None.
+    index: neighbours [B,L,K] in place of the schedule's; needed, with supervision=None, without a retriever.
     generator: draws the sequences that get the teacher's neighbours.
     loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
     part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw

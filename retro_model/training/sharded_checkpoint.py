@@ -2,8 +2,7 @@
 
 A checkpoint's folder holds `state.json` and the folder of shards that it names, in the format of
 `torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one atomic step,
-then removes the old shards: a kill at any moment leaves the old checkpoint or the new one. `checkpoint` has the form
-with one file.
+then removes the old shards: a kill at any moment leaves the old checkpoint or the new one. `checkpoint`: in one file.
 """
 
 from __future__ import annotations

@@ -41,8 +41,7 @@ def loss(logits: Tensor, batch: Batch) -> Tensor:
 def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
     """Return the loss over the real tokens of a batch, and the size of the vocabulary.
 
-    A model whose class has a true `sums_losses` takes `loss_mask` and computes the loss itself. Of any other model all
-    logits are in memory together.
+    A model with a true `sums_losses` takes `loss_mask` and computes the loss itself; others have all logits in memory.
     """
     plain = model
     while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
@@ -165,8 +164,7 @@ def train(
     """Take the steps from `start` to `stop` (None: settings.steps), each on `accumulate` batches of the stream.
 
     report: called with step and results after each step. keep_memory: call `training.keep_memory` for a model on a CPU.
-    Returns: for each step the results of `train_step`, its `seconds`, and `waiting`, the share of them spent on the
-    stream (`prefetched` reads ahead).
+    Returns: for each step the results of `train_step`, `seconds`, and `waiting`, the stream's share of them.
     """
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
