@@ -172,7 +172,7 @@ def build_store(
         progress: show a bar (rich).
 
     Raises: TypeError, ValueError naming the document that has no tokens, ids outside the vocabulary or text that is not
-        UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
+    UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
     """
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

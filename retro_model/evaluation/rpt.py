@@ -134,7 +134,7 @@ def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = Non
     supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
     rounds: of which the fastest counts.
     Returns: {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and
-        backward pass, of decoding m tokens one by one after the others.
+    backward pass, of decoding m tokens one by one after the others.
     """
     m, training, device = model.config.chunk_len, model.training, tokens.device
 

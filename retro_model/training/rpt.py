@@ -164,7 +164,7 @@ def train_step(
     part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
         is one a document, so every process of the group needs a generator of the same seed.
     Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
-        learning_rate, pairs.
+    learning_rate, pairs.
 
     Raises: FloatingPointError: the gradient is not finite. The parameters are unchanged then.
     """
