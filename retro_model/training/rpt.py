@@ -165,7 +165,6 @@ def train_step(
         is one a document, so every process of the group needs a generator of the same seed.
     Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
     learning_rate, pairs.
-
     Raises: FloatingPointError: the gradient is not finite. The parameters are unchanged then.
     """
     rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
