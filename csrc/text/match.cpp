@@ -1,8 +1,7 @@
 // Common substrings by bit sets of positions. The memory is (distinct tokens of a) * (size of b) bits.
-#include "match.h"
-
-#include <algorithm>
 #include <vector>
+
+#include "text.h"
 
 namespace retro::text {
 namespace {
@@ -76,10 +75,16 @@ class Occurrences {
 
 }  // namespace
 
-void raise_prefix_lengths(Span a, Span b, int32_t* out) {
-  thread_local Occurrences where;  // keeps its memory from call to call
-  where.fill(a, b);
-  for (int64_t i = 0; i < a.size; ++i) out[i] = std::max(out[i], where.longest_from(i));
+void prefixes(Tokens chunks, Integers lengths, Tokens sources, Array<int32_t> out, int threads) {
+  const int64_t count = sources.size[1], width = sources.size[2];
+  parallel_rows(chunks.size[0], threads, [&](int64_t c) {
+    thread_local Occurrences where;  // keeps its memory from call to call
+    std::fill_n(out.row(c), out.size[1], 0);
+    for (int64_t k = 0; k < count; ++k) {
+      where.fill({chunks.row(c), lengths.data[c]}, {sources.data + (c * count + k) * width, width});
+      for (int64_t i = 0; i < lengths.data[c]; ++i) out.row(c)[i] = std::max(out.row(c)[i], where.longest_from(i));
+    }
+  });
 }
 
 }  // namespace retro::text

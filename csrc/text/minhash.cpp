@@ -1,8 +1,8 @@
 // An n-gram's hash is a polynomial rolled over mixed tokens; permutation p of hash x is the high half of a_p * x + b_p.
-#include "minhash.h"
-
-#include <algorithm>
+#include <iterator>
 #include <vector>
+
+#include "text.h"
 
 namespace retro::text {
 namespace {
@@ -39,53 +39,61 @@ struct Gram {
   const int32_t* tokens;
 };
 
+// Order of n-grams of one length; equal ones have the same tokens.
+struct Before {
+  int64_t length;
+  bool operator()(const Gram& a, const Gram& b) const {
+    if (a.hash != b.hash) return a.hash < b.hash;
+    return std::lexicographical_compare(a.tokens, a.tokens + length, b.tokens, b.tokens + length);
+  }
+};
+
 std::vector<Gram> distinct_ngrams(Span document, int64_t ngram) {
   std::vector<Gram> grams;
   each_ngram(document, ngram, [&](int64_t start, uint64_t hash) { grams.push_back({hash, document.data + start}); });
-  const int64_t length = std::min(ngram, document.size);
-  std::sort(grams.begin(), grams.end(), [=](const Gram& a, const Gram& b) {
-    if (a.hash != b.hash) return a.hash < b.hash;
-    return std::lexicographical_compare(a.tokens, a.tokens + length, b.tokens, b.tokens + length);
-  });
-  const auto same = [=](const Gram& a, const Gram& b) {
-    return a.hash == b.hash && std::equal(a.tokens, a.tokens + length, b.tokens);
-  };
+  const Before before{std::min(ngram, document.size)};
+  std::sort(grams.begin(), grams.end(), before);
+  const auto same = [&](const Gram& a, const Gram& b) { return !before(a, b); };  // for a that is not after b
   grams.erase(std::unique(grams.begin(), grams.end(), same), grams.end());
   return grams;
 }
 
-}  // namespace
-
-void minhash(Span document, int64_t ngram, int64_t permutations, uint64_t seed, uint32_t* signature) {
-  std::vector<uint64_t> hashes;
-  each_ngram(document, ngram, [&](int64_t, uint64_t hash) { hashes.push_back(hash); });
-  uint64_t state = mix(seed);
-  for (int64_t p = 0; p < permutations; ++p) {
-    const uint64_t factor = (state = mix(state)) | 1, offset = state = mix(state);
-    uint32_t least = UINT32_MAX;
-    for (const uint64_t hash : hashes) least = std::min(least, static_cast<uint32_t>((hash * factor + offset) >> 32));
-    signature[p] = least;
-  }
-}
-
 double jaccard(Span a, Span b, int64_t ngram) {
-  const int64_t length_a = std::min(ngram, a.size), length_b = std::min(ngram, b.size);
   const std::vector<Gram> left = distinct_ngrams(a, ngram), right = distinct_ngrams(b, ngram);
   if (left.empty() && right.empty()) return 0;
-  int64_t common = 0;
-  size_t i = 0, j = 0;
-  while (length_a == length_b && i < left.size() && j < right.size()) {
-    const int32_t *x = left[i].tokens, *y = right[j].tokens;
-    if (left[i].hash == right[j].hash && std::equal(x, x + length_a, y)) {
-      ++common, ++i, ++j;
-    } else if (left[i].hash != right[j].hash ? left[i].hash < right[j].hash
-                                             : std::lexicographical_compare(x, x + length_a, y, y + length_a)) {
-      ++i;
-    } else {
-      ++j;
+  std::vector<Gram> common;
+  const int64_t length = std::min(ngram, a.size);
+  if (length == std::min(ngram, b.size))
+    std::set_intersection(left.begin(), left.end(), right.begin(), right.end(), std::back_inserter(common),
+                          Before{length});
+  return static_cast<double>(common.size()) / static_cast<double>(left.size() + right.size() - common.size());
+}
+
+Span document(Tokens tokens, Integers offsets, int64_t d) {
+  return {tokens.data + offsets.data[d], offsets.data[d + 1] - offsets.data[d]};
+}
+
+}  // namespace
+
+void signatures(Tokens tokens, Integers offsets, int64_t ngram, uint64_t seed, Array<uint32_t> out, int threads) {
+  parallel_for(out.size[0], threads, [&](int64_t d) {
+    std::vector<uint64_t> hashes;
+    each_ngram(document(tokens, offsets, d), ngram, [&](int64_t, uint64_t hash) { hashes.push_back(hash); });
+    uint64_t state = mix(seed);
+    for (int64_t p = 0; p < out.size[1]; ++p) {
+      const uint64_t factor = (state = mix(state)) | 1, offset = state = mix(state);
+      uint32_t least = UINT32_MAX;
+      for (const uint64_t hash : hashes) least = std::min(least, static_cast<uint32_t>((hash * factor + offset) >> 32));
+      out.row(d)[p] = least;
     }
-  }
-  return static_cast<double>(common) / static_cast<double>(left.size() + right.size() - common);
+  });
+}
+
+void jaccards(Tokens tokens, Integers offsets, Integers pairs, int64_t ngram, Array<double> out, int threads) {
+  parallel_for(out.size[0], threads, [&](int64_t p) {
+    const int64_t* pair = pairs.row(p);
+    out.data[p] = jaccard(document(tokens, offsets, pair[0]), document(tokens, offsets, pair[1]), ngram);
+  });
 }
 
 }  // namespace retro::text

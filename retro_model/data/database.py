@@ -25,18 +25,13 @@ KEY_TYPES = ("float32", "float16")
 STORES_KEPT = 8  # size of the LRU cache of `documents_of`
 
 
-def _sizes(settings: dict, facts: dict) -> dict[str, int]:
-    dtype = np.dtype(_key_type(settings))
-    return {KEYS: len(files.npy_header((0, 0), dtype)) + facts["chunks"] * settings["dim"] * dtype.itemsize}
-
-
 def _key_type(settings: dict) -> str:
     """Return the type of the keys on disk. Manifests name it only if it is not the first of KEY_TYPES."""
     name = settings.get("key_type", KEY_TYPES[0])
     return name if name in KEY_TYPES else KEY_TYPES[0]
 
 
-FORM = files.Form("chunk database", (KEYS,), ("chunks",), _sizes)
+FORM = files.npy_form("chunk database", KEYS, lambda settings: (settings["dim"], _key_type(settings)))
 
 
 class ChunkDatabase:
@@ -90,12 +85,10 @@ class ChunkDatabase:
             device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
             block: chunks between two commits; a killed run continues from the last commit.
             key_type: "float16" takes half the disk space; distances are computed in float32.
-            executor: embeds the shards and fills the index, see `executors`; None: this process. It pickles the
-                embedder.
+            executor: embeds shards, fills the index, see `executors`; None: this process. It pickles the embedder.
             progress: show a bar (rich).
 
-        Raises:
-            ValueError: the folder holds a database of another store or embedder, or a corrupt file.
+        Raises: ValueError: the folder holds a database of another store or embedder, or a corrupt file.
         """
         if key_type not in KEY_TYPES:
             raise ValueError(f"key_type: expected one of {', '.join(KEY_TYPES)}; got {key_type!r}")
@@ -105,9 +98,8 @@ class ChunkDatabase:
             shards.build(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
             _embed(folder, store, embedder, block, key_type, progress)
-        return cls.open(
-            folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False, executor=executor
-        )
+        options = {"index": index, "nprobe": nprobe, "device": device, "executor": executor}
+        return cls.open(folder, store, embedder, verify=False, **options)
 
     @classmethod
     def open(
@@ -124,8 +116,7 @@ class ChunkDatabase:
     ) -> ChunkDatabase:
         """Open the output of `build`, memory-mapped. Store and embedder must be the same. verify: compare checksums.
 
-        Raises:
-            FileNotFoundError, ValueError: naming the file or the setting that differs.
+        Raises: FileNotFoundError, ValueError naming the file or the setting that differs.
         """
         folder = Path(folder)
         parts = shards.parts_of(folder, FORM.kind, MANIFEST, store)
@@ -136,18 +127,15 @@ class ChunkDatabase:
             crc = checksums[0] if len(parts) == 1 else zlib.crc32(repr(list(checksums)).encode())
             path = folder / f"{name}-{crc:08x}.faiss"  # one index for these keys
             searcher = FaissSearcher(searcher, index, path, nprobe=nprobe, verify=verify, executor=executor)
-        made = cls(store, searcher)
-        made._again = functools.partial(
-            cls.open, folder, store, embedder, index=index, nprobe=nprobe, device=device, verify=False
-        )
+        made, options = cls(store, searcher), {"index": index, "nprobe": nprobe, "device": device}
+        made._again = functools.partial(cls.open, folder, store, embedder, verify=False, **options)
         return made
 
     @classmethod
     def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
         """Return a database searched by BM25, without an index. options: of `LexicalSearcher`."""
-        searcher = LexicalSearcher(store, **options)
-        made = cls(store, searcher)
-        made._again = functools.partial(cls.lexical, store, **options | {"counts": searcher.counts})
+        made = cls(store, LexicalSearcher(store, **options))
+        made._again = functools.partial(cls.lexical, store, **options | {"counts": made.searcher.counts})
         return made
 
     def __reduce__(self):
@@ -173,8 +161,7 @@ class ChunkDatabase:
 
         Documents are matched by (group, name); by number if the store is the database's own.
 
-        Raises:
-            ValueError: the database has two documents of one group and name.
+        Raises: ValueError: the database has two documents of one group and name.
         """
         if store.identity == self.store.identity:
             return np.arange(len(store.documents))
@@ -183,10 +170,8 @@ class ChunkDatabase:
             numbers: dict[tuple[str, str], int] = {}
             for number, entry in enumerate(self.store.documents):
                 if numbers.setdefault((entry.group, entry.name), number) != number:
-                    name = f"{entry.name!r} in group {entry.group!r}"
-                    raise ValueError(
-                        f"database: expected documents of different group and name; got two documents {name}"
-                    )
+                    twice = f"two documents {entry.name!r} in group {entry.group!r}"
+                    raise ValueError(f"database: expected documents of different group and name; got {twice}")
             known = np.array([numbers.get((e.group, e.name), -1) for e in store.documents], np.int64)
         self._documents_of[store.identity] = known
         if len(self._documents_of) > STORES_KEPT:
@@ -207,15 +192,12 @@ class ChunkDatabase:
             lengths: real tokens of each chunk [n]; None: M.
             exclude_doc: document number in this database's store [n], -1: none; None: no exclusion.
 
-        Returns:
-            int64 [n,k], nearest first; -1 only if fewer than k chunks lie outside the document.
-
-        Raises:
-            TypeError, ValueError: naming the argument.
+        Returns: int64 [n,k], nearest first; -1 only if fewer than k chunks lie outside the document.
+        Raises: TypeError, ValueError naming the argument.
         """
         if isinstance(chunks, torch.Tensor):
-            options = {"lengths": _numpy(lengths), "exclude_doc": _numpy(exclude_doc)}
-            return torch.from_numpy(self.search(_numpy(chunks), k, **options)).to(chunks.device)
+            found = self.search(_numpy(chunks), k, lengths=_numpy(lengths), exclude_doc=_numpy(exclude_doc))
+            return torch.from_numpy(found).to(chunks.device)
         chunks = within("chunks", chunks, 0, self.store.vocab_size - 1, "token ids", dims=2).astype(np.int64)
         n, width = chunks.shape
         if width != self.chunk_len:
@@ -231,10 +213,13 @@ class ChunkDatabase:
         self, store: TokenStore, rows: np.ndarray, k: int, *, exclude_doc: np.ndarray | None = None
     ) -> np.ndarray:
         """`search` for chunks of a store by their rows [n]. The database's own chunks are not embedded again."""
-        first, exact = self._first_row(store), getattr(self.searcher, "exact", self.searcher)
-        if first is None or not hasattr(exact, "keys"):
+        first_rows, exact = {self.store.identity: 0}, getattr(self.searcher, "exact", self.searcher)
+        if isinstance(self.store, shards.ShardedStore):
+            first_rows |= {shard.identity: first for shard, first in zip(self.store.shards, self.store.tokens.starts)}
+        if store.identity not in first_rows or not hasattr(exact, "keys"):
             return self.search(store.chunks(rows), k, lengths=store.lengths[rows], exclude_doc=exclude_doc)
-        return self.searcher.nearest(np.array(exact.keys[first + np.asarray(rows)], np.float32), k, exclude_doc)
+        at = first_rows[store.identity] + np.asarray(rows)
+        return self.searcher.nearest(np.array(exact.keys[at], np.float32), k, exclude_doc)
 
     def similarity(self, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the similarity of a store's chunks to their neighbours `ids` [n,k], see `DenseSearcher.similarity`.
@@ -246,27 +231,15 @@ class ChunkDatabase:
             raise ValueError(f"database: expected a search by embeddings; got {self.searcher.name}")
         return exact.similarity(exact.embedder(store.chunks(rows), store.lengths[rows]), ids)
 
-    def _first_row(self, store: TokenStore) -> int | None:
-        """Number of the database chunk at which a store's rows begin; None for another store."""
-        first = 0
-        for part in (self.store, *getattr(self.store, "shards", ())):
-            if part.identity == store.identity:
-                return first
-            first += len(part) if part is not self.store else 0
-        return None
-
     def values(self, ids):
         """Return the tokens of each chunk and of the next chunks of its document.
 
         Args:
             ids: chunk numbers [...]; -1: no chunk.
 
-        Returns:
-            tokens int64 [...,PM] and mask bool [...,PM]. Past the document's end, and for the id -1, the mask is False
-            and the tokens are 0.
+        Returns: tokens int64 [...,PM], mask bool [...,PM]; 0 and False past the document's end and for the id -1.
 
-        Raises:
-            TypeError, ValueError: ids out of range.
+        Raises: TypeError, ValueError: ids out of range.
         """
         if isinstance(ids, torch.Tensor):
             return tuple(torch.from_numpy(part).to(ids.device) for part in self.values(_numpy(ids)))
@@ -293,7 +266,12 @@ def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_
             done = build.facts.get("chunks", 0)
             for start in track(range(done, len(store), block), "embeddings", enabled=progress):
                 rows = np.arange(start, min(start + block, len(store)))
-                keys = _checked_embeddings(embedder, store.chunks(rows), store.lengths[rows])
+                keys = embedder(store.chunks(rows), store.lengths[rows])
+                if keys.dtype != np.float32 or keys.shape != (len(rows), embedder.dim):
+                    want, got = f"float32 [{len(rows)},{embedder.dim}]", f"{keys.dtype} {list(keys.shape)}"
+                    raise ValueError(f"{embedder.name}: expected {want}; got {got}")
+                if not np.isfinite(keys).all():
+                    raise ValueError(f"{embedder.name}: expected finite embeddings; got NaN or infinity")
                 build.append(KEYS, keys.astype(key_type))
                 build.commit(chunks=start + len(rows))
             build.finish(chunks=len(store))
@@ -310,18 +288,6 @@ def _keys(folder: Path, store: TokenStore, embedder: Embedder, verify: bool) -> 
     files.check_files(folder / MANIFEST, FORM, manifest, verify=verify, chunks=len(store))
     keys = files.mapped_npy(folder / KEYS, np.dtype(_key_type(settings)), (len(store), embedder.dim))
     return keys, manifest["files"][KEYS]["crc32"]
-
-
-def _checked_embeddings(embedder: Embedder, chunks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return embeddings float32 [n, dim]. Raise ValueError unless they have this type and shape and are finite."""
-    made = embedder(chunks, lengths)
-    if made.dtype != np.float32 or made.shape != (len(chunks), embedder.dim):
-        raise ValueError(
-            f"{embedder.name}: expected float32 [{len(chunks)},{embedder.dim}]; got {made.dtype} {list(made.shape)}"
-        )
-    if not np.isfinite(made).all():
-        raise ValueError(f"{embedder.name}: expected finite embeddings; got NaN or infinity")
-    return made
 
 
 def _numpy(value):

@@ -53,10 +53,8 @@ class Report(NamedTuple):
     def __str__(self) -> str:
         similar = f"a {self.ngram}-gram Jaccard similarity of at least {self.threshold}"
         head = f"{len(self.removed)} of {self.documents} training documents have {similar}"
-        lines = [
-            f"  {r.group}/{r.name}: {r.jaccard:.3f} with {r.held_out_group}/{r.held_out_name}" for r in self.removed
-        ]
-        return "\n".join([head, *lines])
+        pairs = ((f"{r.group}/{r.name}", f"{r.held_out_group}/{r.held_out_name}", r.jaccard) for r in self.removed)
+        return "\n".join([head, *(f"  {own}: {jaccard:.3f} with {theirs}" for own, theirs, jaccard in pairs)])
 
 
 def find_leaked(
@@ -85,16 +83,13 @@ def find_leaked(
         executor: runs the shards, see `executors`; None: this process.
         progress: show a bar (rich) if the training store has one shard.
 
-    Raises:
-        ValueError: naming the argument; the threshold is too low for the number of permutations.
-
+    Raises: ValueError naming the argument, also a threshold too low for the number of permutations.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1; Broder, 1997 (MinHash).
     """
     for store in held_out:
         if store.tokenizer_name != training.tokenizer_name:
-            raise ValueError(
-                f"held_out: expected tokenizer {training.tokenizer_name!r} as in training; got {store.tokenizer_name!r}"
-            )
+            want = f"tokenizer {training.tokenizer_name!r} as in training"
+            raise ValueError(f"held_out: expected {want}; got {store.tokenizer_name!r}")
     signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed)
     held = _HeldOut.of([shard for store in held_out for shard in shards_of(store)], signing, executor)
     shards = shards_of(training)
@@ -103,7 +98,8 @@ def find_leaked(
     for shard, found in zip(shards, each(_leaked, [(shard, held, signing, shown) for shard in shards], executor)):
         candidates += found[1]
         for number, other, jaccard in found[0]:
-            own, theirs = shard.documents[number], held.entry(other)
+            held_shard, of_shard = held.places[other]
+            own, theirs = shard.documents[number], held.stores[held_shard].documents[of_shard]
             removed.append(Removal(first + number, own.name, own.group, theirs.name, theirs.group, jaccard))
         first += len(shard.documents)
     return Report(threshold, ngram, len(training.documents), candidates, removed)
@@ -127,8 +123,14 @@ class _Signing(NamedTuple):
     seed: int
 
     def bands(self, documents: list[np.ndarray]) -> np.ndarray:
-        options = {"ngram": self.ngram, "seed": self.seed}
-        return _bands(minhash_signatures(*_joined(documents), self.num_permutations, **options), self.rows)
+        """Hash each band of the documents' signatures: uint64 [documents, bands]."""
+        options, bands = {"ngram": self.ngram, "seed": self.seed}, self.num_permutations // self.rows
+        signatures = minhash_signatures(*_joined(documents), self.num_permutations, **options).astype(np.uint64)
+        keys = np.zeros((len(documents), bands), np.uint64)
+        for i in range(self.rows):
+            keys = (keys ^ signatures[:, i : bands * self.rows : self.rows]) * np.uint64(0x9E3779B97F4A7C15)
+            keys ^= keys >> np.uint64(32)
+        return keys
 
 
 class _HeldOut(NamedTuple):
@@ -150,14 +152,6 @@ class _HeldOut(NamedTuple):
             bands.append(found[new])
         return cls(stores, places, np.concatenate(bands))
 
-    def entry(self, number: int):
-        store, document = self.places[number]
-        return self.stores[store].documents[document]
-
-    def tokens(self, number: int) -> np.ndarray:
-        store, document = self.places[number]
-        return self.stores[store].document_tokens(document)
-
 
 def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes], np.ndarray]:
     """Return the numbers, digests and bands of the distinct documents of a held-out store."""
@@ -166,15 +160,14 @@ def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes
 
 
 def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
-    """Return (document, held-out document, similarity) for each document of a shard to remove, and the number of pairs
-    compared."""
+    """Return (document, held-out document, similarity) of each document to remove, and the number of pairs compared."""
     leaked, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
         documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
         pairs = _sharing_a_band(signing.bands(documents), held.bands)
         candidates += len(pairs)
         theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # read only these held-out documents
-        against = [held.tokens(number) for number in theirs]
+        against = [held.stores[shard].document_tokens(d) for shard, d in (held.places[number] for number in theirs)]
         both = np.stack([pairs[:, 0], len(documents) + compact], 1)
         similar = ngram_jaccard(*_joined([*documents, *against]), both, ngram=signing.ngram)
         best = {}  # distinct document -> most similar held-out document, similarity
@@ -194,17 +187,6 @@ def rows_of_a_band(threshold: float, num_permutations: int) -> int:
     if not fitting:
         raise ValueError(f"num_permutations: expected more for a threshold of {threshold}; got {num_permutations}")
     return max(fitting)
-
-
-def _bands(signatures: np.ndarray, rows: int) -> np.ndarray:
-    """Hash each band of a signature: uint64 [documents, bands]."""
-    bands = signatures.shape[1] // rows
-    parts = signatures[:, : bands * rows].reshape(len(signatures), bands, rows).astype(np.uint64)
-    keys = np.zeros((len(signatures), bands), np.uint64)
-    for i in range(rows):
-        keys = (keys ^ parts[..., i]) * np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(32)
-    return keys
 
 
 def _sharing_a_band(left: np.ndarray, right: np.ndarray) -> np.ndarray:

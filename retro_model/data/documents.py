@@ -33,8 +33,7 @@ def as_documents(
         text_field: field of a dict that holds its text or its token ids.
         name_field, group_field: fields that hold its name and its group; None: a digest as name, no group.
 
-    Raises:
-        TypeError, ValueError: naming the row and the field.
+    Raises: TypeError, ValueError naming the row and the field.
     """
     if isinstance(rows, (str, bytes, Mapping)):
         raise TypeError(f"documents: expected an iterable of rows (one split of a data set); got {_kind(rows)}")
@@ -45,9 +44,8 @@ def as_documents(
         elif isinstance(row, Mapping):
             content = _field(row, text_field, number, "text_field")
             if not isinstance(content, (str, np.ndarray, list)):
-                raise TypeError(
-                    f"row {number}: expected text or token ids in {text_field!r}; got {type(content).__name__}"
-                )
+                got = type(content).__name__
+                raise TypeError(f"row {number}: expected text or token ids in {text_field!r}; got {got}")
             content = np.asarray(content) if isinstance(content, list) else content
             name = None if name_field is None else str(_field(row, name_field, number, "name_field"))
             group = "" if group_field is None else str(_field(row, group_field, number, "group_field"))
@@ -55,10 +53,8 @@ def as_documents(
         elif isinstance(row, tuple) and len(row) == 3:
             yield Document(*row)
         else:
-            raise TypeError(
-                f"row {number}: expected a dict with {text_field!r}, a string, or (name, group, content); got "
-                f"{_kind(row)}"
-            )
+            want = f"a dict with {text_field!r}, a string, or (name, group, content)"
+            raise TypeError(f"row {number}: expected {want}; got {_kind(row)}")
 
 
 def _named(content: str | np.ndarray, name: str | None, group: str, seen: dict[str, int]) -> Document:
@@ -72,10 +68,8 @@ def _named(content: str | np.ndarray, name: str | None, group: str, seen: dict[s
 
 def _field(row: Mapping, field: str, number: int, argument: str) -> Any:
     if field not in row:
-        raise ValueError(
-            f"{argument}: expected a field of the rows; got {field!r}, row {number} has "
-            f"{', '.join(map(repr, row)) or 'none'}"
-        )
+        has = ", ".join(map(repr, row)) or "none"
+        raise ValueError(f"{argument}: expected a field of the rows; got {field!r}, row {number} has {has}")
     return row[field]
 
 

@@ -99,9 +99,8 @@ class HashedTfidf:
                 (dim, seed, num_chunks, *orders), frequency = saved["settings"].tolist(), saved["frequency"]
             made = cls(dim, tuple(orders), seed)
             if frequency.dtype != np.int64 or frequency.shape != (BUCKETS,) or min(num_chunks, frequency.min()) < 0:
-                raise ValueError(
-                    f"frequency is {frequency.dtype} {list(frequency.shape)}, not counts of {num_chunks} chunks"
-                )
+                got = f"{frequency.dtype} {list(frequency.shape)}"
+                raise ValueError(f"frequency is {got}, not counts of {num_chunks} chunks")
         except Exception as error:  # of zipfile, zlib or NumPy, wherever the damage is
             raise ValueError(f"{path}: truncated, corrupt or no hashed TF-IDF ({error})") from error
         made.num_chunks, made.frequency = num_chunks, frequency
@@ -142,8 +141,8 @@ class HashedTfidf:
             row, column = np.nonzero(np.arange(width) < (np.asarray(lengths)[:, None] - order + 1))
             rows.append(row)
             hashes.append(hashed[row, column])
-        row = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-        hashed = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+        row = np.concatenate([np.zeros(0, np.int64), *rows])
+        hashed = np.concatenate([np.zeros(0, np.uint64), *hashes])
         order = np.lexsort((hashed, row))
         row, hashed = row[order], hashed[order]
         first = np.flatnonzero(np.r_[True, (np.diff(row) != 0) | (hashed[1:] != hashed[:-1])][: len(row)])
@@ -188,8 +187,8 @@ class EncoderEmbedder:
     ) -> None:
         self.encoder, self.prepare, self.batch, self.unit = encoder.eval(), prepare or _unchanged, batch, unit
         self.device = next(encoder.parameters()).device
-        one = np.zeros((1, 1), np.int64)
-        self.dim = self._mean(torch.from_numpy(one), torch.ones(1, 1, dtype=torch.int64)).shape[1]
+        one = torch.ones(1, 1, dtype=torch.int64)
+        self.dim = self._mean(one - 1, one).shape[1]
         digest = hashlib.sha256()
         for key, value in encoder.state_dict().items():
             digest.update(key.encode() + value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -202,8 +201,8 @@ class EncoderEmbedder:
         self.encoder.to(self.device)
         for start in range(0, len(chunks), self.batch):
             rows = slice(start, start + self.batch)
-            ids, mask = self.prepare(chunks[rows], lengths[rows])
-            out[rows] = self._mean(torch.as_tensor(ids), torch.as_tensor(mask)).cpu().numpy()
+            ids, mask = map(torch.as_tensor, self.prepare(chunks[rows], lengths[rows]))
+            out[rows] = self._mean(ids, mask).cpu().numpy()
         return out
 
     @torch.inference_mode()

@@ -17,13 +17,13 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from retro_model.base import disk
 
 TRIES = 4  # attempts at a task that failed because its worker died or another process held its shard
+PASSING = ("KilledWorker", "FutureCancelledError")  # Dask's errors of a task whose worker died
 
 
 def pool(workers: int, *, devices: int = 0) -> ProcessPoolExecutor:
     """Return an executor of processes on this machine, one thread each.
 
-    devices: number of GPUs, assigned to the workers in turn: each worker sees one GPU, as "cuda". 0: workers see the
-    devices of this process.
+    devices: number of GPUs, of which each worker in turn sees one, as "cuda". 0: workers see this process's devices.
     """
     context = multiprocessing.get_context("spawn")
     turns = context.Queue() if devices else None
@@ -48,8 +48,7 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
     """Return task(*a) for each a, in order. executor None: in this process, one after the other.
 
     Raises:
-        The exception of a task, after the running tasks have ended; RuntimeError if the executor broke. Finished shards
-        are kept.
+        The exception of a task, after the running ones; RuntimeError if the executor broke. Finished shards are kept.
     """
     calls = list(arguments)
     if executor is None:
@@ -68,19 +67,14 @@ def each(task: Callable, arguments: Iterable[tuple], executor: Executor | None =
                     del tries[number]
                 except BrokenExecutor:
                     raise
-                except Exception as error:
-                    if not _passes(error) or tries[number] >= TRIES:
+                except Exception as error:  # another try helps where a worker was killed or still holds the shard
+                    passing = isinstance(error, disk.Busy) or type(error).__name__ in PASSING
+                    if not passing or tries[number] >= TRIES:
                         raise
         except BrokenExecutor as error:
-            raise RuntimeError(
-                f"a process of the pool died ({error}); run the same call again: finished shards are kept"
-            ) from error
+            advice = "run the same call again: finished shards are kept"
+            raise RuntimeError(f"a process of the pool died ({error}); {advice}") from error
         finally:
             for future in futures:
                 future.cancel()
     return results
-
-
-def _passes(error: Exception) -> bool:
-    """Whether a retry may help: a worker was killed, or a worker that was believed dead still holds the shard."""
-    return isinstance(error, disk.Busy) or type(error).__name__ in ("KilledWorker", "FutureCancelledError")

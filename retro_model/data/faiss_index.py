@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model.base import disk
-
 from . import files, index_shards
+from .index_shards import library
 from .search import KEYS_AT_ONCE, DenseSearcher
 from .shards import Joined
 
@@ -44,8 +43,7 @@ class FaissSearcher:
         verify: compare the checksums of a kept index whose lists are mapped; others are always compared.
         executor: fills the shards of an IVF index, see `executors`; None: this process.
 
-    Raises:
-        ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
+    Raises: ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class FaissSearcher:
         self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
         self.name += f" rerank={self.rerank}" if self.rerank else ""
         merged = index_shards.mergeable(made(keys.shape[1], index))
-        form = index_shards.form(path) if merged else files.Form("index", (path.name,))
+        form = files.Form("index", (path.name, path.name + index_shards.LISTS) if merged else (path.name,))
         manifest, settings = path.with_name(path.name + ".json"), {"factory": index, "vectors": list(keys.shape)}
         with files.Build(manifest, form, settings, verify=verify or not merged) as build:
             if not build.complete:
@@ -71,10 +69,10 @@ class FaissSearcher:
                     shards = keys if isinstance(keys, Joined) else Joined([keys])
                     index_shards.fill_and_merge(lambda: _trained(keys, index), shards, path, build, executor)
                 else:
-                    unfinished = path.with_name(path.name + ".new")
-                    disk.remove(unfinished)
-                    library().write_index(_filled(keys, index), str(unfinished))
-                    build.adopt(path.name, unfinished)
+                    whole = _trained(keys, index)
+                    for first in range(0, len(keys), KEYS_AT_ONCE):
+                        whole.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
+                    build.adopt(path.name, index_shards.written(whole, path.with_name(path.name + ".whole")))
                 build.finish()
         kept = index_shards.opened(path) if merged else library().read_index(str(path))
         if (kept.ntotal, kept.d) != keys.shape or kept.metric_type != library().METRIC_L2:
@@ -110,9 +108,8 @@ class FaissSearcher:
                 break
             fetch *= 4
         if len(left):
-            hits[left] = self.exact.nearest(
-                queries[left], k, None if exclude_doc is None else np.asarray(exclude_doc)[left]
-            )
+            excluded = None if exclude_doc is None else np.asarray(exclude_doc)[left]
+            hits[left] = self.exact.nearest(queries[left], k, excluded)
         return hits
 
 
@@ -158,28 +155,19 @@ def _read_recall(known, nprobe: int) -> dict[int, float]:
     return recall if all(0 <= share <= 1 for share in recall.values()) else {}
 
 
-def _filled(keys: np.ndarray, factory: str):
-    """Return a trained index that holds all keys."""
-    index = _trained(keys, factory)
-    for first in range(0, len(keys), KEYS_AT_ONCE):
-        index.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
-    return index
-
-
 def made(dim: int, factory: str, name: str = "index", metric: int | None = None):
     """Return an untrained index without keys. metric None: L2. Raise ValueError, naming `name`, for a bad string."""
-    faiss = library()
     try:
-        return faiss.index_factory(dim, factory, faiss.METRIC_L2 if metric is None else metric)
+        return library().index_factory(dim, factory, library().METRIC_L2 if metric is None else metric)
     except RuntimeError as error:
         raise ValueError(f"{name}: expected a FAISS index factory string; got {factory!r} ({error})") from error
 
 
 def _trained(keys: np.ndarray, factory: str):
     """Return a trained index without keys."""
-    faiss, index = library(), made(keys.shape[1], factory)
+    index = made(keys.shape[1], factory)
     if not index.is_trained:
-        inverted = faiss.try_extract_index_ivf(index)
+        inverted = library().try_extract_index_ivf(index)
         rows = _training_rows(len(keys), 0 if inverted is None else inverted.nlist)
         try:
             index.train(np.array(keys[rows], np.float32))
@@ -199,12 +187,3 @@ def _on_device(index, device: str):
     if device.type != "cuda" or not hasattr(faiss, "StandardGpuResources"):
         return index
     return faiss.index_cpu_to_gpu(faiss.StandardGpuResources(), device.index or 0, index)
-
-
-def library():
-    """Import faiss. Raise ImportError that says how to install it."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise ImportError("an index needs faiss (pip install 'retro-kernels[faiss-cpu]')") from error
-    return faiss

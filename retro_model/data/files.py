@@ -41,12 +41,11 @@ class Form(NamedTuple):
 class Build:
     """Writer of the files of one build. `commit` makes the appended data durable, `finish` completes the build.
 
-    Args:
-        manifest: path of the manifest; the files are beside it.
-        form: schema of the manifest.
-        settings: everything the result depends on, as JSON; a build with other settings is refused.
-        starts: headers of the files that have one.
-        verify: compare checksums of a complete build; those of an unfinished one are always compared.
+    manifest: path of the manifest; the files are beside it.
+    form: schema of the manifest.
+    settings: everything the result depends on, as JSON; a build with other settings is refused.
+    starts: headers of the files that have one.
+    verify: compare checksums of a complete build; those of an unfinished one are always compared.
 
     Raises:
         ValueError: the folder holds something else or a damaged file.
@@ -54,15 +53,9 @@ class Build:
     """
 
     def __init__(
-        self,
-        manifest: Path,
-        form: Form,
-        settings: dict,
-        starts: dict[str, bytes] | None = None,
-        *,
-        verify: bool = True,
+        self, manifest: Path, form: Form, settings: dict, starts: dict[str, bytes] | None = None, *, verify: bool = True
     ) -> None:
-        self.path, self.form, self.verify = Path(manifest), form, verify
+        self.path, self.form, self.verify = manifest, form, verify
         self.settings = json.loads(json.dumps(settings))
         self.complete, self.facts = False, {}
         self.files = {name: {"bytes": 0, "crc32": 0} for name in form.files}
@@ -72,9 +65,8 @@ class Build:
         if self.complete:
             return
         disk.make_folder(self.path.parent)
-        self._lock = disk.Lock(
-            self.path.with_name(f".{self.path.name}.lock"), f"{self.path}: the {form.kind} is being built"
-        )
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        self._lock = disk.Lock(lock, f"{self.path}: the {form.kind} is being built")
         try:
             self._continue()  # again: the last holder of the lock may have continued or finished the build
             if self.complete:
@@ -111,9 +103,9 @@ class Build:
         """Replace the file `name` by one that a library has written."""
         self._handles.pop(name).close()
         disk.sync(written)
-        os.replace(written, self.path.parent / name)
-        size = (self.path.parent / name).stat().st_size
-        with disk.open_plain(self.path.parent / name, "rb") as handle:
+        file = written.replace(self.path.parent / name)
+        size = file.stat().st_size
+        with disk.open_plain(file, "rb") as handle:
             self.files[name] = {"bytes": size, "crc32": checksum(handle, size)}
 
     def commit(self, **facts) -> None:
@@ -123,8 +115,8 @@ class Build:
             os.fsync(handle.fileno())
         self.facts = facts
         whole = {"kind": self.form.kind, "version": VERSION, "settings": self.settings, "complete": self.complete}
-        whole |= {"facts": self.facts, "files": self.files}
-        disk.write_json(self.path, {**whole, "crc32": _own_checksum(whole)})
+        whole |= {"facts": facts, "files": self.files}
+        disk.write_json(self.path, whole | {"crc32": _own_checksum(whole)})
 
     def finish(self, **facts) -> None:
         """Commit and mark the build complete. An interrupted build ends with the same bytes as an uninterrupted one."""
@@ -149,15 +141,12 @@ class Build:
 def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
     """Read a manifest and check its form. complete: refuse the manifest of an unfinished build.
 
-    Raises:
-        FileNotFoundError, ValueError: naming the path.
+    Raises: FileNotFoundError, ValueError naming the path.
     """
-    path = Path(path)
     if not path.exists() and not path.is_symlink():
         raise FileNotFoundError(f"{path}: no {form.kind} here")
     try:
-        with disk.open_plain(path, "rb") as handle:
-            manifest = disk.read_json(handle.read())
+        manifest = disk.read_json(disk.read_plain(path))
         known = tuple(manifest[key] for key in ("kind", "version", "settings", "complete", "facts", "files"))
         if manifest.pop("crc32") != _own_checksum(manifest):
             raise KeyError("its checksum differs")
@@ -178,7 +167,7 @@ def amend(path: Path, form: Form, **facts) -> None:
         return
     manifest["facts"] |= facts
     with contextlib.suppress(OSError):
-        disk.write_json(path, {**manifest, "crc32": _own_checksum(manifest)})
+        disk.write_json(path, manifest | {"crc32": _own_checksum(manifest)})
 
 
 def _check_types(path: Path, form: Form, manifest: dict) -> None:
@@ -186,13 +175,14 @@ def _check_types(path: Path, form: Form, manifest: dict) -> None:
         if not isinstance(manifest[name], kind):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is no {kind.__name__})")
     if manifest["files"].keys() != set(form.files):
-        raise ValueError(
-            f"{path}: expected the files {', '.join(form.files)}; the manifest names "
-            f"{', '.join(manifest['files']) or 'none'}"
-        )
+        named = ", ".join(manifest["files"]) or "none"
+        raise ValueError(f"{path}: expected the files {', '.join(form.files)}; the manifest names {named}")
     for name, record in manifest["files"].items():
-        whole = isinstance(record, dict) and record.keys() == {"bytes", "crc32"}
-        if not whole or not all(map(_is_count, record.values())):
+        if (
+            not isinstance(record, dict)
+            or record.keys() != {"bytes", "crc32"}
+            or not all(map(_is_count, record.values()))
+        ):
             raise ValueError(f"{path}: the manifest is corrupt ({name} is {record!r})")
     for name in form.counts:
         if not _is_count(manifest["facts"].get(name)):
@@ -210,11 +200,9 @@ def _own_checksum(manifest: dict) -> int:
 def same_settings(path: Path, wanted: dict, kept: dict) -> None:
     """Raise ValueError that names the first setting in which a build on disk differs."""
     for key in sorted({*wanted, *kept}):
-        if wanted.get(key) != kept.get(key):
-            raise ValueError(
-                f"{path}: built with {key}={kept.get(key)!r}; now {key}={wanted.get(key)!r}: delete it or build "
-                "elsewhere"
-            )
+        was, now = kept.get(key), wanted.get(key)
+        if was != now:
+            raise ValueError(f"{path}: built with {key}={was!r}; now {key}={now!r}: delete it or build elsewhere")
 
 
 def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
@@ -228,15 +216,14 @@ def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **count
             raise ValueError(f"{path}: expected {count} {name}; the manifest has {manifest['facts'][name]}")
     for name, size in form.sizes(manifest["settings"], manifest["facts"]).items():
         if (named := manifest["files"][name]["bytes"]) != size:
-            raise ValueError(
-                f"{path}: the manifest contradicts itself (its counts need {size} bytes of {name}, not {named})"
-            )
+            why = f"its counts need {size} bytes of {name}, not {named}"
+            raise ValueError(f"{path}: the manifest contradicts itself ({why})")
     for name, record in manifest["files"].items():
-        file = Path(path).parent / name
+        file = path.parent / name
         try:
             handle = disk.open_plain(file, "rb")
         except FileNotFoundError:
-            raise ValueError(f"{file}: missing; {Path(path).name} names {record['bytes']} bytes") from None
+            raise ValueError(f"{file}: missing; {path.name} names {record['bytes']} bytes") from None
         with handle:
             size = os.fstat(handle.fileno()).st_size
             if size < record["bytes"] or (manifest["complete"] and size != record["bytes"]):
@@ -268,12 +255,21 @@ def npy_header(shape: tuple[int, ...], dtype) -> bytes:
     return buffer.getvalue()
 
 
+def npy_form(kind: str, name: str, row: Callable[[dict], tuple[int, str]]) -> Form:
+    """Return the schema of builds of one .npy file of `chunks` rows. row: settings -> width and type of a row."""
+
+    def sizes(settings: dict, facts: dict) -> dict[str, int]:
+        width, dtype = row(settings)
+        return {name: len(npy_header((0, 0), dtype)) + facts["chunks"] * width * np.dtype(dtype).itemsize}
+
+    return Form(kind, (name,), ("chunks",), sizes)
+
+
 def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:
     """Map an .npy file, read-only. Raise ValueError naming the file unless it has this type and shape."""
     header = npy_header(shape, dtype)
     with disk.open_plain(path, "rb") as handle:
         if handle.read(len(header)) != header:
-            raise ValueError(
-                f"{path}: expected an array {np.dtype(dtype)} {list(shape)}; its header has another type or shape"
-            )
+            want = f"an array {np.dtype(dtype)} {list(shape)}"
+            raise ValueError(f"{path}: expected {want}; its header has another type or shape")
     return mapped(path, dtype, shape, start=len(header))

@@ -8,7 +8,7 @@ import warnings
 
 import numpy as np
 
-from ..data.tokens import Encoder, byte_alphabet
+from .tokens import Encoder, byte_alphabet
 
 
 class HubTokenizer:
@@ -51,10 +51,8 @@ class HubTokenizer:
         for token, number in vocabulary.items():
             self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
         if not self.exact:
-            warnings.warn(
-                f"tokenizer: {type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted",
-                stacklevel=3,
-            )
+            why = f"{type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted"
+            warnings.warn(f"tokenizer: {why}", stacklevel=3)
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
         digest.update(backend.to_str().encode() if backend is not None else type(tokenizer).__name__.encode())
         self.name = f"{type(tokenizer).__name__}-{self.vocab_size}-{digest.hexdigest()[:16]}"
@@ -78,14 +76,10 @@ def as_encoder(tokenizer) -> Encoder:
     """Return an `Encoder` as it is, a Hugging Face tokenizer as `HubTokenizer`. Raise TypeError for anything else."""
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
-    if hasattr(tokenizer, "get_vocab") and (
-        hasattr(tokenizer, "to_str") or hasattr(tokenizer, "convert_ids_to_tokens")
-    ):
+    if hasattr(tokenizer, "get_vocab") and any(hasattr(tokenizer, n) for n in ("to_str", "convert_ids_to_tokens")):
         return HubTokenizer(tokenizer)
-    raise TypeError(
-        "tokenizer: expected a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a "
-        f"tokenizer of transformers or tokenizers; got {type(tokenizer).__name__}"
-    )
+    want = "a Tokenizer, another Encoder (name, vocab_size, byte_lengths, encode_batch), or a tokenizer of transformers"
+    raise TypeError(f"tokenizer: expected {want} or tokenizers; got {type(tokenizer).__name__}")
 
 
 def _bytes_of(token: str, byte_level: bool) -> int:

@@ -21,29 +21,33 @@ KEYS_AT_ONCE = 1 << 16
 LISTS = ".lists"
 
 
-def form(path: Path) -> files.Form:
-    return files.Form("index", (path.name, path.name + LISTS))
+def library():
+    """Import faiss. Raise ImportError that says how to install it."""
+    try:
+        import faiss
+    except ImportError as error:
+        raise ImportError("an index needs faiss (pip install 'retro-kernels[faiss-cpu]')") from error
+    return faiss
 
 
 def fill_and_merge(trained, keys, path: Path, build: files.Build, executor: Executor | None) -> None:
     """Add all keys to a trained index; put `path` and its lists into the build.
 
-    Args:
-        trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
-        keys: `shards.Joined`, one part a shard.
+    trained: makes the trained index: an IVF, or transforms and an IVF. Called only if none is on disk.
+    keys: `shards.Joined`, one part a shard.
     """
     empty = path.with_name(path.name + ".trained")
     if not empty.exists():
-        _write(trained(), empty)
+        written(trained(), empty)
     parts = [path.with_name(f"{path.name}.part-{s:05d}") for s in range(len(keys.parts))]
     each(_fill, [(empty, part, keys.parts[s], int(keys.starts[s])) for s, part in enumerate(parts)], executor)
     index = _read(empty)
     lists = path.with_name(path.name + LISTS + ".new")
     disk.remove(lists)
     _merge(index, parts, lists, path.name + LISTS)
-    _write(index, path.with_name(path.name + ".whole"))
+    whole = written(index, path.with_name(path.name + ".whole"))
     build.adopt(path.name + LISTS, lists)
-    build.adopt(path.name, path.with_name(path.name + ".whole"))
+    build.adopt(path.name, whole)
     del index
     for left in (*parts, empty):
         disk.remove(left)
@@ -54,19 +58,16 @@ def mergeable(index) -> bool:
 
     The index must be an IVF, or transforms and an IVF, without a refinement and without fast-scan codes.
     """
-    import faiss
-
+    faiss = library()
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
-    lists = getattr(inner, "invlists", None)
-    return isinstance(inner, faiss.IndexIVF) and isinstance(
-        faiss.downcast_InvertedLists(lists), faiss.ArrayInvertedLists
-    )
+    if not isinstance(inner, faiss.IndexIVF):
+        return False
+    return isinstance(faiss.downcast_InvertedLists(inner.invlists), faiss.ArrayInvertedLists)
 
 
 def opened(path: Path):
     """Open the index with its lists memory-mapped."""
-    import faiss
-
+    faiss = library()
     index = faiss.read_index(str(path), faiss.IO_FLAG_SKIP_IVF_DATA)
     lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
     lists.filename, lists.read_only = str(path.with_name(path.name + LISTS)), True  # beside it, wherever that is now
@@ -76,19 +77,16 @@ def opened(path: Path):
 
 def _read(path: Path, flags: int = 0):
     """Read an index to add to or merge, without the table that only a PQ search needs (lists * codes * 1 kB)."""
-    import faiss
-
-    return faiss.read_index(str(path), flags | faiss.IO_FLAG_SKIP_PRECOMPUTE_TABLE)
+    return library().read_index(str(path), flags | library().IO_FLAG_SKIP_PRECOMPUTE_TABLE)
 
 
-def _write(index, path: Path) -> None:
-    import faiss
-
+def written(index, path: Path) -> Path:
+    """Write an index under another name, then rename it; return its path."""
     fresh = path.with_name(path.name + ".new")
     disk.remove(fresh)
-    faiss.write_index(index, str(fresh))
+    library().write_index(index, str(fresh))
     disk.sync(fresh)
-    fresh.replace(path)
+    return fresh.replace(path)
 
 
 def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
@@ -100,7 +98,7 @@ def _fill(empty: Path, part: Path, keys: np.ndarray, first: int) -> None:
         for start in range(0, len(keys), KEYS_AT_ONCE):
             block = np.array(keys[start : start + KEYS_AT_ONCE], np.float32)
             index.add_with_ids(block, np.arange(first + start, first + start + len(block)))
-        _write(index, part)
+        written(index, part)
 
 
 def _merge(index, parts: list[Path], lists: Path, name: str) -> None:
@@ -108,8 +106,7 @@ def _merge(index, parts: list[Path], lists: Path, name: str) -> None:
 
     name: file name of the lists in the index's own folder.
     """
-    import faiss
-
+    faiss = library()
     inverted = faiss.extract_index_ivf(index)
     opened_parts = [_read(part, faiss.IO_FLAG_MMAP) for part in parts]
     sources = faiss.InvertedListsPtrVector()

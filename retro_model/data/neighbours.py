@@ -14,12 +14,7 @@ from .database import ChunkDatabase
 from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
-FORM = files.Form(
-    "neighbours",
-    (FILE,),
-    ("chunks",),
-    lambda settings, facts: {FILE: len(files.npy_header((0, 0), np.int64)) + facts["chunks"] * settings["k"] * 8},
-)
+FORM = files.npy_form("neighbours", FILE, lambda settings: (settings["k"], "int64"))
 ROWS_AT_ONCE = 1 << 16  # rows whose ids are checked together
 
 
@@ -40,28 +35,21 @@ def precompute_neighbours(
 
     Args:
         folder: output folder.
-        store: its chunks are the queries. The neighbours get the same shards. Chunks of the database's own store are
-            not embedded again.
+        store: its chunks are the queries; the neighbours get its shards. The database's store is not embedded again.
         database: the database to search.
         k: neighbours a chunk.
         block: chunks between two commits; a killed run continues from the last commit.
         executor: runs the shards, see `executors`; None: this process.
         progress: show a bar (rich).
 
-    Returns:
-        int64 [num_chunks,k], memory-mapped; -1 if fewer than k chunks lie outside the document.
-
-    Raises:
-        ValueError: chunk lengths or tokenizers differ; k exceeds the database's chunks; the folder has others.
-
+    Returns: int64 [num_chunks,k], memory-mapped; -1 if fewer than k chunks lie outside the document.
+    Raises: ValueError: chunk lengths or tokenizers differ; k exceeds the database's chunks; the folder has others.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.3.
     """
     for what in ("chunk_len", "tokenizer_name"):
-        if getattr(store, what) != getattr(database.store, what):
-            raise ValueError(
-                f"{what}: expected the database's {getattr(database.store, what)!r}; got {getattr(store, what)!r} in "
-                "the store"
-            )
+        got, want = getattr(store, what), getattr(database.store, what)
+        if got != want:
+            raise ValueError(f"{what}: expected the database's {want!r}; got {got!r} in the store")
     if not 1 <= k <= len(database):
         raise ValueError(f"k: expected from 1 to the database's {len(database)} chunks; got {k}")
     folder, documents = Path(folder), database.documents_of(store)
@@ -92,11 +80,8 @@ def _search(
 def open_neighbours(folder: str | Path, store: TokenStore, database: ChunkDatabase) -> np.ndarray:
     """Open the output of `precompute_neighbours`. Verify its checksums, its store and its database.
 
-    Returns:
-        int64 [num_chunks,K], memory-mapped, read-only.
-
-    Raises:
-        FileNotFoundError, ValueError: naming the file or the setting that differs.
+    Returns: int64 [num_chunks,K], memory-mapped, read-only.
+    Raises: FileNotFoundError, ValueError naming the file or the setting that differs.
     """
     parts = shards.parts_of(Path(folder), FORM.kind, MANIFEST, store)
     return shards.joined([_open(part, shard, database) for part, shard in parts])
@@ -112,12 +97,9 @@ def _open(folder: Path, store: TokenStore, database: ChunkDatabase) -> np.ndarra
     if type(k) is not int or not 1 <= k <= len(database):
         raise ValueError(f"{path}: expected k from 1 to the database's {len(database)} chunks; got {k!r}")
     files.check_files(path, FORM, manifest, verify=True, chunks=len(store))
-    ids = files.mapped_npy(path.with_name(FILE), np.int64, (len(store), k))
+    ids = files.mapped_npy(folder / FILE, np.int64, (len(store), k))
     for start in range(0, len(ids), ROWS_AT_ONCE):
-        part = ids[start : start + ROWS_AT_ONCE]
-        if part.min() < -1 or part.max() >= len(database):
-            raise ValueError(
-                f"{path.with_name(FILE)}: expected ids within -1 .. {len(database) - 1}; got {part.min()} .. "
-                f"{part.max()}"
-            )
+        low, high = (part := ids[start : start + ROWS_AT_ONCE]).min(), part.max()
+        if low < -1 or high >= len(database):
+            raise ValueError(f"{folder / FILE}: expected ids within -1 .. {len(database) - 1}; got {low} .. {high}")
     return ids

@@ -27,10 +27,7 @@ class Searcher(Protocol):
     name: str
 
     def search(self, chunks: np.ndarray, lengths: np.ndarray, k: int, exclude_doc: np.ndarray | None) -> np.ndarray:
-        """Return ids int64 [n,k], nearest first, -1 if there are fewer. chunks [n,M], lengths [n], exclude_doc [n]
-        (-1: none).
-        """
-        ...
+        """Return ids int64 [n,k], nearest first, -1 if there are fewer; exclude_doc [n] (-1: none)."""
 
 
 class DenseSearcher:
@@ -41,22 +38,12 @@ class DenseSearcher:
         keys: float32 [num_chunks, dim], may be memory-mapped.
         chunk_doc: [num_chunks].
         device: device of the scan; keys are copied there a block at a time.
-        backend: of `rk.topk_chunks`.
     """
 
-    def __init__(
-        self,
-        embedder: Embedder,
-        keys: np.ndarray,
-        chunk_doc: np.ndarray,
-        *,
-        device: str = "cpu",
-        backend: str | None = None,
-    ) -> None:
+    def __init__(self, embedder: Embedder, keys: np.ndarray, chunk_doc: np.ndarray, *, device: str = "cpu") -> None:
         if keys.ndim != 2 or keys.shape != (len(chunk_doc), embedder.dim):
             raise ValueError(f"keys: expected [{len(chunk_doc)},{embedder.dim}]; got {list(keys.shape)}")
-        self.embedder, self.keys, self.chunk_doc = embedder, keys, chunk_doc
-        self.device, self.backend = device, backend
+        self.embedder, self.keys, self.chunk_doc, self.device = embedder, keys, chunk_doc, device
         self.name = f"exact-l2 {embedder.name}"
 
     def search(self, chunks, lengths, k, exclude_doc):
@@ -72,9 +59,7 @@ class DenseSearcher:
         for start in range(0, len(queries), QUERIES_AT_ONCE):
             rows = slice(start, start + QUERIES_AT_ONCE)
             doc = None if exclude_doc is None else moved(exclude_doc[rows], np.int64)
-            stream = rk.TopkStream(
-                moved(queries[rows], np.float32), k, metric="l2", query_doc=doc, backend=self.backend
-            )
+            stream = rk.TopkStream(moved(queries[rows], np.float32), k, metric="l2", query_doc=doc)
             for first in range(0, len(self.keys), KEYS_AT_ONCE):
                 block = slice(first, first + KEYS_AT_ONCE)
                 key_doc = None if doc is None else moved(self.chunk_doc[block], np.int64)

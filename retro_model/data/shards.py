@@ -56,20 +56,17 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     try:
         listing = disk.read_json(disk.read_plain(path))
         if (listing["kind"], listing["version"]) != (kind, VERSION):
-            raise ValueError(
-                f"expected a {kind} of version {VERSION}; got a {listing['kind']} of version {listing['version']}"
-            )
+            got = f"a {listing['kind']} of version {listing['version']}"
+            raise ValueError(f"expected a {kind} of version {VERSION}; got {got}")
         wanted = {entry["name"]: entry["sha256"] for entry in listing["shards"]}
         if list(wanted) != [name_of(s) for s in range(len(wanted))] or not wanted:
             raise ValueError("its shards are not numbered from 0")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
-        if _digest(folder / name / inner) != digest:
-            raise ValueError(
-                f"{folder / name / inner}: another shard than {MANIFEST} names; build again, or restore the whole "
-                "folder"
-            )
+        if _digest(file := folder / name / inner) != digest:
+            advice = "build again, or restore the whole folder"
+            raise ValueError(f"{file}: another shard than {MANIFEST} names; {advice}")
     return [folder / name for name in wanted]
 
 
@@ -91,9 +88,8 @@ def _digest(path: Path) -> str:
 class Joined:
     """Concatenation of memory maps along the rows, without a copy. Indexing returns an ordinary array.
 
-    Args:
-        parts: memory maps with rows of one shape.
-        add: number added to the values of each part; None: 0.
+    parts: memory maps with rows of one shape.
+    add: number added to the values of each part; None: 0.
     """
 
     def __init__(self, parts: Sequence[np.ndarray], add: Sequence[int] | None = None) -> None:
@@ -113,7 +109,13 @@ class Joined:
             return rows[(slice(None),) * (rows.ndim - self.ndim + 1) + key[1:]]
         if isinstance(key, slice):
             first, last, step = key.indices(len(self))
-            return self._range(first, last) if step == 1 else self[np.arange(first, last, step)]
+            if step != 1:
+                return self[np.arange(first, last, step)]
+            pieces = [np.zeros((0, *self.shape[1:]), self.dtype)]
+            for part, add, start in zip(self.parts, self.add, self.starts):
+                if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
+                    pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
+            return pieces[1] if len(pieces) == 2 else np.concatenate(pieces)
         rows = np.asarray(key)
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
@@ -126,15 +128,6 @@ class Joined:
             mine = owner == part
             out[mine] = self.parts[part][rows[mine] - self.starts[part]] + self.dtype.type(self.add[part])
         return out if rows.ndim else out[()]
-
-    def _range(self, first: int, last: int) -> np.ndarray:
-        pieces = []
-        for part, add, start in zip(self.parts, self.add, self.starts):
-            if (a := max(first - start, 0)) < (b := min(last - start, len(part))):
-                pieces.append(part[a:b] + self.dtype.type(add) if add else part[a:b])
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate([np.zeros((0, *self.shape[1:]), self.dtype), *pieces])
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray | Joined:
@@ -159,8 +152,8 @@ class ShardedStore(TokenStore):
                 raise ValueError(f"{self.folder}: its shards differ in {name}")
         for name in ("num_chunks", "num_tokens", "num_bytes"):
             setattr(self, name, sum(getattr(shard, name) for shard in self.shards))
-        identities = [shard.identity for shard in self.shards]
-        self.identity = hashlib.sha256(json.dumps(identities).encode()).hexdigest()[:16]
+        identities = json.dumps([shard.identity for shard in self.shards])
+        self.identity = hashlib.sha256(identities.encode()).hexdigest()[:16]
         for name in ("tokens", "lengths", "chunk_bytes"):
             setattr(self, name, Joined([getattr(shard, name) for shard in self.shards]))
         self.documents, self.first_documents = [], []
@@ -184,7 +177,7 @@ def shards_of(store: TokenStore) -> list[TokenStore]:
 
 def build_sharded_store(
     folder: str | Path,
-    sources: Sequence[Iterable | Callable[[], Iterable]],
+    sources: Sequence[Iterable | Callable],
     tokenizer,
     *,
     executor: Executor | None = None,
@@ -196,14 +189,11 @@ def build_sharded_store(
         with Client("scheduler:8786") as client:
             store = build_sharded_store("store", sources, tokenizer, executor=client.get_executor())
 
-    Args:
-        folder: output folder, with one folder a shard and `shards.json`.
-        sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
-        tokenizer, options: as in `build_store`.
-        executor: runs the shards, see `executors`; None: this process.
-
-    Raises:
-        As `build_store`; retro_model.base.disk.Busy if another process builds the folder.
+    folder: output folder, with one folder a shard and `shards.json`.
+    sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
+    tokenizer, options: as in `build_store`.
+    executor: runs the shards, see `executors`; None: this process.
+    Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):

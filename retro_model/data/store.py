@@ -27,14 +27,19 @@ from .tokens import BOS, PAD, Encoder
 MANIFEST = "store.json"
 COLUMNS = {"lengths": np.int32, "chunk_doc": np.int64, "chunk_bytes": np.int64}
 NAMES = ("tokens.bin", *(f"{name}.bin" for name in COLUMNS), "documents.jsonl")
-FORM = files.Form(
-    "token store",
-    NAMES,
-    ("documents", "chunks", "tokens", "bytes"),
-    lambda settings, facts: _sizes(settings, facts["chunks"]),
-)
+COUNTS = ("documents", "chunks", "tokens", "bytes")
 ENCODED_AT_ONCE = 64  # documents
 ROWS_AT_ONCE = 1 << 18  # rows whose token ids are checked together
+
+
+def _sizes(settings: dict, facts: dict) -> dict[str, int]:
+    """Return the bytes of the files whose rows are chunks."""
+    row = {"tokens.bin": settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize}
+    row |= {f"{name}.bin": np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}
+    return {name: facts["chunks"] * size for name, size in row.items()}
+
+
+FORM = files.Form("token store", NAMES, COUNTS, _sizes)
 
 
 class Entry(NamedTuple):
@@ -65,8 +70,7 @@ class TokenStore:
         folder: output folder of `build_store`.
         verify: compare checksums and token ids, which reads everything; sizes are always compared.
 
-    Raises:
-        FileNotFoundError, ValueError: naming the file that is missing, truncated, corrupt or unfinished.
+    Raises: FileNotFoundError, ValueError naming the file that is missing, truncated, corrupt or unfinished.
     """
 
     def __init__(self, folder: str | Path, *, verify: bool = True) -> None:
@@ -91,18 +95,13 @@ class TokenStore:
             Entry(name, group, first, rows, tokens, count)
             for (name, group, rows, tokens, count, _), first in zip(records, first_chunks)
         ]
-        self._check_counts(manifest["facts"])
+        whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
+        for name, got in zip(COUNTS, (len(self.documents), *whole)):
+            if got != facts[name]:
+                want = f"{facts[name]} {name} as in {MANIFEST}"
+                raise ValueError(f"{self.folder / 'documents.jsonl'}: expected {want}; got {got}")
         if verify:
             self._check_rows()
-
-    def _check_counts(self, facts: dict) -> None:
-        """Raise ValueError unless the documents add up to the manifest's counts."""
-        whole = [sum(column) for column in zip(*(entry[3:] for entry in self.documents))] or [0, 0, 0]
-        for name, got in zip(("documents", "chunks", "tokens", "bytes"), (len(self.documents), *whole)):
-            if got != facts[name]:
-                raise ValueError(
-                    f"{self.folder / 'documents.jsonl'}: expected {facts[name]} {name} as in {MANIFEST}; got {got}"
-                )
 
     def _check_rows(self) -> None:
         """Raise ValueError unless the rows match the documents and all ids are in the vocabulary."""
@@ -111,9 +110,8 @@ class TokenStore:
         tokens = np.array([entry.num_tokens for entry in self.documents], np.int64)
         lengths[np.cumsum(rows) - 1] = tokens - (rows - 1) * self.chunk_len
         self._expect("lengths", np.array_equal(self.lengths, lengths), "the documents' lengths")
-        self._expect(
-            "chunk_doc", np.array_equal(self.chunk_doc, np.repeat(np.arange(len(rows)), rows)), "the documents in order"
-        )
+        owners = np.repeat(np.arange(len(rows)), rows)
+        self._expect("chunk_doc", np.array_equal(self.chunk_doc, owners), "the documents in order")
         self._expect("chunk_bytes", not len(self) or self.chunk_bytes[:].min() >= 0, "no negative number")
         for start in range(0, len(self), ROWS_AT_ONCE):
             most = self.tokens[start : start + ROWS_AT_ONCE].max()
@@ -173,38 +171,30 @@ def build_store(
         commit_every: documents between two commits; a killed run continues from the last commit.
         progress: show a bar (rich).
 
-    Raises:
-        TypeError, ValueError: naming the document that has no tokens, ids outside the vocabulary or text that is not
-            UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
+    Raises: TypeError, ValueError naming the document that has no tokens, ids outside the vocabulary or text that is not
+    UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
     """
     for name, value in (("chunk_len", chunk_len), ("commit_every", commit_every)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}: expected an integer of at least 1; got {value!r}")
     tokenizer = as_encoder(tokenizer)
-    token_type, bos_id = _token_type(tokenizer.vocab_size), getattr(tokenizer, "bos_id", BOS)
+    bos_id = getattr(tokenizer, "bos_id", BOS)
     if bos and bos_id is None:
         raise ValueError(f"bos: expected False for {tokenizer.name}, which has no BOS token; got True")
-    settings = {
-        "chunk_len": chunk_len,
-        "tokenizer": tokenizer.name,
-        "vocab_size": int(tokenizer.vocab_size),
-        "token_type": token_type,
-        "bos": bos,
-    }
+    settings = {"chunk_len": chunk_len, "tokenizer": tokenizer.name, "vocab_size": int(tokenizer.vocab_size)}
+    settings |= {"token_type": _token_type(tokenizer.vocab_size), "bos": bos}
     if bos_id != BOS:
         settings["bos_id"] = bos_id
     folder = Path(folder)
     with files.Build(folder / MANIFEST, FORM, settings) as build:
-        writer = _Writer(build, tokenizer, chunk_len, bos_id if bos else None, token_type)
+        writer = _Writer(build, tokenizer, bos_id if bos else None)
         fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field}
         incoming = track(as_documents(documents, **fields), "tokens", enabled=progress)
         _skip_written(folder, incoming, build)
         if build.complete:
             if (extra := next(incoming, None)) is not None:
-                name = Document(*extra).name
-                raise ValueError(
-                    f"{folder}: the store is complete without document {name!r}; delete it or build elsewhere"
-                )
+                why = f"the store is complete without document {Document(*extra).name!r}"
+                raise ValueError(f"{folder}: {why}; delete it or build elsewhere")
         else:
             while group := list(islice(incoming, ENCODED_AT_ONCE)):
                 writer.write([Document(*document) for document in group], commit_every)
@@ -215,13 +205,11 @@ def build_store(
 class _Writer:
     """Writer that appends documents to the files of a build and counts them."""
 
-    def __init__(
-        self, build: files.Build, tokenizer: Encoder, chunk_len: int, bos_id: int | None, token_type: str
-    ) -> None:
-        self.build, self.tokenizer, self.chunk_len = build, tokenizer, chunk_len
-        self.bos_id, self.token_type = bos_id, token_type
+    def __init__(self, build: files.Build, tokenizer: Encoder, bos_id: int | None) -> None:
+        self.build, self.tokenizer, self.bos_id = build, tokenizer, bos_id
+        self.chunk_len, self.token_type = build.settings["chunk_len"], build.settings["token_type"]
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
-        self.facts = build.facts or {"documents": 0, "chunks": 0, "tokens": 0, "bytes": 0}
+        self.facts = build.facts or dict.fromkeys(COUNTS, 0)
 
     def write(self, documents: list[Document], commit_every: int) -> None:
         digests = [_digest(document) for document in documents]
@@ -237,14 +225,11 @@ class _Writer:
         if ids.size and ids.dtype.kind not in "iu":
             raise TypeError(f"document {name!r}: expected text or integer token ids; got {ids.dtype}")
         if ids.ndim != 1 or not ids.size:
-            raise ValueError(
-                f"document {name!r}: expected at least one token, in one dimension; got shape {list(ids.shape)}"
-            )
-        if ids.min() < 0 or ids.max() >= self.tokenizer.vocab_size:
-            raise ValueError(
-                f"document {name!r}: expected token ids below {self.tokenizer.vocab_size}; got {ids.min()} .. "
-                f"{ids.max()}"
-            )
+            want = "at least one token, in one dimension"
+            raise ValueError(f"document {name!r}: expected {want}; got shape {list(ids.shape)}")
+        low, high, limit = ids.min(), ids.max(), self.tokenizer.vocab_size
+        if low < 0 or high >= limit:
+            raise ValueError(f"document {name!r}: expected token ids below {limit}; got {low} .. {high}")
         ids = ids.astype(np.int64)
         return ids if self.bos_id is None else np.concatenate([[self.bos_id], ids])
 
@@ -256,13 +241,11 @@ class _Writer:
         lengths[-1] = len(ids) - (rows - 1) * self.chunk_len
         chunk_bytes = np.add.reduceat(self.byte_lengths[ids], np.arange(rows) * self.chunk_len).astype(np.int64)
         owner = np.full(rows, self.facts["documents"], np.int64)
-        columns = {"tokens": padded, "lengths": lengths, "chunk_doc": owner, "chunk_bytes": chunk_bytes}
-        for name, values in columns.items():
-            self.build.append(f"{name}.bin", values)
+        for name, values in zip(NAMES, (padded, lengths, owner, chunk_bytes)):
+            self.build.append(name, values)
         record = [document.name, document.group, rows, len(ids), int(chunk_bytes.sum()), digest]
         self.build.append("documents.jsonl", (json.dumps(record) + "\n").encode())
-        more = {"documents": 1, "chunks": rows, "tokens": len(ids), "bytes": record[4]}
-        self.facts = {name: self.facts[name] + more[name] for name in more}
+        self.facts = {name: self.facts[name] + more for name, more in zip(COUNTS, (1, rows, len(ids), record[4]))}
 
 
 def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
@@ -272,14 +255,12 @@ def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
     for number, record in enumerate(_read_records(folder / "documents.jsonl")[: build.facts["documents"]]):
         raw = next(incoming, None)
         if raw is None:
-            raise ValueError(
-                f"{folder}: the store holds {build.facts['documents']} documents; now the input ends after {number}"
-            )
+            held = f"the store holds {build.facts['documents']} documents"
+            raise ValueError(f"{folder}: {held}; now the input ends after {number}")
         document = Document(*raw)
         if [document.name, document.group, _digest(document)] != [record[0], record[1], record[5]]:
-            raise ValueError(
-                f"{folder}: document {number} was {record[0]!r}; now {document.name!r} or of other content"
-            )
+            was, now = f"{record[0]!r}", f"{document.name!r} or of other content"
+            raise ValueError(f"{folder}: document {number} was {was}; now {now}")
 
 
 def _digest(document: Document) -> str:
@@ -325,10 +306,3 @@ def _check_settings(path: Path, settings: dict) -> None:
 
 def _token_type(vocab_size: int) -> str:
     return "uint16" if vocab_size <= 2**16 else "uint32"
-
-
-def _sizes(settings: dict, chunks: int) -> dict[str, int]:
-    """Return the bytes of the files whose rows are chunks."""
-    tokens = chunks * settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize
-    columns = {f"{name}.bin": chunks * np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}
-    return {"tokens.bin": tokens} | columns

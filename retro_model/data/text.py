@@ -1,7 +1,7 @@
 """Token-sequence routines in C++ (`csrc/text`) over NumPy arrays: common substrings, MinHash, Jaccard similarity, BM25.
 
-Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. The number of threads does not change
-a result.
+Token ids are of any integer type, from 0 to 2**31 - 1. Calls run without the GIL. `threads` is the number of threads
+(None: torch's), which does not change a result.
 """
 
 from __future__ import annotations
@@ -25,19 +25,12 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
         >>> common_prefix_lengths([[1, 2, 3, 9]], [[[2, 3, 1], [7, 1, 2]]])
         array([[2, 2, 1, 0]], dtype=int32)
 
-    Args:
-        chunks: token ids [n,M].
-        sources: token ids [n,K,R]; a match lies within one source.
-        lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
-        source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
-        threads: number of threads; None: torch's.
-
-    Returns:
-        int32 [n,M].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    chunks: token ids [n,M].
+    sources: token ids [n,K,R]; a match lies within one source.
+    lengths: real tokens of each chunk [n], 0 .. M; None: M. The others get 0.
+    source_mask: bool [n,K] or [n,K,R], True = may match; None: all may.
+    Returns: int32 [n,M].
+    Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 4.5, tables 6 and 7.
     """
     chunks, sources = _tokens("chunks", chunks, 2), _tokens("sources", sources, 3)
@@ -48,13 +41,10 @@ def common_prefix_lengths(chunks, sources, *, lengths=None, source_mask=None, th
     if source_mask is not None:
         source_mask = np.asarray(source_mask)
         if source_mask.dtype != np.bool_ or source_mask.shape not in (sources.shape[:2], sources.shape):
-            raise ValueError(
-                f"source_mask: expected bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}; "
-                f"got {source_mask.dtype} {list(source_mask.shape)}"
-            )
-        sources = np.where(
-            source_mask.reshape(*source_mask.shape, *[1] * (3 - source_mask.ndim)), sources, np.int32(NO_TOKEN)
-        )
+            want = f"bool [n,K]={list(sources.shape[:2])} or [n,K,R]={list(sources.shape)}"
+            raise ValueError(f"source_mask: expected {want}; got {source_mask.dtype} {list(source_mask.shape)}")
+        mask = source_mask if source_mask.ndim == 3 else source_mask[..., None]
+        sources = np.where(mask, sources, np.int32(NO_TOKEN))
     out = np.empty((n, width), np.int32)
     native().prefixes(chunks, lengths, np.ascontiguousarray(sources), out, _threads(threads))
     return out
@@ -70,9 +60,7 @@ def longest_common_substrings(
 
     Arguments and errors of `common_prefix_lengths`.
 
-    Returns:
-        int64 [n], from 0 to M.
-
+    Returns: int64 [n], from 0 to M.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.6.
     """
     prefixes = common_prefix_lengths(chunks, sources, lengths=lengths, source_mask=source_mask, threads=threads)
@@ -86,20 +74,13 @@ def minhash_signatures(
 
     A document shorter than `ngram` is a single n-gram. The columns of an empty document hold 2**32 - 1.
 
-    Args:
-        tokens: token ids of all documents, one after the other.
-        offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
-        num_permutations: columns.
-        ngram: tokens of an n-gram.
-        seed: of the hash functions; signatures of different seeds are not comparable.
-        threads: number of threads; None: torch's.
-
-    Returns:
-        uint32 [documents, num_permutations].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    tokens: token ids of all documents, one after the other.
+    offsets: [documents + 1]; document d is tokens[offsets[d] : offsets[d + 1]].
+    num_permutations: columns.
+    ngram: tokens of an n-gram.
+    seed: of the hash functions; signatures of different seeds are not comparable.
+    Returns: uint32 [documents, num_permutations].
+    Raises: TypeError, ValueError naming the argument.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1 (13-grams); Broder, 1997 (MinHash).
     """
     tokens, offsets = _documents(tokens, offsets)
@@ -115,15 +96,10 @@ def ngram_jaccard(tokens, offsets, pairs, *, ngram: int = 13, threads: int | Non
         >>> ngram_jaccard([1, 2, 3, 1, 2, 4], [0, 3, 6], [[0, 1]], ngram=2)
         array([0.33333333])
 
-    Args:
-        tokens, offsets, ngram, threads: as `minhash_signatures`.
-        pairs: document numbers [p,2].
-
-    Returns:
-        float64 [p]; 0 for two empty documents.
-
-    Raises:
-        TypeError, ValueError: naming the argument.
+    tokens, offsets, ngram: as `minhash_signatures`.
+    pairs: document numbers [p,2].
+    Returns: float64 [p]; 0 for two empty documents.
+    Raises: TypeError, ValueError naming the argument.
     """
     tokens, offsets = _documents(tokens, offsets)
     _at_least_one(ngram=ngram)
@@ -148,19 +124,12 @@ def bm25_scores(
         array([[0.51, 0.51, 0.  ],
                [1.02, 0.  , 0.  ]], dtype=float32)
 
-    Args:
-        chunks: token ids [L,M].
-        queries: token ids [Q,T].
-        lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
-        k1, b: saturation of a token's count, weight of a chunk's length.
-        threads: number of threads; None: torch's.
-
-    Returns:
-        float32 [Q,L].
-
-    Raises:
-        TypeError, ValueError: naming the argument.
-
+    chunks: token ids [L,M].
+    queries: token ids [Q,T].
+    lengths, query_lengths: real tokens of each row, [L] and [Q]; None: all.
+    k1, b: saturation of a token's count, weight of a chunk's length.
+    Returns: float32 [Q,L].
+    Raises: TypeError, ValueError naming the argument.
     Source: Robertson and Zaragoza, 2009; the idf as in Python's rank_bm25.
     """
     chunks, queries = _tokens("chunks", chunks, 2), _tokens("queries", queries, 2)

@@ -1,8 +1,7 @@
 """Byte-level BPE through `tokenizers`, and the exact number of bytes behind every token id.
 
 Ids: 0 is padding (`PAD`), 1 the beginning of a text (`BOS`), then the 256 bytes, then the merges. The first two stand
-for no bytes and are never produced from text. Any text can be encoded, and the bytes of its tokens add up to its UTF-8
-bytes.
+for no bytes and are never produced from text. Any text can be encoded; the bytes of its tokens are its UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -45,8 +44,7 @@ class Tokenizer:
     Args:
         model: `tokenizers.Tokenizer` with the vocabulary that `train` makes.
 
-    Raises:
-        ValueError: the special tokens have other ids, or the vocabulary is not byte-level.
+    Raises: ValueError: the special tokens have other ids, or the vocabulary is not byte-level.
     """
 
     def __init__(self, model) -> None:
@@ -57,7 +55,7 @@ class Tokenizer:
         model.encode_special_tokens = True  # "<pad>" in a text is five characters
         byte_of = byte_alphabet()
         try:
-            tokens = [model.id_to_token(i) for i in range(len(SPECIAL), self.vocab_size)]
+            tokens = map(model.id_to_token, range(len(SPECIAL), self.vocab_size))
             self.token_bytes = [b"", b"", *(bytes(byte_of[c] for c in token) for token in tokens)]
         except (KeyError, TypeError) as error:
             raise ValueError(f"model: expected a byte-level vocabulary with contiguous ids; {error!r}") from error
@@ -70,25 +68,20 @@ class Tokenizer:
     ) -> Tokenizer:
         """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur `min_frequency` times.
 
-        Raises:
-            ValueError: vocab_size below 258 (the bytes and the special tokens).
+        Raises: ValueError: vocab_size below 258 (the bytes and the special tokens).
         """
         tokenizers = _tokenizers()
         least = 256 + len(SPECIAL)
         if vocab_size < least:
-            raise ValueError(
-                f"vocab_size: expected at least {least} (256 bytes, {len(SPECIAL)} special); got {vocab_size}"
-            )
+            of = f"256 bytes, {len(SPECIAL)} special"
+            raise ValueError(f"vocab_size: expected at least {least} ({of}); got {vocab_size}")
         model = tokenizers.Tokenizer(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=min_frequency,
-            special_tokens=list(SPECIAL),
-            show_progress=progress,
-            initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        )
+        options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "show_progress": progress}
+        alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+        options |= {"special_tokens": list(SPECIAL), "initial_alphabet": alphabet}
+        trainer = tokenizers.trainers.BpeTrainer(**options)
         model.train_from_iterator(texts, trainer)
         return cls(model)
 
@@ -119,8 +112,7 @@ class Tokenizer:
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int64. Texts are encoded in parallel."""
-        encoded = self.model.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, np.int64) for e in encoded]
+        return [np.array(e.ids, np.int64) for e in self.model.encode_batch_fast(texts, add_special_tokens=False)]
 
     def decode_bytes(self, ids) -> bytes:
         """Return the exact bytes behind token ids; special tokens have none."""

@@ -10,8 +10,7 @@ from retro_model.retro.decoders import base_of, readout_of
 
 
 class Decoder(nn.Module):
-    """A causal decoder without retrieval. Logits are made for counted tokens alone, where they are a product of the
-    readout's weight.
+    """Causal decoder without retrieval. Logits that are a product of its readout's weight are made for counted tokens.
 
     decoder: called as decoder(input_ids). Its weights and its mode stay as they are.
     """
@@ -41,10 +40,8 @@ class Decoder(nn.Module):
         Raises: ValueError where the logits are made of more than it.
         """
         if self._readout is None:
-            raise ValueError(
-                "model: expected a decoder whose logits are a product of its last states and its readout's weight; got "
-                f"{type(self.decoder).__name__}"
-            )
+            want = "a decoder whose logits are a product of its last states and its readout's weight"
+            raise ValueError(f"model: expected {want}; got {type(self.decoder).__name__}")
         kept: list[Tensor] = []
 
         def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
@@ -68,8 +65,7 @@ class Decoder(nn.Module):
 
 
 def as_ours(model: nn.Module) -> nn.Module:
-    """Return the model as `training.batch_loss` calls it: the one within a Hugging Face retrofit, a `Decoder` around a
-    decoder, any other itself."""
+    """Return a model for `training.batch_loss`: that within a Hugging Face retrofit, a `Decoder`, any other itself."""
     within = getattr(model, "model", None)
     if getattr(within, "sums_losses", False):
         return within
@@ -87,7 +83,5 @@ def without_retrieval(model: nn.Module) -> nn.Module:
 def check_takes_neighbours(model: nn.Module, neighbours) -> None:
     """Raise ValueError for neighbours that a decoder would not see."""
     if neighbours is not None and isinstance(model, Decoder):
-        raise ValueError(
-            f"neighbours: expected None for a decoder without retrieval ({type(model.decoder).__name__}); retrofit it, "
-            "or use score_in_context"
-        )
+        want = f"None for a decoder without retrieval ({type(model.decoder).__name__})"
+        raise ValueError(f"neighbours: expected {want}; retrofit it, or use score_in_context")

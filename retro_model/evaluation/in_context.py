@@ -78,7 +78,11 @@ def score_in_context(
         most = 0 if neighbours is None else neighbours.shape[1]
         raise ValueError(f"k: expected from 1 to the neighbours' {most}; got {k}")
     model, m = as_ours(decoder), store.chunk_len
-    _check_room(model, window, k * database.values(np.full(1, -1))[0].shape[-1], k)
+    passages = k * database.values(np.full(1, -1))[0].shape[-1]
+    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)
+    if longest is not None and window + passages > longest:
+        room = f"{passages} of {k} neighbours fit before it in the decoder's {longest} positions"
+        raise ValueError(f"window: expected at most {longest - passages} tokens, so that {room}; got {window}")
     nats, tokens = np.zeros(len(store.lengths)), np.zeros(len(store.lengths), np.int64)
     spans = functools.partial(_spans, window=window // m, stride=stride // m)
     with evaluating(model) as device:
@@ -89,15 +93,6 @@ def score_in_context(
             for i, (job, begin) in enumerate(zip(jobs, begins)):
                 _add(store, job, losses[i], begin, vocab_size, nats, tokens)
     return counted_scores(store, nats, tokens)
-
-
-def _check_room(model: nn.Module, window: int, passages: int, k: int) -> None:
-    longest = getattr(model.config, "max_position_embeddings", None) or getattr(model.config, "max_len", None)
-    if longest is not None and window + passages > longest:
-        raise ValueError(
-            f"window: expected at most {longest - passages} tokens, so that {passages} of {k} neighbours fit before it "
-            f"in the decoder's {longest} positions; got {window}"
-        )
 
 
 def _spans(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
@@ -114,8 +109,7 @@ def _passages(store, jobs: Sequence[Job], neighbours: np.ndarray, database) -> l
 
 
 def _batch(store, jobs: Sequence[Job], passages: Sequence[np.ndarray]) -> tuple[Batch, list[int]]:
-    """Return rows of passages and window, padded on the right, and the column of each row's first new token. `real`
-    names the new tokens alone."""
+    """Return rows of passages and window, padded on the right, real at new tokens; and each row's first new column."""
     m = store.chunk_len
     begins = [len(passage) + (job.scored - job.first) * m for job, passage in zip(jobs, passages)]
     columns = max(begin + (job.end - job.scored) * m for job, begin in zip(jobs, begins))

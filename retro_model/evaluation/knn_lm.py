@@ -46,8 +46,7 @@ class TokenDatastore:
 
         documents: ordinals, all by default.
         """
-        options = {"window": window, "stride": stride, "batch_size": batch_size, "documents": documents}
-        contexts = _contexts(model, store, **options)
+        contexts = _contexts(model, store, window=window, stride=stride, batch_size=batch_size, documents=documents)
         parts = [(hidden.float().cpu(), targets.cpu()) for _, hidden, targets in contexts]
         return cls(*(torch.cat(column) for column in zip(*parts)))
 
@@ -83,15 +82,11 @@ def score_knn(
         datastore = TokenDatastore.build(baseline, train, window=512, stride=256)
         print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))
 
-    Args:
-        model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
-        datastore: of the same model.
-        mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
-            standard deviation is the paper's beginning, `alpha_of_distances` a better one.
-
-    Raises:
-        ValueError: naming the argument.
-
+    model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
+    datastore: of the same model.
+    mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
+        standard deviation is the paper's beginning, `alpha_of_distances` a better one.
+    Raises: ValueError naming the argument.
     Source: Khandelwal et al., arXiv 1911.00172; section 4.1 and appendix C.2 of arXiv 2112.04426.
     """
     options = {"window": window, "stride": stride, "k": k, "batch_size": batch_size, "documents": documents}
@@ -126,15 +121,18 @@ def score_knn_settings(
             other = (torch.softmax(-alpha * distances.double(), -1) * right).sum(-1)
             np.add.at(of_setting, rows, -torch.log((1 - mixture) * own.exp() + mixture * other).numpy())
         np.add.at(tokens, rows, 1)
-    _add_first_tokens(model, store, nats, tokens, documents)
+    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
+    for row, _ in spans if documents is None else [spans[d] for d in documents]:
+        if int(store.tokens[row][0]) != bos_id:  # as `score` counts first tokens: BOS is free, others a uniform code
+            nats[:, row] += math.log(model.config.vocab_size)
+            tokens[row] += 1
     return [counted_scores(store, of_setting, tokens) for of_setting in nats]
 
 
 def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = NEIGHBOURS, **options) -> Scores:
     """kNN-LM at its best: lambda and alpha from `MIXTURES` x `SHARPNESS`, tuned for each document on the others.
 
-    options: window, stride, batch_size and documents, as in `score_knn`. A store of one document has the paper's
-    lambda and alpha.
+    options: window, stride, batch_size, documents, as in `score_knn`. For one document: the paper's lambda and alpha.
     """
     if len(document_rows(store)) < 2:
         return score_knn(model, datastore, store, k=k, **options)
@@ -169,8 +167,7 @@ def alpha_of_distances(datastore: TokenDatastore, k: int = NEIGHBOURS, samples: 
 
 
 def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, documents=None):
-    """Yield, for batches of windows, the store's row of each scored token [n], the activations before it [n,d] and the
-    token [n]."""
+    """Yield, for batches of windows, the scored tokens' rows in the store [n], activations before them [n,d], ids."""
     m, model = store.chunk_len, without_retrieval(model)
     spans = functools.partial(windows, window=window // m, stride=stride // m)
     with evaluating(model) as device:
@@ -183,12 +180,3 @@ def _contexts(model, store, *, window: int, stride: int, batch_size: int = 8, do
             hidden = model.activations(batch.tokens)
             here = counted[:, 1:]
             yield np.repeat(rows, m, 1)[:, 1:][here.cpu().numpy()], hidden[:, :-1][here], batch.tokens[:, 1:][here]
-
-
-def _add_first_tokens(model, store, nats: np.ndarray, tokens: np.ndarray, documents) -> None:
-    """Add each document's first token as `score` counts it: BOS is free, any other costs a uniform code."""
-    bos_id, spans = getattr(store, "bos_id", BOS), document_rows(store)
-    for row, _ in spans if documents is None else [spans[d] for d in documents]:
-        if int(store.tokens[row][0]) != bos_id:
-            nats[:, row] += math.log(model.config.vocab_size)
-            tokens[row] += 1

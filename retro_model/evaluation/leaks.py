@@ -1,5 +1,4 @@
-"""How much of an evaluation text the training text holds, bits-per-byte by that share; how many training windows see
-their own future."""
+"""Share of an evaluation text that the training text holds, bits-per-byte by it; training windows that see ahead."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ LEAKAGE_LENGTH = 128
 
 
 def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LENGTH, block: int = 4096) -> np.ndarray:
-    """r(C) of every chunk: its longest token substring that one of its nearest training neighbours has too, over its
-    own length.
+    """r(C) of every chunk: its longest token substring that a nearest training neighbour has too, over its own length.
 
     neighbours: int64 [num_chunks, >= 1], nearest first; the first LEAKAGE_NEIGHBOURS of them count (-1: none). length:
     tokens of a neighbour that are looked at. block: chunks at a time.
@@ -36,9 +34,8 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
     for at in range(0, len(lengths), block):
         rows = slice(at, at + block)
         values, mask = (np.asarray(a)[..., :length] for a in database.values(neighbours[rows, :LEAKAGE_NEIGHBOURS]))
-        shared[rows] = longest_common_substrings(
-            np.asarray(store.tokens[rows]), values, lengths=lengths[rows], source_mask=mask
-        )
+        chunks, options = np.asarray(store.tokens[rows]), {"lengths": lengths[rows], "source_mask": mask}
+        shared[rows] = longest_common_substrings(chunks, values, **options)
     return shared / np.maximum(lengths, 1)
 
 

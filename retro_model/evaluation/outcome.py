@@ -1,16 +1,49 @@
-"""Outcome of a run: differences by leakage as a picture, and the verdict in sentences."""
+"""Outcome of a run: a table of models, intervals of differences, differences by leakage as a picture, sentences."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .results import bootstrap
-from .scoring import Scores
+from .scoring import Scores, bits_per_byte, document_rows
 
 LEAST_BYTES = 0.05  # share of the bytes below which a point of the curve says nothing
 ALPHAS = tuple(i / 16 for i in range(17))
+
+
+def bootstrap(
+    scores: Scores, other: Scores, store, *, samples: int = 1000, seed: int = 0
+) -> tuple[float, float, float]:
+    """bpb(scores) - bpb(other), and the 2.5% and 97.5% percentiles of that difference over resampled documents.
+
+    Tokens of one document are not independent, so whole documents are drawn.
+    """
+    spans = document_rows(store)
+    bits = [[s.nats[a:b].sum() / math.log(2) for s in (scores, other)] for a, b in spans]
+    sums = np.array([[*pair, scores.bytes[a:b].sum()] for pair, (a, b) in zip(bits, spans)])
+    sums = sums[sums[:, 2] > 0]
+    draws = np.random.default_rng(seed).integers(len(sums), size=(samples, len(sums)))
+    totals = sums[draws].sum(1)
+    gaps = (totals[:, 0] - totals[:, 1]) / totals[:, 2]
+    low, high = np.percentile(gaps, [2.5, 97.5])
+    return bits_per_byte(scores) - bits_per_byte(other), float(low), float(high)
+
+
+def table(
+    results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)
+):
+    """Make a rich table, one model a row: bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
+    from rich.table import Table
+
+    shown = [a for a in alphas if a < 1] if leakage is not None else []
+    out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
+    for name, s in results.items():
+        perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
+        by_leakage = [f"{bits_per_byte(s, leakage, a):.4f}" for a in shown]
+        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *by_leakage)
+    return out
 
 
 def gains(
@@ -24,8 +57,7 @@ def gains(
     samples: int = 1000,
     seed: int = 0,
 ) -> list[tuple[float, float, float, float, float]]:
-    """bpb(scores) - bpb(other) of the chunks with r(C) <= alpha, with its interval over documents, where they hold
-    `least` of the bytes.
+    """bpb(scores) - bpb(other) of chunks with r(C) <= alpha that hold `least` of the bytes, with its interval.
 
     Returns: (alpha, difference, 2.5% and 97.5% percentiles, share of the bytes) for each such alpha.
     Source: section 2.6 of arXiv 2112.04426; `bootstrap` for the interval.
@@ -41,8 +73,7 @@ def gains(
 
 
 def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.ndarray, path, **options) -> None:
-    """`gains` over each of `others` against alpha, with intervals, above the share of bytes that each alpha keeps; an
-    image file."""
+    """Write an image: `gains` over each of `others` against alpha, above the share of bytes that each alpha keeps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,12 +94,8 @@ def plot_gains(scores: Scores, others: Mapping[str, Scores], store, leakage: np.
     if kept:
         top.legend(title="shaded: 95% over documents")
         bottom.bar(*zip(*kept), width=0.04, color="#777777")
-    bottom.set(
-        xlabel="alpha: chunks that share at most this part with a neighbour's text",
-        ylabel="bytes kept",
-        ylim=(0, 1.05),
-        xlim=(-0.03, 1.03),
-    )
+    bottom.set(xlabel="alpha: chunks that share at most this part with a neighbour's text", ylabel="bytes kept")
+    bottom.set(ylim=(0, 1.05), xlim=(-0.03, 1.03))
     figure.savefig(path, dpi=150)
 
 
@@ -82,10 +109,8 @@ def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random 
     documents = len(np.unique(np.asarray(store.chunk_doc)[random.bytes > 0]))
     gap = bootstrap(on, random, store)
     if documents < LEAST_DOCUMENTS:
-        return (
-            f"Too few to say: {gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} "
-            f"documents; expected at least {LEAST_DOCUMENTS}."
-        )
+        found = f"{gap[0]:+.3f} bits per byte, neighbours minus {control}, over {documents} documents"
+        return f"Too few to say: {found}; expected at least {LEAST_DOCUMENTS}."
     said = _verdict(gap, "Retrieval helps by", "Retrieval hurts by", "Whether retrieval helps cannot be told")
     return f"{said}: neighbours against {control}, {documents} documents."
 
@@ -98,12 +123,8 @@ def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
     """
     said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
     if baseline is not None:
-        behind = _verdict(
-            baseline,
-            "RETRO is ahead of its baseline by",
-            "RETRO is behind its baseline by",
-            "RETRO and its baseline cannot be told apart",
-        )
+        ahead, behind = "RETRO is ahead of its baseline by", "RETRO is behind its baseline by"
+        behind = _verdict(baseline, ahead, behind, "RETRO and its baseline cannot be told apart")
         why = ": trained too short" if baseline[1] > 0 and off[1] < 0 and off[2] < 0 else ""
         said.append(f"{behind}{why}.")
     return said

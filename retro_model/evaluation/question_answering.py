@@ -29,9 +29,8 @@ def passage_neighbours(
     """
     tokens, mask = torch.full((k, length), PAD), torch.zeros(k, length, dtype=torch.bool)
     for row, (title, source) in zip(range(k), passages):
-        ids = torch.as_tensor(
-            [int(t) for t in encode(PASSAGE.format(title=title, source=source))][:length], dtype=torch.int64
-        )
+        ids = [int(token) for token in encode(PASSAGE.format(title=title, source=source))][:length]
+        ids = torch.tensor(ids, dtype=torch.int64)
         tokens[row, : len(ids)], mask[row, : len(ids)] = ids, True
     return tokens, mask
 
@@ -42,8 +41,7 @@ def same_for_every_chunk(neighbours: Tensor, mask: Tensor) -> Callable[[Tensor],
 
 
 def aligned_prompt(tokens: Sequence[int], chunk_len: int) -> list[int]:
-    """A prompt with `PAD` before it so that it ends with a chunk: what comes next attends that chunk's neighbours
-    (section 4.3)."""
+    """Put `PAD` before a prompt so that it ends with a chunk, whose neighbours the next tokens attend (section 4.3)."""
     return [PAD] * (-len(tokens) % chunk_len) + [int(token) for token in tokens]
 
 

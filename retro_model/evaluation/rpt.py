@@ -10,6 +10,7 @@ Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -58,11 +59,10 @@ def read(
 ) -> Document:
     """Read a document from its start through a cache, `block` tokens a call. The result does not depend on the block.
 
-    Args:
-        model: an RPT; runs in evaluation mode, its mode is restored.
-        tokens: int64 [N].
-        index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
-        retrieval, num_neighbours: as in `RPT.forward`.
+    model: an RPT; runs in evaluation mode, its mode is restored.
+    tokens: int64 [N].
+    index: int64 [L,K], neighbours in place of the retriever's (BM25's, an oracle's); L complete chunks.
+    retrieval, num_neighbours: as in `RPT.forward`.
     """
     training, m, rows = model.training, model.config.chunk_len, tokens[None]
     k = num_neighbours or (None if index is None else index.shape[-1])
@@ -92,17 +92,14 @@ def perplexity(documents: Sequence[Tensor]) -> float:
 def ranking(
     scores: Tensor, target_scores: Tensor, *, precision_at=PRECISION_AT, recall_at=RECALL_AT, ndcg_at=NDCG_AT
 ) -> dict[str, float]:
-    """How well scores s_q [L,L] rank the earlier chunks, against target scores s_t [L,L]; both -inf where not
-    retrievable.
+    """How well scores s_q [L,L] rank earlier chunks, by target scores s_t [L,L]; both -inf where not retrievable.
 
-        Precision@k: share of the k best by s_q with s_t > 0, over all chunks that have something to retrieve and a
-        target
+        Precision@k: share of the k best by s_q with s_t > 0, over chunks with something to retrieve and a target
         Recall@k:    share of all those with s_t > 0 that are among the k best, over chunks with at least one
         nDCG@k:      sum of (2^max(s_t,0) - 1) / log2(1 + rank) of the k best by s_q over that of the k best by s_t,
                      over the same
 
-    Returns:
-        {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
+    Returns: {"precision@2", "recall@10", "ndcg@20", "queries", "with_positive"}, by the cut-offs that were asked for.
     """
     there = (target_scores > -torch.inf) & (scores > -torch.inf)
     asked = there.any(-1)
@@ -122,42 +119,49 @@ def ranking(
     precision = positive[:, :precision_at].sum(-1) / held
     recall = positive[:, :recall_at].sum(-1)[some] / number[some]
     ndcg = dcg(ranked)[some] / dcg(targets.sort(dim=-1, descending=True).values)[some]
-    mean = lambda t: float(t.double().mean()) if len(t) else math.nan  # noqa: E731
-    return {
-        f"precision@{precision_at}": mean(precision),
-        f"recall@{recall_at}": mean(recall),
-        f"ndcg@{ndcg_at}": mean(ndcg),
-        "queries": int(asked.sum()),
-        "with_positive": int(some.sum()),
-    }
+    shares = {f"precision@{precision_at}": precision, f"recall@{recall_at}": recall, f"ndcg@{ndcg_at}": ndcg}
+    means = {name: float(t.double().mean()) if len(t) else math.nan for name, t in shares.items()}
+    return means | {"queries": int(asked.sum()), "with_positive": int(some.sum())}
 
 
+@torch.no_grad()
 def retrieval_share(model, tokens: Tensor, supervision: Supervision | None = None, *, rounds: int = 5) -> dict:
     """Share of the time that retrieval takes, with everything that it feeds (chunk attention, search, neighbours, gate,
     chunked cross-attention, the retriever's loss): 1 - the least time without / the least time with, in turn.
 
-    Args:
-        model: an RPT; its mode and gradients are restored.
-        tokens: int64 [B,N], at least a chunk of them.
-        supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
-        rounds: of which the fastest counts.
-
-    Returns:
-        {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and backward
-        pass, of decoding m tokens one by one after the others.
+    model: an RPT; its mode and gradients are restored.
+    tokens: int64 [B,N], at least a chunk of them.
+    supervision: lessons of the tokens, for the retriever's loss; None: without that loss.
+    rounds: of which the fastest counts.
+    Returns: {"forward", "step", "decode"}: of a forward pass without gradients, of a training step's forward and
+    backward pass, of decoding m tokens one by one after the others.
     """
     m, training, device = model.config.chunk_len, model.training, tokens.device
+
+    def forward(retrieval: bool) -> None:
+        model.eval()(tokens, retrieval=retrieval)
+
+    @torch.enable_grad()
+    def step(retrieval: bool) -> None:
+        real = torch.ones_like(tokens, dtype=torch.bool)
+        out, found = model.train()(tokens, retrieval=retrieval, loss_mask=real, return_retrieved=True)
+        loss = out.total
+        if supervision is not None and found is not None and found.scores is not None:
+            loss = loss + lambda_rank(found.scores, supervision.dense(), 1.0, positives=CANDIDATES)[0]
+        torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
+
+    def decode(retrieval: bool) -> None:
+        for token in tokens[:, -m:].split(1, 1):
+            model.last_logits(token, retrieval=retrieval, cache=cache)
+
     least: dict[tuple[str, bool], float] = {}
-    for _ in range(rounds):
-        for retrieval in (True, False):
-            for name, call in (("forward", _read_all), ("step", _train_on), ("decode", _decode)):
-                if name == "decode":
-                    cache = _read_into(model, tokens[:, :-m], retrieval)
-                    arguments = (tokens[:, -m:], retrieval, cache)
-                else:
-                    arguments = (tokens, retrieval, supervision)
-                seconds = _seconds(device, call, model, *arguments)
-                least[name, retrieval] = min(seconds, least.get((name, retrieval), math.inf))
+    for _, retrieval, call in itertools.product(range(rounds), (True, False), (forward, step, decode)):
+        if call is decode:  # after the other tokens, whose reading is not timed
+            cache = model.eval().make_cache(len(tokens))
+            if tokens.shape[1] > m:
+                model(tokens[:, :-m], retrieval=retrieval, cache=cache)
+        key, seconds = (call.__name__, retrieval), _seconds(device, call, retrieval)
+        least[key] = min(seconds, least.get(key, math.inf))
     model.train(training)
     return {name: 1 - least[name, False] / least[name, True] for name in ("forward", "step", "decode")}
 
@@ -170,33 +174,3 @@ def _seconds(device: torch.device, call, *arguments) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - start
-
-
-@torch.no_grad()
-def _read_all(model, tokens: Tensor, retrieval: bool, supervision) -> None:
-    model.eval()(tokens, retrieval=retrieval)
-
-
-def _train_on(model, tokens: Tensor, retrieval: bool, supervision: Supervision | None) -> None:
-    """Run forward and backward, and drop the gradients."""
-    real = torch.ones_like(tokens, dtype=torch.bool)
-    out, found = model.train()(tokens, retrieval=retrieval, loss_mask=real, return_retrieved=True)
-    loss = out.total
-    if supervision is not None and found is not None and found.scores is not None:
-        loss = loss + lambda_rank(found.scores, supervision.dense(), 1.0, positives=CANDIDATES)[0]
-    torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-
-
-@torch.no_grad()
-def _read_into(model, tokens: Tensor, retrieval: bool):
-    """Return a cache that holds the tokens."""
-    cache = model.make_cache(len(tokens))
-    if tokens.shape[1]:
-        model.eval()(tokens, retrieval=retrieval, cache=cache)
-    return cache
-
-
-@torch.no_grad()
-def _decode(model, tokens: Tensor, retrieval: bool, cache) -> None:
-    for token in tokens.split(1, 1):
-        model.last_logits(token, retrieval=retrieval, cache=cache)

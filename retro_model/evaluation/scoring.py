@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +23,7 @@ from .decoders import as_ours, check_takes_neighbours
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss of a model on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not
-    scored."""
+    """Loss on each chunk: nats float64, scored tokens int64, bytes int64; all [num_chunks], zero where not scored."""
 
     nats: np.ndarray
     tokens: np.ndarray
@@ -31,11 +31,9 @@ class Scores:
 
 
 def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """Windows over a document of `chunks` chunks (all in chunks): (first, end, first_scored) with each chunk scored
-    once.
+    """Windows over a document, all in chunks: (first, end, first_scored), with each chunk scored once.
 
-    Windows start every `stride` chunks; a chunk is scored in the first window that holds it, the one with the most
-    context.
+    Windows start every `stride` chunks. The first window that holds a chunk scores it: it has the most context.
 
         windows(5, 3, 1) == [(0, 3, 0), (1, 4, 3), (2, 5, 4)]
     """
@@ -52,8 +50,8 @@ def windows(chunks: int, window: int, stride: int) -> list[tuple[int, int, int]]
 def document_rows(store) -> list[tuple[int, int]]:
     """First and end row of each document, in order."""
     owner = np.asarray(store.chunk_doc)
-    cuts = np.flatnonzero(np.diff(owner)) + 1
-    return list(zip([0, *cuts.tolist()], [*cuts.tolist(), len(owner)])) if len(owner) else []
+    cuts = (np.flatnonzero(np.diff(owner)) + 1).tolist()
+    return list(itertools.pairwise([0, *cuts, len(owner)])) if len(owner) else []
 
 
 class Job(NamedTuple):
@@ -71,9 +69,8 @@ def check_sizes(store, window: int, stride: int, batch_size: int) -> None:
         if value < 1 or value % m:
             raise ValueError(f"{name}: expected a positive multiple of the chunk length ({m}); got {value}")
     if stride >= window:
-        raise ValueError(
-            f"stride: expected less than window ({window}), so that every scored token has context; got {stride}"
-        )
+        want = f"less than window ({window}), so that every scored token has context"
+        raise ValueError(f"stride: expected {want}; got {stride}")
     if batch_size < 1:
         raise ValueError(f"batch_size: expected at least 1; got {batch_size}")
 
@@ -87,8 +84,7 @@ def batches_of_windows(
 ) -> Iterator[list[Job]]:
     """Yield the windows of some documents, windows of like length together, so that little is padding.
 
-    documents: ordinals, None: all. spans: of a document of so many chunks, as `windows` gives them. report: called with
-    (chunks done, chunks in all).
+    documents: ordinals, None: all. spans: chunks of a document -> its `windows`. report: takes (chunks done, all).
     """
     rows = document_rows(store)
     if documents is not None:
@@ -118,16 +114,13 @@ def padded_rows(jobs: Sequence[Job]) -> np.ndarray:
 def evaluating(model: nn.Module) -> Iterator[torch.device]:
     """Set evaluation mode within the context. Keep encodings of neighbours, which overlapping windows retrieve again,
     unless the caller does. Yields the model's device."""
-    training = model.training
-    model.eval()
-    try:
-        with contextlib.ExitStack() as stack:
-            for module in model.modules():
-                if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
-                    stack.enter_context(module.keeping())
-            yield next(model.parameters()).device
-    finally:
-        model.train(training)
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.train, model.training)
+        model.eval()
+        for module in model.modules():
+            if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
+                stack.enter_context(module.keeping())
+        yield next(model.parameters()).device
 
 
 @torch.no_grad()
@@ -144,8 +137,7 @@ def score(
     autocast: str | None = None,
     report: Callable[[int, int], None] | None = None,
 ) -> Scores:
-    """Negative log-likelihood of every token of the store's documents, each scored once, with the most context a window
-    gives.
+    """Negative log-likelihood of every token of the store's documents, once, with the most context a window gives.
 
     model: ours, a causal decoder of the Hugging Face library, or a retrofit of one.
     A window never leaves its document. The first token of a document has no context: BOS is free, any other costs
@@ -170,9 +162,8 @@ def score(
     with evaluating(model) as device:
         for jobs in batches_of_windows(store, documents, batch_size, spans, report):
             batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
-            with torch.autocast(
-                device.type, dtype=getattr(torch, autocast or "bfloat16"), enabled=autocast is not None
-            ):
+            dtype = getattr(torch, autocast or "bfloat16")
+            with torch.autocast(device.type, dtype=dtype, enabled=autocast is not None):
                 (_, losses), vocab_size = batch_loss(model, batch)
             _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)
     return counted_scores(store, nats, tokens)
@@ -186,19 +177,16 @@ def counted_scores(store, nats: np.ndarray, tokens: np.ndarray) -> Scores:
 def _add_losses(store, jobs, batch, losses, vocab_size: int, nats: np.ndarray, tokens: np.ndarray) -> None:
     """Add the losses [B,N-1] of a batch to `nats` and `tokens`."""
     longest, m = batch.tokens.shape[1] // store.chunk_len, store.chunk_len
-    # The window's first token has no logits; it is a document's first
-    # (a uniform code) or was scored by an earlier window.
+    # The window's first token has no logits: it is a document's first (a uniform code), or an earlier window scored it.
     losses = torch.nn.functional.pad(losses.double(), (1, 0)).view(len(jobs), longest, m)
     bos_id = getattr(store, "bos_id", BOS)
     begins = batch.tokens[:, 0] == (-1 if bos_id is None else bos_id)
     losses[:, 0, 0] = (~begins).double() * math.log(vocab_size)
-    per_chunk = losses.sum(-1).cpu().numpy()
     count = batch.real.view(len(jobs), longest, m).sum(-1)
     count[:, 0] -= begins.long()  # stands for no text
-    count = count.cpu().numpy()
-    for i, (first, end, scored) in enumerate(jobs):
-        nats[scored:end] = per_chunk[i, scored - first : end - first]
-        tokens[scored:end] = count[i, scored - first : end - first]
+    for (first, end, scored), per_chunk, counted in zip(jobs, losses.sum(-1).cpu().numpy(), count.cpu().numpy()):
+        nats[scored:end] = per_chunk[scored - first : end - first]
+        tokens[scored:end] = counted[scored - first : end - first]
 
 
 def bits_per_byte(scores: Scores, leakage: np.ndarray | None = None, alpha: float = 1.0) -> float:

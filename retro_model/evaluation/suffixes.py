@@ -13,8 +13,7 @@ from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
 
 class Suffix(NamedTuple):
-    """nats: the negative log-likelihood of its tokens, summed. greedy: whether each is the likeliest. tokens: how
-    many."""
+    """nats: negative log-likelihood summed over tokens. greedy: whether each is the likeliest. tokens: their number."""
 
     nats: float
     greedy: bool
@@ -47,14 +46,12 @@ def score_suffixes(
             (section 4.3). These are tokens like those between documents in training, not masked.
         batch_size: rows at a time.
 
-    Raises:
-        ValueError: naming the argument.
+    Raises: ValueError naming the argument.
     """
     m, longest = model.config.chunk_len, model.config.max_len
     if len(contexts) != len(suffixes) or not all(len(part) for part in (*contexts, *suffixes)):
-        raise ValueError(
-            f"contexts, suffixes: expected as many of each, none empty; got {len(contexts)} and {len(suffixes)}"
-        )
+        got = f"{len(contexts)} and {len(suffixes)}"
+        raise ValueError(f"contexts, suffixes: expected as many of each, none empty; got {got}")
     if (most := max((len(s) for s in suffixes), default=0)) > (room := longest - (m if align else 1)):
         raise ValueError(f"suffixes: expected at most {room} tokens each, that a context fits before; got {most}")
     rows = [_row(context, suffix, m if align else 1, longest) for context, suffix in zip(contexts, suffixes)]
@@ -66,9 +63,8 @@ def score_suffixes(
     try:
         for at in range(0, len(order), batch_size):
             here = order[at : at + batch_size]
-            for i, suffix in zip(
-                here, _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)
-            ):
+            scored = _score(model, [rows[i] for i in here], [len(suffixes[i]) for i in here], retrieve)
+            for i, suffix in zip(here, scored):
                 results[i] = suffix
     finally:
         model.train(training)
@@ -78,10 +74,8 @@ def score_suffixes(
 def _row(context: Sequence[int], suffix: Sequence[int], multiple: int, longest: int) -> Tensor:
     """Return the tokens of a row: padding to a multiple, the end of the context that fits, the suffix."""
     room = (longest - len(suffix)) // multiple * multiple
-    context = [int(token) for token in context][-room:]
-    return torch.tensor(
-        [PAD] * (-len(context) % multiple) + context + [int(token) for token in suffix], dtype=torch.int64
-    )
+    context, suffix = ([int(token) for token in part] for part in (context[-room:], suffix))
+    return torch.tensor([PAD] * (-len(context) % multiple) + context + suffix, dtype=torch.int64)
 
 
 def _score(model, rows: list[Tensor], counts: list[int], retrieve: Retrieve | None) -> list[Suffix]:

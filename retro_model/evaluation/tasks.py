@@ -1,5 +1,4 @@
-"""The paper's evaluations as tasks of EleutherAI's harness, over files on the user's machine: JSON lines, one document
-each.
+"""The paper's evaluations as tasks of EleutherAI's harness, over the user's files of JSON lines, one document each.
 
     lm_eval.simple_evaluate(RetroLM(...), tasks=[lambada("lambada_test.jsonl"), curation("curation.jsonl")])
     retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada_test.jsonl curation=curation.jsonl
@@ -22,31 +21,27 @@ TL_DR = "\n\nTL;DR:"
 
 def lambada(path: str | Path) -> dict[str, Any]:
     """Accuracy of the last word, by greedy sampling. Fields: text."""
-    metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
-    return _task("lambada", path, "loglikelihood", metrics, (all_but_the_last_word, last_word))
+    return _task("lambada", path, "loglikelihood", {"acc": "mean"}, (all_but_the_last_word, last_word))
 
 
 def curation(path: str | Path) -> dict[str, Any]:
     """Bits per byte of the summary after the article and "TL;DR:". Fields: article, summary."""
-    metrics = [{"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}]
+    metrics = {"bits_per_byte": "bits_per_byte"}
     return _task("curation", path, "loglikelihood", metrics, (article, summary), process_results=summary_bits)
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
-    """Perplexity a word and bits per byte of whole articles, in windows of `RetroLM`'s window and stride. Fields:
-    text."""
-    kinds = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
-    metrics = [{"metric": name, "aggregation": how, "higher_is_better": False} for name, how in kinds.items()]
+    """Perplexity a word and bits per byte of whole articles, in `RetroLM`'s window and stride. Fields: text."""
+    metrics = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
     return _task("wikitext103", path, "loglikelihood_rolling", metrics, ("", whole_text), process_results=text_bits)
 
 
 def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[str, Any]:
     """Exact match of the generated answer. Fields: question, answers (a list), passages (a list of {title, text},
     nearest first; read by `passages_of`, the `passages` of `RetroLM`)."""
-    metrics = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
     how = {"until": ["\n"], "max_gen_toks": max_new_tokens, "do_sample": False}
     how = {"process_results": answer_matches, "generation_kwargs": how}
-    return _task("question_answering", path, "generate_until", metrics, (question, first_answer), **how)
+    return _task("question_answering", path, "generate_until", {"exact_match": "mean"}, (question, first_answer), **how)
 
 
 #: name on the command line -> what makes the task of a file
@@ -129,10 +124,12 @@ def write_yaml(task: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def _task(name: str, path: str | Path, kind: str, metrics: list[dict], ends: tuple, **fields) -> dict[str, Any]:
-    """Describe a task; kind: its output_type. ends: functions, or strings, of a document's text and target."""
+def _task(name: str, path: str | Path, kind: str, metrics: dict[str, str], ends: tuple, **fields) -> dict[str, Any]:
+    """Describe a task; kind: its output_type. metrics: name -> aggregation; higher means are better, lower perplexities
+    and bits. ends: functions, or strings, of a document's text and target."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"path: expected a file of JSON lines; got {path}")
     source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
+    metrics = [{"metric": m, "aggregation": how, "higher_is_better": how == "mean"} for m, how in metrics.items()]
     fields |= {"output_type": kind, "metric_list": metrics, "doc_to_text": ends[0], "doc_to_target": ends[1]}
     return {"task": f"retro_{name}", **source, "target_delimiter": "", "metadata": {"version": 1}, **fields}

@@ -47,9 +47,8 @@ class DocumentPart(Range):
 
         def mine(t: Tensor) -> Tensor:
             if t.shape[1] % self.line.size:
-                raise ValueError(
-                    f"tokens: expected tokens and chunks that {self.line.size} processes divide; got {t.shape[1]}"
-                )
+                want = f"tokens and chunks that {self.line.size} processes divide"
+                raise ValueError(f"tokens: expected {want}; got {t.shape[1]}")
             return t.chunk(self.line.size, 1)[self.line.rank].contiguous()
 
         return mine(tokens), None if supervision is None else Supervision(*(mine(t) for t in supervision))
@@ -62,10 +61,8 @@ class DocumentPart(Range):
         least = config.segment * (2 if config.window == "sliding" else 1)
         width = tokens.shape[1]
         if width % unit or width < least:
-            raise ValueError(
-                f"tokens: expected a range of whole segments and chunks, a multiple of {unit} from {least} on; got "
-                f"N={width}"
-            )
+            want = f"a range of whole segments and chunks, a multiple of {unit} from {least} on"
+            raise ValueError(f"tokens: expected {want}; got N={width}")
 
     def first(self, width: int) -> int:
         """Return the number of the range's first token or chunk; `width`: their number in a range."""
@@ -96,7 +93,12 @@ class DocumentPart(Range):
         gate = model.gate(neighbours, index >= 0, first * index.shape[2], self._extended)
         retrieved = Retrieved(scores, index, gate)
         if self.line.size > 1:
-            neighbours, gate, index = self._led(neighbours, gate, index)
+            neighbours, states_before = StateBefore.apply(self.line, neighbours, 1)
+            gate, gate_before = StateBefore.apply(self.line, gate, 1)
+            index_before = self.line.from_before("neighbours of the chunk before", index[:, -1:])
+        if self.line.rank:
+            led = (states_before, neighbours), (gate_before, gate), (index_before, index)
+            neighbours, gate, index = (torch.cat(pair, 1) for pair in led)
         turn = rotation(torch.arange(neighbours.shape[-2], device=hidden.device), model.config.head_dim, hidden.dtype)
         return Memory(neighbours, turn, index, gate, model.config.chunk_len if self.line.rank else 0), retrieved
 
@@ -110,13 +112,3 @@ class DocumentPart(Range):
         both = self._gathered("keys and values of the gate", torch.cat([key, value], -1))[:, :seen]
         masks = self.line.gather("which neighbours there are", mask.to(torch.uint8)).transpose(0, 1).flatten(1)
         return *both.chunk(2, -1), masks[:, :seen].bool()
-
-    def _led(self, neighbours: Tensor, gate: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        neighbours, states_before = StateBefore.apply(self.line, neighbours, 1)
-        gate, gate_before = StateBefore.apply(self.line, gate, 1)
-        index_before = self.line.from_before("neighbours of the chunk before", index[:, -1:])
-        if not self.line.rank:
-            return neighbours, gate, index
-        return tuple(
-            torch.cat(pair, 1) for pair in ((states_before, neighbours), (gate_before, gate), (index_before, index))
-        )

@@ -12,14 +12,39 @@ import dataclasses
 import torch
 from torch import Tensor
 
+import retro_kernels as rk
 from retro_model.base import checks
 from retro_model.layers import ChunkedCrossAttention, NextTokenLoss, RelativePositions, linear_cross_entropy
 from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder
 from retro_model.training import Batch
 
-from .attention import gathered_attention
-from .collectives import Line, StateBefore
+from .collectives import GatherAll, Line, StateBefore
+
+
+def gathered_attention(
+    line: Line, query: Tensor, key: Tensor, value: Tensor, rel_key: Tensor, *, segment: Tensor | None = None, **options
+) -> Tensor:
+    """Return this process's rows of `rk.relative_attention(..., causal=True)` over the whole sequence.
+
+    Args:
+        line: the processes, in the order of their ranges of n tokens.
+        query, key, value: of this process's range, [B,n,H,D] and [B,n,G,D].
+        rel_key: [H,(rank+1)*n,D], row t for displacement t.
+        segment: integers [B,n], for packed documents: a token attends its own segment; None: a single document.
+        options: content_bias, position_bias, dropout_p, backend.
+
+    Returns: [B,n,H,D].
+    """
+    seen = (line.rank + 1) * query.shape[1]
+    both = GatherAll.apply(line, "keys and values", torch.stack([key, value]))  # [size,2,B,n,G,D]
+    key, value = both[: line.rank + 1].permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
+    if segment is not None:
+        every = line.gather("segments", segment)[: line.rank + 1].transpose(0, 1).flatten(1)
+        options |= {"query_segment": segment, "key_segment": every}
+    return rk.relative_attention(
+        query, key, value, rel_key=rel_key, rel_start=0, causal=True, query_offset=seen - query.shape[1], **options
+    )
 
 
 class Range:
@@ -71,16 +96,14 @@ class SequencePart(Range):
         rank, size, tokens = self.line.rank, self.line.size, batch.tokens.shape[1]
         chunks = 0 if batch.neighbours is None else batch.neighbours.shape[1]
         if tokens % size or chunks % size:
-            raise ValueError(
-                f"batch: expected tokens and chunks that {size} processes divide; got {tokens} and {chunks}"
-            )
+            got = f"{tokens} and {chunks}"
+            raise ValueError(f"batch: expected tokens and chunks that {size} processes divide; got {got}")
 
         def mine(t: Tensor | None) -> Tensor | None:
             return None if t is None else t.chunk(size, 1)[rank].contiguous()
 
-        return PartBatch(
-            mine(batch.tokens), mine(batch.real), mine(batch.neighbours), mine(batch.neighbour_mask), part=self
-        )
+        parts = map(mine, (batch.tokens, batch.real, batch.neighbours, batch.neighbour_mask))
+        return PartBatch(*parts, part=self)
 
     def check(self, config: RetroConfig, tokens: Tensor, cache, token_mask) -> None:
         """Raise ValueError unless a range is whole chunks and all ranges together are at most max_len tokens."""
@@ -122,9 +145,7 @@ class PartRetrieval:
 
     retrieves = True
 
-    def __init__(
-        self, line: Line, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None
-    ) -> None:
+    def __init__(self, line: Line, encoder: NeighbourEncoder, neighbours: Tensor, neighbour_mask: Tensor | None):
         self.line, self.encoder, self.chunk_len = line, encoder, encoder.config.chunk_len
         self.neighbours = self._led(neighbours)
         self.mask = None if neighbour_mask is None else self._led(neighbour_mask)

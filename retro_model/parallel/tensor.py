@@ -19,18 +19,14 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
     every process, and every process must get the same tokens. A layer does one all-reduce [B,N,d] in the forward pass
     and one for each projection of an input in the backward pass.
 
-    With residual dropout, the processes of one mesh must have the same generator state: seed them by their place in the
-    other meshes.
+    With residual dropout, the processes of one mesh need the same generator state: seed by the place in other meshes.
 
     Args:
         module: a `Retro`, a `NeighbourEncoder`, a retrofitted decoder (its added layers are divided), or single layers.
         mesh: of one dimension; P divides the heads, the key-value heads and d_ff.
 
-    Returns:
-        The module.
-
-    Raises:
-        ValueError: naming the layer that P does not divide. The module is then unchanged.
+    Returns: The module.
+    Raises: ValueError naming the layer that P does not divide. The module is then unchanged.
     """
     if mesh.ndim != 1:
         raise ValueError(f"mesh: expected one dimension, e.g. mesh['tensor']; got {mesh.ndim}")
@@ -39,11 +35,8 @@ def parallelize(module: nn.Module, mesh) -> nn.Module:
     for name, layer in (attentions | feed_forwards).items():
         whole = (layer.num_heads, layer.num_kv_heads) if name in attentions else (layer.inner.out_features,)
         if any(size % mesh.size() for size in whole):
-            what = "num_heads and num_kv_heads" if name in attentions else "d_ff"
-            raise ValueError(
-                f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got "
-                f"{', '.join(map(str, whole))}"
-            )
+            what, got = "num_heads and num_kv_heads" if name in attentions else "d_ff", ", ".join(map(str, whole))
+            raise ValueError(f"{name or 'module'}: expected {what} that {mesh.size()} processes divide; got {got}")
     for layer in attentions.values():
         _divide_heads(layer, mesh)
     for layer in feed_forwards.values():

@@ -29,28 +29,6 @@ from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimiz
 from .step import batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset, prefetched
 
-__all__ = [
-    "AUTOCAST",
-    "TABLE_10",
-    "Batch",
-    "Settings",
-    "WindowDataset",
-    "batch_loss",
-    "batches",
-    "check_neighbours",
-    "checkpoint",
-    "gather",
-    "keep_memory",
-    "learning_rate",
-    "loss",
-    "make_optimizer",
-    "parameter_groups",
-    "prefetched",
-    "progress",
-    "shard",
-    "sharded_checkpoint",
-    "token_losses",
-    "train",
-    "train_step",
-    "visible",
-]
+__all__ = ["AUTOCAST", "TABLE_10", "Batch", "Settings", "WindowDataset", "batch_loss", "batches", "check_neighbours"]
+__all__ += ["checkpoint", "gather", "keep_memory", "learning_rate", "loss", "make_optimizer", "parameter_groups"]
+__all__ += ["prefetched", "progress", "shard", "sharded_checkpoint", "token_losses", "train", "train_step", "visible"]

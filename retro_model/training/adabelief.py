@@ -14,27 +14,16 @@ class AdaBelief(torch.optim.Optimizer):
     with m^ = m / (1 - b1^t), s^ = s / (1 - b2^t). The divisor is at least sqrt(eps_root / (1 - b2)), 1e-7 by default:
     steps on smaller deviations are proportional to the gradient.
 
-    Args:
-        params: tensors or groups, as of any optimiser of torch.
-        lr: learning rate. betas: b1, b2. eps, eps_root: see above. weight_decay: decoupled.
-
+    params: tensors or groups, as of any optimiser of torch.
+    lr: learning rate. betas: b1, b2. eps, eps_root: see above. weight_decay: decoupled.
     Source: Zhuang et al., arXiv 2010.07468, algorithm 2; the defaults are those with which RPT was trained.
     """
 
-    def __init__(
-        self,
-        params,
-        lr: float = 5e-3,
-        betas=(0.9, 0.99),
-        eps: float = 1e-16,
-        eps_root: float = 1e-16,
-        weight_decay: float = 0.0,
-    ):
+    def __init__(self, params, lr=5e-3, betas=(0.9, 0.99), eps=1e-16, eps_root=1e-16, weight_decay=0.0):
         if lr < 0 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"lr, betas: expected lr >= 0 and betas in [0, 1); got {lr}, {betas}")
-        super().__init__(
-            params, {"lr": lr, "betas": betas, "eps": eps, "eps_root": eps_root, "weight_decay": weight_decay}
-        )
+        options = {"lr": lr, "betas": betas, "eps": eps, "eps_root": eps_root, "weight_decay": weight_decay}
+        super().__init__(params, options)
 
     @torch.no_grad()
     def step(self, closure=None):

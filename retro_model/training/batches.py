@@ -45,10 +45,8 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """Return the batch on `device`."""
-        given = {name: getattr(self, name) for name in ("tokens", "real", "segment", *RETRIEVED)}
-        return dataclasses.replace(
-            self, **{n: None if t is None else transfer.send(t, device) for n, t in given.items()}
-        )
+        sent = {name: transfer.send(t, device) for name, t in vars(self).items() if isinstance(t, Tensor)}
+        return dataclasses.replace(self, **sent)
 
 
 def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
@@ -56,9 +54,8 @@ def check_neighbours(store, neighbours: np.ndarray | None, database) -> None:
     if (neighbours is None) != (database is None):
         raise ValueError("neighbours, database: expected both or neither; got one of them")
     if neighbours is not None and (np.ndim(neighbours) != 2 or len(neighbours) != len(store.lengths)):
-        raise ValueError(
-            f"neighbours: expected [{len(store.lengths)}, K], one row for each chunk; got {list(np.shape(neighbours))}"
-        )
+        want = f"[{len(store.lengths)}, K], one row for each chunk"
+        raise ValueError(f"neighbours: expected {want}; got {list(np.shape(neighbours))}")
 
 
 def gather(
@@ -150,9 +147,8 @@ def batches(
         raise ValueError(f"rank: expected 0 to world_size - 1 = {world_size - 1}; got {rank}")
     check_neighbours(store, neighbours, database)
     if k is not None and (neighbours is None or not 1 <= k <= neighbours.shape[1]):
-        raise ValueError(
-            f"k: expected from 1 to the neighbours' K={0 if neighbours is None else neighbours.shape[1]}; got {k}"
-        )
+        most = 0 if neighbours is None else neighbours.shape[1]
+        raise ValueError(f"k: expected from 1 to the neighbours' K={most}; got {k}")
     rows = len(store.lengths)
     if starts is None:
         # one window less than fits: an epoch may then start at any row of the first window and has the same length
@@ -162,9 +158,8 @@ def batches(
         if firsts.ndim != 1 or (len(firsts) and (firsts.min() < 0 or firsts.max() > rows - per_window)):
             raise ValueError(f"starts: expected rows from 0 to {rows - per_window}; got shape {list(firsts.shape)}")
     if len(firsts) < batch_size:
-        raise ValueError(
-            f"store: expected at least {batch_size} windows of {per_window} chunks, and one more; got {rows} chunks"
-        )
+        want = f"at least {batch_size} windows of {per_window} chunks, and one more"
+        raise ValueError(f"store: expected {want}; got {rows} chunks")
 
     def stream() -> Iterator[Batch]:
         epoch, per_epoch = -1, len(firsts) // batch_size

@@ -22,6 +22,7 @@ from .checkpoint_folder import CheckpointError, check_place, read, write
 
 __all__ = ["CheckpointError", "load", "read_state", "save"]
 RANDOM = re.compile(r"random(\.\d+)?\.(cpu|cuda\d+)")
+JSON_TYPES = (int, float, bool, str, tuple, list, type(None))
 
 
 def _plain(name: str) -> str:
@@ -86,52 +87,28 @@ def save(
     processes.first(check_place, path)
     tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
     moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
-    moments |= _random_states()
+    for states in processes.gathered({name: generator.get_state() for name, generator in _generators().items()}):
+        moments |= states
     state = state_of(model, step, position, extra) | {"optimizer": groups}
     processes.first(write, path, {"model": tensors, "optimizer": moments}, state)
     return path
 
 
-def _random_states() -> dict[str, Tensor]:
-    """Return the random generators' states of every process, which differ. Every process must call."""
-    mine = {"cpu": torch.get_rng_state()}
+def _generators() -> dict[str, torch.Generator]:
+    """Return this process's random generators by the names of their states in a checkpoint."""
+    prefix = "random." if processes.rank() == 0 else f"random.{processes.rank()}."
+    found = {f"{prefix}cpu": torch.default_generator}
     if torch.cuda.is_available():
-        mine |= {f"cuda{i}": state for i, state in enumerate(torch.cuda.get_rng_state_all())}
-    every = enumerate(processes.gathered(mine))
-    return {_random_name(rank, device): state for rank, states in every for device, state in states.items()}
-
-
-def _random_name(rank: int, device: str) -> str:
-    return f"random.{device}" if rank == 0 else f"random.{rank}.{device}"
-
-
-def _my_random_names(moments: dict[str, Tensor]) -> list[tuple[str, str]]:
-    """Return (device, name) of the saved states of this process; none of a process or a GPU that did not save."""
-    rank = processes.rank()
-    names = [("cpu", _random_name(rank, "cpu"))] if _random_name(rank, "cpu") in moments else []
-    count = torch.cuda.device_count()
-    devices = [(f"cuda:{i}", _random_name(rank, f"cuda{i}")) for i in range(count)]
-    return names + (devices if all(name in moments for _, name in devices) else [])
-
-
-def _set_random_states(moments: dict[str, Tensor]) -> None:
-    """Restore this process's generators. A generator without a saved state keeps its state."""
-    for device, name in _my_random_names(moments):
-        if device == "cpu":
-            torch.set_rng_state(moments[name])
-        else:
-            torch.cuda.set_rng_state(moments[name], device)
+        torch.cuda.init()
+        found |= {f"{prefix}cuda{i}": generator for i, generator in enumerate(torch.cuda.default_generators)}
+    return found
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict]]:
     names = _names(model)
     tensors, groups = {}, []
     for group in optimizer.param_groups:
-        options = {
-            k: v
-            for k, v in group.items()
-            if k != "params" and isinstance(v, (int, float, bool, str, tuple, list, type(None)))
-        }
+        options = {k: v for k, v in group.items() if k != "params" and isinstance(v, JSON_TYPES)}
         groups.append({"options": options, "parameters": [names[id(p)] for p in group["params"]]})
         for p in group["params"]:
             tensors |= {f"state.{names[id(p)]}.{k}": _full(v) for k, v in optimizer.state.get(p, {}).items()}
@@ -164,12 +141,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     except SafetensorError as error:
         raise CheckpointError(f"{path} is corrupt: {error}") from None
     targets = _model_tensors(model)
-    _check_equal(
-        files["model"],
-        "the model",
-        {n: _form(t) for n, t in tensors.items()},
-        {n: _form(t) for n, t in targets.items()},
-    )
+    _check_equal(files["model"], "the model", _forms(tensors), _forms(targets))
     if optimizer is not None:
         _check_optimizer(files["optimizer"], state, moments, model, optimizer)
         _check_random_states(files["optimizer"], moments)
@@ -178,7 +150,9 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             target.copy_(_like(tensors[name], target))
     if optimizer is not None:
         _load_optimizer(state, moments, model, optimizer)
-        _set_random_states(moments)
+        for name, generator in _generators().items():  # one without a saved state keeps its own
+            if name in moments:
+                generator.set_state(moments[name])
     return state
 
 
@@ -187,10 +161,15 @@ def _form(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _check_equal(file: Path, whose: str, got: dict, want: dict) -> None:
+def _forms(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: _form(tensor) for name, tensor in tensors.items()}
+
+
+def _check_equal(file: Path, whose: str, got: dict[str, str], want: dict[str, str], prefix: str = "") -> None:
     for name in sorted(got.keys() | want.keys()):
-        if got.get(name) != want.get(name):
-            raise CheckpointError(f"{file}: {name} is {got.get(name, 'absent')}, {whose} has {want.get(name, 'none')}")
+        have, need = got.get(name, "absent"), want.get(name, "none")
+        if have != need:
+            raise CheckpointError(f"{file}: {prefix}{name} is {have}, {whose} has {need}")
 
 
 def _check_optimizer(
@@ -199,9 +178,8 @@ def _check_optimizer(
     names = _names(model)
     want = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
     if (got := [group["parameters"] for group in state["optimizer"]]) != want:
-        raise CheckpointError(
-            f"{file}: the optimiser's {len(want)} groups do not hold the parameters of the {len(got)} saved ones"
-        )
+        why = f"do not hold the parameters of the {len(got)} saved ones"
+        raise CheckpointError(f"{file}: the optimiser's {len(want)} groups {why}")
     made: dict[tuple, dict[str, str]] = {}
     known = set()
     for number, (group, saved) in enumerate(zip(optimizer.param_groups, state["optimizer"])):
@@ -213,9 +191,7 @@ def _check_optimizer(
             key = (number, p.shape, p.dtype, p.device)
             if mine and key not in made:
                 made[key] = _moments_of(file, optimizer, {**group, **_options(group, saved)}, p)
-            got, want = {k: _form(v) for k, v in mine.items()}, made[key] if mine else {}
-            named = ({f"{names[id(p)]}'s {k}": v for k, v in forms.items()} for forms in (got, want))
-            _check_equal(file, "the optimiser", *named)
+            _check_equal(file, "the optimiser", _forms(mine), made[key] if mine else {}, f"{names[id(p)]}'s ")
             if (step := mine.get("step")) is not None and not (math.isfinite(step) and step >= 0):
                 raise CheckpointError(f"{file}: {names[id(p)]}'s step is {float(step)}")
     if unknown := sorted(name for name in moments.keys() - known if not RANDOM.fullmatch(name)):
@@ -262,7 +238,7 @@ def _options(group: dict, saved: dict) -> dict:
 def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
     """Return names and forms of a parameter's moments, which a step on zeros makes if there are none yet."""
     if optimizer.state.get(p):
-        return {k: _form(v) for k, v in optimizer.state[p].items()}
+        return _forms(optimizer.state[p])
     zeros = torch.zeros_like(p, requires_grad=True)
     zeros.grad = torch.zeros_like(p)
     scratch = copy.copy(optimizer)
@@ -271,7 +247,7 @@ def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Te
         type(optimizer).step(scratch)
     except Exception as error:
         raise CheckpointError(f"{file}: the optimiser cannot step with the saved options: {error}") from None
-    return {k: _form(v) for k, v in scratch.state[zeros].items()}
+    return _forms(scratch.state[zeros])
 
 
 def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
@@ -279,11 +255,11 @@ def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
     for name, state in moments.items():
         if RANDOM.fullmatch(name) and (state.dtype != torch.uint8 or state.dim() != 1):
             raise CheckpointError(f"{file}: {name} is {_form(state)}, expected uint8 in one dimension")
-    for device, name in _my_random_names(moments):
+    for name, generator in _generators().items():
         try:
-            torch.Generator(device).set_state(moments[name])
+            torch.Generator(generator.device).set_state(moments.get(name, generator.get_state()))
         except (RuntimeError, TypeError) as error:
-            raise CheckpointError(f"{file}: {name} is no state of a {device} generator: {error}") from None
+            raise CheckpointError(f"{file}: {name} is no state of a {generator.device} generator: {error}") from None
 
 
 def _load_optimizer(

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,16 @@ def check_place(path: Path) -> None:
         raise CheckpointError(f"{path}: expected a folder, or nothing; got a file or a broken link")
     names = sorted(p.name for p in path.iterdir())
     foreign = [name for name in names if name not in (STATE, FRESH) and not TENSORS.fullmatch(name)]
-    if foreign and not _is_checkpoint(path):
-        raise CheckpointError(f"{path} is no checkpoint (it holds {foreign[0]}): save to another name, or empty it")
-
-
-def _is_checkpoint(path: Path) -> bool:
     try:
-        return disk.read_json(disk.read_plain(path / STATE))["format"] == FORMAT
+        ours = not foreign or disk.read_json(disk.read_plain(path / STATE))["format"] == FORMAT
     except (OSError, ValueError, KeyError, TypeError):
-        return False
+        ours = False
+    if not ours:
+        raise CheckpointError(f"{path} is no checkpoint (it holds {foreign[0]}): save to another name, or empty it")
 
 
 def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> None:
     """Write a checkpoint of tensors by kind and of `state`, to which files and digest are added."""
-    check_place(path)
     path = Path(os.path.realpath(path))  # the lock of a folder is the same through every link
     disk.make_folder(path.parent)
     with disk.Lock(path.with_name(f".{path.name}.lock"), f"{path} is being saved"):
@@ -72,7 +68,7 @@ def write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> Non
                 disk.sync(path.parent)
         finally:
             disk.remove(fresh)
-        _remove_stale(path, files)
+        remove_others(path, TENSORS, files)
 
 
 def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> dict:
@@ -93,10 +89,10 @@ def _fill(folder: Path, tensors: dict[str, dict[str, Tensor]], state: dict) -> d
     return files
 
 
-def _remove_stale(path: Path, files: dict) -> None:
-    """Remove tensor files that the state no longer names. The caller holds the lock."""
+def remove_others(path: Path, names: re.Pattern, kept: Collection[str]) -> None:
+    """Remove what has one of a save's names and is not kept. The caller holds the lock."""
     for old in list(path.iterdir()):
-        if TENSORS.fullmatch(old.name) and old.name not in files:
+        if names.fullmatch(old.name) and old.name not in kept:
             disk.remove(old)
 
 
@@ -144,25 +140,22 @@ def _parsed(path: Path, text: bytes) -> dict:
 
 
 def _check_types(state: dict) -> None:
-    for record in state["files"].values():
-        _expect(
-            isinstance(record["bytes"], int) and isinstance(record["sha256"], str),
-            "files has bytes or a digest of another type",
-        )
-    for name in ("step", "position"):
-        _expect(type(state[name]) is int and state[name] >= 0, f"{name} is no count")
-    _expect(isinstance(state["extra"], dict), "extra is no object")
-    _expect(state["config"] is None or isinstance(state["config"], dict), "config is no object")
-    for group in state["optimizer"]:
-        _expect(isinstance(group["options"], dict), "an optimiser group's options are no object")
-        _expect(
-            all(isinstance(name, str) for name in group["parameters"]), "an optimiser group's parameters are no names"
-        )
-
-
-def _expect(holds: bool, message: str) -> None:
-    if not holds:
-        raise ValueError(message)
+    """Raise ValueError for a field of another type."""
+    files, groups, config = state["files"].values(), state["optimizer"], state["config"]
+    typed = all(isinstance(file["bytes"], int) and isinstance(file["sha256"], str) for file in files)
+    counts = {name: type(state[name]) is int and state[name] >= 0 for name in ("step", "position")}
+    named = all(isinstance(name, str) for group in groups for name in group["parameters"])
+    for holds, fault in (
+        (typed, "files has bytes or a digest of another type"),
+        (counts["step"], "step is no count"),
+        (counts["position"], "position is no count"),
+        (isinstance(state["extra"], dict), "extra is no object"),
+        (config is None or isinstance(config, dict), "config is no object"),
+        (all(isinstance(group["options"], dict) for group in groups), "an optimiser group's options are no object"),
+        (named, "an optimiser group's parameters are no names"),
+    ):
+        if not holds:
+            raise ValueError(fault)
 
 
 def _files(path: Path, state: dict) -> dict[str, Path]:
@@ -173,10 +166,8 @@ def _files(path: Path, state: dict) -> dict[str, Path]:
         if len(names) != 1 or not (path / names[0]).is_file():  # a pipe would never end
             raise CheckpointError(f"{path / (names[0] if names else kind + '.safetensors')} is missing")
         file, want = path / names[0], state["files"][names[0]]
-        if file.stat().st_size != want["bytes"]:
-            raise CheckpointError(
-                f"{file} is truncated or overwritten: {file.stat().st_size} bytes, expected {want['bytes']}"
-            )
+        if (size := file.stat().st_size) != want["bytes"]:
+            raise CheckpointError(f"{file} is truncated or overwritten: {size} bytes, expected {want['bytes']}")
         if disk.sha256_of(file) != want["sha256"]:
             raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in {STATE}")
         files[kind] = file

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,8 +47,7 @@ class Settings:
     def preset(cls, name: str, batch_size: int | None = None) -> Settings:
         """Return the paper's settings for a preset of `RetroConfig`, or for "wikitext103".
 
-        batch_size: sequences a batch; None: the paper's, in `TABLE_10`. On Wikitext103 (appendix C.2) the best
-        checkpoint is that of step 35,000.
+        batch_size: sequences a batch; None: `TABLE_10`'s. On Wikitext103 (appendix C.2), step 35,000 is the best.
         """
         if name == "wikitext103":
             return cls(100_000, max_lr=2.5e-4, min_lr_ratio=0.08, warmup_steps=4000)
@@ -76,8 +77,7 @@ class Settings:
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Return the rate at a step: a linear ramp from warmup_from to max_lr, a cosine to min_lr_ratio * max_lr, then
-    constant."""
+    """Return the rate at a step: a linear ramp to max_lr, a cosine to min_lr_ratio * max_lr, then constant."""
     s = settings
     if step < s.warmup_steps:
         return s.warmup_from + (s.max_lr - s.warmup_from) * step / s.warmup_steps
@@ -103,18 +103,22 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     return [{"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
 
 
+def by_mesh(parameters: Iterable[nn.Parameter]) -> dict[Any, list[nn.Parameter]]:
+    """Group parameters by their device mesh; None: parameters that are whole in every process."""
+    meshes: dict[Any, list[nn.Parameter]] = {}
+    for p in parameters:
+        meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
+    return meshes
+
+
 def make_optimizer(model: nn.Module, settings: Settings) -> torch.optim.AdamW:
     """Return AdamW over `parameter_groups`. Call it after the model is on its device and sharded.
 
-    Parameters of each device mesh (tensor parallelism beside FSDP2) are groups of their own: a fused step takes the
-    parameters of one mesh.
+    Each device mesh (tensor parallelism beside FSDP2) has groups of its own: a fused step takes parameters of one mesh.
     """
     groups = []
     for group in parameter_groups(model, settings.weight_decay):
-        meshes: dict = {}
-        for p in group["params"]:
-            meshes.setdefault(getattr(p, "device_mesh", None), []).append(p)
-        groups += [{**group, "params": params} for params in meshes.values()]
+        groups += [{**group, "params": params} for params in by_mesh(group["params"]).values()]
     if not groups:
         raise ValueError("model: expected trainable parameters; got none")
     return torch.optim.AdamW(groups, lr=settings.warmup_from, betas=settings.betas, eps=settings.eps, fused=True)

@@ -34,19 +34,17 @@ TEACHERS = ("scheduled", "always", "never")
 class Lessons:
     """Schedule of the retriever's training.
 
-    Args:
-        steps: T, of the whole training.
-        alpha_ret: weight of the retrieval loss in the decoder; 0: the retriever's inputs are detached.
-        retriever_alpha: weight of the same loss in W_Q and W_K; None: alpha_ret. They have no other loss, so under Adam
-            it changes their steps only where gradients are as small as eps. `retriever_lr` does change them.
-        retriever_lr: learning rate of W_Q and W_K as a multiple of the other parameters'.
-        alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
-        tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4,
-            CodeParrot 2, ArXiv 8.
-        teacher: "scheduled": a sequence gets the teacher's neighbours with a probability that falls from 1 to 0 by a
-            cosine over 90% of the steps. "always" (teacher forcing) and "never" are the paper's ablations.
-        scored_only: rank only the scored candidates in the loss.
-
+    steps: T, of the whole training.
+    alpha_ret: weight of the retrieval loss in the decoder; 0: the retriever's inputs are detached.
+    retriever_alpha: weight of the same loss in W_Q and W_K; None: alpha_ret. They have no other loss, so under Adam
+        it changes their steps only where gradients are as small as eps. `retriever_lr` does change them.
+    retriever_lr: learning rate of W_Q and W_K as a multiple of the other parameters'.
+    alpha_steps: steps over which both weights rise from 0 (100,000 in the paper); 0: none.
+    tau: margin at the end; it rises linearly from `tau_first`. The paper's, by data set: Books3 128, PG19 4,
+        CodeParrot 2, ArXiv 8.
+    teacher: "scheduled": a sequence gets the teacher's neighbours with a probability that falls from 1 to 0 by a
+        cosine over 90% of the steps. "always" (teacher forcing) and "never" are the paper's ablations.
+    scored_only: rank only the scored candidates in the loss.
     Source: Rubin and Berant, arXiv 2306.13421, sections 3.3 and 3.4, table 4; tau_first = 1 is the authors' code's.
     """
 
@@ -66,10 +64,9 @@ class Lessons:
         if self.teacher not in TEACHERS:
             raise ValueError(f"teacher: expected one of {TEACHERS}; got {self.teacher!r}")
         if not 0 <= self.alpha_ret <= self.for_retriever:
-            raise ValueError(
-                f"alpha_ret: expected a weight from 0 to retriever_alpha = {self.for_retriever}; got {self.alpha_ret} "
-                "(the decoder's share comes through W_Q and W_K)"
-            )
+            why = "the decoder's share comes through W_Q and W_K"
+            want = f"a weight from 0 to retriever_alpha = {self.for_retriever}"
+            raise ValueError(f"alpha_ret: expected {want}; got {self.alpha_ret} ({why})")
 
     @property
     def for_retriever(self) -> float:
@@ -111,13 +108,10 @@ def make_optimizer(
     """
     if kind not in OPTIMIZERS:
         raise ValueError(f"kind: expected one of {OPTIMIZERS}; got {kind!r}")
-    retriever = getattr(getattr(model, "module", model), "retriever", None)
-    scales = {
-        id(p): scale
-        for start, scale in (rates or {}).items()
-        for name, p in getattr(model, "module", model).named_parameters()
-        if name.startswith(start)
-    }
+    plain = getattr(model, "module", model)
+    retriever, scales = getattr(plain, "retriever", None), {}
+    for start, scale in (rates or {}).items():
+        scales |= {id(p): scale for name, p in plain.named_parameters() if name.startswith(start)}
     if retriever is not None:
         scales |= dict.fromkeys((id(retriever.query.weight), id(retriever.key.weight)), lessons.retriever_lr)
     groups = []
@@ -160,24 +154,18 @@ def train_step(
 ) -> dict[str, float]:
     """Take one optimiser step on the mean loss a token and the mean retrieval loss a pair, over all processes.
 
-    Args:
-        model: an RPT, or one that DDP or FSDP2 wraps.
-        tokens: int64 [B,N], this process's.
-        supervision: of the tokens; None: no retrieval loss.
-        step: from 0; sets rates, weights and the teacher's share.
-        index: neighbours [B,L,K] in place of the schedule's; a model without a retriever needs them, with
-            supervision=None.
-        generator: draws the sequences that get the teacher's neighbours.
-        loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
-        part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
-            is one a document, so every process of the group needs a generator of the same seed.
-
-    Returns:
-        loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
-        learning_rate, pairs.
-
-    Raises:
-        FloatingPointError: the gradient is not finite. The parameters are unchanged then.
+    model: an RPT, or one that DDP or FSDP2 wraps.
+    tokens: int64 [B,N], this process's.
+    supervision: of the tokens; None: no retrieval loss.
+    step: from 0; sets rates, weights and the teacher's share.
+    index: neighbours [B,L,K] in place of the schedule's; needed, with supervision=None, without a retriever.
+    generator: draws the sequences that get the teacher's neighbours.
+    loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
+    part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
+        is one a document, so every process of the group needs a generator of the same seed.
+    Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
+    learning_rate, pairs.
+    Raises: FloatingPointError: the gradient is not finite. The parameters are unchanged then.
     """
     rate, share, weight = learning_rate(step, settings), lessons.teacher_share(step), lessons.weight(step)
     for group in optimizer.param_groups:
@@ -207,15 +195,8 @@ def train_step(
     norm = clipped_step(model, optimizer, settings.clip)
     optimizer.zero_grad(set_to_none=True)
     nats, ranking, tokens_counted, pairs, norm = torch.cat([totals, norm[None].to(totals.dtype)]).tolist()
+    loss = nats / tokens_counted
     if not math.isfinite(norm):
-        raise FloatingPointError(
-            f"gradient norm is {norm} at step {step}: loss {nats / tokens_counted}, learning rate {rate:.3g}"
-        )
-    return {
-        "loss": nats / tokens_counted,
-        "retrieval_loss": ranking / max(1, pairs),
-        "teacher_share": share,
-        "gradient_norm": norm,
-        "learning_rate": rate,
-        "pairs": pairs,
-    }
+        raise FloatingPointError(f"gradient norm is {norm} at step {step}: loss {loss}, learning rate {rate:.3g}")
+    report = {"loss": loss, "retrieval_loss": ranking / max(1, pairs), "teacher_share": share}
+    return report | {"gradient_norm": norm, "learning_rate": rate, "pairs": pairs}

@@ -2,8 +2,7 @@
 
 A checkpoint's folder holds `state.json` and the folder of shards that it names, in the format of
 `torch.distributed.checkpoint`. A save writes a new folder of shards, then replaces `state.json` in one atomic step,
-then removes the old shards: a kill at any moment leaves the old checkpoint or the new one. `checkpoint` has the form
-with one file.
+then removes the old shards: a kill at any moment leaves the old checkpoint or the new one. `checkpoint`: in one file.
 """
 
 from __future__ import annotations
@@ -24,21 +23,12 @@ from retro_model.base import disk
 
 from . import processes
 from .checkpoint import state_of
-from .checkpoint_folder import CheckpointError, read_state_file, state_digest
+from .checkpoint_folder import STATE, CheckpointError, read_state_file, remove_others, state_digest
 
 FORMAT = "sharded-2"
 #: field of state.json -> its type
-FIELDS = {
-    "shards": str,
-    "step": int,
-    "position": int,
-    "processes": int,
-    "extra": dict,
-    "files": dict,
-    "optimizer": bool,
-    "config": (dict, type(None)),
-}
-STATE = "state.json"
+FIELDS = {"shards": str, "extra": dict, "files": dict, "optimizer": bool, "config": (dict, type(None))}
+FIELDS |= dict.fromkeys(("step", "position", "processes"), int)
 SHARDS = re.compile(r"shards-[0-9a-f]{32}")
 
 
@@ -75,13 +65,8 @@ def save(
             except CheckpointException as error:  # a BaseException: `except Exception` of a caller would miss it
                 processes.first(disk.remove, path / name)
                 raise _save_error(path, error) from error
-        state = state_of(model, step, position, extra) | {
-            "format": FORMAT,
-            "shards": name,
-            "processes": processes.count(),
-            "files": _digests(path / name),
-            "optimizer": optimizer is not None,
-        }
+        state = state_of(model, step, position, extra) | {"format": FORMAT, "shards": name}
+        state |= {"processes": processes.count(), "files": _digests(path / name), "optimizer": optimizer is not None}
         processes.first(_finish, path, state)
     finally:
         for held in lock:
@@ -136,16 +121,14 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 def read_state(path: str | os.PathLike) -> dict:
     """Return the fields of `state.json`. Raises: CheckpointError naming the file."""
     file = Path(path) / STATE
+    content = read_state_file(file)
     try:
-        state = disk.read_json(read_state_file(file))
-    except CheckpointError:
-        raise
+        state = disk.read_json(content)
     except ValueError as error:
         raise CheckpointError(f"{file} is corrupt: {error}") from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise CheckpointError(
-            f"{file}: expected a checkpoint of format {FORMAT}; `checkpoint.load` reads the one-file form"
-        )
+        want = f"a checkpoint of format {FORMAT}"
+        raise CheckpointError(f"{file}: expected {want}; `checkpoint.load` reads the one-file form")
     if state.pop("sha256", None) != state_digest(state):
         raise CheckpointError(f"{file} is corrupt: its SHA-256 differs from the one in it")
     for name, kind in FIELDS.items():
@@ -185,20 +168,19 @@ def _tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None, saved_by
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return the digests of all files. Every process must call; each computes its share."""
+    """Return the digests of all files. Every process must call; each computes its share.
+
+    An unreadable file has its error in place of a digest: raised in one process, it would leave the others waiting.
+    """
     if dist.is_initialized():
         dist.barrier()
-    files = sorted(folder.iterdir())[processes.rank() :: processes.count()]
-    every = processes.gathered({file.name: _digest_or_error(file) for file in files})
-    return {name: digest for part in every for name, digest in part.items()}
-
-
-def _digest_or_error(file: Path) -> str:
-    """Return a file's digest, or its error: an error raised in one process would leave the others waiting."""
-    try:
-        return disk.sha256_of(file)
-    except (OSError, ValueError) as error:
-        return str(error)
+    mine = {}
+    for file in sorted(folder.iterdir())[processes.rank() :: processes.count()]:
+        try:
+            mine[file.name] = disk.sha256_of(file)
+        except (OSError, ValueError) as error:
+            mine[file.name] = str(error)
+    return {name: digest for part in processes.gathered(mine) for name, digest in part.items()}
 
 
 def _check_files(folder: Path, wanted: dict) -> None:
@@ -209,9 +191,8 @@ def _check_files(folder: Path, wanted: dict) -> None:
             raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
         if digests[name] != wanted[name]:
             unread = "" if re.fullmatch("[0-9a-f]{64}", digests[name]) else f" ({digests[name]})"
-            raise CheckpointError(
-                f"{folder / name} is truncated or corrupt: its SHA-256 differs from the one in {STATE}{unread}"
-            )
+            why = f"its SHA-256 differs from the one in {STATE}{unread}"
+            raise CheckpointError(f"{folder / name} is truncated or corrupt: {why}")
 
 
 def _check_forms(path: Path, saved: dict, tensors: dict[str, Any]) -> None:
@@ -234,11 +215,9 @@ def _begin(path: Path) -> disk.Lock:
     try:
         names = {p.name for p in path.iterdir()} - {".lock", STATE, f"{STATE}.new"}
         if foreign := sorted(name for name in names if not SHARDS.fullmatch(name)):
-            raise CheckpointError(
-                f"{path} is no sharded checkpoint (it holds {foreign[0]}): save to another name, or empty it"
-            )
-        kept = read_state(path)["shards"] if (path / STATE).exists() else None
-        _remove_others(path, kept)
+            why = f"no sharded checkpoint (it holds {foreign[0]})"
+            raise CheckpointError(f"{path} is {why}: save to another name, or empty it")
+        remove_others(path, SHARDS, [read_state(path)["shards"]] if (path / STATE).exists() else [])
     except BaseException:
         lock.release()
         raise
@@ -252,10 +231,4 @@ def _finish(path: Path, state: dict) -> None:
     disk.sync(path / state["shards"])
     disk.sync(path)
     disk.write_json(path / STATE, state | {"sha256": state_digest(state)})
-    _remove_others(path, state["shards"])
-
-
-def _remove_others(path: Path, kept: str | None) -> None:
-    for old in list(path.iterdir()):
-        if SHARDS.fullmatch(old.name) and old.name != kept:
-            disk.remove(old)
+    remove_others(path, SHARDS, [state["shards"]])

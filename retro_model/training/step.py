@@ -16,7 +16,7 @@ from retro_model.layers import NextTokenLoss
 
 from . import memory, processes
 from .batches import Batch
-from .optimiser import Settings, learning_rate
+from .optimiser import Settings, by_mesh, learning_rate
 
 
 def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -25,9 +25,7 @@ def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     logits: [B, N, V]. Padding does not count, nor does the first token of a window.
     Returns: losses float32 (float64 for such logits) [B, N-1], zero where they do not count; counted bool [B, N-1].
     """
-    counted = batch.real[:, 1:]
-    targets = batch.tokens[:, 1:]
-    logits = logits[:, :-1].flatten(0, 1)
+    counted, targets, logits = batch.real[:, 1:], batch.tokens[:, 1:], logits[:, :-1].flatten(0, 1)
     # half precision would lose the sum of a vocabulary's exponentials
     logits = logits if logits.dtype == torch.float64 else logits.float()
     losses = F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
@@ -43,8 +41,7 @@ def loss(logits: Tensor, batch: Batch) -> Tensor:
 def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
     """Return the loss over the real tokens of a batch, and the size of the vocabulary.
 
-    A model whose class has a true `sums_losses` takes `loss_mask` and computes the loss itself. Of any other model all
-    logits are in memory together.
+    A model with a true `sums_losses` takes `loss_mask` and computes the loss itself; others have all logits in memory.
     """
     plain = model
     while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
@@ -91,7 +88,10 @@ def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: fl
     There is no step if the norm is not finite. A fused optimiser on one GPU scales and skips on the device, so that the
     host does not wait. Any other waits for the norm.
     """
-    kinds, whole = gradient_norm(model)
+    kinds = by_mesh(p for p in model.parameters() if p.grad is not None)
+    norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
+    norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
+    whole = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
     if whole.device.type != "cpu" and list(kinds) == [None] and all(g.get("fused") for g in optimizer.param_groups):
         optimizer.grad_scale = (whole / largest).clamp(min=1.0)  # gradients are divided by it
         optimizer.found_inf = (~whole.isfinite()).float()
@@ -105,18 +105,6 @@ def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: fl
             nn.utils.clip_grads_with_norm_(kind, largest, whole)
     optimizer.step()
     return whole
-
-
-def gradient_norm(model: nn.Module) -> tuple[dict, Tensor]:
-    """Return the parameters with gradients by device mesh, and the norm of all gradients."""
-    kinds: dict = {}
-    for p in model.parameters():
-        if p.grad is not None:
-            kinds.setdefault(getattr(p, "device_mesh", None), []).append(p)
-    norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]
-    norms = [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]
-    whole = torch.linalg.vector_norm(torch.stack(norms)) if len(norms) > 1 else norms[0]
-    return kinds, whole
 
 
 def train_step(
@@ -176,8 +164,7 @@ def train(
     """Take the steps from `start` to `stop` (None: settings.steps), each on `accumulate` batches of the stream.
 
     report: called with step and results after each step. keep_memory: call `training.keep_memory` for a model on a CPU.
-    Returns: for each step the results of `train_step`, its `seconds`, and `waiting`, the share of them spent on the
-    stream (`prefetched` reads ahead).
+    Returns: for each step the results of `train_step`, `seconds`, and `waiting`, the stream's share of them.
     """
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")

@@ -42,9 +42,8 @@ class _Unpickler(pickle.Unpickler):
 class Reader(FileSystemReader):
     """Reader of a folder of shards that opens only the named files.
 
-    Args:
-        folder: of the shards.
-        files: names of the files to read.
+    folder: of the shards.
+    files: names of the files to read.
     """
 
     def __init__(self, folder: Path, files: Collection[str]) -> None:

@@ -14,6 +14,7 @@ from retro_model.base.checks import RETRIEVED
 from .batches import Batch, batches
 
 IGNORED = -100  # the label of a token that does not count
+AHEAD = 4  # batches that each worker holds ready
 
 
 class WindowDataset(IterableDataset):
@@ -36,8 +37,7 @@ class WindowDataset(IterableDataset):
         rank, world_size: this process and their number, if each has a DataLoader of its own (Lightning with
             use_distributed_sampler=False). The Trainer distributes the rows itself.
 
-    Raises:
-        ValueError: as `batches`.
+    Raises: ValueError: as `batches`.
     """
 
     def __init__(
@@ -72,17 +72,13 @@ class WindowDataset(IterableDataset):
         worker = get_worker_info()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for batch in batches(self.store, start=self.start + first, every=every, **self.options):
-            yield from rows(batch)
+            retrieved = {name: tensor for name, tensor in batch.inputs.items() if name in RETRIEVED}
+            for i, tokens in enumerate(batch.tokens):
+                row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
+                yield row | {name: tensor[i] for name, tensor in retrieved.items()}
 
 
-def rows(batch: Batch) -> Iterator[dict[str, Tensor]]:
-    """Iterate over the windows of a batch as dicts: input_ids, labels, and neighbours with their mask."""
-    for i, tokens in enumerate(batch.tokens):
-        row = {"input_ids": tokens, "labels": torch.where(batch.real[i], tokens, IGNORED)}
-        yield row | {name: batch.inputs[name][i] for name in RETRIEVED if name in batch.inputs}
-
-
-def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Iterator[Batch]:
+def prefetched(dataset: WindowDataset, workers: int) -> Iterator[Batch]:
     """Iterate over a dataset's batches, which worker processes read ahead.
 
         for results in training.train(model, optimizer, prefetched(dataset, 2), settings):
@@ -91,14 +87,8 @@ def prefetched(dataset: WindowDataset, workers: int, *, ahead: int = 4) -> Itera
     Args:
         dataset: its `batch_size` is the batches'.
         workers: number of processes; each opens the dataset's folders again. 0: read in this process, on demand.
-        ahead: batches that each worker holds ready.
     """
-    options = {"prefetch_factor": ahead, "multiprocessing_context": "spawn"} if workers else {}
+    options = {"prefetch_factor": AHEAD, "multiprocessing_context": "spawn"} if workers else {}
     size = dataset.options["batch_size"] // dataset.options["world_size"]
     loader = iter(DataLoader(dataset, batch_size=size, num_workers=workers, **options))  # the workers begin now
-    return map(_batch, loader)
-
-
-def _batch(row: dict[str, Tensor]) -> Batch:
-    found = {name: row.get(name) for name in RETRIEVED}
-    return Batch(row["input_ids"], row["labels"] != IGNORED, **found)
+    return (Batch(row.pop("input_ids"), row.pop("labels") != IGNORED, **row) for row in loader)
