@@ -35,10 +35,9 @@ struct type_caster<retro::RelativeLogits> : fields_caster<retro::RelativeLogits>
 namespace {
 
 template <class Result, class... Arguments>
-void bind(py::module_& m, const char* name, retro::IsaTable<Result (*)(Arguments...)> table) {
-  m.def(
-      name, [table](Arguments... arguments) { return table.entry[retro::active_isa()](arguments...); },
-      py::call_guard<py::gil_scoped_release>());
+void bind(py::module_& m, const char* name, std::array<Result (*)(Arguments...), retro::ISA_COUNT> table) {
+  const auto run = [table](Arguments... arguments) { return table[retro::active_isa()](arguments...); };
+  m.def(name, run, py::call_guard<py::gil_scoped_release>());
 }
 
 #define BIND(name) bind(m, #name, RETRO_TABLE(name))

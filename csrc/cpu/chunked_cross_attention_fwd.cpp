@@ -118,13 +118,11 @@ template <class T, class Elem>
 struct Forward {
   const CrossAttention& c;
   const View &out, &lse;
-  Sizes n;
-  Dropout dropout;
+  int64_t first_batch;
+  Sizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
   uint64_t id = next_call();
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
-
-  Forward(const CrossAttention& call, const View& o, const View& l, int64_t entry)
-      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
@@ -303,46 +301,32 @@ struct Forward {
     parallel_for(tasks, threads, [&](int64_t t) { task(heads_of(t), heads_of(std::min(t + threads, tasks - 1))); });
     for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
   }
-};
 
-// Forward pass of few rows: a decode step.
-template <class T>
-struct Rows {
-  const CrossAttention& c;
-  const View &out, &lse;
-  Sizes n{c};
-  float scale2 = static_cast<float>(c.scale) * LOG2E;
-
-  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
-    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
-    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, rel_query);
-  }
-  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
-    const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1, index = next % n.M;
-    if (u < 0 || u >= n.L) return end;
-    const int64_t high = std::min<int64_t>(end, int64_t{n.K} * n.R);
-    const View& mask = c.neighbour_mask;
-    for (; at < high && !keys.full(); ++at) {
-      const int64_t a = at / n.R, j = at % n.R;
-      if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
-      keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start,
-               gate_of(c, b, u, static_cast<int>(a)));
-    }
-    return at < high ? at : end;
-  }
-  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
-  }
-  void run(int threads) const {
-    attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key,
-                   threads);
+  // Forward pass of few rows: a decode step.
+  static void of_rows(const CrossAttention& c, const View& out, const View& lse, int threads) {
+    const Sizes n(c);
+    const int64_t tokens = int64_t{n.K} * n.R;
+    const auto list = [&](int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) {
+      const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1;
+      if (u < 0 || u >= n.L) return end;
+      const int64_t high = std::min(end, tokens);
+      const View& mask = c.neighbour_mask;
+      for (; at < high && !keys.full(); ++at) {
+        const int64_t a = at / n.R, j = at % n.R;
+        if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
+        keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), next % n.M - j - c.rel_start,
+                 gate_of(c, b, u, static_cast<int>(a)));
+      }
+      return at < high ? at : end;
+    };
+    attend_rows<T>(RowSizes(n.B, n.N, tokens, n.H, n.G, n.D, n.E), c, out, lse, threads, list);
   }
 };
 
 }  // namespace
 
 void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
-  attention_forward<Rows, Forward>(call, call.batch_start, out, lse, threads);
+  attention_forward<Forward>(call, call.batch_start, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

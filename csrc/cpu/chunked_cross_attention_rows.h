@@ -137,7 +137,8 @@ struct RowsAsB {
       if (also) return product(PackedB<Elem>{also->widened, ld});
     if (packed) return product(PackedB<Elem>{data, ld});
     if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
-    pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
+    for (int k = 0; k < kc_of<Elem>(count); ++k)
+      for (int c = 0; c < ld; c += LANES) store_operand(data + k * ld + c, b_row_of(data, rows.row, k, c, n.D - c));
     product(PackedB<Elem>{data, ld});
   }
 };

@@ -1,5 +1,5 @@
-// Rows of a tensor into the layouts that gemm.h reads. A row is
-// D elements of T; Elem is float, or a pair of bf16 (uint32_t).
+// Rows of a tensor into the layouts that gemm.h reads. A row is D elements of T; Elem is float, or a pair of bf16
+// (uint32_t).
 //
 //   pack_row     one row, plus a bias -> row-major A: [rows][lda], lda = row_width<Elem>(D)
 //   pack_b       row-major A -> B with k = row: [kc][pad(D)] (floats: already that, a no-op)
@@ -58,40 +58,22 @@ inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* 
   return to;
 }
 
-// B with k = row from pointers to rows, of any width (UnpackedB: of whole vectors).
-template <class T>
-void pack_b_rows(const T* const* rows, int kc, int width, float* to, int64_t ld) {
-  for (int k = 0; k < kc; ++k)
-    for (int c = 0; c < width; c += LANES) store(to + k * ld + c, load(rows[k] + c, width - c));
-}
-inline void pack_b_rows(const bf16* const* rows, int kc, int width, uint32_t* to, int64_t ld) {
-  for (int k = 0; k < kc; ++k)
-    for (int c = 0; c < width; c += LANES)
-      store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
-}
-
-template <class Elem>
-struct MatrixRef {
-  const Elem* data;
-  int64_t ld;
-};
-
-RETRO_INLINE MatrixRef<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+RETRO_INLINE RowMajor<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
   return {from, ld};
 }
-inline MatrixRef<uint32_t> to_row_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
-                                        int64_t to_ld) {
+inline RowMajor<uint32_t> to_row_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                       int64_t to_ld) {
   for (int r = 0; r < rows; ++r)
     for (int x = 0; x < columns; x += LANES)
       store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
   return {to, to_ld};
 }
 
-RETRO_INLINE MatrixRef<float> to_column_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+RETRO_INLINE ColumnMajor<float> to_column_major(const float* from, int64_t ld, int, int, float*, int64_t) {
   return {from, ld};
 }
-inline MatrixRef<uint32_t> to_column_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
-                                           int64_t to_ld) {
+inline ColumnMajor<uint32_t> to_column_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                             int64_t to_ld) {
   for (int r = 0; r < rows; r += 2)
     for (int x = 0; x < columns; x += LANES) {
       const float* even = from + r * ld + x;

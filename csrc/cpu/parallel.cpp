@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -39,9 +40,9 @@ constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little mor
 thread_local bool inside_task = false;
 
 struct Job {
-  Task task = nullptr;
-  void* context = nullptr;
-  int64_t tasks = 0;
+  Task task;
+  void* context;
+  int64_t tasks;
   std::atomic<int64_t> next{0};
   std::mutex lock;
   std::exception_ptr error;
@@ -60,12 +61,6 @@ struct Job {
     inside_task = false;
   }
 };
-
-// Number of threads for a job, the caller's included.
-int threads_for(int64_t tasks, int threads) {
-  const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
-  return static_cast<int>(std::min({int64_t{threads}, tasks, most}));
-}
 
 class Pool {
  public:
@@ -151,12 +146,6 @@ Parallel openmp() {
 #endif
 }
 
-struct Buffer {
-  void* data = nullptr;
-  size_t bytes = 0;
-  ~Buffer() { std::free(data); }
-};
-
 }  // namespace
 
 void watch_forks(int64_t process) {
@@ -171,9 +160,9 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
     for (int64_t t = 0; t < tasks; ++t) task(context, t);
     return;
   }
-  Job job;
-  job.task = task, job.context = context, job.tasks = tasks;
-  threads = threads_for(tasks, threads);
+  Job job{task, context, tasks};
+  const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
+  threads = static_cast<int>(std::min({int64_t{threads}, tasks, most}));  // the caller's included
   if (const Parallel parallel = openmp())
     parallel([](void* all) { static_cast<Job*>(all)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
@@ -183,16 +172,16 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
 
 void* scratch(size_t bytes) {
   constexpr size_t LINE = 64, PAGE = 4096;
-  thread_local Buffer buffer;
-  if (bytes > buffer.bytes) {
-    std::free(buffer.data);
-    buffer.bytes = 0;
+  thread_local std::unique_ptr<void, decltype(&std::free)> buffer(nullptr, &std::free);
+  thread_local size_t held = 0;
+  if (bytes > held) {
+    buffer.reset(), held = 0;
     const size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
-    buffer.data = std::aligned_alloc(LINE, rounded);
-    if (!buffer.data) throw std::bad_alloc();
-    buffer.bytes = rounded;
+    buffer.reset(std::aligned_alloc(LINE, rounded));
+    if (!buffer) throw std::bad_alloc();
+    held = rounded;
   }
-  return buffer.data;
+  return buffer.get();
 }
 
 void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size_t bytes) {

@@ -119,11 +119,11 @@ struct Backward {
   }
 
   // to[m][D_pad] += A B for B = [k][D_pad]
-  template <bool ROW_MAJOR>
-  void add(int m, int k, const MatrixRef<Elem>& a, const Elem* b, float* to) const {
+  template <class A>
+  void add(int m, int k, const A& a, const Elem* b, float* to) const {
     const int D_pad = n.D_pad;
-    gemm<ROW_MAJOR>(m, D_pad / LANES, kc_of<Elem>(k), a.data, a.ld, b, D_pad,
-                    [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
+    gemm(m, D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, D_pad},
+         [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
   }
 
   // Scores of a tile, before scaling, onto the position logits in the strip.
@@ -173,14 +173,12 @@ struct Backward {
     const int columns = blocks * BLOCK;
     const int64_t at = first * BLOCK * n.D_pad;
     if (grads.value)
-      add<false>(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b,
-                 sums.value + at);
+      add(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b, sums.value + at);
     if (grads.key)
-      add<false>(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b,
-                 sums.key + at);
+      add(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b, sums.key + at);
     if (any_query)
-      add<true>(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
-                w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
+      add(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
+          w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
   }
 
   // Adds the chunks [begin, end) of the strip, which are complete, to the gradients of relative queries and keys.

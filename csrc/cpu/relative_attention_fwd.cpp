@@ -55,12 +55,10 @@ template <class T, class Elem>
 struct Forward {
   const RelativeAttention& c;
   const View &out, &lse;
-  AttentionSizes n;
-  Dropout dropout;
+  int64_t first_batch;
+  AttentionSizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
-
-  Forward(const RelativeAttention& call, const View& o, const View& l, int64_t entry)
-      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
 
   int64_t slot(const Workspace<Elem>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
 
@@ -193,45 +191,30 @@ struct Forward {
       task(t / groups % n.B, part * rows, std::min(n.N, (part + 1) * rows), head, head + heads);
     });
   }
-};
 
-// Forward pass of few rows: a decode step.
-template <class T>
-struct Rows {
-  const RelativeAttention& c;
-  const View &out, &lse;
-  AttentionSizes n{c};
-  float scale2 = static_cast<float>(c.scale) * LOG2E;
-
-  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
-    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
-    if (n.band)
-      row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.band.E, scale2, rel_query);
-  }
-  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
-    const View &q = c.query_segment, &k = c.key_segment;
-    const int64_t segment = q ? integer(q, b, i) : 0;
-    i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
-    const int64_t high = std::min(end, n.high(i));
-    for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
-      if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
-      if (q && integer(k, b, at) != segment) continue;
-      keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
-    }
-    return at < high ? at : end;
-  }
-  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
-  }
-  void run(int threads) const {
-    attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads);
+  // Forward pass of few rows: a decode step.
+  static void of_rows(const RelativeAttention& c, const View& out, const View& lse, int threads) {
+    const AttentionSizes n(c);
+    const auto list = [&](int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) {
+      const View &q = c.query_segment, &k = c.key_segment;
+      const int64_t segment = q ? integer(q, b, i) : 0;
+      i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
+      const int64_t high = std::min(end, n.high(i));
+      for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
+        if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
+        if (q && integer(k, b, at) != segment) continue;
+        keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
+      }
+      return at < high ? at : end;
+    };
+    attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), c, out, lse, threads, list);
   }
 };
 
 }  // namespace
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
-  attention_forward<Rows, Forward>(call, call.batch_offset, out, lse, threads);
+  attention_forward<Forward>(call, call.batch_offset, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

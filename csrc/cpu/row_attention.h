@@ -24,17 +24,13 @@ bool few_rows(const Call& call) {
 
 // Forward pass: row by row if there are few rows; otherwise of the whole batch, or entry by entry if entries have their
 // own positions.
-template <template <class> class Rows, template <class, class> class Forward, class Call>
+template <template <class, class> class Forward, class Call>
 void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
     using Pass = Forward<decltype(t), decltype(e)>;
-    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
-    if (!positions) return Pass(call, out, lse, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {
-      const Call one = entry(call, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b);
-      Pass(one, its_out, its_lse, b).run(threads);
-    }
+    if (few_rows(call)) return Pass::of_rows(call, out, lse, threads);
+    if (!positions) return Pass{call, out, lse, 0}.run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) Pass{entry(call, b), out.entry(b), lse.entry(b), b}.run(threads);
   });
 }
 
@@ -45,13 +41,9 @@ void attention_backward(const Call& call, const View& positions, const View& out
                         const View& dlse, const Grads& grads, int threads) {
   const auto pass = [&](auto t, auto e) {
     using Pass = Backward<decltype(t), decltype(e)>;
-    if (!positions) return Pass(call, out, lse, dout, dlse, grads, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {
-      const Call one = entry(call, b);
-      const Grads its_grads = entry(grads, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
-      Pass(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
-    }
+    if (!positions) return Pass{call, out, lse, dout, dlse, grads, 0}.run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b)
+      Pass{entry(call, b), out.entry(b), lse.entry(b), dout.entry(b), dlse.entry(b), entry(grads, b), b}.run(threads);
   };
   by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? pass(t, float{}) : pass(t, e); });
 }
@@ -128,8 +120,12 @@ struct RelativeRows {
 
 // Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
 struct RowState {
-  float *query, *rel_query, *scores;  // scores [H][COUNT]
-  float *row_max, *row_sum, *out;     // [H], [H], [H][pad(D)]
+  float *query, *rel_query, *scores;           // scores [H][COUNT]
+  float *row_max{}, *row_sum{}, *out{};  // [H], [H], [H][pad(D)]
+
+  RowState(const RowSizes& n, int count, Arena& arena)
+      : query(arena.take<float>(n.H * pad(n.D))), rel_query(arena.take<float>(n.H * pad(n.E))),
+        scores(arena.take<float>(n.H * count)) {}
 };
 
 // Loads two vectors of a row or of its factor. Of bf16 they are the even and the odd elements, which takes half the
@@ -317,24 +313,12 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
   }
 }
 
-template <class T>
-void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from,
-               float log_sum) {
-  T* const to = out.at<T>(b, i, h);
-  int d = 0;
-  for (; d + 2 * LANES <= width; d += 2 * LANES) store_two(to + d, load(from + d), load(from + d + LANES));
-  for (; d < width; d += LANES) store(to + d, load(from + d), width - d);
-  *lse.at<float>(b, h, i) = log_sum;
-}
-
-// Source: functions of an op for row i of batch entry b.
-//   queries(b, i, query, rel_query)       writes the queries, see RowState
-//   list(b, i, at, end, keys)             lists keys of [at, end) until `keys` is full; returns the next key
-//   write(b, i, head, out, log-sum-exp)   writes the results
-template <class T, class Source>
-void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key,
-                 int threads) {
-  const int64_t head_key = key.stride[key.rank - 2], head_value = value.stride[value.rank - 2];
+// list(b, i, at, end, keys): lists keys of [at, end) that row i of batch entry b sees, until `keys` is full; returns the
+// next key.
+template <class T, class Call, class List>
+void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& lse, int threads, List&& list) {
+  const int64_t head_key = c.key.stride[c.key.rank - 2], head_value = c.value.stride[c.value.rank - 2];
+  const float scale2 = static_cast<float>(c.scale) * LOG2E;
   std::unique_ptr<float[]> states(new float[n.batch * n.rows * n.ranges * n.state()]);
   const auto state = [&](int64_t b, int64_t i, int64_t range) {
     return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state();
@@ -342,31 +326,28 @@ void attend_rows(const RowSizes& n, const Source& source, const View& key, const
   parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
     // rows that share keys follow one another
     const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
-    const auto carve = [&](RowState& w, Arena arena) {
-      w.query = arena.take<float>(n.H * pad(n.D)), w.rel_query = arena.take<float>(n.H * pad(n.E));
-      w.scores = arena.take<float>(n.H * RowKeys<T>::COUNT);
-      return arena.used();
-    };
-    RowState w{};
-    const size_t bytes = carve(w, Arena(nullptr));
-    carve(w, Arena(scratch(bytes)));
+    auto w = in_scratch<RowState>(n, RowKeys<T>::COUNT);
     w.row_max = state(b, i, range), w.row_sum = w.row_max + n.H, w.out = w.row_sum + n.H;
     std::fill_n(w.row_max, n.H, -INFINITY);
     clear(w.row_sum, n.state() - n.H);
-    source.queries(b, i, w.query, w.rel_query);
+    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, w.query);
+    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, w.rel_query);
     RowKeys<T> keys;
     for (int64_t at = range * n.range, end = at + n.range; at < end;) {
       keys.count = 0;
-      at = source.list(b, i, at, end, keys);
-      if (keys.count) attend_row(n, keys, head_key, head_value, rel_key, w);
+      at = list(b, i, at, end, keys);
+      if (keys.count) attend_row(n, keys, head_key, head_value, c.rel_key, w);
     }
   });
   parallel_for(n.batch * n.rows, threads, [&](int64_t row) {
     const int64_t b = row / n.rows, i = row % n.rows;
-    auto* out = static_cast<float*>(scratch(pad(n.D) * sizeof(float)));
+    auto* from = static_cast<float*>(scratch(pad(n.D) * sizeof(float)));
     for (int h = 0; h < n.H; ++h) {
-      const float sum = merge_ranges(n, h, state(b, i, 0), n.state(), out);
-      source.write(b, i, h, out, sum);
+      *lse.at<float>(b, h, i) = merge_ranges(n, h, state(b, i, 0), n.state(), from);
+      T* const to = out.at<T>(b, i, h);
+      int d = 0;
+      for (; d + 2 * LANES <= n.D; d += 2 * LANES) store_two(to + d, load(from + d), load(from + d + LANES));
+      for (; d < n.D; d += LANES) store(to + d, load(from + d), n.D - d);
     }
   });
 }

@@ -5,8 +5,8 @@
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
 //   power_of_two times                   for exp2: 2^n for the integer n nearest to x, and a product with it
-//   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
-//   sum max_of min_of                    across lanes, a fixed order
+//   gt ge either select bits first              Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
+//   sum max_of                           across lanes, a fixed order
 //   exp exp2                             about 1 ulp
 //   transpose sums                       LANES vectors, in registers; lane u of sums(x) is the sum of x[u]
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
@@ -30,7 +30,7 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+constexpr float LOG2E = 1.44269504088896341f;
 
 RETRO_INLINE float as_float(uint32_t bits) {
   float x;

@@ -102,7 +102,6 @@ RETRO_INLINE Mask ge(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GE_OQ)}; }
 RETRO_INLINE Mask either(Mask a, Mask b) { return {_mm256_or_ps(a.v, b.v)}; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m.v); }
 RETRO_INLINE uint32_t bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m.v)); }
-RETRO_INLINE bool any(Mask m) { return bits(m) != 0; }
 
 template <class Combine>
 RETRO_INLINE float across(Vec x, Combine combine) {
@@ -116,12 +115,8 @@ RETRO_INLINE float sum(Vec x) {
 RETRO_INLINE float max_of(Vec x) {
   return across(x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 }
-RETRO_INLINE float min_of(Vec x) {
-  return across(x, [](__m128 a, __m128 b) { return _mm_min_ps(a, b); });
-}
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+RETRO_INLINE Pairs load_pairs(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm256_set1_epi32(static_cast<int>(two)); }
 

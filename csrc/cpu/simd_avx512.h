@@ -70,15 +70,12 @@ RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ)
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 RETRO_INLINE Mask either(Mask a, Mask b) { return a | b; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
-RETRO_INLINE bool any(Mask m) { return m != 0; }
 RETRO_INLINE uint32_t bits(Mask m) { return m; }
 
 RETRO_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 RETRO_INLINE float max_of(Vec x) { return _mm512_reduce_max_ps(x); }
-RETRO_INLINE float min_of(Vec x) { return _mm512_reduce_min_ps(x); }
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
+RETRO_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
 RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
 RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
 

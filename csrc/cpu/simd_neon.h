@@ -88,7 +88,6 @@ RETRO_INLINE uint32_t bits(Mask m) {
   constexpr uint32_t BIT[LANES] = {1, 2, 4, 8};
   return vaddvq_u32(vandq_u32(m.v, vld1q_u32(BIT)));
 }
-RETRO_INLINE bool any(Mask m) { return vmaxvq_u32(m.v) != 0; }
 
 RETRO_INLINE Vec round(Vec x) { return vrndnq_f32(x); }
 RETRO_INLINE Vec shifted_power(int32x4_t e) { return vreinterpretq_f32_s32(vshlq_n_s32(e, 23)); }
@@ -112,7 +111,6 @@ RETRO_INLINE float max_of(Vec x) {
   const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
 }
-RETRO_INLINE float min_of(Vec x) { return -max_of(-x); }
 
 RETRO_INLINE Pairs load_pairs(const bf16* p) {
   return vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)));

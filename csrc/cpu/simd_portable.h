@@ -68,14 +68,12 @@ RETRO_INLINE Vec scale2(Vec x, Vec n) {
 RETRO_INLINE Mask gt(Vec a, Vec b) { return a > b; }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return a >= b; }
 RETRO_INLINE uint32_t bits(Mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
-RETRO_INLINE bool any(Mask m) { return bits(m) != 0; }
 
 RETRO_INLINE float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 RETRO_INLINE float max_of(Vec x) {
   const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
 }
-RETRO_INLINE float min_of(Vec x) { return -max_of(-x); }
 
 RETRO_INLINE Pairs load_pairs(const void* p) {
   Pairs x;

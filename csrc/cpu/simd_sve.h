@@ -66,7 +66,6 @@ RETRO_INLINE Vec min(Vec a, Vec b) { return select(gt(b, a), a, b); }
 RETRO_INLINE uint32_t bits(Mask m) {
   return static_cast<uint32_t>(svorv_u32(m.v, svlsl_u32_x(all(), svdup_u32(1), svindex_u32(0, 1))));
 }
-RETRO_INLINE bool any(Mask m) { return svptest_any(all(), m.v); }
 
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
 // x * 2^n, n integral: rounded once, whether 2^n is in range or not
@@ -80,7 +79,6 @@ RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
 
 RETRO_INLINE float sum(Vec x) { return svaddv_f32(all(), x); }  // pairs of neighbours, their pairs, and so on
 RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
-RETRO_INLINE float min_of(Vec x) { return svminnmv_f32(all(), x); }
 
 RETRO_INLINE Pairs load_pairs(const bf16* p) {
   return svreinterpret_u32_u16(svld1_u16(svptrue_b16(), reinterpret_cast<const uint16_t*>(p)));

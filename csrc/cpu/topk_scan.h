@@ -120,17 +120,11 @@ RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim
   return {copy, ROW_BYTES};
 }
 
-template <int MQ>
-RETRO_INLINE void multiply_queries(const uint32_t* q, int64_t q_tile, int64_t words, uint32_t* copy) {
-  const auto query_tile = [=](const uint32_t* from) -> TileOperand {
-    if (words >= TILE) return {from, ROW_BYTES};
-    for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
-    return {copy, ROW_BYTES};
-  };
-  load_tile<TILE_B>(query_tile(q)), multiply_tiles<0>();
-  if constexpr (MQ > 1) load_tile<TILE_B>(query_tile(q + q_tile)), multiply_tiles<1>();
-  if constexpr (MQ > 2) load_tile<TILE_B>(query_tile(q + 2 * q_tile)), multiply_tiles<2>();
-  if constexpr (MQ > 3) load_tile<TILE_B>(query_tile(q + 3 * q_tile)), multiply_tiles<3>();
+// The same of a query tile, of which `words` words are left.
+RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_t* copy) {
+  if (words >= TILE) return {from, ROW_BYTES};
+  for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
+  return {copy, ROW_BYTES};
 }
 
 // out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys
@@ -141,17 +135,16 @@ RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Til
   alignas(64) float sums[MQ * TILE_PART * LANES];
   const char* ahead = tile.ahead;
   for (int64_t begin = 0; begin < dim; begin += 2 * FOLD) {
-    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    each_sum<MQ>([](auto m) { clear_tile<m>(); });
     for (int64_t s = begin / 2; 2 * s < std::min(dim, begin + 2 * FOLD); s += TILE) {
       load_tile<TILE_A>(key_tile(tile, s, dim, key_copy));
-      multiply_queries<MQ>(q + s * LANES, q_tile, (dim + 1) / 2 - s, query_copy);
+      each_sum<MQ>([&](auto m) {
+        load_tile<TILE_B>(query_tile(q + s * LANES + m * q_tile, (dim + 1) / 2 - s, query_copy)), multiply_tiles<m>();
+      });
       for (int i = 0; ahead && i < TILE; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 3);
     }
     float* to = begin ? sums : out;
-    store_tile<0>(to, LANES);
-    if constexpr (MQ > 1) store_tile<1>(to + TILE_PART * LANES, LANES);
-    if constexpr (MQ > 2) store_tile<2>(to + 2 * TILE_PART * LANES, LANES);
-    if constexpr (MQ > 3) store_tile<3>(to + 3 * TILE_PART * LANES, LANES);
+    each_sum<MQ>([&](auto m) { store_tile<m>(to + m * TILE_PART * LANES, LANES); });
     for (int i = 0; begin && i < MQ * TILE_PART * LANES; i += LANES) store(out + i, load(out + i) + load(sums + i));
   }
 }
@@ -167,7 +160,7 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
     Vec best = broadcast(-INFINITY);
 #pragma GCC unroll 24
     for (int j = 0; j < NK; ++j) best = max(score(m, j) - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
-    if (tile.force || any(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
+    if (tile.force || bits(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
   }
   return hits;
 }
@@ -267,36 +260,25 @@ inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   if (dim % 2) to[dim].bits = 0;
 }
 
-// Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
-template <class Term>
-RETRO_INLINE float reduce(int64_t dim, Term&& term) {
+// Sum of the squares of row(i, count...), vectors of a row from element i on. Several sums, so that additions don't
+// wait for one another. Their number and order depend only on `dim`.
+template <class Row>
+RETRO_INLINE float squares(int64_t dim, Row&& row) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};
+  const auto add = [&](Vec x, Vec& to) { to = fma(x, x, to); };
   int64_t i = 0;
   for (; i + 4 * LANES <= dim; i += 4 * LANES)
-    for (int u = 0; u < 4; ++u) sum[u] = term(i + u * LANES, LANES, sum[u]);
-  for (; i < dim; i += LANES) sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
+    for (int u = 0; u < 4; ++u) add(row(i + u * LANES), sum[u]);
+  vectors(dim - i, [&](int64_t j, auto... count) { add(row(i + j, count...), sum[0]); });
   return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
-
 template <class T>
-RETRO_INLINE Vec some(const T* p, int n) {
-  return n == LANES ? load(p) : load(p, n);
+float squares(const T* row, int64_t dim) {
+  return squares(dim, [=](int64_t i, auto... count) { return load(row + i, count...); });
 }
-
 template <class T>
-inline float squares(const T* row, int64_t dim) {
-  return reduce(dim, [=](int64_t i, int n, Vec sum) {
-    const Vec x = some(row + i, n);
-    return fma(x, x, sum);
-  });
-}
-
-template <class T>
-inline float squared_distance(const T* a, const T* b, int64_t dim) {
-  return reduce(dim, [=](int64_t i, int n, Vec sum) {
-    const Vec x = some(a + i, n) - some(b + i, n);
-    return fma(x, x, sum);
-  });
+float squared_distance(const T* a, const T* b, int64_t dim) {
+  return squares(dim, [=](int64_t i, auto... count) { return load(a + i, count...) - load(b + i, count...); });
 }
 
 }  // namespace retro::RETRO_ISA
