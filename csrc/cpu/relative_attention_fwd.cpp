@@ -22,16 +22,13 @@ struct Workspace {
   int weight_ld;  // weights [BLOCK][keys], by row
   uint8_t* ready;
   int64_t slots;  // key blocks held packed
-  size_t bytes;
 
   Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads,
-            Arena arena)
-      : visible(c, n, first_row, last_row, arena) {
+            Arena& arena)
+      : visible(c, n, first_row, last_row, arena), chunks(visible.chunks<Elem>(false, arena)) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
-    chunks = BandChunks<Elem>(n.band, visible.first_block - last - 1, visible.last_block - first, false, arena);
-    slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // blocks used once are not kept
-    const int widest = std::max(n.D_pad, n.band.E_pad);
+    const bool once = heads == 1 && first_row / BLOCK == (last_row - 1) / BLOCK;  // blocks used once are not kept
+    slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
     ready = arena.take<uint8_t>(blocks);
@@ -44,10 +41,9 @@ struct Workspace {
     else
       weight_ld = n.row, weights = strip + n.start;  // in place
     out = arena.take<float>(BLOCK * n.D_pad);
-    bias = arena.take<float>(widest);
+    bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
     row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES), alpha = arena.take<float>(BLOCK);
     keep = arena.take<float>(GROUP * BLOCK);
-    bytes = arena.used();
   }
 };
 
@@ -60,13 +56,11 @@ struct Forward {
   Dropout dropout{c.seed, c.dropout_p, first_batch};
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
-  int64_t slot(const Workspace<Elem>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
-
   Elem* keys_of(const Workspace<Elem>& w, int64_t block) const {
-    return w.key + slot(w, block) * kc_of<Elem>(n.D) * BLOCK;
+    return w.key + (block - w.visible.first_block) % w.slots * kc_of<Elem>(n.D) * BLOCK;
   }
   Elem* values_of(const Workspace<Elem>& w, int64_t block) const {
-    return w.value + slot(w, block) * n.D_pad * kc_of<Elem>(BLOCK);
+    return w.value + (block - w.visible.first_block) % w.slots * n.D_pad * kc_of<Elem>(BLOCK);
   }
 
   void pack(int64_t b, int64_t block, int g, Workspace<Elem>& w) const {
@@ -142,10 +136,7 @@ struct Forward {
   }
 
   void attend(int64_t b, int64_t i, int rows, int head, Workspace<Elem>& w) const {
-    pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
-    if (n.band)
-      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
-                      bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+    pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
     std::fill(w.row_max, w.row_max + BLOCK, -INFINITY);
     clear(w.row_sum, BLOCK * LANES), clear(w.out, BLOCK * n.D_pad);
     int64_t block, end, after = -1;

@@ -120,7 +120,7 @@ struct RelativeRows {
 
 // Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
 struct RowState {
-  float *query, *rel_query, *scores;           // scores [H][COUNT]
+  float *query, *rel_query, *scores;     // scores [H][COUNT]
   float *row_max{}, *row_sum{}, *out{};  // [H], [H], [H][pad(D)]
 
   RowState(const RowSizes& n, int count, Arena& arena)
@@ -313,8 +313,8 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
   }
 }
 
-// list(b, i, at, end, keys): lists keys of [at, end) that row i of batch entry b sees, until `keys` is full; returns the
-// next key.
+// list(b, i, at, end, keys): lists keys of [at, end) that row i of batch entry b sees, until `keys` is full; returns
+// the next key.
 template <class T, class Call, class List>
 void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& lse, int threads, List&& list) {
   const int64_t head_key = c.key.stride[c.key.rank - 2], head_value = c.value.stride[c.value.rank - 2];
