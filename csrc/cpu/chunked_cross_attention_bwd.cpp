@@ -11,38 +11,26 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASKS = 128;                         // least number of tasks, for balance
-constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together, unless one slot takes more
-
 template <class T, class Elem>
 struct Backward {
   const CrossAttention& c;
   const View &out, &lse, &dout, &dlse;
   const CrossAttentionGrads& want;
-  Sizes n;
-  Dropout dropout;
-  ChunkedPartials partials;
-  int64_t slots;
-  std::vector<double> gate_sums;  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  int64_t first_batch;
+  Sizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
+  ChunkedPartials partials{n, want};
+  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  std::vector<double> gate_sums = std::vector<double>(want.neighbour_gate ? n.B * n.L * n.G * n.K : 0);
   uint64_t id = next_call();
-  float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
-  bool want_rel_query;
-
-  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl,
-           const CrossAttentionGrads& w, int64_t entry)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p, entry),
-        partials(n, w), gate_sums(w.neighbour_gate ? n.B * n.L * n.G * n.K : 0),
-        want_rel_query(n.E && (w.position_bias || w.rel_query || (w.query && !call.rel_query))) {
-    const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * partials.each * int64_t{sizeof(float)}, 1);
-    slots = std::clamp<int64_t>(std::min<int64_t>((TASKS + n.G - 1) / n.G, room), 1, n.B * n.L);
-    partials.sums.resize(slots * n.H * partials.each);
-  }
+  float scale = static_cast<float>(c.scale), scale2 = scale * LOG2E;
+  bool want_rel_query = n.E && (want.position_bias || want.rel_query || (want.query && !c.rel_query));
 
   // Packs the gradient of out and the operands of the scores.
   void begin(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st) const {
     const int width = row_width<Elem>(n.D);
-    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
-    pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_a);
+    pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, st.query_a);
+    pack_unit<T>(dout, View(), b, unit, n.D, w.bias, st.grad_a);
     transpose(st.query_a, width, unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     transpose(st.grad_a, width, unit.rows, kc_of<Elem>(n.D), st.grad, QUERY_BLOCK);
     pack_b(st.query_a, unit.rows, n.D, st.query_b), pack_b(st.grad_a, unit.rows, n.D, st.grad_b);
@@ -58,8 +46,7 @@ struct Backward {
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_a);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
   }
 
@@ -196,8 +183,7 @@ struct Backward {
     probabilities(count, Ahead<T>(soon_k, n), unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
-        dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row),
-                        static_cast<uint32_t>(unit.head), static_cast<uint32_t>(tokens.b), unit.lanes(),
+        dropout.factors(tokens.index(n, first + r), unit.row, unit.head, tokens.b, unit.lanes(),
                         w.keep + r * QUERY_BLOCK);
     score_grads(count, Ahead<T>(soon_v, n), unit, w, st, count == tokens.count);
     to_operands(count, unit, w);
@@ -236,8 +222,7 @@ struct Backward {
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
     }
     if (!want.rel_key) return;
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_a);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
     for (int t = 0; t < n.band; t += slice_rows) {
       const int columns = std::min(slice_rows, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
@@ -292,8 +277,8 @@ struct Backward {
     const int count = static_cast<int>(units.size()), keys = count ? here.count : 0;
     clear_hidden(here, g, keys);
     double* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
-    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.state(n, i));
+    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.states.of(n, i));
+    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.states.of(n, i));
     for (int first = 0; first < keys; first += KEY_BLOCK) {
       const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {
@@ -310,11 +295,11 @@ struct Backward {
       for (int i = 0; i < count; ++i) {
         Unit then = units[i];
         then.row += (after.u - u) * n.M, then.head += (next - g) * share, then.rows = more ? 0 : then.rows;
-        block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i), after.b, then);
+        block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.states.of(n, i), after.b, then);
       }
       for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
-    for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
+    for (int i = 0; i < count; ++i) finish(b, units[i], w, w.states.of(n, i), partials.of(n, slot, units[i].head));
   }
 
   void clear_idle_rows(int64_t b) const {
@@ -330,7 +315,7 @@ struct Backward {
   void reduce(int head) {
     const auto total = [&](int h, int64_t offset) {
       double x = 0;
-      for (int64_t s = 0; s < slots; ++s) x += partials.of(n, s, h)[offset];
+      for (int64_t s = 0; s < partials.slots; ++s) x += partials.of(n, s, h)[offset];
       return x;
     };
     for (int d = 0; want.content_bias && d < n.D; ++d)
@@ -344,7 +329,7 @@ struct Backward {
       const int64_t column = n.max_displacement - row - c.rel_start;
       double sums[LARGEST_D] = {};
       for (int h = head; column >= 0 && column < n.band && h < last; ++h)
-        for (int64_t s = 0; s < slots; ++s) {
+        for (int64_t s = 0; s < partials.slots; ++s) {
           const float* of_slot = partials.of(n, s, h) + column * pad(n.E);
           for (int e = 0; e < n.E; ++e) sums[e] += of_slot[e];
         }
@@ -354,9 +339,10 @@ struct Backward {
 
   void run(int threads) {
     const int64_t items = n.B * n.L;
-    parallel_for(n.G * slots, threads, [&](int64_t task) {
+    parallel_for(n.G * partials.slots, threads, [&](int64_t task) {
       const TileScope tiles;
-      const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
+      const int64_t slot = task / n.G, first = slot * items / partials.slots,
+                    last = (slot + 1) * items / partials.slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
       auto w = in_scratch<ChunkedWorkspace<T, Elem>>(n, most, static_cast<bool>(want.neighbour_gate),
                                                      static_cast<bool>(dropout));

@@ -13,6 +13,13 @@ template <class Elem>
 struct State {
   Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
   float *z, *row_max, *row_sum, *out;  // [R][QUERY_BLOCK], running maximum and sum [QUERY_BLOCK], [rows][pad(D)]
+
+  State(const Sizes& n, Arena& arena) {
+    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    row_max = arena.take<float>(QUERY_BLOCK), row_sum = arena.take<float>(QUERY_BLOCK);
+    out = arena.take<float>(QUERY_BLOCK * pad(n.D));
+  }
 };
 
 template <class T, class Elem>
@@ -25,13 +32,11 @@ struct Workspace {
   KeyFactors factors;
   Elem *rows, *p;
   float *s, *strip, *bias, *alpha, *keep;
-  char* states;
-  size_t state_bytes;
-  size_t bytes;
+  States<State<Elem>> states;
 
-  Workspace(const Sizes& n, int units, Arena arena)
+  Workspace(const Sizes& n, int units, Arena& arena)
       : relative(n, arena), tokens(n, arena), after(n, arena), keys(arena), values(arena), key_a(n, arena),
-        value_b(n, arena), factors(arena) {
+        value_b(n, arena), factors(arena), states(n, units, arena) {
     rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
     s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
     p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
@@ -39,23 +44,6 @@ struct Workspace {
     strip = arena.take<float>(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0);
     bias = arena.take<float>(LARGEST_D);
     alpha = arena.take<float>(QUERY_BLOCK), keep = arena.take<float>(2 * QUERY_BLOCK);
-    Arena one(nullptr);
-    state(n, one);
-    state_bytes = one.used();
-    states = arena.take<char>(static_cast<int64_t>(state_bytes) * units);
-    bytes = arena.used();
-  }
-  static State<Elem> state(const Sizes& n, Arena& arena) {
-    State<Elem> st;
-    st.query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
-    st.z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    st.row_max = arena.take<float>(QUERY_BLOCK), st.row_sum = arena.take<float>(QUERY_BLOCK);
-    st.out = arena.take<float>(QUERY_BLOCK * pad(n.D));
-    return st;
-  }
-  State<Elem> state(const Sizes& n, int unit) const {
-    Arena arena(states + state_bytes * unit);
-    return state(n, arena);
   }
 };
 
@@ -126,13 +114,12 @@ struct Forward {
 
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
-    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
+    pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, w.rows);
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
     clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rows);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
@@ -203,8 +190,7 @@ struct Forward {
   }
 
   void keep(int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) const {
-    dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row),
-                    static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
+    dropout.factors(w.tokens.index(n, at), unit.row, unit.head, w.tokens.b, unit.lanes(), to);
   }
 
   // `packed`: whether an earlier unit has packed the values. `then`: null, or at the last block of keys the unit of
@@ -263,7 +249,7 @@ struct Forward {
     const bool stays = next.b == here.b && next.u == here.u;
     w.tokens.list(c, n, here.b, here.u);
     if (!stays) w.after.list(c, n, next.b, next.u);
-    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.state(n, i));
+    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.states.of(n, i));
     for (int at = 0; at < w.tokens.count; at += KEY_BLOCK) {
       const bool end = at + KEY_BLOCK >= w.tokens.count;
       const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
@@ -272,7 +258,7 @@ struct Forward {
       w.keys.take(k), w.values.take(v);
       w.key_a.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
-        const State<Elem> st = w.state(n, i);
+        const State<Elem> st = w.states.of(n, i);
         Vec block_max[QUERY_BLOCK / LANES];
         for (Vec& t : block_max) t = broadcast(-INFINITY);
         scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
@@ -282,7 +268,7 @@ struct Forward {
         values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end ? &then : nullptr, next.b);
       }
     }
-    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.state(n, i));
+    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.states.of(n, i));
   }
 
   void run(int threads) const {

@@ -79,6 +79,25 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
+// What each of some units keeps in an arena.
+template <class State>
+class States {
+ public:
+  States(const Sizes& n, int units, Arena& arena) {
+    Arena one(nullptr);
+    State(n, one);
+    bytes_ = static_cast<int64_t>(one.used()), first_ = arena.take<char>(bytes_ * units);
+  }
+  State of(const Sizes& n, int unit) const {
+    Arena arena(first_ + bytes_ * unit);
+    return State(n, arena);
+  }
+
+ private:
+  char* first_;
+  int64_t bytes_;
+};
+
 // The visible tokens of a chunk's neighbours, ascending. Masked tokens are never read, so they may be NaN.
 struct Tokens {
   int32_t *neighbour, *token;
@@ -138,10 +157,12 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
 }
 
 // Rows of `from` (query, relative query, gradient) of a unit, plus a bias: row-major A, [rows][row_width(D)].
+// `as_floats`: room for the bias.
 template <class T, class Elem>
-void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, Elem* to) {
+void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, int width, float* as_floats, Elem* to) {
+  const float* const more = bias_of<T>(bias, unit.head, width, as_floats);
   for (int i = 0; i < unit.rows; ++i)
-    pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<Elem>(width));
+    pack_row(from.at<const T>(b, unit.row + i, unit.head), more, width, to + i * row_width<Elem>(width));
 }
 
 // Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: the position term in the scores of token j,

@@ -62,9 +62,7 @@ struct Backward {
         const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]))) * broadcast(w.inverse[r]);
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
-      if (dropout)
-        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), columns,
-                               w.keep + r * BLOCK * GROUP);
+      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
     }
   }
 

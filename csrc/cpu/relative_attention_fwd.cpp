@@ -94,9 +94,7 @@ struct Forward {
       const Vec alpha = exp2(broadcast(old_max - row_max));
       w.row_max[r] = new_max;
       store(w.alpha + r, alpha, 1);
-      if (dropout)
-        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), blocks * BLOCK,
-                               w.keep);
+      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, blocks * BLOCK, w.keep);
       Vec row_sum = load(w.row_sum + r * LANES) * alpha;
       for (int v = 0; v < vectors; ++v) {
         Vec p = exp2(x[v] - broadcast(row_max));
