@@ -57,7 +57,7 @@ struct Backward {
     // local pointers, because the compiler must assume that a store of scores changes those of the workspace
     const float *const scaled = w.factors.scaled, *const z = st.z;
     const int32_t* const z_row = w.factors.z_row;
-    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [=](int r, int i, Vec x) {
+    sliced(count, soon, unit, w.keys.a(), st.query, [=](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(scaled[r]), load(z + z_row[r] + i));
       to(r * QUERY_BLOCK + i, s, x);
     });
@@ -84,11 +84,10 @@ struct Backward {
     RunningMeans total;
     for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
       const Piece<const T> keys(c, tokens, true, g, first);
-      w.keys.take(keys), w.key_a.take(n, w.keys, keys.count);
-      w.values.take(Piece<const T>(c, tokens, false, g, first)), w.value_a.take(n, w.values, keys.count);
+      w.keys.take(keys), w.values.take(Piece<const T>(c, tokens, false, g, first));
       w.factors.fill(c, n, tokens, first, keys.count, scale2);
       scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s); });
-      sliced(keys.count, {}, unit, w.value_a.operand(n, w.values), st.grad, [&](int r, int i, Vec y) {
+      sliced(keys.count, {}, unit, w.values.a(), st.grad, [&](int r, int i, Vec y) {
         store(w.ds + r * QUERY_BLOCK + i, rounded(y * broadcast(w.factors.gate[r])));
       });
       total.add(w.p, w.ds, keys.count);
@@ -124,7 +123,7 @@ struct Backward {
     float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
     const float* const gates = w.factors.gate;
     const int32_t* const z_row = w.factors.z_row;
-    sliced(count, soon, unit, w.value_a.operand(n, w.values), st.grad,
+    sliced(count, soon, unit, w.values.a(), st.grad,
            [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
@@ -198,7 +197,7 @@ struct Backward {
     const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
     const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
     const auto add = [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
-    w.key_b.multiply(n, w.keys, count, at > 0, &w.key_a, [&](const auto& keys) {
+    w.keys.as_b(count, at > 0, [&](const auto& keys) {
       gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
            AskingTiles<ThreeAhead<T, READ>, decltype(add)>{soon, 0, add});
     });
@@ -287,7 +286,6 @@ struct Backward {
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
-      w.key_a.take(n, w.keys, k.count), w.value_a.take(n, w.values, k.count);
       w.factors.fill(c, n, here, first, k.count, scale2);
       grad_rows(want.key, here, g, first, k.count, w.key_grads);
       grad_rows(want.value, here, g, first, k.count, w.value_grads);

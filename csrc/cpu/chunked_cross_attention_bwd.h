@@ -106,9 +106,7 @@ template <class T, class Elem>
 struct ChunkedWorkspace {
   RelativeCache<Elem> relative;
   Tokens tokens[2];  // of this chunk and of the next one
-  BlockRows<T> keys, values;
-  RowsAsA<T, Elem> key_a, value_a;
-  RowsAsB<T, Elem> key_b;
+  BlockRows<T, Elem> keys, values;
   KeyFactors factors;
   T **key_grads, **value_grads;  // rows of a block
   Elem *p_a, *ds_a, *ds_t, *rel_a, *rel_b, *band_a, *band_t;
@@ -116,8 +114,8 @@ struct ChunkedWorkspace {
   States<ChunkedState<Elem>> states;
 
   ChunkedWorkspace(const Sizes& n, int units, bool gate, bool dropout, Arena& arena)
-      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(arena), values(arena), key_a(n, arena),
-        value_a(n, arena), key_b(n, arena), factors(arena), states(n, units, arena) {
+      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(n, true, true, arena), values(n, true, false, arena),
+        factors(arena), states(n, units, arena) {
     constexpr int block = KEY_BLOCK * QUERY_BLOCK;
     // pairs, or the floats that they would be made of
     const auto pairs = [&](int64_t count, float* floats) {

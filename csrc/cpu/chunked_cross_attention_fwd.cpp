@@ -26,17 +26,15 @@ template <class T, class Elem>
 struct Workspace {
   RelativeCache<Elem> relative;
   Tokens tokens, after;  // of this task and of the next one
-  BlockRows<T> keys, values;
-  RowsAsA<T, Elem> key_a;
-  RowsAsB<T, Elem> value_b;
+  BlockRows<T, Elem> keys, values;
   KeyFactors factors;
   Elem *rows, *p;
   float *s, *strip, *bias, *alpha, *keep;
   States<State<Elem>> states;
 
   Workspace(const Sizes& n, int units, Arena& arena)
-      : relative(n, arena), tokens(n, arena), after(n, arena), keys(arena), values(arena), key_a(n, arena),
-        value_b(n, arena), factors(arena), states(n, units, arena) {
+      : relative(n, arena), tokens(n, arena), after(n, arena), keys(n, true, false, arena),
+        values(n, false, true, arena), factors(arena), states(n, units, arena) {
     rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
     s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
     p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
@@ -126,7 +124,7 @@ struct Forward {
   // Scores of a block of keys and a unit, and their maximum over the keys. `asked`: rows to prefetch.
   __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, Vec* block_max) const {
-    const auto keys = w.key_a.operand(n, w.keys);
+    const auto keys = w.keys.a();
     const Ahead<T> soon = asked.beside(count, unit.lanes() / LANES);
     const int step = slice<Elem>(SLICE, count);
     for (int k = 0; k < count; k += step)
@@ -207,7 +205,7 @@ struct Forward {
     const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
     const int step = slice<Elem>(SLICE, rows);
     for (int row = 0; row < rows; row += step)
-      w.value_b.multiply(n, w.values, count, packed || row > 0, nullptr, [&](const auto& values) {
+      w.values.as_b(count, packed || row > 0, [&](const auto& values) {
         gemm(std::min(step, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values,
              ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
       });
@@ -255,8 +253,7 @@ struct Forward {
       const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
           soon = end ? Piece<const T>(c, stays ? w.tokens : w.after, true, next.first / share, 0)
                      : Piece<const T>(c, w.tokens, true, g, at + KEY_BLOCK);
-      w.keys.take(k), w.values.take(v);
-      w.key_a.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
+      w.keys.take(k), w.values.take(v), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
         const State<Elem> st = w.states.of(n, i);
         Vec block_max[QUERY_BLOCK / LANES];

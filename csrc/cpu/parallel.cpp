@@ -44,8 +44,8 @@ struct Job {
   void* context;
   int64_t tasks;
   std::atomic<int64_t> next{0};
-  std::mutex lock;
-  std::exception_ptr error;
+  std::mutex lock{};
+  std::exception_ptr error{};
 
   void work() {
     inside_task = true;

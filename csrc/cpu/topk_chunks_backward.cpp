@@ -50,28 +50,21 @@ struct Term {
 // to = sum_i weight_i * (row_i - base); base is 0 if null
 template <class T, class Terms>
 void combine(T* to, const T* base, int64_t dim, int64_t count, Terms&& terms) {
-  int64_t d = 0;
-  for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES) {
-    Vec sum[COLUMNS], origin[COLUMNS];
-    for (int c = 0; c < COLUMNS; ++c) sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES) : zero();
+  const auto columns = [&](auto many, int64_t d, auto... n) {
+    constexpr int COUNT = many;
+    Vec sum[COUNT], origin[COUNT];
+    for (int c = 0; c < COUNT; ++c) sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES, n...) : zero();
     for (int64_t i = 0; i < count; ++i) {
       const Term<T> term = terms(i);
       if (!term.row) continue;
       const Vec w = broadcast(term.weight);
-      for (int c = 0; c < COLUMNS; ++c) sum[c] = fma(w, load(term.row + d + c * LANES) - origin[c], sum[c]);
+      for (int c = 0; c < COUNT; ++c) sum[c] = fma(w, load(term.row + d + c * LANES, n...) - origin[c], sum[c]);
     }
-    for (int c = 0; c < COLUMNS; ++c) store(to + d + c * LANES, sum[c]);
-  }
-  for (; d < dim; d += LANES) {
-    const int n = static_cast<int>(std::min<int64_t>(LANES, dim - d));
-    Vec sum = zero();
-    const Vec origin = base ? load(base + d, n) : zero();
-    for (int64_t i = 0; i < count; ++i) {
-      const Term<T> term = terms(i);
-      if (term.row) sum = fma(broadcast(term.weight), load(term.row + d, n) - origin, sum);
-    }
-    store(to + d, sum, n);
-  }
+    for (int c = 0; c < COUNT; ++c) store(to + d + c * LANES, sum[c], n...);
+  };
+  int64_t d = 0;
+  for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES) columns(std::integral_constant<int, COLUMNS>{}, d);
+  for (; d < dim; d += LANES) columns(std::integral_constant<int, 1>{}, d, static_cast<int>(dim - d));
 }
 
 template <class T>
