@@ -123,8 +123,7 @@ struct Backward {
     float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
     const float* const gates = w.factors.gate;
     const int32_t* const z_row = w.factors.z_row;
-    sliced(count, soon, unit, w.values.a(), st.grad,
-           [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
+    sliced(count, soon, unit, w.values.a(), st.grad, [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
       const auto dp_of = [=](int at, Vec g) {

@@ -83,15 +83,13 @@ struct AskingTiles {
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     soon.ask(at + row, MR, column, NR);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) each(at + row + r, column + v * LANES, x[r][v]);
+    unrolled<MR, NR>([&](int r, int v) { each(at + row + r, column + v * LANES, x[r][v]); });
   }
 };
 
-// The rows of a block of keys or values, as an operand of products: pointers to them, and to a row of zeros, the partner
-// of the last row in a pair. As A they are used in place or widened; as B, with k = row, the first product packs them.
+// The rows of a block of keys or values, as an operand of products: pointers to them, and to a row of zeros, the
+// partner of the last row in a pair. As A they are used in place or widened; as B, with k = row, the first product
+// packs them.
 template <class T, class Elem>
 struct BlockRows {
   static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);

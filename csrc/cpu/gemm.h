@@ -126,19 +126,13 @@ RETRO_INLINE void finish_tile(int row, int column, const Vec (&c)[MR][NR], Epilo
   if constexpr (TAKES_TILES<Epilogue>)
     epilogue.tile(row, column, c);
   else
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
+    unrolled<MR, NR>([&](int r, int v) { epilogue(row + r, column + v * LANES, c[r][v]); });
 }
 
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) c[r][v] = zero();
+  unrolled<MR, NR>([&](int r, int v) { c[r][v] = zero(); });
   const auto a_rows = a.from(row).template held<MR>();
   for (int k = 0; k < kc; ++k) {
     decltype(b.row(0, 0)) b_row[NR];

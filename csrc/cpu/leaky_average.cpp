@@ -228,8 +228,8 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
 }
 
 // Calls scan(span, strip, state, space, whole) for every span, in the order of the scan. `state` is the one with which
-// the span starts, at first that of start(strip, state); `space` has `vectors` vectors of the strip. Before it is called
-// with `whole`, it is called without for a group of spans: only their last states are wanted.
+// the span starts, at first that of start(strip, state); `space` has `vectors` vectors of the strip. Before it is
+// called with `whole`, it is called without for a group of spans: only their last states are wanted.
 template <class Start, class Scan>
 void in_spans(const Sizes& n, const View& decay, const View& segment, bool reverse, int64_t vectors, int threads,
               Start&& start, Scan&& scan) {

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "arena.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -40,17 +39,11 @@ struct Sums {
   }
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) {
-        const int at = column + v * LANES, left = columns - at;
-        float* c = to + (row + r) * ld + at;
-        if (left >= LANES)
-          add(c, at, x[r][v]);
-        else
-          add(c, at, x[r][v], left);
-      }
+    unrolled<MR, NR>([&](int r, int v) {
+      const int at = column + v * LANES, left = columns - at;
+      float* c = to + (row + r) * ld + at;
+      left >= LANES ? add(c, at, x[r][v]) : add(c, at, x[r][v], left);
+    });
   }
 };
 
@@ -102,13 +95,8 @@ void ask_for_b(const View& b, int64_t k, int depth, int64_t column, int width) {
 
 void multiply(const View& a, const View& b, const View& bias, const View& c, const Tile& tile) {
   const bool by_rows = a.stride[1] == 1;
-  const auto carve = [&](Arena arena, float*& panel, float*& columns) {
-    panel = arena.take<float>(DEPTH * PANEL), columns = arena.take<float>(by_rows ? 0 : int64_t{DEPTH} * ROWS);
-    return arena.used();
-  };
-  float *panel, *columns;
-  const size_t bytes = carve(Arena(nullptr), panel, columns);
-  carve(Arena(scratch(bytes)), panel, columns);
+  auto* panel = static_cast<float*>(scratch(sizeof(float) * DEPTH * (PANEL + (by_rows ? 0 : ROWS))));
+  float* columns = panel + DEPTH * PANEL;
   const int64_t K = a.size[1];
   for (int64_t k = 0; k < K; k += DEPTH) {
     const int depth = static_cast<int>(std::min<int64_t>(DEPTH, K - k));
@@ -121,12 +109,11 @@ void multiply(const View& a, const View& b, const View& bias, const View& c, con
       pack_panel(b, k, depth, tile.column + x, width, panel);
       const Sums sums{c.at<float>(tile.row, tile.column + x), c.stride[0], width, k == 0,
                       bias ? bias.at<const float>(tile.column + x) : nullptr};
-      const PackedB<float> packed{panel, PANEL};
+      const int vectors = pad(width) / LANES;
       if (by_rows)
-        gemm(tile.rows, pad(width) / LANES, depth, RowMajor<float>{a.at<const float>(tile.row, k), a.stride[0]}, packed,
-             sums);
+        gemm<true>(tile.rows, vectors, depth, a.at<const float>(tile.row, k), a.stride[0], panel, PANEL, sums);
       else
-        gemm(tile.rows, pad(width) / LANES, depth, ColumnMajor<float>{columns, ROWS}, packed, sums);
+        gemm<false>(tile.rows, vectors, depth, columns, ROWS, panel, PANEL, sums);
     }
   }
 }

@@ -110,6 +110,15 @@ RETRO_INLINE void vectors(int64_t width, Function&& f) {
   if (i < width) f(i, static_cast<int>(width - i));
 }
 
+// f(r, c) for r < ROWS and c < COLUMNS, unrolled, so that arrays which it indexes stay in registers.
+template <int ROWS, int COLUMNS, class Function>
+RETRO_INLINE void unrolled(Function&& f) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 24
+    for (int c = 0; c < COLUMNS; ++c) f(r, c);
+}
+
 // to[0..n) = from[0..n), in another type.
 template <class From, class To>
 RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {

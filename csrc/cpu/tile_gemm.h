@@ -43,10 +43,7 @@ RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, i
 template <int MR, int NR, class Epilogue>
 RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
-#pragma GCC unroll 4
-  for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) c[i][v] = load(sums + (r + i) * NR * LANES + v * LANES);
+  unrolled<MR, NR>([&](int i, int v) { c[i][v] = load(sums + (r + i) * NR * LANES + v * LANES); });
   finish_tile(row + r, column, c, epilogue);
 }
 

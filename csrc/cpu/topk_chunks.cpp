@@ -117,20 +117,17 @@ class Scan {
     lists_.clear(last_ - first_);
     for (int64_t t = 0; best_ && t < tiles_; ++t) best(t).clear(rows(t));
     scan(begin, end);
-    for (int64_t t = 0; best_ && t < tiles_; ++t) write(t);
+    for (int64_t t = 0; best_ && t < tiles_; ++t)
+      for (int64_t lane = 0; lane < rows(t); ++lane)
+        for (int64_t j = 0; j < p_.k; ++j) {
+          const Lists to = lists_.row(t * LANES + lane);
+          to.scores[j] = best(t).score(j, lane), to.indices[j] = best(t).index(j, lane);
+        }
   }
 
  private:
   int64_t rows(int64_t t) const { return std::min<int64_t>(LANES, last_ - first_ - t * LANES); }  // of tile t
   LaneLists best(int64_t t) const { return {best_ + t * LaneLists::floats(p_.k), p_.k}; }
-  void write(int64_t t) const {
-    const LaneLists from = best(t);
-    for (int64_t lane = 0; lane < rows(t); ++lane)
-      for (int64_t j = 0; j < p_.k; ++j) {
-        const Lists to = lists_.row(t * LANES + lane);
-        to.scores[j] = from.score(j, static_cast<int>(lane)), to.indices[j] = from.index(j, static_cast<int>(lane));
-      }
-  }
 
   void scan(int64_t begin, int64_t end) {
     if (p_.causal) end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift

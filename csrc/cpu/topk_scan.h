@@ -79,21 +79,15 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
     decltype(O::lanes(q)) lanes[MQ][UNROLL];
+    unrolled<MQ, UNROLL>([&](int m, int u) {
+      lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
+      __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
+    });
+    unrolled<NK, UNROLL>([&](int j, int u) {
+      const auto k = O::key(key + j * stride, s + u);
 #pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 4
-      for (int u = 0; u < UNROLL; ++u) {
-        lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
-        __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
-      }
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j)
-#pragma GCC unroll 4
-      for (int u = 0; u < UNROLL; ++u) {
-        const auto k = O::key(key + j * stride, s + u);
-#pragma GCC unroll 4
-        for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], lanes[m][u], k);
-      }
+      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], lanes[m][u], k);
+    });
     if (ahead) {
 #pragma GCC unroll 8
       for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
@@ -101,12 +95,9 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
     }
   }
   for (; s < to; ++s)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) {
-      const auto k = O::key(key + j * stride, s);
-#pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + s * LANES), k);
-    }
+    unrolled<MQ, NK>([&](int m, int j) {
+      acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + s * LANES), O::key(key + j * stride, s));
+    });
 }
 
 #if RETRO_TILES
@@ -183,42 +174,27 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   const int64_t steps = dim / O::WIDTH;
   const char* ahead = tile.ahead;
   Vec acc[MQ][NK];
-#pragma GCC unroll 4
-  for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) acc[m][j] = zero();
+  unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = zero(); });
   int64_t s = 0;
   for (; steps - s > FOLD; s += FOLD) {
     multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, s + FOLD, ahead, acc);
-#pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-      for (int j = 0; j < NK; ++j) {
-        float* sum = out + (m * NK + j) * LANES;
-        store(sum, s == 0 ? acc[m][j] : acc[m][j] + load(sum));
-        acc[m][j] = zero();
-      }
+    unrolled<MQ, NK>([&](int m, int j) {
+      float* sum = out + (m * NK + j) * LANES;
+      store(sum, s == 0 ? acc[m][j] : acc[m][j] + load(sum));
+      acc[m][j] = zero();
+    });
   }
   multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
   if (steps * O::WIDTH != dim)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) {
+    unrolled<MQ, NK>([&](int m, int j) {
       const auto k = O::last(tile.rows + j * tile.stride, dim);
-#pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + steps * LANES), k);
-    }
-  if (s > 0)
-#pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-      for (int j = 0; j < NK; ++j) acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES);
+      acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + steps * LANES), k);
+    });
+  if (s > 0) unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
   const uint32_t hits = hits_of<MQ, NK>(tile, threshold, [&](int m, int j) { return acc[m][j]; });
-#pragma GCC unroll 4
-  for (int m = 0; m < MQ; ++m) {
-    if (!(hits >> m & 1)) continue;
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) store(out + (m * NK + j) * LANES, acc[m][j]);
-  }
+  unrolled<MQ, NK>([&](int m, int j) {
+    if (hits >> m & 1) store(out + (m * NK + j) * LANES, acc[m][j]);
+  });
   return hits;
 }
 
@@ -237,8 +213,10 @@ struct LaneLists {
     }
   }
   RETRO_INLINE Vec least() const { return load(best + (k - 1) * 2 * LANES); }
-  float score(int64_t j, int lane) const { return best[j * 2 * LANES + lane]; }
-  int32_t index(int64_t j, int lane) const { return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane])); }
+  float score(int64_t j, int64_t lane) const { return best[j * 2 * LANES + lane]; }
+  int32_t index(int64_t j, int64_t lane) const {
+    return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane]));
+  }
   // Inserts behind equal scores, because keys ascend. -inf and NaN are never inserted.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
@@ -273,11 +251,11 @@ RETRO_INLINE float squares(int64_t dim, Row&& row) {
   return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 template <class T>
-float squares(const T* row, int64_t dim) {
+inline float squares(const T* row, int64_t dim) {
   return squares(dim, [=](int64_t i, auto... count) { return load(row + i, count...); });
 }
 template <class T>
-float squared_distance(const T* a, const T* b, int64_t dim) {
+inline float squared_distance(const T* a, const T* b, int64_t dim) {
   return squares(dim, [=](int64_t i, auto... count) { return load(a + i, count...) - load(b + i, count...); });
 }
 
