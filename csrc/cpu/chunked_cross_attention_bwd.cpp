@@ -165,13 +165,6 @@ struct Backward {
     }
   }
 
-  // Packs pairs for the three remaining products; floats need no packing.
-  void to_operands(int count, const Unit& unit, const ChunkedWorkspace<T, Elem>& w) const {
-    to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, kc_of<Elem>(QUERY_BLOCK));
-    to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, kc_of<Elem>(QUERY_BLOCK));
-    to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
-  }
-
   // Unit `at` of `units` and keys [first, first + count) of the tokens. `soon_k`, `soon_v` and the rows of `next` in
   // the tensors that `begin` reads are prefetched.
   void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
@@ -184,7 +177,10 @@ struct Backward {
         dropout.factors(tokens.index(n, first + r), unit.row, unit.head, tokens.b, unit.lanes(),
                         w.keep + r * QUERY_BLOCK);
     score_grads(count, Ahead<T>(soon_v, n), unit, w, st, count == tokens.count);
-    to_operands(count, unit, w);
+    // pairs for the three remaining products; floats need no packing
+    to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, lda);
+    to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, lda);
+    to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
     const auto grads = [&](float* sums, T* const* rows, Vec factor) {
       return GradTiles<T>{sums, rows, factor, ld, n.D, at > 0, at + 1 == units};
     };
@@ -299,15 +295,6 @@ struct Backward {
     for (int i = 0; i < count; ++i) finish(b, units[i], w, w.states.of(n, i), partials.of(n, slot, units[i].head));
   }
 
-  void clear_idle_rows(int64_t b) const {
-    each_idle_row(c, n, [&](int64_t row) {
-      for (int h = 0; h < n.H; ++h) {
-        if (want.query) clear(want.query.at<T>(b, row, h), n.D);
-        if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
-      }
-    });
-  }
-
   // Adds the sums of the slots, and of heads that share relative keys, in a fixed order.
   void reduce(int head) {
     const auto total = [&](int h, int64_t offset) {
@@ -353,7 +340,10 @@ struct Backward {
         std::swap(here, after);
       }
     });
-    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
+    each_idle_row(c, n, [&](int64_t b, int64_t row, int h) {
+      if (want.query) clear(want.query.at<T>(b, row, h), n.D);
+      if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
+    });
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });
     for (int64_t i = 0; want.neighbour_gate && i < items; ++i)
       for (int a = 0; a < n.K; ++a) {

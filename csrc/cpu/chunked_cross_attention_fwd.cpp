@@ -219,15 +219,6 @@ struct Forward {
     }
   }
 
-  void clear_idle_rows(int64_t b) const {
-    each_idle_row(c, n, [&](int64_t row) {
-      for (int h = 0; h < n.H; ++h) {
-        clear(out.at<T>(b, row, h), n.D);
-        *lse.at<float>(b, h, row) = -INFINITY;
-      }
-    });
-  }
-
   struct Heads {
     int64_t b, u;
     int first, last;  // query heads of one key head
@@ -274,15 +265,21 @@ struct Forward {
     int split = 1;
     while (split < share && whole * split < 2 * threads) ++split;
     while (share % split) ++split;
-    const int heads = share / split;
+    const int heads = share / split, parts = n.G * split;
     const int64_t tasks = whole * split;
-    const HeadOrder order(n.G * split, heads, RelativeCache<Elem>::count(n), chunks * n.B);
+    // First as many parts of the heads as the cache of relative keys holds, because neighbouring heads share memory
+    // pages; then the same parts of the next chunks; then the next parts.
+    const int64_t width = std::clamp(RelativeCache<Elem>::count(n) / heads, 1, parts), full = width * chunks * n.B;
     const auto heads_of = [&](int64_t t) {
-      const HeadOrder::Place at = order(t);
-      return Heads{at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads};
+      const int64_t first = t / full * width, here = std::min(width, parts - first), item = t % full / here;
+      const int head = static_cast<int>(first + t % full % here) * heads;
+      return Heads{item / chunks, n.first_chunk + item % chunks, head, head + heads};
     };
     parallel_for(tasks, threads, [&](int64_t t) { task(heads_of(t), heads_of(std::min(t + threads, tasks - 1))); });
-    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
+    each_idle_row(c, n, [&](int64_t b, int64_t row, int h) {
+      clear(out.at<T>(b, row, h), n.D);
+      *lse.at<float>(b, h, row) = -INFINITY;
+    });
   }
 
   // Forward pass of few rows: a decode step.

@@ -38,13 +38,8 @@ struct Partition {
   Share share(int64_t task) const {
     // the last rows see the most keys, so they start first
     const int64_t part = parts - 1 - task / (groups * heads), group = task / heads % groups, head = task % heads;
-    const int64_t begin = group * batches;
-    return {slot(begin, head, part),
-            begin,
-            std::min(batch, begin + batches),
-            part * part_rows,
-            std::min(rows, (part + 1) * part_rows),
-            static_cast<int>(head)};
+    const int64_t begin = group * batches, end = std::min(batch, begin + batches), row = part * part_rows;
+    return {slot(begin, head, part), begin, end, row, std::min(rows, row + part_rows), static_cast<int>(head)};
   }
   // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
   template <class Function>

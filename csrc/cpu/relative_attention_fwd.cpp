@@ -31,8 +31,7 @@ struct Workspace {
     slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
-    ready = arena.take<uint8_t>(blocks);
-    rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
+    ready = arena.take<uint8_t>(blocks), rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     query = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     rel_query = arena.take<Elem>(BLOCK * row_width<Elem>(n.band.E));
     strip = arena.take<float>(BLOCK * n.ld);
@@ -40,10 +39,9 @@ struct Workspace {
       weight_ld = kc_of<Elem>(GROUP * BLOCK), weights = arena.take<Elem>(BLOCK * weight_ld);
     else
       weight_ld = n.row, weights = strip + n.start;  // in place
-    out = arena.take<float>(BLOCK * n.D_pad);
-    bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
-    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES), alpha = arena.take<float>(BLOCK);
-    keep = arena.take<float>(GROUP * BLOCK);
+    out = arena.take<float>(BLOCK * n.D_pad), bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
+    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES);
+    alpha = arena.take<float>(BLOCK), keep = arena.take<float>(GROUP * BLOCK);
   }
 };
 

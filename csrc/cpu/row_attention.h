@@ -75,47 +75,29 @@ struct RowSizes {
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
   }
   int64_t state() const { return H * (2 + int64_t{pad(D)}); }
+  // heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers
+  int ahead() const { return std::clamp(512 / D, 1, G); }
 };
 
-// Up to COUNT keys that a row sees, listed by the caller.
+// Up to COUNT keys that a row sees, listed by the caller. Pointers are to rows of head 0.
 template <class T>
 struct RowKeys {
   static constexpr int COUNT = 128;
+  const View& rel_key;
   int count = 0;
-  const T *key[COUNT], *value[COUNT];  // of key head 0
-  int64_t relative[COUNT];             // row of rel_key; a row outside the table adds 0
-  float gate[COUNT];                   // multiplies key and value
+  const T *key[COUNT], *value[COUNT], *relative[COUNT];
+  float gate[COUNT], outside[COUNT];  // factor of key and value; 1: outside the table, where `relative` adds 0
 
+  explicit RowKeys(const View& table) : rel_key(table) {}
+  // row: of rel_key
   void add(const T* k, const T* v, int64_t row, float g) {
-    key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g;
+    static const T NOTHING[LARGEST_D] = {};
+    const bool inside = row >= 0 && row < rel_key.size[1];
+    key[count] = k, value[count] = v;
+    relative[count] = rel_key.size[1] ? rel_key.at<const T>(0, inside ? row : 0) : NOTHING;
+    gate[count] = g, outside[count++] = inside ? 0.f : 1.f;
   }
   bool full() const { return count == COUNT; }
-};
-
-// Pointers to the rows of rel_key for a block of keys, of head 0. A row outside the table points to its first row and
-// adds 0.
-template <class T>
-struct RelativeRows {
-  const T* row[RowKeys<T>::COUNT];
-  float outside[RowKeys<T>::COUNT];  // 1 or 0
-  int64_t head = 0;                  // elements from one head to the next
-
-  void take(const View& rel_key, const RowKeys<T>& keys, int count) {
-    static const T NOTHING[LARGEST_D] = {};
-    const int64_t rows = rel_key.size[1];
-    const T* const first = rows ? rel_key.at<const T>(0) : NOTHING;
-    head = rows && rel_key.size[0] > 1 ? rel_key.stride[0] : 0;
-    for (int x = 0; x < count; ++x) {
-      const int64_t at = keys.relative[x];
-      const bool inside = at >= 0 && at < rows;
-      row[x] = inside ? first + at * rel_key.stride[1] : first, outside[x] = inside ? 0.f : 1.f;
-    }
-  }
-  // Prefetches LANES rows from x on of head h, if it exists.
-  RETRO_INLINE void ask(const RowSizes& n, int x, int h) const {
-    if (h >= n.H) return;
-    for (int u = 0; u < LANES; ++u) prefetch_row<CLOSE>(row[x + u] + h * head, n.E * int64_t{sizeof(T)});
-  }
 };
 
 // Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
@@ -168,13 +150,6 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
   return sums(x);
 }
 
-// Number of heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers.
-template <class T>
-int heads_ahead(const RowSizes& n) {
-  constexpr int ELEMENTS = 512;  // of each row
-  return std::clamp(ELEMENTS / n.D, 1, n.G);
-}
-
 // Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
@@ -188,7 +163,7 @@ RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* co
 template <int COUNT, class T>
 RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
                              const float* weights, float* out) {
-  const int share = n.H / n.G, ahead = heads_ahead<T>(n);
+  const int share = n.H / n.G, ahead = n.ahead();
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
     const int64_t offset = h / share * head;
     if (h % share == 0) ask_ahead<COUNT>(n, values, next, head, h / share + ahead);
@@ -217,14 +192,14 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
 
 // `head_key`, `head_value`: elements from one key head to the next.
 template <class T>
-void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key,
-                const RowState& w) {
+void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
   const int share = n.H / n.G, D_pad = pad(n.D), count = pad(keys.count);
   std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
-  std::fill(keys.relative + keys.count, keys.relative + count, -1);
+  std::fill(keys.relative + keys.count, keys.relative + count, keys.relative[keys.count - 1]);
+  std::fill(keys.outside + keys.count, keys.outside + count, 1.f);
   std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
-  const int ahead = heads_ahead<T>(n);
+  const int ahead = n.ahead();
   for (int x = 0; x < count; x += LANES) {
     const T* const* next = x + LANES < count ? keys.key + x + LANES : nullptr;
     for (int h = 0; h < n.H; ++h) {
@@ -233,14 +208,16 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
             dots(w.query + h * D_pad, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
     }
   }
-  RelativeRows<T> relative;
-  if (n.E) relative.take(rel_key, keys, count);
+  const View& table = keys.rel_key;
+  const int64_t head = table.size[1] && table.size[0] > 1 ? table.stride[0] : 0;
   for (int h = 0; n.E && h < n.H; ++h)
     for (int x = 0; x < count; x += LANES) {
-      relative.ask(n, x + LANES < count ? x + LANES : 0, x + LANES < count ? h : h + 1);
+      const int soon = x + LANES < count ? x + LANES : 0, soon_h = soon ? h : h + 1;
+      for (int u = 0; soon_h < n.H && u < LANES; ++u)
+        prefetch_row<CLOSE>(keys.relative[soon + u] + soon_h * head, n.E * int64_t{sizeof(T)});
       float* s = w.scores + h * COUNT + x;
-      const Vec logits = dots(w.rel_query + h * pad(n.E), relative.row + x, h * relative.head, n.E);
-      store(s, load(s) + select(gt(load(relative.outside + x), zero()), zero(), logits));
+      const Vec logits = dots(w.rel_query + h * pad(n.E), keys.relative + x, h * head, n.E);
+      store(s, load(s) + select(gt(load(keys.outside + x), zero()), zero(), logits));
     }
   for (int h = 0; h < n.H; ++h) {
     float *s = w.scores + h * COUNT, *out = w.out + h * D_pad;
@@ -332,11 +309,11 @@ void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& 
     clear(w.row_sum, n.state() - n.H);
     row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, w.query);
     if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, w.rel_query);
-    RowKeys<T> keys;
+    RowKeys<T> keys(c.rel_key);
     for (int64_t at = range * n.range, end = at + n.range; at < end;) {
       keys.count = 0;
       at = list(b, i, at, end, keys);
-      if (keys.count) attend_row(n, keys, head_key, head_value, c.rel_key, w);
+      if (keys.count) attend_row(n, keys, head_key, head_value, w);
     }
   });
   parallel_for(n.batch * n.rows, threads, [&](int64_t row) {

@@ -76,12 +76,9 @@ inline void from_float(float x, fp16* to) {
 // An element of any supported float type.
 template <class... Index>
 RETRO_INLINE float scalar(const View& v, Index... index) {
-  const int64_t offset = v.offset(index...);
-  switch (v.type) {
-    case Type::BF16: return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
-    case Type::F16: return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
-    default: return reinterpret_cast<const float*>(v.data)[offset];
-  }
+  float x = 0;
+  by_type(v.type, [&](auto t) { x = to_float(*v.at<const decltype(t)>(index...)); });
+  return x;
 }
 
 }  // namespace retro::RETRO_ISA

@@ -3,8 +3,7 @@
 //
 // A score is always summed in the order of the embedding's elements, so its bits don't depend on the tiles.
 #pragma once
-#include "simd.h"
-#include "tiles.h"
+#include "gemm.h"
 
 namespace retro::RETRO_ISA {
 
@@ -21,44 +20,25 @@ constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahe
 // bytes that keys are prefetched ahead: they hide the latency and fit in cache
 constexpr int64_t KEYS_AHEAD = 48 << 10;
 
-using NarrowKey = std::conditional_t<MULTIPLIES_PAIRS, bf16, float>;  // bf16: multiplied in pairs without widening
-
-// Key: type in which keys of storage type T are multiplied.
+// Key: type in which keys of storage type T are multiplied. bf16: in pairs, without widening.
 template <class T>
-struct Multiplied {
-  using Key = float;
-};
-template <>
-struct Multiplied<bf16> {
-  using Key = NarrowKey;
-};
-
+using KeyOf = std::conditional_t<MULTIPLIES_PAIRS && std::is_same_v<T, bf16>, bf16, float>;
 // A step is one 32-bit word of a row: a float, or two bf16.
 template <class Key>
-struct Operand;
+using Word = std::conditional_t<std::is_same_v<Key, bf16>, uint32_t, float>;
+template <class Key>
+constexpr int WIDTH = sizeof(Word<Key>) / sizeof(Key);
 
-template <>
-struct Operand<float> {
-  static constexpr int WIDTH = 1;
-  static RETRO_INLINE Vec lanes(const uint32_t* packed) { return load(reinterpret_cast<const float*>(packed)); }
-  static RETRO_INLINE Vec key(const float* row, int64_t step) { return broadcast(row[step]); }
-  static RETRO_INLINE Vec last(const float* row, int64_t dim) { return broadcast(row[dim - 1]); }
-  static RETRO_INLINE Vec mad(Vec acc, Vec q, Vec k) { return fma(q, k, acc); }
-};
-
-template <>
-struct Operand<bf16> {
-  static constexpr int WIDTH = 2;
-  static RETRO_INLINE Pairs lanes(const uint32_t* packed) { return load_pairs(packed); }
-  static RETRO_INLINE Pairs key(const bf16* row, int64_t step) {
-    uint32_t two;
-    std::memcpy(&two, row + 2 * step, 4);
-    return broadcast_pair(two);
-  }
-  // The last element if their number is odd: the memory after it may be NaN.
-  static RETRO_INLINE Pairs last(const bf16* row, int64_t dim) { return broadcast_pair(row[dim - 1].bits); }
-  static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
-};
+template <class Key>
+RETRO_INLINE auto query_lanes(const uint32_t* packed) {
+  return load_operand(reinterpret_cast<const Word<Key>*>(packed));
+}
+template <class Key>
+RETRO_INLINE auto key_of(const Key* row, int64_t step) {
+  Word<Key> word;
+  std::memcpy(&word, row + step * WIDTH<Key>, sizeof word);
+  return broadcast(word);
+}
 
 template <class Key>
 struct Tile {
@@ -73,20 +53,19 @@ struct Tile {
 template <class Key, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
-  using O = Operand<Key>;
   // so that a row's address is loaded once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
-    decltype(O::lanes(q)) lanes[MQ][UNROLL];
+    decltype(query_lanes<Key>(q)) lanes[MQ][UNROLL];
     unrolled<MQ, UNROLL>([&](int m, int u) {
-      lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
+      lanes[m][u] = query_lanes<Key>(q + m * q_tile + (s + u) * LANES);
       __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
     });
     unrolled<NK, UNROLL>([&](int j, int u) {
-      const auto k = O::key(key + j * stride, s + u);
+      const auto k = key_of(key + j * stride, s + u);
 #pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], lanes[m][u], k);
+      for (int m = 0; m < MQ; ++m) acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
     });
     if (ahead) {
 #pragma GCC unroll 8
@@ -96,7 +75,7 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
   }
   for (; s < to; ++s)
     unrolled<MQ, NK>([&](int m, int j) {
-      acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + s * LANES), O::key(key + j * stride, s));
+      acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + s * LANES), key_of(key + j * stride, s), acc[m][j]);
     });
 }
 
@@ -161,17 +140,16 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
 template <class Key, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
-  using O = Operand<Key>;
   constexpr int NK = PART;
 #if RETRO_TILES
-  if constexpr (O::WIDTH == 2)
+  if constexpr (WIDTH<Key> == 2)
     if (tiles_ready) {
       multiply_in_tiles<MQ>(q, q_tile, tile, dim, out);
       return hits_of<MQ, TILE_PART>(tile, threshold,
                                     [&](int m, int j) { return load(out + (m * TILE_PART + j) * LANES); });
     }
 #endif
-  const int64_t steps = dim / O::WIDTH;
+  const int64_t steps = dim / WIDTH<Key>;
   const char* ahead = tile.ahead;
   Vec acc[MQ][NK];
   unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = zero(); });
@@ -185,11 +163,12 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
     });
   }
   multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
-  if (steps * O::WIDTH != dim)
-    unrolled<MQ, NK>([&](int m, int j) {
-      const auto k = O::last(tile.rows + j * tile.stride, dim);
-      acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + steps * LANES), k);
-    });
+  if constexpr (WIDTH<Key> == 2)
+    if (dim % 2)  // the memory after the last element may be NaN
+      unrolled<MQ, NK>([&](int m, int j) {
+        const Pairs k = broadcast_pair(tile.rows[j * tile.stride + dim - 1].bits);
+        acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + steps * LANES), k, acc[m][j]);
+      });
   if (s > 0) unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
   const uint32_t hits = hits_of<MQ, NK>(tile, threshold, [&](int m, int j) { return acc[m][j]; });
   unrolled<MQ, NK>([&](int m, int j) {
