@@ -141,20 +141,15 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
   const int columns = end - begin;
   if (d_table) {
     const auto a = to_column_major(grad, ld, rows, columns, rounded, BLOCK);
-    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.lda, [=](int e, int x, Vec s) {
-      float* to = d_table + e * BLOCK + begin + x;
-      store(to, load(to) + s);
-    });
+    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.lda,
+                AddTo{d_table + begin, BLOCK});
   }
   if (!d_query) return;
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
     const auto a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
     const PackedB<Elem> keys{chunks.rows_b(m) + kc_of<Elem>(begin) * n.E_pad, n.E_pad};
-    return gemm(rows, n.E_pad / LANES, kc_of<Elem>(columns), a, keys, [=](int r, int e, Vec s) {
-      float* to = d_query + r * n.E_pad + e;
-      store(to, load(to) + s);
-    });
+    return gemm(rows, n.E_pad / LANES, kc_of<Elem>(columns), a, keys, AddTo{d_query, n.E_pad});
   }
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {

@@ -191,10 +191,10 @@ struct Backward {
     if (!want.query && !want.content_bias) return;
     const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
     const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
-    const auto add = [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
+    const AddTo add{st.dquery, ld};
     w.keys.as_b(count, at > 0, [&](const auto& keys) {
       gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
-           AskingTiles<ThreeAhead<T, READ>, decltype(add)>{soon, 0, add});
+           AskingTiles<ThreeAhead<T, READ>, AddTo>{soon, 0, add});
     });
   }
 
@@ -223,10 +223,7 @@ struct Backward {
       const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
       gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
-                  [&](int r, int e, Vec x) {
-                    float* to = slot + (t + r) * E_pad + e;
-                    store(to, load(to) + x);
-                  });
+                  AddTo{slot + t * E_pad, E_pad});
     }
   }
 
@@ -239,13 +236,8 @@ struct Backward {
     const bool same = n.E && !c.rel_query;
     for (int i = 0; i < unit.rows; ++i) {
       const float *content = st.dquery + i * pad(n.D), *position = w.drel_query + i * pad(n.E);
-      if (want.query) {
-        T* to = want.query.at<T>(b, unit.row + i, unit.head);
-        for (int d = 0; d < n.D; d += LANES) {
-          const Vec x = same ? load(content + d) + load(position + d) : load(content + d);
-          store(to + d, x * broadcast(scale), n.D - d);
-        }
-      }
+      if (want.query)
+        scale_row(content, scale, n.D, want.query.at<T>(b, unit.row + i, unit.head), same ? position : nullptr);
       if (want.rel_query) scale_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
   }
@@ -297,16 +289,14 @@ struct Backward {
 
   // Adds the sums of the slots, and of heads that share relative keys, in a fixed order.
   void reduce(int head) {
-    const auto total = [&](int h, int64_t offset) {
-      double x = 0;
-      for (int64_t s = 0; s < partials.slots; ++s) x += partials.of(n, s, h)[offset];
-      return x;
+    const auto bias = [&](const View& to, int width, int64_t offset) {
+      for (int d = 0; to && d < width; ++d) {
+        double x = 0;
+        for (int64_t s = 0; s < partials.slots; ++s) x += partials.of(n, s, head)[offset + d];
+        to.at<float>(head)[d] = static_cast<float>(x * c.scale);
+      }
     };
-    for (int d = 0; want.content_bias && d < n.D; ++d)
-      want.content_bias.at<float>(head)[d] = static_cast<float>(total(head, partials.rel + d) * c.scale);
-    for (int e = 0; want.position_bias && e < n.E; ++e)
-      want.position_bias.at<float>(head)[e] =
-          static_cast<float>(total(head, partials.rel + partials.content + e) * c.scale);
+    bias(want.content_bias, n.D, partials.rel), bias(want.position_bias, n.E, partials.rel + partials.content);
     if (!want.rel_key || head >= want.rel_key.size[0]) return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
     for (int row = 0; row < n.table_rows; ++row) {

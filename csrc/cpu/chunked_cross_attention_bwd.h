@@ -69,18 +69,15 @@ struct GradTiles {
 
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      float* sum = sums + (row + r) * ld + column;
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) {
-        const Vec total = more ? x[r][v] + load(sum + v * LANES) : x[r][v];
-        if (last)
-          store(rows[row + r] + column + v * LANES, total * factor, width - column - v * LANES);
-        else
-          store(sum + v * LANES, total);
-      }
-    }
+    unrolled<MR, NR>([&](int r, int v) {
+      const int at = column + v * LANES;
+      float* sum = sums + (row + r) * ld + at;
+      const Vec total = more ? x[r][v] + load(sum) : x[r][v];
+      if (last)
+        store(rows[row + r] + at, total * factor, width - at);
+      else
+        store(sum, total);
+    });
   }
 };
 

@@ -148,6 +148,16 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
   finish_tile(row, column, c, epilogue);
 }
 
+// Epilogue that adds C to floats, rows `ld` apart.
+struct AddTo {
+  float* to;
+  int64_t ld;
+  RETRO_INLINE void operator()(int row, int column, Vec x) const {
+    float* p = to + row * ld + column;
+    store(p, load(p) + x);
+  }
+};
+
 // Rows from r on in tiles of MR, then of fewer.
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void row_tiles(int r, int m, int kc, const A& a, const B& b, int column, Epilogue& epilogue) {

@@ -8,6 +8,7 @@
 
 namespace retro {
 
+// in the order of RETRO_ISA_LEVEL
 enum Isa : int { PORTABLE, AVX2, AVX512, AVX512BF16, NEON, NEONBF16, SVE, AMX, ISA_COUNT };
 
 Isa active_isa();                       // the set in use
@@ -35,17 +36,12 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
   RETRO_IN(avx512bf16, __VA_ARGS__) \
   RETRO_IN(neon, __VA_ARGS__) RETRO_IN(neonbf16, __VA_ARGS__) RETRO_IN(sve, __VA_ARGS__)
 
-// &function if `have` is 1, null if it is 0
-#define RETRO_IF_0(function) nullptr
-#define RETRO_IF_1(function) &function
-#define RETRO_IF_EXPANDED(have, function) RETRO_IF_##have(function)
-#define RETRO_IF(have, function) RETRO_IF_EXPANDED(have, function)
-
 // One function pointer for each instruction set, indexed by active_isa(), which is always a compiled one.
 #define RETRO_TABLE(name)                                                                                           \
   std::array<decltype(&retro::portable::name), retro::ISA_COUNT> {                                                  \
-    &retro::portable::name, RETRO_IF(RETRO_HAVE_AVX2, retro::avx2::name),                                           \
-        RETRO_IF(RETRO_HAVE_AVX512, retro::avx512::name), RETRO_IF(RETRO_HAVE_AVX512BF16, retro::avx512bf16::name), \
-        RETRO_IF(RETRO_HAVE_NEON, retro::neon::name), RETRO_IF(RETRO_HAVE_NEONBF16, retro::neonbf16::name),         \
-        RETRO_IF(RETRO_HAVE_SVE, retro::sve::name), RETRO_IF(RETRO_HAVE_AMX, retro::avx512bf16::name)               \
+    &retro::portable::name, RETRO_HAVE_AVX2 ? &retro::avx2::name : nullptr,                                         \
+        RETRO_HAVE_AVX512 ? &retro::avx512::name : nullptr,                                                         \
+        RETRO_HAVE_AVX512BF16 ? &retro::avx512bf16::name : nullptr, RETRO_HAVE_NEON ? &retro::neon::name : nullptr, \
+        RETRO_HAVE_NEONBF16 ? &retro::neonbf16::name : nullptr, RETRO_HAVE_SVE ? &retro::sve::name : nullptr,       \
+        RETRO_HAVE_AMX ? &retro::avx512bf16::name : nullptr                                                         \
   }

@@ -1,14 +1,5 @@
-// Rows of a tensor into the layouts that gemm.h reads. A row is D elements of T; Elem is float, or a pair of bf16
-// (uint32_t).
-//
-//   pack_row     one row, plus a bias -> row-major A: [rows][lda], lda = row_width<Elem>(D)
-//   pack_b       row-major A -> B with k = row: [kc][pad(D)] (floats: already that, a no-op)
-//   transpose    row-major A -> B with k = column: [kc][columns]
-//
-// and floats that a kernel has computed, for another product (for Elem float a no-op):
-//
-//   to_row_major       -> row-major A
-//   to_column_major    -> B, or column-major A, with k = row
+// Rows of a tensor, of type T, and floats that a kernel has computed, into the layouts that gemm.h reads: row-major A,
+// [rows][row_width<Elem>(D)], B with k = row, and B with k = column. Elem is float, or a pair of bf16 (uint32_t).
 #pragma once
 #include "gemm.h"
 
@@ -22,7 +13,7 @@ constexpr int row_width(int n) {
   return kc_of<Elem>(pad(n));
 }
 
-// to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
+// A row of A: to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
 template <class T, class Elem>
 RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
   auto* out = reinterpret_cast<std::conditional_t<PAIRS<Elem>, bf16, float>*>(to);
@@ -44,7 +35,7 @@ RETRO_INLINE void clear(Elem* to, int64_t n) {
   std::memset(to, 0, static_cast<size_t>(n) * sizeof(Elem));
 }
 
-// B with k = row, from row-major A; an odd last row is paired with zeros.
+// B with k = row [kc][pad(D)], from row-major A; an odd last row is paired with zeros. Floats are already that.
 RETRO_INLINE const float* pack_b(const float* rows, int, int, float*) { return rows; }
 inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* to) {
   const auto* from = reinterpret_cast<const bf16*>(rows);
@@ -58,6 +49,7 @@ inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* 
   return to;
 }
 
+// Floats as row-major A, and as B or column-major A with k = row. For Elem float they are already that.
 RETRO_INLINE RowMajor<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
   return {from, ld};
 }

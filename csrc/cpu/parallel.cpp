@@ -3,7 +3,10 @@
 // are workers of a pool, which sleep on a condition variable.
 #include "parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,13 +19,6 @@
 #include <system_error>
 #include <thread>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
-#include <unistd.h>
-#endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #define RETRO_PAUSE() _mm_pause()
@@ -138,7 +134,7 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned fla
 
 // The function behind GCC's `#pragma omp parallel`, in the runtime that torch has loaded; null without one.
 Parallel openmp() {
-#if defined(__SANITIZE_THREAD__) || !(defined(__unix__) || defined(__APPLE__))
+#ifdef __SANITIZE_THREAD__
   return nullptr;  // the sanitizer does not know the synchronisation of OpenMP's threads
 #else
   static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));

@@ -39,13 +39,11 @@ struct Backward {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, c.key, block);
-    transpose(w.rows, lda, BLOCK, kc, w.value + k * kc * BLOCK, BLOCK);
-    Elem *block_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK), *rows = PAIRS<Elem> ? w.rows : block_b;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, rows, c.value, block + 1);
-    transpose(rows, lda, BLOCK, kc, w.key + k * kc * BLOCK, BLOCK);
-    pack_b(rows, BLOCK, n.D, block_b);
+    const int kc = kc_of<Elem>(n.D);
+    Elem *const key = w.key + k * kc * BLOCK, *const key_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK),
+                *none = nullptr;
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, w.value + k * kc * BLOCK, none, c.key, block);
+    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, key, key_b, c.value, block + 1);
   }
 
   // Probabilities of the scores, in w.weights; with dropout also the factor of each, in w.keep.
@@ -110,9 +108,7 @@ struct Backward {
   // to[m][D_pad] += A B for B = [k][D_pad]
   template <class A>
   void add(int m, int k, const A& a, const Elem* b, float* to) const {
-    const int D_pad = n.D_pad;
-    gemm(m, D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, D_pad},
-         [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
+    gemm(m, n.D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, n.D_pad}, AddTo{to, n.D_pad});
   }
 
   // Scores of a tile, before scaling, onto the position logits in the strip.
@@ -170,11 +166,10 @@ struct Backward {
           w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
   }
 
-  // Adds the chunks [begin, end) of the strip, which are complete, to the gradients of relative queries and keys.
-  void band(int64_t chunk, int begin, int end, int rows, int head, RelativeWorkspace<Elem>& w,
-            const RelativeSums& sums) const {
+  // Adds the first `count` chunks of the strip, which are complete, to the gradients of relative queries and keys.
+  void band(int64_t chunk, int count, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
-    for (int k = begin; k < end; ++k) {
+    for (int k = 0; k < count; ++k) {
       const int64_t m = chunk + k;
       float* d_table = grads.rel_key && n.band.holds(m)
                            ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK
@@ -218,10 +213,8 @@ struct Backward {
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
       if (grads.rel_query) scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
-      if (!grads.query) continue;
-      const bool same = n.band && !c.rel_query;
-      for (int d = 0; d < n.D; d += LANES)
-        store(grads.query.at<T>(b, i + r, head) + d, (same ? load(dq + d) + load(dr + d) : load(dq + d)) * f, n.D - d);
+      if (grads.query)
+        scale_row(dq, scale, n.D, grads.query.at<T>(b, i + r, head), n.band && !c.rel_query ? dr : nullptr);
     }
   }
 
@@ -244,7 +237,7 @@ struct Backward {
         if (!slides) std::fill(row, row + BLOCK - 1 - r, 0.f);
         if (last) std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
       }
-      band(at - a - 1, 0, last ? blocks + 1 : blocks, rows, head, w, sums);
+      band(at - a - 1, last ? blocks + 1 : blocks, rows, head, w, sums);
     }
     finish(b, i, rows, head, w, sums);
   }
@@ -258,8 +251,7 @@ struct Backward {
       for (int64_t j = first; j < last; ++j)
         for (int d = 0; d < n.D; d += LANES) {
           Vec s = zero();
-          for (int p = 0; p < parts; ++p)
-            if (key[p]) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
+          for (int p = 0; p < parts; ++p) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
           store(to.at<T>(b, j, g) + d, s * f, n.D - d);
         }
     }

@@ -65,11 +65,9 @@ struct Forward {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, c.value, block);
-    transpose(w.rows, row_width<Elem>(n.D), BLOCK, kc_of<Elem>(n.D), keys_of(w, block), BLOCK);
-    Elem* rows = PAIRS<Elem> ? w.rows : values_of(w, block);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, rows, c.key, block + 1);
-    pack_b(rows, BLOCK, n.D, values_of(w, block));
+    Elem* const none = nullptr;
+    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, keys_of(w, block), none, c.value, block);
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, none, values_of(w, block), c.key, block + 1);
   }
 
   // One step of the online softmax. Weights replace the scores.

@@ -169,12 +169,14 @@ class Visibility {
   int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
 };
 
-// Packs one key block of a head of `from` [B,rows,heads,D]: [BLOCK][row_width], zeros for keys that no query sees.
+// Packs one key block of a head of `from` [B,rows,heads,D], zeros for keys that no query sees: unless null,
+// `transposed` [kc(D)][BLOCK] and, as B with k = key, `rows_b` [kc(BLOCK)][D_pad]. `rows`: room for [BLOCK][row_width].
 // `next` and its block are packed afterwards.
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
-               Elem* to, const View& next, int64_t next_block) {
+               Elem* rows, Elem* transposed, Elem* rows_b, const View& next, int64_t next_block) {
   const int width = row_width<Elem>(n.D);
+  Elem* const to = rows_b && !PAIRS<Elem> ? rows_b : rows;
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
     const bool inside = r + ROWS_AHEAD < BLOCK;
@@ -185,6 +187,8 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
     else
       clear(to + r * width, width);
   }
+  if (transposed) transpose(to, width, BLOCK, kc_of<Elem>(n.D), transposed, BLOCK);
+  if (rows_b) pack_b(to, BLOCK, n.D, rows_b);
 }
 
 // The operands of a block of query rows: query and, if there is a band, relative query, each plus its bias.
@@ -223,8 +227,7 @@ void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* qu
     float* s = scores + k * BLOCK;
     const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
-                 [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK, AddTo{s, row});
     else
       gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
                  [=](int r, int x, Vec v) { store(s + r * row + x, v); });

@@ -8,9 +8,9 @@
 //   gt ge either select bits first              Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of                           across lanes, a fixed order
 //   exp exp2                             about 1 ulp
-//   transpose sums                       LANES vectors, in registers; lane u of sums(x) is the sum of x[u]
-//   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
-//   load_pairs broadcast_pair interleave to_pairs
+//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is the sum of
+//   x[u] Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane load_pairs broadcast_pair
+//   interleave to_pairs
 //
 // A header that uses it must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep the copy
 // of an inline function that was compiled for AVX-512.
@@ -122,10 +122,11 @@ RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
   vectors(n, [&](int64_t i, auto... count) { store(to + i, load(from + i, count...), count...); });
 }
 
-// to[0..n) = factor * from[0..n); `from` has whole vectors.
+// to[0..n) = factor * (from[0..n) + more[0..n)); `from` and `more`, which may be null, have whole vectors.
 template <class T>
-RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to) {
-  for (int i = 0; i < n; i += LANES) store(to + i, load(from + i) * broadcast(factor), n - i);
+RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to, const float* more = nullptr) {
+  for (int i = 0; i < n; i += LANES)
+    store(to + i, (more ? load(from + i) + load(more + i) : load(from + i)) * broadcast(factor), n - i);
 }
 
 // Coefficients of the highest power first.

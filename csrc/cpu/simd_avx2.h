@@ -135,7 +135,6 @@ RETRO_INLINE Vec odd_of(Pairs x) {
 }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   Vec y[LANES];
 #pragma GCC unroll 2
@@ -152,7 +151,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   Vec y[4];
 #pragma GCC unroll 4

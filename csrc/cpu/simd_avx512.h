@@ -116,7 +116,6 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 #endif
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   Vec y[LANES];
 #pragma GCC unroll 4
@@ -135,7 +134,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto halves = [](Vec a, Vec b) {
     return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);

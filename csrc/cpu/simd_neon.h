@@ -135,7 +135,6 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 #endif
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(x[0], x[1])),
                     b = vreinterpretq_f64_f32(vtrn2q_f32(x[0], x[1]));
@@ -145,7 +144,6 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c)), x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
 
-// Lane u: the sum of x[u].
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   transpose(x);
   return (x[0] + x[1]) + (x[2] + x[3]);

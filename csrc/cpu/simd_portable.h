@@ -97,13 +97,11 @@ RETRO_INLINE Vec even_of(Pairs x) { return reinterpret_cast<Vec>(x << 16); }
 RETRO_INLINE Vec odd_of(Pairs x) { return reinterpret_cast<Vec>(x & 0xffff0000u); }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   const Vec a = x[0], b = x[1], c = x[2], d = x[3];
   for (int i = 0; i < LANES; ++i) x[i] = Vec{a[i], b[i], c[i], d[i]};
 }
 
-// Lane u: the sum of x[u].
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   transpose(x);
   return (x[0] + x[1]) + (x[2] + x[3]);

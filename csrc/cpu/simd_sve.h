@@ -99,7 +99,7 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
   return svbfdot_f32(acc, svreinterpret_bf16_u32(a), svreinterpret_bf16_u32(b));
 }
 
-// x[r][c] becomes x[c][r]: each round moves the first bit of a number's place, row then column, behind the others.
+// Each round moves the first bit of a number's place, row then column, behind the others.
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
 #pragma GCC unroll 3
   for (int round = 0; round < 3; ++round) {
@@ -114,7 +114,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds neighbours of two vectors into one.
+// Each step adds neighbours of two vectors into one.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto neighbours = [](Vec a, Vec b) { return Vec(svuzp1_f32(a, b)) + Vec(svuzp2_f32(a, b)); };
   const Vec a = neighbours(neighbours(x[0], x[1]), neighbours(x[2], x[3]));
