@@ -46,6 +46,7 @@ struct Field {
   operator bool() const { return from.cast<bool>(); }
 };
 
+// Whether a struct can be made of these fields.
 template <class Struct, class... Fields>
 constexpr auto takes(int) -> decltype(Struct{Fields{}...}, true) {
   return true;

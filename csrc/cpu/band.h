@@ -45,6 +45,7 @@ struct Band {
   bool holds(int64_t m) const { return m >= first && m < last; }
   // Columns of chunk m from `low` to `high`, as [begin, end) inside the chunk, in whole vectors.
   void inside(int64_t m, int& begin, int& end) const {
+    if (!holds(m)) return void(begin = end = 0);
     begin = static_cast<int>(std::clamp<int64_t>(low - 1 - m * BLOCK, 0, BLOCK)) / LANES * LANES;
     end = pad(static_cast<int>(std::clamp<int64_t>(high - 1 - m * BLOCK, 0, BLOCK)));
   }
@@ -111,8 +112,8 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                  float* strip, int64_t ld) {
-  int begin = 0, end = 0;
-  if (n.holds(m)) n.inside(m, begin, end);
+  int begin, end;
+  n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
   if (begin >= end) return;
   chunks.template prepare<T>(head, m);
@@ -123,7 +124,7 @@ void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, i
 // Column e of the relative keys in chunk columns of Elem.
 RETRO_INLINE Vec key_column(const float* columns, int e, int x) { return load(columns + e * BLOCK + x); }
 RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
-  const Pairs two = load_pairs(columns + e / 2 * BLOCK + x);
+  const Pairs two = load(columns + e / 2 * BLOCK + x);
   return e % 2 ? odd_of(two) : even_of(two);
 }
 
@@ -134,8 +135,8 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 template <class T, class Elem>
 void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                     const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {
-  int begin = 0, end = 0;
-  if (n.holds(m)) n.inside(m, begin, end);
+  int begin, end;
+  n.inside(m, begin, end);
   if (begin >= end) return;
   const float* grad = strip + begin;
   const int columns = end - begin;

@@ -274,8 +274,11 @@ struct Backward {
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
       w.factors.fill(c, n, here, first, k.count, scale2);
-      grad_rows(want.key, here, g, first, k.count, w.key_grads);
-      grad_rows(want.value, here, g, first, k.count, w.value_grads);
+      for (int r = 0; r < k.count; ++r) {
+        const int a = here.neighbour[first + r], j = here.token[first + r];
+        if (want.key) w.key_grads[r] = want.key.at<T>(b, u, a, j, g);
+        if (want.value) w.value_grads[r] = want.value.at<T>(b, u, a, j, g);
+      }
       clear(w.dgate, KEY_BLOCK * LANES);
       for (int i = 0; i < count; ++i) {
         Unit then = units[i];

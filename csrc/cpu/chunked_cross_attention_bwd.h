@@ -28,13 +28,6 @@ float row_product(const T* a, const T* b, int width) {
   return sum(acc);
 }
 
-// Rows of the gradient of keys or values for a block of the visible tokens.
-template <class T>
-void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) {
-  for (int r = 0; of && r < count; ++r)
-    rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
-}
-
 // Running values of a vector of rows over blocks of keys: the greatest score (base 2), the sum of the weights
 // 2^(score - greatest), dP at the greatest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMeans {

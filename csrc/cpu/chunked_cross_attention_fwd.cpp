@@ -162,7 +162,7 @@ struct Forward {
         store(to + r * QUERY_BLOCK + v * LANES, one(r));
       } else {
         const Vec even = one(r), odd = r + 1 < count ? one(r + 1) : zero();
-        store_pairs(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
+        store(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
       }
     };
     const auto down = [&](auto gated) {  // down the keys, with sums and constants in registers

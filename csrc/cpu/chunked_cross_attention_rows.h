@@ -11,7 +11,6 @@ struct Piece {
   const int64_t* offset = nullptr;
   int count = 0;
 
-  Piece() = default;
   // A block of tokens from `at` on. `of_keys`: of the keys, otherwise of the values. Empty beyond the last head.
   Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
@@ -125,7 +124,7 @@ struct BlockRows {
     if (again) return product(PackedB<Elem>{packed, ld});
     if (width == ld) return product(UnpackedB<T, Elem>{row, packed, ld});
     for (int k = 0; k < kc_of<Elem>(count); ++k)
-      for (int c = 0; c < ld; c += LANES) store_operand(packed + k * ld + c, b_row_of(packed, row, k, c, width - c));
+      for (int c = 0; c < ld; c += LANES) store(packed + k * ld + c, b_row_of(packed, row, k, c, width - c));
     product(PackedB<Elem>{packed, ld});
   }
 };

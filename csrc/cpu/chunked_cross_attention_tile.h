@@ -80,7 +80,7 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
-// What each of some units keeps in an arena.
+// The states of some units, adjacent in an arena.
 template <class State>
 class States {
  public:

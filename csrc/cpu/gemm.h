@@ -28,9 +28,6 @@ constexpr bool PAIRS = std::is_same_v<Elem, uint32_t>;
 
 constexpr int pad(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-RETRO_INLINE Vec load_operand(const float* p) { return load(p); }
-RETRO_INLINE Pairs load_operand(const uint32_t* p) { return load_pairs(p); }
-RETRO_INLINE Pairs broadcast(uint32_t pair) { return broadcast_pair(pair); }
 RETRO_INLINE Vec fma(Pairs a, Pairs b, Vec acc) { return dot(acc, a, b); }
 
 // Depth of a contraction over k: number of elements of type Elem that hold k values.
@@ -84,11 +81,9 @@ struct PackedB {
   int64_t ldb;
   PackedB from(int column) const { return {data + column, ldb}; }
   PackedB packed() const { return *this; }
-  RETRO_INLINE auto row(int k, int c) const { return load_operand(data + k * ldb + c); }
+  RETRO_INLINE auto row(int k, int c) const { return load(data + k * ldb + c); }
 };
 
-RETRO_INLINE void store_operand(float* to, Vec x) { store(to, x); }
-RETRO_INLINE void store_operand(uint32_t* to, Pairs x) { store_pairs(to, x); }
 // A vector of row k of B from pointers to rows, or its first lanes. The first argument is only a type.
 template <class T, class... Count>
 RETRO_INLINE Vec b_row_of(const float*, const T* const* rows, int k, int c, Count... count) {
@@ -111,7 +106,7 @@ struct UnpackedB {
   PackedB<Elem> packed() const { return {data, ldb}; }
   RETRO_INLINE auto row(int k, int c) const {
     const auto x = b_row_of(data, rows, k, column + c);
-    store_operand(data + k * ldb + c, x);
+    store(data + k * ldb + c, x);
     return x;
   }
 };

@@ -1,6 +1,7 @@
 // Run-time detection of the instruction sets that the processor and the operating system support.
 #include "isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -92,12 +93,10 @@ bool supported(int isa) {
 }
 
 Isa parse(const std::string& name) {
-  for (int isa = 0; isa < ISA_COUNT; ++isa)
-    if (name == NAMES[isa]) {
-      if (supported(isa)) return static_cast<Isa>(isa);
-      throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
-    }
-  throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+  const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
+  if (isa == ISA_COUNT) throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+  if (supported(isa)) return static_cast<Isa>(isa);
+  throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
 }
 
 Isa initial() {

@@ -44,7 +44,7 @@ inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* 
   for (int r = 0; r < n; r += 2)
     for (int c = 0; c < ld; c += LANES) {
       const bf16* even = from + r * ld + c;
-      store_pairs(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
+      store(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
     }
   return to;
 }
@@ -69,7 +69,7 @@ inline ColumnMajor<uint32_t> to_column_major(const float* from, int64_t ld, int 
   for (int r = 0; r < rows; r += 2)
     for (int x = 0; x < columns; x += LANES) {
       const float* even = from + r * ld + x;
-      store_pairs(to + r / 2 * to_ld + x, to_pairs(load(even), r + 1 < rows ? load(even + ld) : zero()));
+      store(to + r / 2 * to_ld + x, to_pairs(load(even), r + 1 < rows ? load(even + ld) : zero()));
     }
   return {to, to_ld};
 }

@@ -64,8 +64,7 @@ void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   if (kc > LONGEST_CHAIN) {
     for (int k = 0; k < count; ++k) {
       Vec product = zero();
-      for (int d = 0; d < kc; d += LANES)
-        product = fma(load_operand(a + k * lda + d), load_operand(o + k * lda + d), product);
+      for (int d = 0; d < kc; d += LANES) product = fma(load(a + k * lda + d), load(o + k * lda + d), product);
       w.delta[r + k] = sum(product);
     }
     return;

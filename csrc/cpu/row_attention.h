@@ -115,7 +115,7 @@ struct RowState {
 template <class T>
 RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
-    const Pairs both = load_pairs(p);
+    const Pairs both = load(reinterpret_cast<const uint32_t*>(p));
     x = even_of(both), y = odd_of(both);
   } else {
     x = load(p), y = load(p + LANES);
@@ -124,7 +124,7 @@ RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
 template <class T>
 RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
   if constexpr (std::is_same_v<T, bf16>)
-    store_pairs(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
+    store(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
   else
     store(p, x), store(p + LANES, y);
 }

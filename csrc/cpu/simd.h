@@ -4,13 +4,13 @@
 //   REGISTERS MULTIPLIES_PAIRS           how many vectors; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
-//   power_of_two times                   for exp2: 2^n for the integer n nearest to x, and a product with it
-//   gt ge either select bits first              Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
+//   power_of_two times                   for exp2: n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
+//   gt ge either select bits first       Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
 //   sum max_of                           across lanes, a fixed order
 //   exp exp2                             about 1 ulp
-//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is the sum of
-//   x[u] Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane load_pairs broadcast_pair
-//   interleave to_pairs
+//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is that of x[u]
+//   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
+//   interleave to_pairs                  and load store broadcast, where a pair is an uint32_t
 //
 // A header that uses it must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep the copy
 // of an inline function that was compiled for AVX-512.
@@ -154,8 +154,8 @@ RETRO_INLINE Vec exp(Vec x) {
 // exp2f.
 RETRO_INLINE Vec exp2(Vec x) {
   x = min(broadcast(HIGHEST_POWER), max(broadcast(LOWEST_POWER), x));
-  const Power power = power_of_two(x);
-  const Vec r = x - power.n;
+  Vec power;
+  const Vec r = x - power_of_two(x, power);
   const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
                            5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f);
   return times(fma(p, r, broadcast(1.f)), power);

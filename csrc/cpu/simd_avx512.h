@@ -59,12 +59,9 @@ RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n, n integral
-struct Power {
-  Vec n;
-};
-constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
-RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
-RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
+constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;             // beyond these the result is 0 or inf
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
+RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
@@ -75,9 +72,9 @@ RETRO_INLINE uint32_t bits(Mask m) { return m; }
 RETRO_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 RETRO_INLINE float max_of(Vec x) { return _mm512_reduce_max_ps(x); }
 
-RETRO_INLINE Pairs load_pairs(const void* p) { return _mm512_loadu_si512(p); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
 
 // Lane i of the two halves side by side: (low[i], high[i]).
 RETRO_INLINE Pairs zip(__m512i halves) {

@@ -70,22 +70,16 @@ RETRO_INLINE uint32_t bits(Mask m) {
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
 // x * 2^n, n integral: rounded once, whether 2^n is in range or not
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
-struct Power {
-  Vec n;
-};
 constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
-RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
-RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
+RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
 
 RETRO_INLINE float sum(Vec x) { return svaddv_f32(all(), x); }  // pairs of neighbours, their pairs, and so on
 RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) {
-  return svreinterpret_u32_u16(svld1_u16(svptrue_b16(), reinterpret_cast<const uint16_t*>(p)));
-}
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return svld1_u32(all(), p); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return svdup_u32(two); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return svld1_u32(all(), p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return svdup_u32(two); }
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
   const Pairs high = svlsl_n_u32_x(all(), load_halves(odd, lanes_below(n)), 16);
   return svorr_u32_x(all(), load_halves(even, lanes_below(n)), high);

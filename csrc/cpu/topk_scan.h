@@ -31,7 +31,7 @@ constexpr int WIDTH = sizeof(Word<Key>) / sizeof(Key);
 
 template <class Key>
 RETRO_INLINE auto query_lanes(const uint32_t* packed) {
-  return load_operand(reinterpret_cast<const Word<Key>*>(packed));
+  return load(reinterpret_cast<const Word<Key>*>(packed));
 }
 template <class Key>
 RETRO_INLINE auto key_of(const Key* row, int64_t step) {
@@ -166,7 +166,7 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   if constexpr (WIDTH<Key> == 2)
     if (dim % 2)  // the memory after the last element may be NaN
       unrolled<MQ, NK>([&](int m, int j) {
-        const Pairs k = broadcast_pair(tile.rows[j * tile.stride + dim - 1].bits);
+        const Pairs k = broadcast(uint32_t{tile.rows[j * tile.stride + dim - 1].bits});
         acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + steps * LANES), k, acc[m][j]);
       });
   if (s > 0) unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
