@@ -208,7 +208,7 @@ def build_text(folder: Path, target: Path) -> None:
 
 def build_cpu(folder: Path, target: Path) -> None:
     isas = available_isas(compiler())
-    have = [f"-DRETRO_HAVE_{isa.upper()}=1" for isa in isas]
+    have = [f"-DRETRO_HAVE_{isa.upper()}={int(isa in isas)}" for isa in ISA_FLAGS]
     objects = Objects(folder / "cpu", [*compiler(), *CXX_FLAGS, *have, *extra()])
     objects.compile(CSRC / "bindings_cpu.cpp", *includes())
     sources = sorted((CSRC / "cpu").glob("*.cpp"))

@@ -28,21 +28,11 @@ struct View {
 
   explicit operator bool() const { return data != nullptr; }
 
-  int64_t element_bytes() const {
-    switch (type) {
-      case Type::I64: return 8;
-      case Type::F32:
-      case Type::I32: return 4;
-      case Type::BF16:
-      case Type::F16:
-      case Type::I16: return 2;
-      default: return 1;
-    }
-  }
   // Entry b of the first dimension, as a batch of one.
   View entry(int64_t b) const {
+    constexpr int BYTES[] = {0, 4, 2, 2, 1, 8, 4, 2, 1, 1};  // by type
     View one = *this;
-    if (data) one.data += b * stride[0] * element_bytes(), one.size[0] = 1;
+    if (data) one.data += b * stride[0] * BYTES[static_cast<int>(type)], one.size[0] = 1;
     return one;
   }
   // Entry b of the first dimension, without that dimension.

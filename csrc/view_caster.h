@@ -46,40 +46,39 @@ struct Field {
   operator bool() const { return from.cast<bool>(); }
 };
 
-template <size_t>
-using FieldAt = Field;
-
-template <class Struct, class, class = void>
-struct TakesFields : std::false_type {};
-template <class Struct, size_t... I>
-struct TakesFields<Struct, std::index_sequence<I...>, std::void_t<decltype(Struct{FieldAt<I>{}...})>> : std::true_type {
-};
-
-template <class Struct, size_t COUNT = 1>
-constexpr size_t count_fields() {
-  if constexpr (TakesFields<Struct, std::make_index_sequence<COUNT + 1>>::value)
-    return count_fields<Struct, COUNT + 1>();
-  else
-    return COUNT;
+// Whether a struct can be made of these fields.
+template <class Struct, class... Fields>
+constexpr auto takes(int) -> decltype(Struct{Fields{}...}, true) {
+  return true;
+}
+template <class Struct, class... Fields>
+constexpr bool takes(long) {
+  return false;
 }
 
 // Number of fields of a struct, to be compared with that of the Python class of calls.
-template <class Struct>
-constexpr size_t FIELDS = count_fields<Struct>();
+template <class Struct, class... Fields>
+constexpr size_t fields() {
+  if constexpr (takes<Struct, Fields..., Field>(0))
+    return fields<Struct, Fields..., Field>();
+  else
+    return sizeof...(Fields);
+}
 
 }  // namespace retro
 
 namespace pybind11::detail {
 
-// Converts a tuple to a struct of Views and numbers, field by field.
+// Converts a tuple to a struct of Views and numbers, field by field: a call, or its gradients in the order of
+// DIFFERENTIABLE.
 template <class Struct>
-struct fields_caster {
+struct type_caster<Struct, enable_if_t<std::is_class_v<Struct> && std::is_aggregate_v<Struct>>> {
   PYBIND11_TYPE_CASTER(Struct, const_name("tuple of an op's arguments"));
 
   bool load(handle source, bool) {
-    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != retro::FIELDS<Struct>)
-      return false;
-    set(source, std::make_index_sequence<retro::FIELDS<Struct>>{});
+    constexpr size_t COUNT = retro::fields<Struct>();
+    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != COUNT) return false;
+    set(source, std::make_index_sequence<COUNT>{});
     return true;
   }
   template <size_t... I>

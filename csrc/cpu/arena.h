@@ -21,12 +21,13 @@ class Arena {
   uintptr_t at_, start_;
 };
 
-// A workspace in this thread's scratch memory. It is made twice: with a null buffer to learn its `bytes`, then in
-// memory.
+// A workspace in this thread's scratch memory. It is made twice: with a null buffer to count its bytes, then in memory.
 template <class Workspace, class... Arguments>
 Workspace in_scratch(const Arguments&... arguments) {
-  const Workspace sized(arguments..., Arena(nullptr));
-  return Workspace(arguments..., Arena(scratch(sized.bytes)));
+  Arena counted(nullptr);
+  Workspace(arguments..., counted);
+  Arena arena(scratch(counted.used()));
+  return Workspace(arguments..., arena);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -20,6 +20,8 @@
 namespace retro::RETRO_ISA {
 
 constexpr int BLOCK = 64;  // rows of a query block, keys of a key block, columns of a chunk
+// rows to prefetch before they are packed: rows of a head are heads*D apart, where no hardware prefetcher follows
+constexpr int ROWS_AHEAD = 16;
 constexpr int NARROW = 4;  // up to this width gradients are inner products along the columns
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
@@ -43,6 +45,7 @@ struct Band {
   bool holds(int64_t m) const { return m >= first && m < last; }
   // Columns of chunk m from `low` to `high`, as [begin, end) inside the chunk, in whole vectors.
   void inside(int64_t m, int& begin, int& end) const {
+    if (!holds(m)) return void(begin = end = 0);
     begin = static_cast<int>(std::clamp<int64_t>(low - 1 - m * BLOCK, 0, BLOCK)) / LANES * LANES;
     end = pad(static_cast<int>(std::clamp<int64_t>(high - 1 - m * BLOCK, 0, BLOCK)));
   }
@@ -51,52 +54,54 @@ struct Band {
 // Chunks of one head's relative keys, packed at the first use: transposed, and as rows in the order of columns, both as
 // B. Elem: type of the products' operands, float or a pair of bf16.
 template <class Elem>
-class BandChunks {
- public:
-  BandChunks() = default;
+struct BandChunks {
+  const Band& n;
+  const int kc = kc_of<Elem>(n.E), width = row_width<Elem>(n.E);
+
   BandChunks(const Band& band, int64_t first, int64_t last, bool with_rows_b, Arena& arena)
-      : band_(&band), first_(std::max(first, band.first)),
-        count_(std::max<int64_t>(std::min(last, band.last) - first_, 0)) {
-    kc_ = kc_of<Elem>(band.E), width_ = row_width<Elem>(band.E);
-    columns_ = arena.take<Elem>(count_ * kc_ * BLOCK);
-    keep_rows_b_ = with_rows_b && band.E > NARROW;
-    rows_b_ = arena.take<Elem>(keep_rows_b_ ? count_ * kc_of<Elem>(BLOCK) * band.E_pad : 0);
-    rows_a_ = arena.take<Elem>(BLOCK * width_);
-    ready_ = arena.take<uint8_t>(count_);
-  }
+      : n(band), first_(std::max(first, n.first)), count_(std::max<int64_t>(std::min(last, n.last) - first_, 0)),
+        keep_rows_b_(with_rows_b && n.E > NARROW), columns_(arena.take<Elem>(count_ * kc * BLOCK)),
+        rows_b_(arena.take<Elem>(keep_rows_b_ ? count_ * kc_of<Elem>(BLOCK) * n.E_pad : 0)),
+        rows_a_(arena.take<Elem>(BLOCK * width)), ready_(arena.take<uint8_t>(count_)) {}
   void reset() { clear(ready_, count_); }
-  const Elem* columns(int64_t m) const { return columns_ + (m - first_) * kc_ * BLOCK; }  // [kc(E)][BLOCK]
-  // [kc(BLOCK)][E_pad]
-  Elem* rows_b(int64_t m) const { return rows_b_ + (m - first_) * kc_of<Elem>(BLOCK) * band_->E_pad; }
-  int kc() const { return kc_; }
-  int width() const { return width_; }
+  Elem* columns(int64_t m) const { return columns_ + (m - first_) * kc * BLOCK; }                  // [kc][BLOCK]
+  Elem* rows_b(int64_t m) const { return rows_b_ + (m - first_) * kc_of<Elem>(BLOCK) * n.E_pad; }  // [kc(BLOCK)][E_pad]
 
   template <class T>
   void prepare(int head, int64_t m) {
     if (ready_[m - first_]) return;
     ready_[m - first_] = 1;
-    const Band& n = *band_;
     Elem* to = keep_rows_b_ && !PAIRS<Elem> ? rows_b(m) : rows_a_;
     const int h = n.tables() == 1 ? 0 : head;
     for (int x = 0; x < BLOCK; ++x) {
       const int64_t row = n.zero - (m * BLOCK + 1 + x);
       if (row >= 0 && row < n.table_rows)
-        pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * width_);
+        pack_row(n.table.at<const T>(h, row), nullptr, n.E, to + x * width);
       else
-        clear(to + x * width_, width_);
+        clear(to + x * width, width);
     }
-    transpose(to, width_, BLOCK, kc_, columns_ + (m - first_) * kc_ * BLOCK, BLOCK);
+    transpose(to, width, BLOCK, kc, columns(m), BLOCK);
     if (keep_rows_b_) pack_b(to, BLOCK, n.E, rows_b(m));
   }
 
  private:
-  const Band* band_ = nullptr;
-  int64_t first_ = 0, count_ = 0;
-  bool keep_rows_b_ = false;
-  int kc_ = 0, width_ = 0;
-  Elem *columns_ = nullptr, *rows_b_ = nullptr, *rows_a_ = nullptr;
-  uint8_t* ready_ = nullptr;
+  int64_t first_, count_;
+  bool keep_rows_b_;
+  Elem *columns_, *rows_b_, *rows_a_;
+  uint8_t* ready_;
 };
+
+// `rows` rows of one head plus a bias, as row-major A: [rows][row_width]. `as_floats`: room for the bias.
+template <class T, class Elem>
+void pack_queries(const View& from, const View& bias, int64_t b, int64_t i, int rows, int head, int width,
+                  float* as_floats, Elem* to) {
+  const float* const more = bias_of<T>(bias, head, width, as_floats);
+  for (int r = 0; r < rows; ++r) {
+    if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1])
+      prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
+    pack_row(from.at<const T>(b, i + r, head), more, width, to + r * row_width<Elem>(width));
+  }
+}
 
 inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end) {
   for (int r = 0; r < rows; ++r)
@@ -107,19 +112,19 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                  float* strip, int64_t ld) {
-  int begin = 0, end = 0;
-  if (n.holds(m)) n.inside(m, begin, end);
+  int begin, end;
+  n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
   if (begin >= end) return;
   chunks.template prepare<T>(head, m);
-  gemm<true>(rows, (end - begin) / LANES, chunks.kc(), rel_query, chunks.width(), chunks.columns(m) + begin, BLOCK,
+  gemm<true>(rows, (end - begin) / LANES, chunks.kc, rel_query, chunks.width, chunks.columns(m) + begin, BLOCK,
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
 }
 
 // Column e of the relative keys in chunk columns of Elem.
 RETRO_INLINE Vec key_column(const float* columns, int e, int x) { return load(columns + e * BLOCK + x); }
 RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
-  const Pairs two = load_pairs(columns + e / 2 * BLOCK + x);
+  const Pairs two = load(columns + e / 2 * BLOCK + x);
   return e % 2 ? odd_of(two) : even_of(two);
 }
 
@@ -130,27 +135,22 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 template <class T, class Elem>
 void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                     const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {
-  int begin = 0, end = 0;
-  if (n.holds(m)) n.inside(m, begin, end);
+  int begin, end;
+  n.inside(m, begin, end);
   if (begin >= end) return;
   const float* grad = strip + begin;
   const int columns = end - begin;
   if (d_table) {
-    const MatrixRef<Elem> a = to_column_major(grad, ld, rows, columns, rounded, BLOCK);
-    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.ld, [=](int e, int x, Vec s) {
-      float* to = d_table + e * BLOCK + begin + x;
-      store(to, load(to) + s);
-    });
+    const auto a = to_column_major(grad, ld, rows, columns, rounded, BLOCK);
+    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.lda,
+                AddTo{d_table + begin, BLOCK});
   }
   if (!d_query) return;
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
-    const MatrixRef<Elem> a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
-    return gemm<true>(rows, n.E_pad / LANES, kc_of<Elem>(columns), a.data, a.ld,
-                      chunks.rows_b(m) + kc_of<Elem>(begin) * n.E_pad, n.E_pad, [=](int r, int e, Vec s) {
-                        float* to = d_query + r * n.E_pad + e;
-                        store(to, load(to) + s);
-                      });
+    const auto a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
+    const PackedB<Elem> keys{chunks.rows_b(m) + kc_of<Elem>(begin) * n.E_pad, n.E_pad};
+    return gemm(rows, n.E_pad / LANES, kc_of<Elem>(columns), a, keys, AddTo{d_query, n.E_pad});
   }
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {
@@ -159,26 +159,6 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
         s = fma(load(strip + r * ld + x), key_column(chunks.columns(m), e, x), s);
       d_query[r * n.E_pad + e] += sum(s);
     }
-}
-
-// Clears the rows of the gradient that are in no chunk.
-template <class T>
-void clear_unused_rows(const Band& n, const View& to) {
-  for (int h = 0; h < n.tables(); ++h)
-    for (int64_t row = 0; row < n.table_rows; ++row)
-      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
-}
-
-// d_rel_key[h] rows of chunk m = factor * total [E][BLOCK]; `temporary` [BLOCK][E_pad].
-template <class T>
-void write_table_gradient(const Band& n, const View& to, int h, int64_t m, const float* total, float factor,
-                          float* temporary) {
-  transpose(total, BLOCK, n.E, BLOCK, temporary, n.E_pad);
-  for (int x = 0; x < BLOCK; ++x) {
-    const int64_t row = n.zero - (m * BLOCK + 1 + x);
-    if (row < 0 || row >= n.table_rows) continue;
-    scale_row(temporary + x * n.E_pad, factor, n.E, to.at<T>(h, row));
-  }
 }
 
 }  // namespace retro::RETRO_ISA

@@ -19,14 +19,10 @@ struct CrossAttention {
 };
 
 // Batch entry b as a call of its own.
-inline CrossAttention entry(const CrossAttention& c, int64_t b) {
-  CrossAttention one = c;
-  for (View CrossAttention::* of_batch :
-       {&CrossAttention::query, &CrossAttention::key, &CrossAttention::value, &CrossAttention::rel_query,
-        &CrossAttention::neighbour_mask, &CrossAttention::neighbour_gate})
-    one.*of_batch = (c.*of_batch).entry(b);
-  one.query_start += position_of(c.batch_start, b), one.batch_start = View();
-  return one;
+inline CrossAttention entry(CrossAttention c, int64_t b) {
+  for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.neighbour_mask, &c.neighbour_gate}) *x = x->entry(b);
+  c.query_start += position_of(c.batch_start, b), c.batch_start = View();
+  return c;
 }
 
 // Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key, the biases and

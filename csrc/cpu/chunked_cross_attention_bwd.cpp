@@ -11,38 +11,26 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASKS = 128;                         // least number of tasks, for balance
-constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together, unless one slot takes more
-
 template <class T, class Elem>
 struct Backward {
   const CrossAttention& c;
   const View &out, &lse, &dout, &dlse;
   const CrossAttentionGrads& want;
-  Sizes n;
-  Dropout dropout;
-  ChunkedPartials partials;
-  int64_t slots;
-  std::vector<double> gate_sums;  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  int64_t first_batch;
+  Sizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
+  ChunkedPartials partials{n, want};
+  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  std::vector<double> gate_sums = std::vector<double>(want.neighbour_gate ? n.B * n.L * n.G * n.K : 0);
   uint64_t id = next_call();
-  float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
-  bool want_rel_query;
-
-  Backward(const CrossAttention& call, const View& o, const View& l, const View& go, const View& gl,
-           const CrossAttentionGrads& w, int64_t entry)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), want(w), n(call), dropout(call.seed, call.dropout_p, entry),
-        partials(n, w), gate_sums(w.neighbour_gate ? n.B * n.L * n.G * n.K : 0),
-        want_rel_query(n.E && (w.position_bias || w.rel_query || (w.query && !call.rel_query))) {
-    const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * partials.each * int64_t{sizeof(float)}, 1);
-    slots = std::clamp<int64_t>(std::min<int64_t>((TASKS + n.G - 1) / n.G, room), 1, n.B * n.L);
-    partials.sums.resize(slots * n.H * partials.each);
-  }
+  float scale = static_cast<float>(c.scale), scale2 = scale * LOG2E;
+  bool want_rel_query = n.E && (want.position_bias || want.rel_query || (want.query && !c.rel_query));
 
   // Packs the gradient of out and the operands of the scores.
   void begin(int64_t b, const Unit& unit, ChunkedWorkspace<T, Elem>& w, const ChunkedState<Elem>& st) const {
     const int width = row_width<Elem>(n.D);
-    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, st.query_a);
-    pack_unit<T>(dout, b, unit, nullptr, n.D, st.grad_a);
+    pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, st.query_a);
+    pack_unit<T>(dout, View(), b, unit, n.D, w.bias, st.grad_a);
     transpose(st.query_a, width, unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     transpose(st.grad_a, width, unit.rows, kc_of<Elem>(n.D), st.grad, QUERY_BLOCK);
     pack_b(st.query_a, unit.rows, n.D, st.query_b), pack_b(st.grad_a, unit.rows, n.D, st.grad_b);
@@ -58,8 +46,7 @@ struct Backward {
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_a);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
   }
 
@@ -70,7 +57,7 @@ struct Backward {
     // local pointers, because the compiler must assume that a store of scores changes those of the workspace
     const float *const scaled = w.factors.scaled, *const z = st.z;
     const int32_t* const z_row = w.factors.z_row;
-    sliced(count, soon, unit, w.key_a.operand(n, w.keys), st.query, [=](int r, int i, Vec x) {
+    sliced(count, soon, unit, w.keys.a(), st.query, [=](int r, int i, Vec x) {
       const Vec s = fma(x, broadcast(scaled[r]), load(z + z_row[r] + i));
       to(r * QUERY_BLOCK + i, s, x);
     });
@@ -97,11 +84,10 @@ struct Backward {
     RunningMeans total;
     for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
       const Piece<const T> keys(c, tokens, true, g, first);
-      w.keys.take(keys), w.key_a.take(n, w.keys, keys.count);
-      w.values.take(Piece<const T>(c, tokens, false, g, first)), w.value_a.take(n, w.values, keys.count);
+      w.keys.take(keys), w.values.take(Piece<const T>(c, tokens, false, g, first));
       w.factors.fill(c, n, tokens, first, keys.count, scale2);
       scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s); });
-      sliced(keys.count, {}, unit, w.value_a.operand(n, w.values), st.grad, [&](int r, int i, Vec y) {
+      sliced(keys.count, {}, unit, w.values.a(), st.grad, [&](int r, int i, Vec y) {
         store(w.ds + r * QUERY_BLOCK + i, rounded(y * broadcast(w.factors.gate[r])));
       });
       total.add(w.p, w.ds, keys.count);
@@ -137,8 +123,7 @@ struct Backward {
     float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
     const float* const gates = w.factors.gate;
     const int32_t* const z_row = w.factors.z_row;
-    sliced(count, soon, unit, w.value_a.operand(n, w.values), st.grad,
-           [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
+    sliced(count, soon, unit, w.values.a(), st.grad, [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
     const Vec s = broadcast(scale);
     for (int i = 0; i < unit.lanes(); i += LANES) {
       const auto dp_of = [=](int at, Vec g) {
@@ -180,13 +165,6 @@ struct Backward {
     }
   }
 
-  // Packs pairs for the three remaining products; floats need no packing.
-  void to_operands(int count, const Unit& unit, const ChunkedWorkspace<T, Elem>& w) const {
-    to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, kc_of<Elem>(QUERY_BLOCK));
-    to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, kc_of<Elem>(QUERY_BLOCK));
-    to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
-  }
-
   // Unit `at` of `units` and keys [first, first + count) of the tokens. `soon_k`, `soon_v` and the rows of `next` in
   // the tensors that `begin` reads are prefetched.
   void block(const Tokens& tokens, int first, int count, const Piece<const T>& soon_k, const Piece<const T>& soon_v,
@@ -196,11 +174,13 @@ struct Backward {
     probabilities(count, Ahead<T>(soon_k, n), unit, w, st);
     if (dropout)
       for (int r = 0; r < count; ++r)
-        dropout.factors(static_cast<uint32_t>(tokens.index(n, first + r)), static_cast<uint32_t>(unit.row),
-                        static_cast<uint32_t>(unit.head), static_cast<uint32_t>(tokens.b), unit.lanes(),
+        dropout.factors(tokens.index(n, first + r), unit.row, unit.head, tokens.b, unit.lanes(),
                         w.keep + r * QUERY_BLOCK);
     score_grads(count, Ahead<T>(soon_v, n), unit, w, st, count == tokens.count);
-    to_operands(count, unit, w);
+    // pairs for the three remaining products; floats need no packing
+    to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, lda);
+    to_row_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_a, lda);
+    to_column_major(w.ds, QUERY_BLOCK, count, unit.lanes(), w.ds_t, QUERY_BLOCK);
     const auto grads = [&](float* sums, T* const* rows, Vec factor) {
       return GradTiles<T>{sums, rows, factor, ld, n.D, at > 0, at + 1 == units};
     };
@@ -211,10 +191,10 @@ struct Backward {
     if (!want.query && !want.content_bias) return;
     const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
     const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
-    const auto add = [to = st.dquery, ld](int r, int d, Vec x) { store(to + r * ld + d, load(to + r * ld + d) + x); };
-    w.key_b.multiply(n, w.keys, count, at > 0, &w.key_a, [&](const auto& keys) {
+    const AddTo add{st.dquery, ld};
+    w.keys.as_b(count, at > 0, [&](const auto& keys) {
       gemm(unit.rows, vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.ds_t, QUERY_BLOCK}, keys,
-           AskingTiles<ThreeAhead<T, READ>, decltype(add)>{soon, 0, add});
+           AskingTiles<ThreeAhead<T, READ>, AddTo>{soon, 0, add});
     });
   }
 
@@ -236,18 +216,14 @@ struct Backward {
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
     }
     if (!want.rel_key) return;
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rel_a);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
     for (int t = 0; t < n.band; t += slice_rows) {
       const int columns = std::min(slice_rows, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
       const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
       if (begin >= end) continue;
       gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
-                  [&](int r, int e, Vec x) {
-                    float* to = slot + (t + r) * E_pad + e;
-                    store(to, load(to) + x);
-                  });
+                  AddTo{slot + t * E_pad, E_pad});
     }
   }
 
@@ -260,13 +236,8 @@ struct Backward {
     const bool same = n.E && !c.rel_query;
     for (int i = 0; i < unit.rows; ++i) {
       const float *content = st.dquery + i * pad(n.D), *position = w.drel_query + i * pad(n.E);
-      if (want.query) {
-        T* to = want.query.at<T>(b, unit.row + i, unit.head);
-        for (int d = 0; d < n.D; d += LANES) {
-          const Vec x = same ? load(content + d) + load(position + d) : load(content + d);
-          store(to + d, x * broadcast(scale), n.D - d);
-        }
-      }
+      if (want.query)
+        scale_row(content, scale, n.D, want.query.at<T>(b, unit.row + i, unit.head), same ? position : nullptr);
       if (want.rel_query) scale_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
   }
@@ -292,8 +263,8 @@ struct Backward {
     const int count = static_cast<int>(units.size()), keys = count ? here.count : 0;
     clear_hidden(here, g, keys);
     double* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
-    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.state(n, i));
-    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.state(n, i));
+    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.states.of(n, i));
+    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.states.of(n, i));
     for (int first = 0; first < keys; first += KEY_BLOCK) {
       const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {
@@ -302,49 +273,40 @@ struct Backward {
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
       w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
-      w.key_a.take(n, w.keys, k.count), w.value_a.take(n, w.values, k.count);
       w.factors.fill(c, n, here, first, k.count, scale2);
-      grad_rows(want.key, here, g, first, k.count, w.key_grads);
-      grad_rows(want.value, here, g, first, k.count, w.value_grads);
+      for (int r = 0; r < k.count; ++r) {
+        const int a = here.neighbour[first + r], j = here.token[first + r];
+        if (want.key) w.key_grads[r] = want.key.at<T>(b, u, a, j, g);
+        if (want.value) w.value_grads[r] = want.value.at<T>(b, u, a, j, g);
+      }
       clear(w.dgate, KEY_BLOCK * LANES);
       for (int i = 0; i < count; ++i) {
         Unit then = units[i];
         then.row += (after.u - u) * n.M, then.head += (next - g) * share, then.rows = more ? 0 : then.rows;
-        block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.state(n, i), after.b, then);
+        block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.states.of(n, i), after.b, then);
       }
       for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
-    for (int i = 0; i < count; ++i) finish(b, units[i], w, w.state(n, i), partials.of(n, slot, units[i].head));
-  }
-
-  void clear_idle_rows(int64_t b) const {
-    each_idle_row(c, n, [&](int64_t row) {
-      for (int h = 0; h < n.H; ++h) {
-        if (want.query) clear(want.query.at<T>(b, row, h), n.D);
-        if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
-      }
-    });
+    for (int i = 0; i < count; ++i) finish(b, units[i], w, w.states.of(n, i), partials.of(n, slot, units[i].head));
   }
 
   // Adds the sums of the slots, and of heads that share relative keys, in a fixed order.
   void reduce(int head) {
-    const auto total = [&](int h, int64_t offset) {
-      double x = 0;
-      for (int64_t s = 0; s < slots; ++s) x += partials.of(n, s, h)[offset];
-      return x;
+    const auto bias = [&](const View& to, int width, int64_t offset) {
+      for (int d = 0; to && d < width; ++d) {
+        double x = 0;
+        for (int64_t s = 0; s < partials.slots; ++s) x += partials.of(n, s, head)[offset + d];
+        to.at<float>(head)[d] = static_cast<float>(x * c.scale);
+      }
     };
-    for (int d = 0; want.content_bias && d < n.D; ++d)
-      want.content_bias.at<float>(head)[d] = static_cast<float>(total(head, partials.rel + d) * c.scale);
-    for (int e = 0; want.position_bias && e < n.E; ++e)
-      want.position_bias.at<float>(head)[e] =
-          static_cast<float>(total(head, partials.rel + partials.content + e) * c.scale);
+    bias(want.content_bias, n.D, partials.rel), bias(want.position_bias, n.E, partials.rel + partials.content);
     if (!want.rel_key || head >= want.rel_key.size[0]) return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
     for (int row = 0; row < n.table_rows; ++row) {
       const int64_t column = n.max_displacement - row - c.rel_start;
       double sums[LARGEST_D] = {};
       for (int h = head; column >= 0 && column < n.band && h < last; ++h)
-        for (int64_t s = 0; s < slots; ++s) {
+        for (int64_t s = 0; s < partials.slots; ++s) {
           const float* of_slot = partials.of(n, s, h) + column * pad(n.E);
           for (int e = 0; e < n.E; ++e) sums[e] += of_slot[e];
         }
@@ -354,9 +316,10 @@ struct Backward {
 
   void run(int threads) {
     const int64_t items = n.B * n.L;
-    parallel_for(n.G * slots, threads, [&](int64_t task) {
+    parallel_for(n.G * partials.slots, threads, [&](int64_t task) {
       const TileScope tiles;
-      const int64_t slot = task / n.G, first = slot * items / slots, last = (slot + 1) * items / slots;
+      const int64_t slot = task / n.G, first = slot * items / partials.slots,
+                    last = (slot + 1) * items / partials.slots;
       const int g = static_cast<int>(task % n.G), most = n.blocks * (n.H / n.G);  // neighbouring heads share pages
       auto w = in_scratch<ChunkedWorkspace<T, Elem>>(n, most, static_cast<bool>(want.neighbour_gate),
                                                      static_cast<bool>(dropout));
@@ -370,7 +333,10 @@ struct Backward {
         std::swap(here, after);
       }
     });
-    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
+    each_idle_row(c, n, [&](int64_t b, int64_t row, int h) {
+      if (want.query) clear(want.query.at<T>(b, row, h), n.D);
+      if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
+    });
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });
     for (int64_t i = 0; want.neighbour_gate && i < items; ++i)
       for (int a = 0; a < n.K; ++a) {

@@ -28,13 +28,6 @@ float row_product(const T* a, const T* b, int width) {
   return sum(acc);
 }
 
-// Rows of the gradient of keys or values for a block of the visible tokens.
-template <class T>
-void grad_rows(const View& of, const Tokens& tokens, int g, int first, int count, T** rows) {
-  for (int r = 0; of && r < count; ++r)
-    rows[r] = of.at<T>(tokens.b, tokens.u, tokens.neighbour[first + r], tokens.token[first + r], g);
-}
-
 // Running values of a vector of rows over blocks of keys: the greatest score (base 2), the sum of the weights
 // 2^(score - greatest), dP at the greatest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMeans {
@@ -69,18 +62,15 @@ struct GradTiles {
 
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) {
-      float* sum = sums + (row + r) * ld + column;
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) {
-        const Vec total = more ? x[r][v] + load(sum + v * LANES) : x[r][v];
-        if (last)
-          store(rows[row + r] + column + v * LANES, total * factor, width - column - v * LANES);
-        else
-          store(sum + v * LANES, total);
-      }
-    }
+    unrolled<MR, NR>([&](int r, int v) {
+      const int at = column + v * LANES;
+      float* sum = sums + (row + r) * ld + at;
+      const Vec total = more ? x[r][v] + load(sum) : x[r][v];
+      if (last)
+        store(rows[row + r] + at, total * factor, width - at);
+      else
+        store(sum, total);
+    });
   }
 };
 
@@ -97,9 +87,7 @@ struct ChunkedState {
     query_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : query_a;
     grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
     z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    lse2 = arena.take<float>(QUERY_BLOCK), delta = arena.take<float>(QUERY_BLOCK);
-    dlse = arena.take<float>(QUERY_BLOCK), inverse = arena.take<float>(QUERY_BLOCK);
-    at_max = arena.take<float>(QUERY_BLOCK);
+    for (float** row : {&lse2, &inverse, &at_max, &delta, &dlse}) *row = arena.take<float>(QUERY_BLOCK);
     dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
   }
 };
@@ -108,55 +96,51 @@ template <class T, class Elem>
 struct ChunkedWorkspace {
   RelativeCache<Elem> relative;
   Tokens tokens[2];  // of this chunk and of the next one
-  BlockRows<T> keys, values;
-  RowsAsA<T, Elem> key_a, value_a;
-  RowsAsB<T, Elem> key_b;
+  BlockRows<T, Elem> keys, values;
   KeyFactors factors;
   T **key_grads, **value_grads;  // rows of a block
   Elem *p_a, *ds_a, *ds_t, *rel_a, *rel_b, *band_a, *band_t;
   float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
-  char* states;
-  size_t state_bytes, bytes;
+  States<ChunkedState<Elem>> states;
 
-  ChunkedWorkspace(const Sizes& n, int units, bool gate, bool dropout, Arena arena)
-      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(arena), values(arena), key_a(n, arena),
-        value_a(n, arena), key_b(n, arena), factors(arena) {
+  ChunkedWorkspace(const Sizes& n, int units, bool gate, bool dropout, Arena& arena)
+      : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(n, true, true, arena), values(n, true, false, arena),
+        factors(arena), states(n, units, arena) {
     constexpr int block = KEY_BLOCK * QUERY_BLOCK;
-    const auto pairs = [&](int64_t count) { return PAIRS<Elem> ? arena.take<Elem>(count) : nullptr; };
+    // pairs, or the floats that they would be made of
+    const auto pairs = [&](int64_t count, float* floats) {
+      return PAIRS<Elem> ? arena.take<Elem>(count) : reinterpret_cast<Elem*>(floats);
+    };
     key_grads = arena.take<T*>(KEY_BLOCK), value_grads = arena.take<T*>(KEY_BLOCK);
     p = arena.take<float>(block), ds = arena.take<float>(block);
     x = arena.take<float>(gate ? block : 0), keep = arena.take<float>(dropout ? block : 0);
-    p_a = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(p);
-    ds_a = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(ds);
-    ds_t = PAIRS<Elem> ? pairs(block / 2) : reinterpret_cast<Elem*>(ds);
+    p_a = pairs(block / 2, p), ds_a = pairs(block / 2, ds), ds_t = pairs(block / 2, ds);
     dk = arena.take<float>(KEY_BLOCK * pad(n.D)), dv = arena.take<float>(KEY_BLOCK * pad(n.D));
     const int64_t band = n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld : 0;
     strip = arena.take<float>(band + LANES * n.band_ld);
-    rel_a = arena.take<Elem>(QUERY_BLOCK * row_width<Elem>(n.E)), rel_b = pairs(QUERY_BLOCK * row_width<Elem>(n.E));
-    band_a = PAIRS<Elem> ? pairs(band / 2) : reinterpret_cast<Elem*>(strip);
-    band_t = PAIRS<Elem> ? pairs(band / 2) : reinterpret_cast<Elem*>(strip);
+    rel_a = arena.take<Elem>(QUERY_BLOCK * row_width<Elem>(n.E)),
+    rel_b = pairs(QUERY_BLOCK * row_width<Elem>(n.E), nullptr);
+    band_a = pairs(band / 2, strip), band_t = pairs(band / 2, strip);
     bias = arena.take<float>(LARGEST_D), dgate = arena.take<float>(KEY_BLOCK * LANES);
     drel_query = arena.take<float>(QUERY_BLOCK * pad(n.E));
-    Arena one(nullptr);
-    ChunkedState<Elem>(n, one);
-    state_bytes = one.used();
-    states = arena.take<char>(static_cast<int64_t>(state_bytes) * units);
-    bytes = arena.used();
-  }
-  ChunkedState<Elem> state(const Sizes& n, int unit) const {
-    Arena arena(states + state_bytes * unit);
-    return ChunkedState<Elem>(n, arena);
   }
 };
 
+constexpr int TASKS = 128;                         // least number of tasks, for balance
+constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together, unless one slot takes more
+
 // Sums over chunks, for each slot and head.
 struct ChunkedPartials {
-  int64_t rel, content, position, each;  // sizes in floats
+  int64_t rel, content, position, each, slots;  // sizes in floats, number
   std::vector<float> sums;
 
   ChunkedPartials(const Sizes& n, const CrossAttentionGrads& want)
       : rel(want.rel_key ? static_cast<int64_t>(n.band) * pad(n.E) : 0), content(want.content_bias ? pad(n.D) : 0),
-        position(want.position_bias ? pad(n.E) : 0), each(rel + content + position) {}
+        position(want.position_bias ? pad(n.E) : 0), each(rel + content + position) {
+    const int64_t room = SLOT_BYTES / std::max<int64_t>(n.H * each * int64_t{sizeof(float)}, 1);
+    slots = std::clamp<int64_t>(std::min<int64_t>((TASKS + n.G - 1) / n.G, room), 1, n.B * n.L);
+    sums.resize(slots * n.H * each);
+  }
   float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
 };
 

@@ -13,25 +13,28 @@ template <class Elem>
 struct State {
   Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
   float *z, *row_max, *row_sum, *out;  // [R][QUERY_BLOCK], running maximum and sum [QUERY_BLOCK], [rows][pad(D)]
+
+  State(const Sizes& n, Arena& arena) {
+    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    row_max = arena.take<float>(QUERY_BLOCK), row_sum = arena.take<float>(QUERY_BLOCK);
+    out = arena.take<float>(QUERY_BLOCK * pad(n.D));
+  }
 };
 
 template <class T, class Elem>
 struct Workspace {
   RelativeCache<Elem> relative;
   Tokens tokens, after;  // of this task and of the next one
-  BlockRows<T> keys, values;
-  RowsAsA<T, Elem> key_a;
-  RowsAsB<T, Elem> value_b;
+  BlockRows<T, Elem> keys, values;
   KeyFactors factors;
   Elem *rows, *p;
   float *s, *strip, *bias, *alpha, *keep;
-  char* states;
-  size_t state_bytes;
-  size_t bytes;
+  States<State<Elem>> states;
 
-  Workspace(const Sizes& n, int units, Arena arena)
-      : relative(n, arena), tokens(n, arena), after(n, arena), keys(arena), values(arena), key_a(n, arena),
-        value_b(n, arena), factors(arena) {
+  Workspace(const Sizes& n, int units, Arena& arena)
+      : relative(n, arena), tokens(n, arena), after(n, arena), keys(n, true, false, arena),
+        values(n, false, true, arena), factors(arena), states(n, units, arena) {
     rows = arena.take<Elem>(QUERY_BLOCK * std::max(row_width<Elem>(n.D), row_width<Elem>(n.E)));
     s = arena.take<float>(KEY_BLOCK * QUERY_BLOCK);
     p = PAIRS<Elem> ? arena.take<Elem>(kc_of<Elem>(KEY_BLOCK) * QUERY_BLOCK)
@@ -39,23 +42,6 @@ struct Workspace {
     strip = arena.take<float>(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0);
     bias = arena.take<float>(LARGEST_D);
     alpha = arena.take<float>(QUERY_BLOCK), keep = arena.take<float>(2 * QUERY_BLOCK);
-    Arena one(nullptr);
-    state(n, one);
-    state_bytes = one.used();
-    states = arena.take<char>(static_cast<int64_t>(state_bytes) * units);
-    bytes = arena.used();
-  }
-  static State<Elem> state(const Sizes& n, Arena& arena) {
-    State<Elem> st;
-    st.query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
-    st.z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    st.row_max = arena.take<float>(QUERY_BLOCK), st.row_sum = arena.take<float>(QUERY_BLOCK);
-    st.out = arena.take<float>(QUERY_BLOCK * pad(n.D));
-    return st;
-  }
-  State<Elem> state(const Sizes& n, int unit) const {
-    Arena arena(states + state_bytes * unit);
-    return state(n, arena);
   }
 };
 
@@ -118,30 +104,27 @@ template <class T, class Elem>
 struct Forward {
   const CrossAttention& c;
   const View &out, &lse;
-  Sizes n;
-  Dropout dropout;
+  int64_t first_batch;
+  Sizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
   uint64_t id = next_call();
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
-  Forward(const CrossAttention& call, const View& o, const View& l, int64_t entry)
-      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
-
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
-    pack_unit<T>(c.query, b, unit, bias_of<T>(c.content_bias, unit.head, n.D, w.bias), n.D, w.rows);
+    pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, w.rows);
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
     clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
     if (!n.E) return clear(st.z, QUERY_BLOCK);
-    pack_unit<T>(c.rel_query ? c.rel_query : c.query, b, unit, bias_of<T>(c.position_bias, unit.head, n.E, w.bias), n.E,
-                 w.rows);
+    pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
   // Scores of a block of keys and a unit, and their maximum over the keys. `asked`: rows to prefetch.
   __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, Vec* block_max) const {
-    const auto keys = w.key_a.operand(n, w.keys);
+    const auto keys = w.keys.a();
     const Ahead<T> soon = asked.beside(count, unit.lanes() / LANES);
     const int step = slice<Elem>(SLICE, count);
     for (int k = 0; k < count; k += step)
@@ -179,7 +162,7 @@ struct Forward {
         store(to + r * QUERY_BLOCK + v * LANES, one(r));
       } else {
         const Vec even = one(r), odd = r + 1 < count ? one(r + 1) : zero();
-        store_pairs(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
+        store(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
       }
     };
     const auto down = [&](auto gated) {  // down the keys, with sums and constants in registers
@@ -205,8 +188,7 @@ struct Forward {
   }
 
   void keep(int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) const {
-    dropout.factors(static_cast<uint32_t>(w.tokens.index(n, at)), static_cast<uint32_t>(unit.row),
-                    static_cast<uint32_t>(unit.head), static_cast<uint32_t>(w.tokens.b), unit.lanes(), to);
+    dropout.factors(w.tokens.index(n, at), unit.row, unit.head, w.tokens.b, unit.lanes(), to);
   }
 
   // `packed`: whether an earlier unit has packed the values. `then`: null, or at the last block of keys the unit of
@@ -223,7 +205,7 @@ struct Forward {
     const ThreeAhead<T, WRITE> soon{asked.beside(rows, vectors), queries, outputs};
     const int step = slice<Elem>(SLICE, rows);
     for (int row = 0; row < rows; row += step)
-      w.value_b.multiply(n, w.values, count, packed || row > 0, nullptr, [&](const auto& values) {
+      w.values.as_b(count, packed || row > 0, [&](const auto& values) {
         gemm(std::min(step, rows - row), vectors, kc_of<Elem>(count), ColumnMajor<Elem>{w.p + row, QUERY_BLOCK}, values,
              ValueTiles<ThreeAhead<T, WRITE>>{soon, row, w.alpha + row, st.out + row * ld, ld});
       });
@@ -235,15 +217,6 @@ struct Forward {
       scale_row(st.out + i * pad(n.D), inverse, n.D, out.at<T>(b, unit.row + i, unit.head));
       *lse.at<float>(b, unit.head, unit.row + i) = log_sum_exp(st.row_max[i], row_sum);
     }
-  }
-
-  void clear_idle_rows(int64_t b) const {
-    each_idle_row(c, n, [&](int64_t row) {
-      for (int h = 0; h < n.H; ++h) {
-        clear(out.at<T>(b, row, h), n.D);
-        *lse.at<float>(b, h, row) = -INFINITY;
-      }
-    });
   }
 
   struct Heads {
@@ -265,16 +238,15 @@ struct Forward {
     const bool stays = next.b == here.b && next.u == here.u;
     w.tokens.list(c, n, here.b, here.u);
     if (!stays) w.after.list(c, n, next.b, next.u);
-    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.state(n, i));
+    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.states.of(n, i));
     for (int at = 0; at < w.tokens.count; at += KEY_BLOCK) {
       const bool end = at + KEY_BLOCK >= w.tokens.count;
       const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
           soon = end ? Piece<const T>(c, stays ? w.tokens : w.after, true, next.first / share, 0)
                      : Piece<const T>(c, w.tokens, true, g, at + KEY_BLOCK);
-      w.keys.take(k), w.values.take(v);
-      w.key_a.take(n, w.keys, k.count), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
+      w.keys.take(k), w.values.take(v), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
-        const State<Elem> st = w.state(n, i);
+        const State<Elem> st = w.states.of(n, i);
         Vec block_max[QUERY_BLOCK / LANES];
         for (Vec& t : block_max) t = broadcast(-INFINITY);
         scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
@@ -284,7 +256,7 @@ struct Forward {
         values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end ? &then : nullptr, next.b);
       }
     }
-    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.state(n, i));
+    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.states.of(n, i));
   }
 
   void run(int threads) const {
@@ -293,56 +265,48 @@ struct Forward {
     int split = 1;
     while (split < share && whole * split < 2 * threads) ++split;
     while (share % split) ++split;
-    const int heads = share / split;
+    const int heads = share / split, parts = n.G * split;
     const int64_t tasks = whole * split;
-    const HeadOrder order(n.G * split, heads, RelativeCache<Elem>::count(n), chunks * n.B);
+    // First as many parts of the heads as the cache of relative keys holds, because neighbouring heads share memory
+    // pages; then the same parts of the next chunks; then the next parts.
+    const int64_t width = std::clamp(RelativeCache<Elem>::count(n) / heads, 1, parts), full = width * chunks * n.B;
     const auto heads_of = [&](int64_t t) {
-      const HeadOrder::Place at = order(t);
-      return Heads{at.item / chunks, n.first_chunk + at.item % chunks, at.part * heads, (at.part + 1) * heads};
+      const int64_t first = t / full * width, here = std::min(width, parts - first), item = t % full / here;
+      const int head = static_cast<int>(first + t % full % here) * heads;
+      return Heads{item / chunks, n.first_chunk + item % chunks, head, head + heads};
     };
     parallel_for(tasks, threads, [&](int64_t t) { task(heads_of(t), heads_of(std::min(t + threads, tasks - 1))); });
-    for (int64_t b = 0; b < n.B; ++b) clear_idle_rows(b);
+    each_idle_row(c, n, [&](int64_t b, int64_t row, int h) {
+      clear(out.at<T>(b, row, h), n.D);
+      *lse.at<float>(b, h, row) = -INFINITY;
+    });
   }
-};
 
-// Forward pass of few rows: a decode step.
-template <class T>
-struct Rows {
-  const CrossAttention& c;
-  const View &out, &lse;
-  Sizes n{c};
-  float scale2 = static_cast<float>(c.scale) * LOG2E;
-
-  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
-    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
-    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, rel_query);
-  }
-  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
-    const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1, index = next % n.M;
-    if (u < 0 || u >= n.L) return end;
-    const int64_t high = std::min<int64_t>(end, int64_t{n.K} * n.R);
-    const View& mask = c.neighbour_mask;
-    for (; at < high && !keys.full(); ++at) {
-      const int64_t a = at / n.R, j = at % n.R;
-      if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
-      keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), index - j - c.rel_start,
-               gate_of(c, b, u, static_cast<int>(a)));
-    }
-    return at < high ? at : end;
-  }
-  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
-  }
-  void run(int threads) const {
-    attend_rows<T>(RowSizes(n.B, n.N, int64_t{n.K} * n.R, n.H, n.G, n.D, n.E), *this, c.key, c.value, c.rel_key,
-                   threads);
+  // Forward pass of few rows: a decode step.
+  static void of_rows(const CrossAttention& c, const View& out, const View& lse, int threads) {
+    const Sizes n(c);
+    const int64_t tokens = int64_t{n.K} * n.R;
+    const auto list = [&](int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) {
+      const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1;
+      if (u < 0 || u >= n.L) return end;
+      const int64_t high = std::min(end, tokens);
+      const View& mask = c.neighbour_mask;
+      for (; at < high && !keys.full(); ++at) {
+        const int64_t a = at / n.R, j = at % n.R;
+        if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
+        keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), next % n.M - j - c.rel_start,
+                 gate_of(c, b, u, static_cast<int>(a)));
+      }
+      return at < high ? at : end;
+    };
+    attend_rows<T>(RowSizes(n.B, n.N, tokens, n.H, n.G, n.D, n.E), c, out, lse, threads, list);
   }
 };
 
 }  // namespace
 
 void chunked_cross_attention_forward(const CrossAttention& call, const View& out, const View& lse, int threads) {
-  attention_forward<Rows, Forward>(call, call.batch_start, out, lse, threads);
+  attention_forward<Forward>(call, call.batch_start, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

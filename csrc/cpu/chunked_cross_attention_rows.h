@@ -11,7 +11,6 @@ struct Piece {
   const int64_t* offset = nullptr;
   int count = 0;
 
-  Piece() = default;
   // A block of tokens from `at` on. `of_keys`: of the keys, otherwise of the values. Empty beyond the last head.
   Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
@@ -83,62 +82,50 @@ struct AskingTiles {
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     soon.ask(at + row, MR, column, NR);
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) each(at + row + r, column + v * LANES, x[r][v]);
+    unrolled<MR, NR>([&](int r, int v) { each(at + row + r, column + v * LANES, x[r][v]); });
   }
 };
 
-// Pointers to the rows of a block of keys or values, and to a row of zeros, the partner of the last row in a pair.
-template <class T>
+// The rows of a block of keys or values, as an operand of products: pointers to them, and to a row of zeros, the
+// partner of the last row in a pair. As A they are used in place or widened; as B, with k = row, the first product
+// packs them.
+template <class T, class Elem>
 struct BlockRows {
+  static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
+  int width;
+  bool widens;
   const T** row;
-  explicit BlockRows(Arena& arena) : row(arena.take<const T*>(KEY_BLOCK + 1)) {}
+  Elem *widened, *packed;
+
+  BlockRows(const Sizes& n, bool as_a, bool as_b, Arena& arena)
+      : width(n.D), widens(as_a && !SAME), row(arena.take<const T*>(KEY_BLOCK + 1)),
+        widened(arena.take<Elem>(widens ? KEY_BLOCK * row_width<Elem>(width) : 0)),
+        packed(arena.take<Elem>(as_b ? static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(width) : 0)) {}
   void take(const Piece<const T>& piece) const {
     static const T NOTHING[LARGEST_D] = {};
     for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
     row[piece.count] = NOTHING;
-  }
-};
-
-// The rows of a block as A of a product, in place or widened.
-template <class T, class Elem>
-struct RowsAsA {
-  static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
-  Elem* widened;
-
-  RowsAsA(const Sizes& n, Arena& arena) : widened(arena.take<Elem>(SAME ? 0 : KEY_BLOCK * row_width<Elem>(n.D))) {}
-  void take(const Sizes& n, const BlockRows<T>& rows, int count) const {
     if constexpr (!SAME)
-      for (int r = 0; r < count; ++r) pack_row(rows.row[r], nullptr, n.D, widened + r * row_width<Elem>(n.D));
+      for (int r = 0; widens && r < piece.count; ++r)
+        pack_row(row[r], nullptr, width, widened + r * row_width<Elem>(width));
   }
-  auto operand(const Sizes& n, const BlockRows<T>& rows) const {
+  auto a() const {
     if constexpr (SAME)
-      return RowPointers<T, Elem>{rows.row};
+      return RowPointers<T, Elem>{row};
     else
-      return RowMajor<Elem>{widened, row_width<Elem>(n.D)};
+      return RowMajor<Elem>{widened, row_width<Elem>(width)};
   }
-};
-
-// The rows of a block as B of products with k = row. The first product packs them.
-template <class T, class Elem>
-struct RowsAsB {
-  Elem* data;
-
-  RowsAsB(const Sizes& n, Arena& arena)
-      : data(arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(n.D))) {}
-  // Calls product(B). `also`: null, or the same rows as A; if they were widened to floats, they serve as B too.
+  // Calls product(B). `again`: whether an earlier call has packed the rows.
   template <class Function>
-  void multiply(const Sizes& n, const BlockRows<T>& rows, int count, bool packed, const RowsAsA<T, Elem>* also,
-                Function&& product) const {
-    const int ld = pad(n.D);
-    if constexpr (!RowsAsA<T, Elem>::SAME && !PAIRS<Elem>)
-      if (also) return product(PackedB<Elem>{also->widened, ld});
-    if (packed) return product(PackedB<Elem>{data, ld});
-    if (n.D == ld) return product(UnpackedB<T, Elem>{rows.row, data, ld});
-    pack_b_rows(rows.row, kc_of<Elem>(count), n.D, data, ld);
-    product(PackedB<Elem>{data, ld});
+  void as_b(int count, bool again, Function&& product) const {
+    const int ld = pad(width);
+    if constexpr (!SAME)
+      if (widens) return product(PackedB<Elem>{widened, ld});
+    if (again) return product(PackedB<Elem>{packed, ld});
+    if (width == ld) return product(UnpackedB<T, Elem>{row, packed, ld});
+    for (int k = 0; k < kc_of<Elem>(count); ++k)
+      for (int c = 0; c < ld; c += LANES) store(packed + k * ld + c, b_row_of(packed, row, k, c, width - c));
+    product(PackedB<Elem>{packed, ld});
   }
 };
 

@@ -59,13 +59,14 @@ struct Unit {
   int lanes() const { return pad(rows); }
 };
 
-// Calls f(row) for every row that attends no chunk: rows before the first chunk's, and after the last chunk's.
+// Calls f(batch entry, row, head) for every row that attends no chunk: before the first chunk's, and after the last's.
 template <class Function>
 void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
   const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
   const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.last_chunk), begin, n.N);
-  for (int64_t row = 0; row < begin; ++row) f(row);
-  for (int64_t row = end; row < n.N; ++row) f(row);
+  for (int64_t b = 0; b < n.B; ++b)
+    for (int64_t row = 0; row < n.N; ++row)
+      for (int h = 0; h < n.H && (row < begin || row >= end); ++h) f(b, row, h);
 }
 
 // Units of the query heads [first, last) that attend chunk u.
@@ -78,6 +79,25 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
       units.push_back(
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
+
+// The states of some units, adjacent in an arena.
+template <class State>
+class States {
+ public:
+  States(const Sizes& n, int units, Arena& arena) {
+    Arena one(nullptr);
+    State(n, one);
+    bytes_ = static_cast<int64_t>(one.used()), first_ = arena.take<char>(bytes_ * units);
+  }
+  State of(const Sizes& n, int unit) const {
+    Arena arena(first_ + bytes_ * unit);
+    return State(n, arena);
+  }
+
+ private:
+  char* first_;
+  int64_t bytes_;
+};
 
 // The visible tokens of a chunk's neighbours, ascending. Masked tokens are never read, so they may be NaN.
 struct Tokens {
@@ -138,10 +158,12 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
 }
 
 // Rows of `from` (query, relative query, gradient) of a unit, plus a bias: row-major A, [rows][row_width(D)].
+// `as_floats`: room for the bias.
 template <class T, class Elem>
-void pack_unit(const View& from, int64_t b, const Unit& unit, const float* bias, int width, Elem* to) {
+void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, int width, float* as_floats, Elem* to) {
+  const float* const more = bias_of<T>(bias, unit.head, width, as_floats);
   for (int i = 0; i < unit.rows; ++i)
-    pack_row(from.at<const T>(b, unit.row + i, unit.head), bias, width, to + i * row_width<Elem>(width));
+    pack_row(from.at<const T>(b, unit.row + i, unit.head), more, width, to + i * row_width<Elem>(width));
 }
 
 // Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: the position term in the scores of token j,
@@ -221,25 +243,6 @@ struct KeyFactors {
       scaled[r] = gate[r] * scale2;
       z_row[r] = n.E ? tokens.token[at + r] * QUERY_BLOCK : 0;
     }
-  }
-};
-
-// Order of tasks (item: batch entry and chunk; part: some heads). First as many parts as the cache of relative keys
-// holds, because neighbouring heads share memory pages; then the same parts of the next items; then the next parts.
-struct HeadOrder {
-  struct Place {
-    int64_t item;
-    int part;
-  };
-  int parts, width;
-  int64_t items;
-
-  HeadOrder(int all, int heads, int cached, int64_t count)
-      : parts(all), width(std::clamp(cached / heads, 1, all)), items(count) {}
-  Place operator()(int64_t t) const {
-    const int64_t full = width * items, group = t / full, first = group * width;
-    const int64_t here = std::min<int64_t>(width, parts - first), rest = t - group * full;
-    return {rest / here, static_cast<int>(first + rest % here)};
   }
 };
 

@@ -21,12 +21,14 @@ struct Dropout {
   explicit operator bool() const { return threshold > 0; }
 
   // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
-  void factors(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
-    for (int i = 0; i < n; ++i) to[i] = factor(key, row + static_cast<uint32_t>(i), head, first_batch + batch);
+  void factors(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
+    const uint32_t k = uint32_t(key), first = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
+    for (int i = 0; i < n; ++i) to[i] = factor(k, first + uint32_t(i), h, b);
   }
   // The same for keys key..key+n-1 of one query row.
-  void factors_of_row(uint32_t key, uint32_t row, uint32_t head, uint32_t batch, int n, float* to) const {
-    for (int i = 0; i < n; ++i) to[i] = factor(key + static_cast<uint32_t>(i), row, head, first_batch + batch);
+  void factors_of_row(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
+    const uint32_t first = uint32_t(key), r = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
+    for (int i = 0; i < n; ++i) to[i] = factor(first + uint32_t(i), r, h, b);
   }
 
  private:

@@ -28,46 +28,29 @@ constexpr bool PAIRS = std::is_same_v<Elem, uint32_t>;
 
 constexpr int pad(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-RETRO_INLINE Vec load_operand(const float* p) { return load(p); }
-RETRO_INLINE Pairs load_operand(const uint32_t* p) { return load_pairs(p); }
-RETRO_INLINE Pairs broadcast(uint32_t pair) { return broadcast_pair(pair); }
 RETRO_INLINE Vec fma(Pairs a, Pairs b, Vec acc) { return dot(acc, a, b); }
 
 // Depth of a contraction over k: number of elements of type Elem that hold k values.
 template <class Elem>
-constexpr int kc_of(int k);
-template <>
-constexpr int kc_of<float>(int k) {
-  return k;
-}
-template <>
-constexpr int kc_of<uint32_t>(int k) {
-  return (k + 1) / 2;
+constexpr int kc_of(int k) {
+  return PAIRS<Elem> ? (k + 1) / 2 : k;
 }
 
-template <class Elem>
-struct RowMajor {
+template <class Elem, bool BY_ROWS>
+struct Strided {
   const Elem* data;
   int64_t lda;
-  RowMajor from(int row) const { return {data + row * lda, lda}; }
+  Strided from(int row) const { return {data + (BY_ROWS ? row * lda : row), lda}; }
   template <int MR>
-  RowMajor held() const {
+  Strided held() const {
     return *this;
   }
-  RETRO_INLINE Elem at(int r, int k) const { return data[r * lda + k]; }
+  RETRO_INLINE Elem at(int r, int k) const { return BY_ROWS ? data[r * lda + k] : data[k * lda + r]; }
 };
-
 template <class Elem>
-struct ColumnMajor {
-  const Elem* data;
-  int64_t lda;
-  ColumnMajor from(int row) const { return {data + row, lda}; }
-  template <int MR>
-  ColumnMajor held() const {
-    return *this;
-  }
-  RETRO_INLINE Elem at(int r, int k) const { return data[k * lda + r]; }
-};
+using RowMajor = Strided<Elem, true>;
+template <class Elem>
+using ColumnMajor = Strided<Elem, false>;
 
 // T: type of the rows in memory, Elem or, where Elem is a pair, bf16.
 template <class T, class Elem>
@@ -98,17 +81,17 @@ struct PackedB {
   int64_t ldb;
   PackedB from(int column) const { return {data + column, ldb}; }
   PackedB packed() const { return *this; }
-  RETRO_INLINE auto row(int k, int c) const { return load_operand(data + k * ldb + c); }
+  RETRO_INLINE auto row(int k, int c) const { return load(data + k * ldb + c); }
 };
 
-RETRO_INLINE void store_operand(float* to, Vec x) { store(to, x); }
-RETRO_INLINE void store_operand(uint32_t* to, Pairs x) { store_pairs(to, x); }
-template <class T>
-RETRO_INLINE Vec b_row_of(const T* const* rows, int k, int c, const float*) {
-  return load(rows[k] + c);
+// A vector of row k of B from pointers to rows, or its first lanes. The first argument is only a type.
+template <class T, class... Count>
+RETRO_INLINE Vec b_row_of(const float*, const T* const* rows, int k, int c, Count... count) {
+  return load(rows[k] + c, count...);
 }
-RETRO_INLINE Pairs b_row_of(const bf16* const* rows, int k, int c, const uint32_t*) {
-  return interleave(rows[2 * k] + c, rows[2 * k + 1] + c);
+template <class... Count>
+RETRO_INLINE Pairs b_row_of(const uint32_t*, const bf16* const* rows, int k, int c, Count... count) {
+  return interleave(rows[2 * k] + c, rows[2 * k + 1] + c, count...);
 }
 
 // The first tile of rows reads B through the pointers and packs it into `data` for the others, while it multiplies.
@@ -122,8 +105,8 @@ struct UnpackedB {
   UnpackedB from(int c) const { return {rows, data + c, ldb, column + c}; }
   PackedB<Elem> packed() const { return {data, ldb}; }
   RETRO_INLINE auto row(int k, int c) const {
-    const auto x = b_row_of(rows, k, column + c, data);
-    store_operand(data + k * ldb + c, x);
+    const auto x = b_row_of(data, rows, k, column + c);
+    store(data + k * ldb + c, x);
     return x;
   }
 };
@@ -138,19 +121,13 @@ RETRO_INLINE void finish_tile(int row, int column, const Vec (&c)[MR][NR], Epilo
   if constexpr (TAKES_TILES<Epilogue>)
     epilogue.tile(row, column, c);
   else
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) epilogue(row + r, column + v * LANES, c[r][v]);
+    unrolled<MR, NR>([&](int r, int v) { epilogue(row + r, column + v * LANES, c[r][v]); });
 }
 
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
-#pragma GCC unroll 16
-  for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) c[r][v] = zero();
+  unrolled<MR, NR>([&](int r, int v) { c[r][v] = zero(); });
   const auto a_rows = a.from(row).template held<MR>();
   for (int k = 0; k < kc; ++k) {
     decltype(b.row(0, 0)) b_row[NR];
@@ -165,6 +142,16 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
   }
   finish_tile(row, column, c, epilogue);
 }
+
+// Epilogue that adds C to floats, rows `ld` apart.
+struct AddTo {
+  float* to;
+  int64_t ld;
+  RETRO_INLINE void operator()(int row, int column, Vec x) const {
+    float* p = to + row * ld + column;
+    store(p, load(p) + x);
+  }
+};
 
 // Rows from r on in tiles of MR, then of fewer.
 template <int MR, int NR, class A, class B, class Epilogue>
@@ -219,8 +206,7 @@ inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& 
 template <bool ROW_MAJOR, class Elem, class Epilogue>
 inline void gemm(int m, int vectors, int kc, const Elem* a, int64_t lda, const Elem* b, int64_t ldb,
                  Epilogue&& epilogue) {
-  using A = std::conditional_t<ROW_MAJOR, RowMajor<Elem>, ColumnMajor<Elem>>;
-  gemm(m, vectors, kc, A{a, lda}, PackedB<Elem>{b, ldb}, epilogue);
+  gemm(m, vectors, kc, Strided<Elem, ROW_MAJOR>{a, lda}, PackedB<Elem>{b, ldb}, epilogue);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -1,6 +1,7 @@
 // Run-time detection of the instruction sets that the processor and the operating system support.
 #include "isa.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -16,9 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#define RETRO_X86 1
-#else
-#define RETRO_X86 0
+#define RETRO_X86
 #endif
 
 namespace retro {
@@ -26,7 +25,7 @@ namespace {
 
 constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512bf16", "neon", "neonbf16", "sve", "amx"};
 
-#if RETRO_X86
+#ifdef RETRO_X86
 // XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
 uint64_t saved_state() {
   unsigned a, b, c, d;
@@ -66,23 +65,15 @@ Isa best_of_processor() {
   return tiles ? AMX : AVX512BF16;
 }
 #elif defined(__aarch64__)
-#if defined(__linux__)
-// Bytes of a scalable vector of this process, or 0.
-int scalable_bytes() {
-  constexpr unsigned long HAS_SVE = 1ul << 22;          // HWCAP_SVE
-  constexpr int GET_LENGTH = 51, LENGTH_MASK = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
-  if (!(getauxval(AT_HWCAP) & HAS_SVE)) return 0;
-  const int answer = prctl(GET_LENGTH);
-  return answer < 0 ? 0 : answer & LENGTH_MASK;
-}
-#endif
-
 Isa best_of_processor() {
 #if defined(__linux__)
-  constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12;  // HWCAP2_BF16, HWCAP2_SVEBF16
+  constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12, HAS_SVE = 1ul << 22;  // HWCAP2_*, HWCAP_SVE
+  constexpr int GET_LENGTH = 51, LENGTH_MASK = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
   const unsigned long has = getauxval(AT_HWCAP2);
   if (!(has & BF16)) return NEON;
-  return has & SVE_BF16 && scalable_bytes() == 32 ? SVE : NEONBF16;  // compiled for vectors of 32 bytes
+  if (!(has & SVE_BF16) || !(getauxval(AT_HWCAP) & HAS_SVE)) return NEONBF16;
+  const int length = prctl(GET_LENGTH);                                 // negative: an error
+  return length >= 0 && (length & LENGTH_MASK) == 32 ? SVE : NEONBF16;  // compiled for vectors of 32 bytes
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   return NEONBF16;
 #else
@@ -93,31 +84,27 @@ Isa best_of_processor() {
 Isa best_of_processor() { return PORTABLE; }
 #endif
 
-bool compiled(int isa) {
-  constexpr bool have[ISA_COUNT] = {
+// A build has kernels for one family of processors, so the sets are ordered.
+bool supported(int isa) {
+  constexpr bool COMPILED[ISA_COUNT] = {
       true,           RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16,
       RETRO_HAVE_SVE, RETRO_HAVE_AMX};
-  return have[isa];
+  return COMPILED[isa] && isa <= best_of_processor();
 }
 
-// A build has kernels for one family of processors, so the sets are ordered.
-bool supported(int isa) { return compiled(isa) && isa <= best_of_processor(); }
-
 Isa parse(const std::string& name) {
-  for (int isa = 0; isa < ISA_COUNT; ++isa)
-    if (name == NAMES[isa]) {
-      if (supported(isa)) return static_cast<Isa>(isa);
-      throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
-    }
-  throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+  const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
+  if (isa == ISA_COUNT) throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+  if (supported(isa)) return static_cast<Isa>(isa);
+  throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
 }
 
 Isa initial() {
   const char* wanted = std::getenv("RETRO_KERNELS_ISA");
   if (wanted && *wanted) return parse(wanted);
-  for (int isa = ISA_COUNT - 1; isa > 0; --isa)
-    if (supported(isa)) return static_cast<Isa>(isa);
-  return PORTABLE;
+  int best = ISA_COUNT - 1;
+  while (!supported(best)) --best;
+  return static_cast<Isa>(best);
 }
 
 std::atomic<int> active{-1};

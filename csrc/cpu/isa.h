@@ -1,23 +1,15 @@
 // Choice of the instruction set: every kernel source is compiled once for each, and one is chosen at run time.
 //
-// setup.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for each compilation, and RETRO_HAVE_<ISA>=1 for each
-// set that the compiler can target. A kernel's header declares its functions with RETRO_EVERY_ISA.
+// setup.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for each compilation, and RETRO_HAVE_<ISA> as 1 for
+// the sets that are compiled, 0 for the others. A kernel's header declares its functions with RETRO_EVERY_ISA.
 #pragma once
+#include <array>
 #include <string>
 
 namespace retro {
 
-enum Isa : int {
-  PORTABLE = 0,
-  AVX2 = 1,
-  AVX512 = 2,
-  AVX512BF16 = 3,
-  NEON = 4,
-  NEONBF16 = 5,
-  SVE = 6,
-  AMX = 7,
-  ISA_COUNT = 8
-};
+// in the order of RETRO_ISA_LEVEL
+enum Isa : int { PORTABLE, AVX2, AVX512, AVX512BF16, NEON, NEONBF16, SVE, AMX, ISA_COUNT };
 
 Isa active_isa();                       // the set in use
 std::string isa_name();                 // its name
@@ -25,26 +17,6 @@ std::string supported_isas();           // names that this build and this proces
 void set_isa(const std::string& name);  // "" restores the choice made at start; throws std::invalid_argument
 
 }  // namespace retro
-
-#ifndef RETRO_HAVE_AVX2
-#define RETRO_HAVE_AVX2 0
-#endif
-#ifndef RETRO_HAVE_AVX512
-#define RETRO_HAVE_AVX512 0
-#endif
-#ifndef RETRO_HAVE_AVX512BF16
-#define RETRO_HAVE_AVX512BF16 0
-#endif
-
-#ifndef RETRO_HAVE_NEON
-#define RETRO_HAVE_NEON 0
-#endif
-#ifndef RETRO_HAVE_NEONBF16
-#define RETRO_HAVE_NEONBF16 0
-#endif
-#ifndef RETRO_HAVE_SVE
-#define RETRO_HAVE_SVE 0
-#endif
 
 // AMX runs the code that is compiled for AVX512BF16, whose products use tile registers then (tiles.h).
 #if RETRO_HAVE_AVX512BF16 && __has_include(<amxbf16intrin.h>)
@@ -64,28 +36,12 @@ void set_isa(const std::string& name);  // "" restores the choice made at start;
   RETRO_IN(avx512bf16, __VA_ARGS__) \
   RETRO_IN(neon, __VA_ARGS__) RETRO_IN(neonbf16, __VA_ARGS__) RETRO_IN(sve, __VA_ARGS__)
 
-// &function if `have` is 1, null if it is 0
-#define RETRO_IF_0(function) nullptr
-#define RETRO_IF_1(function) &function
-#define RETRO_IF_EXPANDED(have, function) RETRO_IF_##have(function)
-#define RETRO_IF(have, function) RETRO_IF_EXPANDED(have, function)
-
-namespace retro {
-
-template <class Function>
-struct IsaTable {
-  Function entry[ISA_COUNT];
-};
-
-}  // namespace retro
-
 // One function pointer for each instruction set, indexed by active_isa(), which is always a compiled one.
-#define RETRO_TABLE(name)                                                                                             \
-  ::retro::IsaTable<decltype(&retro::portable::name)> {                                                               \
-    {                                                                                                                 \
-      &retro::portable::name, RETRO_IF(RETRO_HAVE_AVX2, retro::avx2::name),                                           \
-          RETRO_IF(RETRO_HAVE_AVX512, retro::avx512::name), RETRO_IF(RETRO_HAVE_AVX512BF16, retro::avx512bf16::name), \
-          RETRO_IF(RETRO_HAVE_NEON, retro::neon::name), RETRO_IF(RETRO_HAVE_NEONBF16, retro::neonbf16::name),         \
-          RETRO_IF(RETRO_HAVE_SVE, retro::sve::name), RETRO_IF(RETRO_HAVE_AMX, retro::avx512bf16::name)               \
-    }                                                                                                                 \
+#define RETRO_TABLE(name)                                                                                           \
+  std::array<decltype(&retro::portable::name), retro::ISA_COUNT> {                                                  \
+    &retro::portable::name, RETRO_HAVE_AVX2 ? &retro::avx2::name : nullptr,                                         \
+        RETRO_HAVE_AVX512 ? &retro::avx512::name : nullptr,                                                         \
+        RETRO_HAVE_AVX512BF16 ? &retro::avx512bf16::name : nullptr, RETRO_HAVE_NEON ? &retro::neon::name : nullptr, \
+        RETRO_HAVE_NEONBF16 ? &retro::neonbf16::name : nullptr, RETRO_HAVE_SVE ? &retro::sve::name : nullptr,       \
+        RETRO_HAVE_AMX ? &retro::avx512bf16::name : nullptr                                                         \
   }

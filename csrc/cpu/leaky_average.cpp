@@ -103,9 +103,6 @@ struct Lanes {
   }
 };
 
-// Number of lanes whose products are added at once: of one head, and few, to keep the error of a float32 sum small.
-int64_t cell_of(int64_t dim) { return dim % (4 * LANES) == 0 ? 4 * LANES : dim % (2 * LANES) == 0 ? 2 * LANES : LANES; }
-
 // total + rest += x, where rest is the rounding error of the total: a plain sum over thousands of steps would drift.
 template <class... Left>
 RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
@@ -163,22 +160,6 @@ void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
   for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h));
 }
 
-struct Call {
-  const View &x, &decay, &segment, &y;
-};
-
-template <class T>
-void scan_forward(const Call& c, const Sizes& n, Strip s, int64_t span, float* state, float* decays) {
-  const int64_t end = n.span_end(span), heads = s.last - s.first;
-  const Restarts restarts{c.segment, s.b};
-  spread_decay(c.decay, n, s, decays);
-  for (int64_t t = n.span_begin(span), next; t < end; t = next) {
-    next = restarts.next(t, end);
-    if (restarts.at(t)) std::fill_n(state, heads * n.dim, 0.f);
-    scan<T>(Walk<const T>(c.x, s, t, 1), Walk<T>(c.y, s, t, 1), {}, next - t, heads, n.dim, {state, decays});
-  }
-}
-
 struct Backward {
   const View &y, &dy, &decay, &initial, &segment, &dx;
 };
@@ -207,7 +188,9 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
                    float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
-  const int64_t cell = cell_of(n.dim), totals = n.dim / cell * LANES + n.dim % cell;
+  // lanes whose products are added at once: of one head, and few, to keep the error of a float32 sum small
+  const int64_t cell = n.dim % (4 * LANES) == 0 ? 4 * LANES : n.dim % (2 * LANES) == 0 ? 2 * LANES : LANES;
+  const int64_t totals = n.dim / cell * LANES + n.dim % cell;
   const Lanes lanes{state, space, space + width, space + 2 * width, cell, totals};
   const Restarts restarts{g.segment, s.b};
   spread_decay(g.decay, n, s, lanes.decay);
@@ -244,85 +227,77 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   }
 }
 
-// Calls ends(span, next, strip) for every span but the last: it sets the span's addition to the state that enters
-// `next`. Then calls whole(span, strip) for every span, in the order of the scan.
-template <class Ends, class Whole>
-void in_spans(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, bool reverse,
-              int threads, Ends&& ends, Whole&& whole) {
+// Calls scan(span, strip, state, space, whole) for every span, in the order of the scan. `state` is the one with which
+// the span starts, at first that of start(strip, state); `space` has `vectors` vectors of the strip. Before it is
+// called with `whole`, it is called without for a group of spans: only their last states are wanted.
+template <class Start, class Scan>
+void in_spans(const Sizes& n, const View& decay, const View& segment, bool reverse, int64_t vectors, int threads,
+              Start&& start, Scan&& scan) {
+  const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
   const int64_t pieces = n.batch * n.strips, group = threads > 1 ? 2 * threads : 1;
   const auto span = [&](int64_t k) { return reverse ? n.spans - 1 - k : k; };
+  const auto space = [&] { return static_cast<float*>(scratch((vectors + 1) * most * sizeof(float))); };
+  std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
+  const auto carried = [&](int64_t k, Strip s) {
+    return carry.data() + span(k) * lanes + (s.b * n.heads + s.first) * n.dim;
+  };
+  for (int64_t p = 0; n.spans > 1 && p < pieces; ++p) start(Strip(n, p), carried(0, Strip(n, p)));
   for (int64_t k = 0; k < n.spans; k += group) {
     const int64_t last = std::min(n.spans - 1, k + group), end = std::min(n.spans, k + group);
-    parallel_for(pieces * (last - k), threads,
-                 [&](int64_t t) { ends(span(k + t / pieces), span(k + t / pieces + 1), Strip(n, t % pieces)); });
+    parallel_for(pieces * (last - k), threads, [&](int64_t t) {
+      const Strip s(n, t % pieces);
+      scan(span(k + t / pieces), s, carried(k + t / pieces + 1, s), space(), false);
+    });
     for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, segment, carry, span(next - 1), span(next));
-    parallel_for(pieces * (end - k), threads, [&](int64_t t) { whole(span(k + t / pieces), Strip(n, t % pieces)); });
+    parallel_for(pieces * (end - k), threads, [&](int64_t t) {
+      const Strip s(n, t % pieces);
+      float* state = space();
+      if (n.spans > 1)
+        std::copy_n(carried(k + t / pieces, s), (s.last - s.first) * n.dim, state);
+      else
+        start(s, state);
+      scan(span(k + t / pieces), s, state, state + most, true);
+    });
   }
 }
 
 template <class T>
-void start(const View& initial, const Sizes& n, Strip s, float* state) {
-  const int dim = static_cast<int>(n.dim);
-  for (int64_t h = s.first; h < s.last; ++h)
-    for (int d = 0; d < dim; ++d)
-      state[(h - s.first) * dim + d] = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
-}
-
-template <class T>
-void forward(const Call& c, const View& initial, int threads) {
-  const Sizes n(c.x, threads);
-  const View none;
-  const Call unseen{c.x, c.decay, c.segment, none};
-  const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
-  const auto space = [&] { return static_cast<float*>(scratch(2 * most * sizeof(float))); };
-  std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
-  const auto carried = [&](int64_t span, Strip s) {
-    return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
+void forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y, int threads) {
+  const Sizes n(x, threads);
+  const auto start = [&](Strip s, float* state) {
+    for (int64_t h = s.first; h < s.last; ++h)
+      for (int64_t d = 0; d < n.dim; ++d) *state++ = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
   };
-  for (int64_t p = 0; n.spans > 1 && p < n.batch * n.strips; ++p)
-    start<T>(initial, n, Strip(n, p), carried(0, Strip(n, p)));
-  const auto ends = [&](int64_t span, int64_t next, Strip s) {
-    scan_forward<T>(unseen, n, s, span, carried(next, s), space());
+  const auto each = [&](int64_t span, Strip s, float* state, float* decays, bool whole) {
+    const int64_t end = n.span_end(span), heads = s.last - s.first;
+    const Restarts restarts{segment, s.b};
+    spread_decay(decay, n, s, decays);
+    for (int64_t t = n.span_begin(span), next; t < end; t = next) {
+      next = restarts.next(t, end);
+      if (restarts.at(t)) std::fill_n(state, heads * n.dim, 0.f);
+      const Walk<T> to = whole ? Walk<T>(y, s, t, 1) : Walk<T>();
+      scan<T>(Walk<const T>(x, s, t, 1), to, {}, next - t, heads, n.dim, {state, decays});
+    }
   };
-  in_spans(n, c.decay, c.segment, carry, false, threads, ends, [&](int64_t span, Strip s) {
-    float* state = space();
-    if (n.spans > 1)
-      std::copy_n(carried(span, s), (s.last - s.first) * n.dim, state);
-    else
-      start<T>(initial, n, s, state);
-    scan_forward<T>(c, n, s, span, state, state + most);
-  });
+  in_spans(n, decay, segment, false, 1, threads, start, each);
 }
 
 template <class T>
 void backward(const Backward& g, const View& ddecay, const View& dinitial, int threads) {
   const Sizes n(g.dy, threads);
-  const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
-  const auto space = [&] { return static_cast<float*>(scratch(4 * most * sizeof(float))); };
-  std::vector<float> carry(n.spans > 1 ? n.spans * lanes : 0);
   std::vector<double> partial(ddecay ? n.spans * n.batch * n.heads : 0);
-  const auto carried = [&](int64_t span, Strip s) {
-    return carry.data() + span * lanes + (s.b * n.heads + s.first) * n.dim;
-  };
   const View none;
-  const Backward alone{none, g.dy, g.decay, none, g.segment, none};
-  const auto ends = [&](int64_t span, int64_t next, Strip s) {
-    scan_backward<T>(alone, n, s, span, carried(next, s), nullptr, space());
-  };
-  in_spans(n, g.decay, g.segment, carry, true, threads, ends, [&](int64_t span, Strip s) {
-    const int64_t width = (s.last - s.first) * n.dim;
-    float* state = space();
-    if (n.spans > 1)
-      std::copy_n(carried(span, s), width, state);
-    else
-      std::fill_n(state, width, 0.f);
-    double* mine = ddecay ? partial.data() + (span * n.batch + s.b) * n.heads + s.first : nullptr;
-    scan_backward<T>(g, n, s, span, state, mine, state + most);
-    if (span > 0 || !dinitial) return;
+  const Backward unseen{g.y, g.dy, g.decay, g.initial, g.segment, none};
+  const auto start = [&](Strip s, float* state) { std::fill_n(state, (s.last - s.first) * n.dim, 0.f); };
+  const auto each = [&](int64_t span, Strip s, float* state, float* space, bool whole) {
+    double* mine = whole && ddecay ? partial.data() + (span * n.batch + s.b) * n.heads + s.first : nullptr;
+    scan_backward<T>(whole ? g : unseen, n, s, span, state, mine, space);
+    if (!whole || span > 0 || !dinitial) return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
         from_float(scalar(g.decay, h) * state[(h - s.first) * n.dim + d], dinitial.at<T>(s.b, h) + d);
-  });
+  };
+  in_spans(n, g.decay, g.segment, true, 3, threads, start, each);
   if (!ddecay) return;
   for (int64_t h = 0; h < n.heads; ++h) {
     double total = 0;
@@ -335,7 +310,7 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
 
 void leaky_average_forward(const View& x, const View& decay, const View& initial, const View& segment, const View& y,
                            int threads) {
-  by_type(x.type, [&](auto t) { forward<decltype(t)>(Call{x, decay, segment, y}, initial, threads); });
+  by_type(x.type, [&](auto t) { forward<decltype(t)>(x, decay, initial, segment, y, threads); });
 }
 
 void leaky_average_backward(const View& y, const View& dy, const View& decay, const View& initial, const View& segment,

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 
-#include "arena.h"
 #include "pack.h"
 #include "parallel.h"
 
@@ -40,17 +39,11 @@ struct Sums {
   }
   template <int MR, int NR>
   RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
-#pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r)
-#pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) {
-        const int at = column + v * LANES, left = columns - at;
-        float* c = to + (row + r) * ld + at;
-        if (left >= LANES)
-          add(c, at, x[r][v]);
-        else
-          add(c, at, x[r][v], left);
-      }
+    unrolled<MR, NR>([&](int r, int v) {
+      const int at = column + v * LANES, left = columns - at;
+      float* c = to + (row + r) * ld + at;
+      left >= LANES ? add(c, at, x[r][v]) : add(c, at, x[r][v], left);
+    });
   }
 };
 
@@ -77,56 +70,40 @@ struct Tile {
   int rows, columns;
 };
 
-// Prefetches a share of the next block of k of a, for panel `p` of `panels`, so that requests are spread among the
-// products. Each row or column begins in another page, where no hardware prefetcher follows.
-void ask_for_a(const View& a, const Tile& tile, int64_t k, int p, int panels) {
-  const int depth = static_cast<int>(std::min<int64_t>(DEPTH, a.size[1] - k));
-  if (depth <= 0) return;
-  const bool by_rows = a.stride[1] == 1;
-  const int count = by_rows ? tile.rows : depth;
-  const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? depth : tile.rows);
-  for (int i = count * p / panels; i < count * (p + 1) / panels; ++i)
-    prefetch_row(by_rows ? a.at<const float>(tile.row + i, k) : a.at<const float>(tile.row, k + i), bytes);
-}
-// Prefetches c: otherwise a first store would wait for lines that it replaces.
-void ask_for_c(const View& c, const Tile& tile, int64_t column, int width) {
-  for (int i = 0; i < tile.rows; ++i)
-    prefetch_row<WRITE>(c.at<const float>(tile.row + i, column), int64_t{sizeof(float)} * width);
-}
-void ask_for_b(const View& b, int64_t k, int depth, int64_t column, int width) {
-  const bool by_rows = b.stride[1] == 1;
-  const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? width : depth);
-  for (int i = 0; i < (by_rows ? depth : width); ++i)
-    prefetch_row(by_rows ? b.at<const float>(k + i, column) : b.at<const float>(k, column + i), bytes);
+// Prefetches part `p` of `parts` of a rectangle. Each row or column begins in another page, where no hardware
+// prefetcher follows.
+template <Use USE = READ>
+void ask_for(const View& m, int64_t row, int rows, int64_t column, int columns, int p = 0, int parts = 1) {
+  const bool by_rows = m.stride[1] == 1;
+  const int count = by_rows ? rows : columns;
+  const int64_t bytes = int64_t{sizeof(float)} * (by_rows ? columns : rows);
+  for (int i = count * p / parts; i < count * (p + 1) / parts; ++i)
+    prefetch_row<USE>(by_rows ? m.at<const float>(row + i, column) : m.at<const float>(row, column + i), bytes);
 }
 
 void multiply(const View& a, const View& b, const View& bias, const View& c, const Tile& tile) {
   const bool by_rows = a.stride[1] == 1;
-  const auto carve = [&](Arena arena, float*& panel, float*& columns) {
-    panel = arena.take<float>(DEPTH * PANEL), columns = arena.take<float>(by_rows ? 0 : int64_t{DEPTH} * ROWS);
-    return arena.used();
-  };
-  float *panel, *columns;
-  const size_t bytes = carve(Arena(nullptr), panel, columns);
-  carve(Arena(scratch(bytes)), panel, columns);
-  const int64_t K = a.size[1];
-  for (int64_t k = 0; k < K; k += DEPTH) {
-    const int depth = static_cast<int>(std::min<int64_t>(DEPTH, K - k));
+  auto* panel = static_cast<float*>(scratch(sizeof(float) * DEPTH * (PANEL + (by_rows ? 0 : ROWS))));
+  float* columns = panel + DEPTH * PANEL;
+  const auto depth_from = [&](int64_t k) { return static_cast<int>(std::clamp<int64_t>(a.size[1] - k, 0, DEPTH)); };
+  for (int64_t k = 0; k < a.size[1]; k += DEPTH) {
+    const int depth = depth_from(k);
     if (!by_rows) pack_columns(a, tile.row, tile.rows, k, depth, columns);
     for (int x = 0; x < tile.columns; x += PANEL) {
       const int width = std::min(PANEL, tile.columns - x), next = x + PANEL;
-      ask_for_a(a, tile, k + DEPTH, x / PANEL, (tile.columns + PANEL - 1) / PANEL);
-      if (next < tile.columns) ask_for_b(b, k, depth, tile.column + next, std::min(PANEL, tile.columns - next));
-      if (k == 0) ask_for_c(c, tile, tile.column + x, width);
+      // the next block of a, a share beside each panel
+      ask_for(a, tile.row, tile.rows, k + DEPTH, depth_from(k + DEPTH), x / PANEL, (tile.columns + PANEL - 1) / PANEL);
+      ask_for(b, k, depth, tile.column + next, std::clamp(tile.columns - next, 0, PANEL));
+      // otherwise a first store would wait for lines that it replaces
+      if (k == 0) ask_for<WRITE>(c, tile.row, tile.rows, tile.column + x, width);
       pack_panel(b, k, depth, tile.column + x, width, panel);
       const Sums sums{c.at<float>(tile.row, tile.column + x), c.stride[0], width, k == 0,
                       bias ? bias.at<const float>(tile.column + x) : nullptr};
-      const PackedB<float> packed{panel, PANEL};
+      const int vectors = pad(width) / LANES;
       if (by_rows)
-        gemm(tile.rows, pad(width) / LANES, depth, RowMajor<float>{a.at<const float>(tile.row, k), a.stride[0]}, packed,
-             sums);
+        gemm<true>(tile.rows, vectors, depth, a.at<const float>(tile.row, k), a.stride[0], panel, PANEL, sums);
       else
-        gemm(tile.rows, pad(width) / LANES, depth, ColumnMajor<float>{columns, ROWS}, packed, sums);
+        gemm<false>(tile.rows, vectors, depth, columns, ROWS, panel, PANEL, sums);
     }
   }
 }

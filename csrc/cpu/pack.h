@@ -1,14 +1,5 @@
-// Rows of a tensor into the layouts that gemm.h reads. A row is
-// D elements of T; Elem is float, or a pair of bf16 (uint32_t).
-//
-//   pack_row     one row, plus a bias -> row-major A: [rows][lda], lda = row_width<Elem>(D)
-//   pack_b       row-major A -> B with k = row: [kc][pad(D)] (floats: already that, a no-op)
-//   transpose    row-major A -> B with k = column: [kc][columns]
-//
-// and floats that a kernel has computed, for another product (for Elem float a no-op):
-//
-//   to_row_major       -> row-major A
-//   to_column_major    -> B, or column-major A, with k = row
+// Rows of a tensor, of type T, and floats that a kernel has computed, into the layouts that gemm.h reads: row-major A,
+// [rows][row_width<Elem>(D)], B with k = row, and B with k = column. Elem is float, or a pair of bf16 (uint32_t).
 #pragma once
 #include "gemm.h"
 
@@ -22,7 +13,7 @@ constexpr int row_width(int n) {
   return kc_of<Elem>(pad(n));
 }
 
-// to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
+// A row of A: to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
 template <class T, class Elem>
 RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
   auto* out = reinterpret_cast<std::conditional_t<PAIRS<Elem>, bf16, float>*>(to);
@@ -44,7 +35,7 @@ RETRO_INLINE void clear(Elem* to, int64_t n) {
   std::memset(to, 0, static_cast<size_t>(n) * sizeof(Elem));
 }
 
-// B with k = row, from row-major A; an odd last row is paired with zeros.
+// B with k = row [kc][pad(D)], from row-major A; an odd last row is paired with zeros. Floats are already that.
 RETRO_INLINE const float* pack_b(const float* rows, int, int, float*) { return rows; }
 inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* to) {
   const auto* from = reinterpret_cast<const bf16*>(rows);
@@ -53,49 +44,32 @@ inline const uint32_t* pack_b(const uint32_t* rows, int n, int width, uint32_t* 
   for (int r = 0; r < n; r += 2)
     for (int c = 0; c < ld; c += LANES) {
       const bf16* even = from + r * ld + c;
-      store_pairs(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
+      store(to + r / 2 * ld + c, interleave(even, r + 1 < n ? even + ld : NOTHING));
     }
   return to;
 }
 
-// B with k = row from pointers to rows, of any width (UnpackedB: of whole vectors).
-template <class T>
-void pack_b_rows(const T* const* rows, int kc, int width, float* to, int64_t ld) {
-  for (int k = 0; k < kc; ++k)
-    for (int c = 0; c < width; c += LANES) store(to + k * ld + c, load(rows[k] + c, width - c));
-}
-inline void pack_b_rows(const bf16* const* rows, int kc, int width, uint32_t* to, int64_t ld) {
-  for (int k = 0; k < kc; ++k)
-    for (int c = 0; c < width; c += LANES)
-      store_pairs(to + k * ld + c, interleave(rows[2 * k] + c, rows[2 * k + 1] + c, width - c));
-}
-
-template <class Elem>
-struct MatrixRef {
-  const Elem* data;
-  int64_t ld;
-};
-
-RETRO_INLINE MatrixRef<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+// Floats as row-major A, and as B or column-major A with k = row. For Elem float they are already that.
+RETRO_INLINE RowMajor<float> to_row_major(const float* from, int64_t ld, int, int, float*, int64_t) {
   return {from, ld};
 }
-inline MatrixRef<uint32_t> to_row_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
-                                        int64_t to_ld) {
+inline RowMajor<uint32_t> to_row_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                       int64_t to_ld) {
   for (int r = 0; r < rows; ++r)
     for (int x = 0; x < columns; x += LANES)
       store(reinterpret_cast<bf16*>(to + r * to_ld) + x, load(from + r * ld + x));
   return {to, to_ld};
 }
 
-RETRO_INLINE MatrixRef<float> to_column_major(const float* from, int64_t ld, int, int, float*, int64_t) {
+RETRO_INLINE ColumnMajor<float> to_column_major(const float* from, int64_t ld, int, int, float*, int64_t) {
   return {from, ld};
 }
-inline MatrixRef<uint32_t> to_column_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
-                                           int64_t to_ld) {
+inline ColumnMajor<uint32_t> to_column_major(const float* from, int64_t ld, int rows, int columns, uint32_t* to,
+                                             int64_t to_ld) {
   for (int r = 0; r < rows; r += 2)
     for (int x = 0; x < columns; x += LANES) {
       const float* even = from + r * ld + x;
-      store_pairs(to + r / 2 * to_ld + x, to_pairs(load(even), r + 1 < rows ? load(even + ld) : zero()));
+      store(to + r / 2 * to_ld + x, to_pairs(load(even), r + 1 < rows ? load(even + ld) : zero()));
     }
   return {to, to_ld};
 }

@@ -3,25 +3,22 @@
 // are workers of a pool, which sleep on a condition variable.
 #include "parallel.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
 #include <thread>
 
-#if defined(__unix__) || defined(__APPLE__)
-#include <dlfcn.h>
-#include <unistd.h>
-#endif
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #define RETRO_PAUSE() _mm_pause()
@@ -39,12 +36,12 @@ constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little mor
 thread_local bool inside_task = false;
 
 struct Job {
-  Task task = nullptr;
-  void* context = nullptr;
-  int64_t tasks = 0;
+  Task task;
+  void* context;
+  int64_t tasks;
   std::atomic<int64_t> next{0};
-  std::mutex lock;
-  std::exception_ptr error;
+  std::mutex lock{};
+  std::exception_ptr error{};
 
   void work() {
     inside_task = true;
@@ -60,12 +57,6 @@ struct Job {
     inside_task = false;
   }
 };
-
-// Number of threads for a job, the caller's included.
-int threads_for(int64_t tasks, int threads) {
-  const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
-  return static_cast<int>(std::min({int64_t{threads}, tasks, most}));
-}
 
 class Pool {
  public:
@@ -143,19 +134,13 @@ using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned fla
 
 // The function behind GCC's `#pragma omp parallel`, in the runtime that torch has loaded; null without one.
 Parallel openmp() {
-#if defined(__SANITIZE_THREAD__) || !(defined(__unix__) || defined(__APPLE__))
+#ifdef __SANITIZE_THREAD__
   return nullptr;  // the sanitizer does not know the synchronisation of OpenMP's threads
 #else
   static const auto found = reinterpret_cast<Parallel>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
   return forked.load(std::memory_order_relaxed) ? nullptr : found;
 #endif
 }
-
-struct Buffer {
-  void* data = nullptr;
-  size_t bytes = 0;
-  ~Buffer() { std::free(data); }
-};
 
 }  // namespace
 
@@ -171,9 +156,9 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
     for (int64_t t = 0; t < tasks; ++t) task(context, t);
     return;
   }
-  Job job;
-  job.task = task, job.context = context, job.tasks = tasks;
-  threads = threads_for(tasks, threads);
+  Job job{task, context, tasks};
+  const int64_t most = std::max<int64_t>(FEWEST, std::thread::hardware_concurrency());
+  threads = static_cast<int>(std::min({int64_t{threads}, tasks, most}));  // the caller's included
   if (const Parallel parallel = openmp())
     parallel([](void* all) { static_cast<Job*>(all)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
@@ -183,16 +168,16 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
 
 void* scratch(size_t bytes) {
   constexpr size_t LINE = 64, PAGE = 4096;
-  thread_local Buffer buffer;
-  if (bytes > buffer.bytes) {
-    std::free(buffer.data);
-    buffer.bytes = 0;
+  thread_local std::unique_ptr<void, decltype(&std::free)> buffer(nullptr, &std::free);
+  thread_local size_t held = 0;
+  if (bytes > held) {
+    buffer.reset(), held = 0;
     const size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
-    buffer.data = std::aligned_alloc(LINE, rounded);
-    if (!buffer.data) throw std::bad_alloc();
-    buffer.bytes = rounded;
+    buffer.reset(std::aligned_alloc(LINE, rounded));
+    if (!buffer) throw std::bad_alloc();
+    held = rounded;
   }
-  return buffer.data;
+  return buffer.get();
 }
 
 void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size_t bytes) {

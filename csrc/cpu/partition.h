@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "band.h"
+#include "parallel.h"
 
 namespace retro::RETRO_ISA {
 
@@ -37,13 +38,8 @@ struct Partition {
   Share share(int64_t task) const {
     // the last rows see the most keys, so they start first
     const int64_t part = parts - 1 - task / (groups * heads), group = task / heads % groups, head = task % heads;
-    const int64_t begin = group * batches;
-    return {slot(begin, head, part),
-            begin,
-            std::min(batch, begin + batches),
-            part * part_rows,
-            std::min(rows, (part + 1) * part_rows),
-            static_cast<int>(head)};
+    const int64_t begin = group * batches, end = std::min(batch, begin + batches), row = part * part_rows;
+    return {slot(begin, head, part), begin, end, row, std::min(rows, row + part_rows), static_cast<int>(head)};
   }
   // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
   template <class Function>
@@ -54,12 +50,42 @@ struct Partition {
   }
 };
 
-// total[0..size) = the sum of from[slot * stride ..] over the slots of a head, in order; `size` is whole vectors.
-inline void sum_table(const Partition& partition, int64_t head, const float* from, int64_t stride, int64_t size,
-                      float* total) {
-  clear(total, size);
-  partition.each_slot(head, [&](int64_t slot) {
-    for (int64_t x = 0; x < size; x += LANES) store(total + x, load(total + x) + load(from + slot * stride + x));
+// Gradient of a bias: to[h] = the sum over slots of partial[slot * stride + (row of h) ..]. A slot has the rows of
+// `share` query heads, [share][pad(width)].
+template <class T>
+void write_bias_gradient(const Partition& partition, int share, const float* partial, int64_t stride, int width,
+                         const View& to) {
+  for (int h = 0; to && h < partition.heads * share; ++h)
+    for (int d = 0; d < width; d += LANES) {
+      Vec total = zero();
+      partition.each_slot(
+          h / share, [&](int64_t slot) { total = total + load(partial + slot * stride + h % share * pad(width) + d); });
+      store(to.at<T>(h) + d, total, width - d);
+    }
+}
+
+// Gradient of relative keys: `factor` times the sums over slots. A slot has [tables of its heads][chunks][E][BLOCK].
+template <class T>
+void write_table_gradient(const Partition& partition, const Band& n, int share, const float* partial, int64_t stride,
+                          float factor, const View& to, int threads) {
+  for (int h = 0; h < n.tables(); ++h)
+    for (int64_t row = 0; row < n.table_rows; ++row)  // rows in no chunk
+      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
+  const bool each = n.tables() > 1;
+  const int64_t chunks = n.last - n.first, size = n.E * BLOCK;
+  parallel_for(n.tables() * chunks, threads, [&](int64_t t) {
+    const int h = static_cast<int>(t / chunks);
+    const float* from = partial + ((each ? h % share : 0) * chunks + t % chunks) * size;
+    auto* total = static_cast<float*>(scratch((size + BLOCK * n.E_pad) * sizeof(float)));
+    clear(total, size);
+    partition.each_slot(each ? h / share : -1, [&](int64_t slot) {
+      for (int64_t x = 0; x < size; x += LANES) store(total + x, load(total + x) + load(from + slot * stride + x));
+    });
+    float* rows = total + size;
+    transpose(total, BLOCK, n.E, BLOCK, rows, n.E_pad);
+    for (int x = 0; x < BLOCK; ++x)
+      if (const int64_t row = n.zero - ((n.first + t % chunks) * BLOCK + 1 + x); row >= 0 && row < n.table_rows)
+        scale_row(rows + x * n.E_pad, factor, n.E, to.at<T>(h, row));
   });
 }
 

@@ -21,14 +21,11 @@ struct RelativeAttention {
 };
 
 // Batch entry b as a call of its own.
-inline RelativeAttention entry(const RelativeAttention& c, int64_t b) {
-  RelativeAttention one = c;
-  for (View RelativeAttention::* of_batch :
-       {&RelativeAttention::query, &RelativeAttention::key, &RelativeAttention::value, &RelativeAttention::rel_query,
-        &RelativeAttention::key_mask, &RelativeAttention::query_segment, &RelativeAttention::key_segment})
-    one.*of_batch = (c.*of_batch).entry(b);
-  one.query_offset += position_of(c.batch_offset, b), one.batch_offset = View();
-  return one;
+inline RelativeAttention entry(RelativeAttention c, int64_t b) {
+  for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.key_mask, &c.query_segment, &c.key_segment})
+    *x = x->entry(b);
+  c.query_offset += position_of(c.batch_offset, b), c.batch_offset = View();
+  return c;
 }
 
 // Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key and the biases

@@ -18,43 +18,32 @@ struct Backward {
   const RelativeAttention& c;
   const View &out, &lse, &dout, &dlse;
   const RelativeAttentionGrads& grads;
-  AttentionSizes n;
+  int64_t first_batch;
+  AttentionSizes n{c};
   Partition partition{n.B, n.G, n.N};
-  Dropout dropout;
-  float scale = static_cast<float>(c.scale), scale2 = static_cast<float>(c.scale) * LOG2E;
-  bool any_key, any_query, any_rel_query;
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
+  float scale = static_cast<float>(c.scale), scale2 = scale * LOG2E;
+  bool any_key = grads.key || grads.value, any_query = grads.query || grads.content_bias;
+  bool any_rel_query = n.band && (grads.rel_query || grads.position_bias || (!c.rel_query && grads.query));
   int64_t chunks = n.band.last - n.band.first, key_blocks = (n.S + BLOCK - 1) / BLOCK;
-  int64_t table_size, content_size, position_size;  // of a task's partial sums
-  std::unique_ptr<float[]> partial_keys, partial_tables, partial_content, partial_position;
-
-  Backward(const RelativeAttention& call, const View& o, const View& l, const View& go, const View& gl,
-           const RelativeAttentionGrads& g, int64_t entry)
-      : c(call), out(o), lse(l), dout(go), dlse(gl), grads(g), n(call), dropout(call.seed, call.dropout_p, entry) {
-    any_key = g.key || g.value;
-    any_query = g.query || g.content_bias || (!call.rel_query && g.query);
-    any_rel_query = n.band && (g.rel_query || g.position_bias || (!call.rel_query && g.query));
-    const int tables = n.band && n.band.tables() > 1 ? n.share : 1;
-    table_size = g.rel_key ? tables * chunks * n.band.E * BLOCK : 0;
-    content_size = g.content_bias ? n.share * n.D_pad : 0;
-    position_size = g.position_bias ? n.share * n.band.E_pad : 0;
-    if (partition.parts > 1 && any_key)
-      partial_keys.reset(new float[partition.tasks * 2 * key_blocks * BLOCK * n.D_pad]);
-    partial_tables.reset(new float[partition.tasks * table_size + 1]);
-    partial_content.reset(new float[partition.tasks * content_size + 1]);
-    partial_position.reset(new float[partition.tasks * position_size + 1]);
-  }
+  // of a task's partial sums
+  int64_t table_size = grads.rel_key ? (n.band.tables() > 1 ? n.share : 1) * chunks * n.band.E * BLOCK : 0;
+  int64_t content_size = grads.content_bias ? n.share * n.D_pad : 0;
+  int64_t sums_size = table_size + content_size + (grads.position_bias ? n.share * n.band.E_pad : 0);
+  int64_t key_size =
+      partition.parts > 1 && any_key ? key_blocks * BLOCK * n.D_pad : 0;  // 0: a task's own sums are whole
+  std::unique_ptr<float[]> partial_keys{new float[partition.tasks * 2 * key_size]};
+  std::unique_ptr<float[]> partial_sums{new float[partition.tasks * sums_size]};
 
   void pack(int64_t b, int64_t block, int g, RelativeWorkspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, c.key, block);
-    transpose(w.rows, lda, BLOCK, kc, w.value + k * kc * BLOCK, BLOCK);
-    Elem *block_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK), *rows = PAIRS<Elem> ? w.rows : block_b;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, rows, c.value, block + 1);
-    transpose(rows, lda, BLOCK, kc, w.key + k * kc * BLOCK, BLOCK);
-    pack_b(rows, BLOCK, n.D, block_b);
+    const int kc = kc_of<Elem>(n.D);
+    Elem *const key = w.key + k * kc * BLOCK, *const key_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK),
+                *none = nullptr;
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, w.value + k * kc * BLOCK, none, c.key, block);
+    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, key, key_b, c.value, block + 1);
   }
 
   // Probabilities of the scores, in w.weights; with dropout also the factor of each, in w.keep.
@@ -71,9 +60,7 @@ struct Backward {
         const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]))) * broadcast(w.inverse[r]);
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
-      if (dropout)
-        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), columns,
-                               w.keep + r * BLOCK * GROUP);
+      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
     }
   }
 
@@ -119,11 +106,9 @@ struct Backward {
   }
 
   // to[m][D_pad] += A B for B = [k][D_pad]
-  template <bool ROW_MAJOR>
-  void add(int m, int k, const MatrixRef<Elem>& a, const Elem* b, float* to) const {
-    const int D_pad = n.D_pad;
-    gemm<ROW_MAJOR>(m, D_pad / LANES, kc_of<Elem>(k), a.data, a.ld, b, D_pad,
-                    [=](int r, int d, Vec x) { store(to + r * D_pad + d, load(to + r * D_pad + d) + x); });
+  template <class A>
+  void add(int m, int k, const A& a, const Elem* b, float* to) const {
+    gemm(m, n.D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, n.D_pad}, AddTo{to, n.D_pad});
   }
 
   // Scores of a tile, before scaling, onto the position logits in the strip.
@@ -173,21 +158,18 @@ struct Backward {
     const int columns = blocks * BLOCK;
     const int64_t at = first * BLOCK * n.D_pad;
     if (grads.value)
-      add<false>(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b,
-                 sums.value + at);
+      add(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b, sums.value + at);
     if (grads.key)
-      add<false>(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b,
-                 sums.key + at);
+      add(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b, sums.key + at);
     if (any_query)
-      add<true>(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
-                w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
+      add(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
+          w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
   }
 
-  // Adds the chunks [begin, end) of the strip, which are complete, to the gradients of relative queries and keys.
-  void band(int64_t chunk, int begin, int end, int rows, int head, RelativeWorkspace<Elem>& w,
-            const RelativeSums& sums) const {
+  // Adds the first `count` chunks of the strip, which are complete, to the gradients of relative queries and keys.
+  void band(int64_t chunk, int count, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     const int table = n.band.tables() > 1 ? head % n.share : 0;
-    for (int k = begin; k < end; ++k) {
+    for (int k = 0; k < count; ++k) {
       const int64_t m = chunk + k;
       float* d_table = grads.rel_key && n.band.holds(m)
                            ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK
@@ -198,34 +180,26 @@ struct Backward {
   }
 
   void begin(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
-    pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
-    if (n.band)
-      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
-                      bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+    pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
     clear(w.d_query, BLOCK * n.D_pad), clear(w.d_rel_query, BLOCK * n.band.E_pad);
-    pack_queries<T>(dout, b, i, rows, head, nullptr, n.D, w.dout);
-    pack_queries<T>(out, b, i, rows, head, nullptr, n.D, w.rows);
+    pack_queries<T>(dout, View(), b, i, rows, head, n.D, w.bias, w.dout);
+    pack_queries<T>(out, View(), b, i, rows, head, n.D, w.bias, w.rows);
+    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     for (int r = 0; r < rows; r += DELTAS) deltas(n.D, r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       base2(l, w.lse[r], w.inverse[r]);
-      if (empty) w.lse[r] = INFINITY, w.inverse[r] = 1.f;  // exp2 of minus infinity: no weight
       w.at_max[r] = 0.f;
       w.dlse[r] = dlse && !empty ? scalar(dlse, b, head, i + r) : 0.f;
-      if (empty) forget(r, w);
+      if (!empty) continue;
+      // no weight; the gradients and query may be NaN
+      w.lse[r] = INFINITY, w.inverse[r] = 1.f, w.delta[r] = 0.f;
+      clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda), clear(w.rel_query + r * rel_lda, rel_lda);
     }
     w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
     w.dout_b = pack_b(w.dout, rows, n.D, w.pairs.dout);
     if (n.band) w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
-  }
-
-  // Clears the gradients and query of a row that sees nothing, because they may be NaN.
-  void forget(int r, RelativeWorkspace<Elem>& w) const {
-    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
-    w.delta[r] = 0.f;
-    clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda);
-    clear(w.rel_query + r * rel_lda, rel_lda);
   }
 
   void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
@@ -239,10 +213,8 @@ struct Backward {
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
       if (grads.rel_query) scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
-      if (!grads.query) continue;
-      const bool same = n.band && !c.rel_query;
-      for (int d = 0; d < n.D; d += LANES)
-        store(grads.query.at<T>(b, i + r, head) + d, (same ? load(dq + d) + load(dr + d) : load(dq + d)) * f, n.D - d);
+      if (grads.query)
+        scale_row(dq, scale, n.D, grads.query.at<T>(b, i + r, head), n.band && !c.rel_query ? dr : nullptr);
     }
   }
 
@@ -265,7 +237,7 @@ struct Backward {
         if (!slides) std::fill(row, row + BLOCK - 1 - r, 0.f);
         if (last) std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
       }
-      band(at - a - 1, 0, last ? blocks + 1 : blocks, rows, head, w, sums);
+      band(at - a - 1, last ? blocks + 1 : blocks, rows, head, w, sums);
     }
     finish(b, i, rows, head, w, sums);
   }
@@ -279,8 +251,7 @@ struct Backward {
       for (int64_t j = first; j < last; ++j)
         for (int d = 0; d < n.D; d += LANES) {
           Vec s = zero();
-          for (int p = 0; p < parts; ++p)
-            if (key[p]) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
+          for (int p = 0; p < parts; ++p) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
           store(to.at<T>(b, j, g) + d, s * f, n.D - d);
         }
     }
@@ -295,16 +266,16 @@ struct Backward {
     auto w = in_scratch<RelativeWorkspace<Elem>>(c, n, dropout, first_row, last_row, alone);
     const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.D_pad;
     RelativeSums sums;
-    sums.key = alone ? w.own : partial_keys ? partial_keys.get() + slot * 2 * key_blocks * BLOCK * n.D_pad : nullptr;
-    sums.value = sums.key + (alone ? size : key_blocks * BLOCK * n.D_pad);
-    sums.table = partial_tables.get() + slot * table_size, clear(sums.table, table_size);
-    sums.content = partial_content.get() + slot * content_size, clear(sums.content, content_size);
-    sums.position = partial_position.get() + slot * position_size, clear(sums.position, position_size);
+    sums.key = alone ? w.own : partial_keys.get() + slot * 2 * key_size;
+    sums.value = sums.key + (alone ? size : key_size);
+    sums.table = partial_sums.get() + slot * sums_size;
+    sums.content = sums.table + table_size, sums.position = sums.content + content_size;
+    clear(sums.table, sums_size);
     if (n.band) w.chunks.reset();
     for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
       w.visible.load(b);
       clear(w.ready, blocks);
-      if (sums.key) clear(sums.key, size), clear(sums.value, size);
+      if (any_key) clear(sums.key, size), clear(sums.value, size);
       for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
         if (n.band && n.band.tables() > 1 && n.share > 1) w.chunks.reset();
         for (int64_t i = first_row; i < last_row; i += BLOCK)
@@ -329,42 +300,21 @@ struct Backward {
       Arena none(nullptr);
       const Visibility seen(c, n, part * partition.part_rows, std::min(n.N, (part + 1) * partition.part_rows), none);
       if (at < seen.first_block || at >= seen.last_block) continue;
-      found.push_back(partial_keys.get() +
-                      (partition.slot(b, g, part) * 2 * key_blocks + at - seen.first_block) * BLOCK * n.D_pad);
+      found.push_back(partial_keys.get() + partition.slot(b, g, part) * 2 * key_size +
+                      (at - seen.first_block) * BLOCK * n.D_pad);
     }
     write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()),
-               key_blocks * BLOCK * n.D_pad);
-  }
-
-  // One chunk of the gradient of one table of relative keys.
-  void write_table(int64_t t) const {
-    const int h = static_cast<int>(t / chunks);
-    const bool each = n.band.tables() > 1;
-    const int64_t k = t % chunks, size = n.band.E * BLOCK, offset = ((each ? h % n.share : 0) * chunks + k) * size;
-    auto* total = static_cast<float*>(scratch((size + BLOCK * n.band.E_pad) * sizeof(float)));
-    sum_table(partition, each ? h / n.share : -1, partial_tables.get() + offset, table_size, size, total);
-    write_table_gradient<float>(n.band, grads.rel_key, h, n.band.first + k, total, scale, total + size);
-  }
-
-  void sum_bias(const View& to, const float* partial, int64_t size, int width) const {
-    for (int h = 0; to && h < n.H; ++h)
-      for (int d = 0; d < width; d += LANES) {
-        Vec total = zero();
-        partition.each_slot(h / n.share, [&](int64_t slot) {
-          total = total + load(partial + slot * size + h % n.share * pad(width) + d);
-        });
-        store(to.at<float>(h) + d, total, width - d);
-      }
+               key_size);
   }
 
   void run(int threads) const {
     parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
-    if (partition.parts > 1 && any_key) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
-    sum_bias(grads.content_bias, partial_content.get(), content_size, n.D);
-    sum_bias(grads.position_bias, partial_position.get(), position_size, n.band.E);
-    if (!grads.rel_key) return;
-    clear_unused_rows<float>(n.band, grads.rel_key);
-    parallel_for(n.band.tables() * chunks, threads, [&](int64_t t) { write_table(t); });
+    if (key_size) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
+    const float *tables = partial_sums.get(), *content = tables + table_size, *position = content + content_size;
+    write_bias_gradient<float>(partition, n.share, content, sums_size, n.D, grads.content_bias);
+    write_bias_gradient<float>(partition, n.share, position, sums_size, n.band.E, grads.position_bias);
+    if (grads.rel_key)
+      write_table_gradient<float>(partition, n.band, n.share, tables, sums_size, scale, grads.rel_key, threads);
   }
 };
 

@@ -20,15 +20,11 @@ struct RelativeWorkspace {
       *dlse;  // the mean of a row's dP is at_max + delta
   uint8_t* ready;
   float* own;  // dK, dV of the task, if no other task adds to them
-  size_t bytes;
 
   RelativeWorkspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
-                    int64_t last_row, bool alone, Arena arena)
-      : visible(c, n, first_row, last_row, arena) {
+                    int64_t last_row, bool alone, Arena& arena)
+      : visible(c, n, first_row, last_row, arena), chunks(visible.chunks<Elem>(true, arena)) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    chunks = BandChunks<Elem>(n.band, visible.first_block - (last_row - 1) / BLOCK - 1,
-                              visible.last_block - first_row / BLOCK, true, arena);
-    const int widest = std::max(n.D_pad, n.band.E_pad);
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     const auto paired = [&](int64_t count) { return arena.take<Elem>(PAIRS<Elem> ? count : 0); };
     key = arena.take<Elem>(blocks * kc_of<Elem>(n.D) * BLOCK);
@@ -42,11 +38,9 @@ struct RelativeWorkspace {
     strip = arena.take<float>(BLOCK * n.ld), weights = arena.take<float>(BLOCK * BLOCK * GROUP);
     keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
-    bias = arena.take<float>(widest), lse = arena.take<float>(BLOCK), delta = arena.take<float>(BLOCK);
-    dlse = arena.take<float>(BLOCK), inverse = arena.take<float>(BLOCK);
-    at_max = arena.take<float>(BLOCK);
+    bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
+    for (float** row : {&lse, &inverse, &at_max, &delta, &dlse}) *row = arena.take<float>(BLOCK);
     own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
-    bytes = arena.used();
   }
 };
 
@@ -70,8 +64,7 @@ void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   if (kc > LONGEST_CHAIN) {
     for (int k = 0; k < count; ++k) {
       Vec product = zero();
-      for (int d = 0; d < kc; d += LANES)
-        product = fma(load_operand(a + k * lda + d), load_operand(o + k * lda + d), product);
+      for (int d = 0; d < kc; d += LANES) product = fma(load(a + k * lda + d), load(o + k * lda + d), product);
       w.delta[r + k] = sum(product);
     }
     return;

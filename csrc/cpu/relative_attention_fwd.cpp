@@ -22,20 +22,16 @@ struct Workspace {
   int weight_ld;  // weights [BLOCK][keys], by row
   uint8_t* ready;
   int64_t slots;  // key blocks held packed
-  size_t bytes;
 
   Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads,
-            Arena arena)
-      : visible(c, n, first_row, last_row, arena) {
+            Arena& arena)
+      : visible(c, n, first_row, last_row, arena), chunks(visible.chunks<Elem>(false, arena)) {
     const int64_t blocks = visible.last_block - visible.first_block;
-    const int64_t first = first_row / BLOCK, last = (last_row - 1) / BLOCK;
-    chunks = BandChunks<Elem>(n.band, visible.first_block - last - 1, visible.last_block - first, false, arena);
-    slots = heads == 1 && first == last ? std::min<int64_t>(blocks, GROUP) : blocks;  // blocks used once are not kept
-    const int widest = std::max(n.D_pad, n.band.E_pad);
+    const bool once = heads == 1 && first_row / BLOCK == (last_row - 1) / BLOCK;  // blocks used once are not kept
+    slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
-    ready = arena.take<uint8_t>(blocks);
-    rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
+    ready = arena.take<uint8_t>(blocks), rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     query = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     rel_query = arena.take<Elem>(BLOCK * row_width<Elem>(n.band.E));
     strip = arena.take<float>(BLOCK * n.ld);
@@ -43,11 +39,9 @@ struct Workspace {
       weight_ld = kc_of<Elem>(GROUP * BLOCK), weights = arena.take<Elem>(BLOCK * weight_ld);
     else
       weight_ld = n.row, weights = strip + n.start;  // in place
-    out = arena.take<float>(BLOCK * n.D_pad);
-    bias = arena.take<float>(widest);
-    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES), alpha = arena.take<float>(BLOCK);
-    keep = arena.take<float>(GROUP * BLOCK);
-    bytes = arena.used();
+    out = arena.take<float>(BLOCK * n.D_pad), bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
+    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES);
+    alpha = arena.take<float>(BLOCK), keep = arena.take<float>(GROUP * BLOCK);
   }
 };
 
@@ -55,31 +49,25 @@ template <class T, class Elem>
 struct Forward {
   const RelativeAttention& c;
   const View &out, &lse;
-  AttentionSizes n;
-  Dropout dropout;
+  int64_t first_batch;
+  AttentionSizes n{c};
+  Dropout dropout{c.seed, c.dropout_p, first_batch};
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
-  Forward(const RelativeAttention& call, const View& o, const View& l, int64_t entry)
-      : c(call), out(o), lse(l), n(call), dropout(call.seed, call.dropout_p, entry) {}
-
-  int64_t slot(const Workspace<Elem>& w, int64_t block) const { return (block - w.visible.first_block) % w.slots; }
-
   Elem* keys_of(const Workspace<Elem>& w, int64_t block) const {
-    return w.key + slot(w, block) * kc_of<Elem>(n.D) * BLOCK;
+    return w.key + (block - w.visible.first_block) % w.slots * kc_of<Elem>(n.D) * BLOCK;
   }
   Elem* values_of(const Workspace<Elem>& w, int64_t block) const {
-    return w.value + slot(w, block) * n.D_pad * kc_of<Elem>(BLOCK);
+    return w.value + (block - w.visible.first_block) % w.slots * n.D_pad * kc_of<Elem>(BLOCK);
   }
 
   void pack(int64_t b, int64_t block, int g, Workspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
     if (w.ready[k]) return;
     w.ready[k] = 1;
-    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, c.value, block);
-    transpose(w.rows, row_width<Elem>(n.D), BLOCK, kc_of<Elem>(n.D), keys_of(w, block), BLOCK);
-    Elem* rows = PAIRS<Elem> ? w.rows : values_of(w, block);
-    pack_keys<T>(c.value, n, w.visible, b, block, g, rows, c.key, block + 1);
-    pack_b(rows, BLOCK, n.D, values_of(w, block));
+    Elem* const none = nullptr;
+    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, keys_of(w, block), none, c.value, block);
+    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, none, values_of(w, block), c.key, block + 1);
   }
 
   // One step of the online softmax. Weights replace the scores.
@@ -102,9 +90,7 @@ struct Forward {
       const Vec alpha = exp2(broadcast(old_max - row_max));
       w.row_max[r] = new_max;
       store(w.alpha + r, alpha, 1);
-      if (dropout)
-        dropout.factors_of_row(uint32_t(block * BLOCK), uint32_t(i + r), uint32_t(head), uint32_t(b), blocks * BLOCK,
-                               w.keep);
+      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, blocks * BLOCK, w.keep);
       Vec row_sum = load(w.row_sum + r * LANES) * alpha;
       for (int v = 0; v < vectors; ++v) {
         Vec p = exp2(x[v] - broadcast(row_max));
@@ -144,10 +130,7 @@ struct Forward {
   }
 
   void attend(int64_t b, int64_t i, int rows, int head, Workspace<Elem>& w) const {
-    pack_queries<T>(c.query, b, i, rows, head, bias_of<T>(c.content_bias, head, n.D, w.bias), n.D, w.query);
-    if (n.band)
-      pack_queries<T>(c.rel_query ? c.rel_query : c.query, b, i, rows, head,
-                      bias_of<T>(c.position_bias, head, n.band.E, w.bias), n.band.E, w.rel_query);
+    pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
     std::fill(w.row_max, w.row_max + BLOCK, -INFINITY);
     clear(w.row_sum, BLOCK * LANES), clear(w.out, BLOCK * n.D_pad);
     int64_t block, end, after = -1;
@@ -193,45 +176,30 @@ struct Forward {
       task(t / groups % n.B, part * rows, std::min(n.N, (part + 1) * rows), head, head + heads);
     });
   }
-};
 
-// Forward pass of few rows: a decode step.
-template <class T>
-struct Rows {
-  const RelativeAttention& c;
-  const View &out, &lse;
-  AttentionSizes n{c};
-  float scale2 = static_cast<float>(c.scale) * LOG2E;
-
-  void queries(int64_t b, int64_t i, float* query, float* rel_query) const {
-    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, query);
-    if (n.band)
-      row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.band.E, scale2, rel_query);
-  }
-  int64_t list(int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) const {
-    const View &q = c.query_segment, &k = c.key_segment;
-    const int64_t segment = q ? integer(q, b, i) : 0;
-    i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
-    const int64_t high = std::min(end, n.high(i));
-    for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
-      if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
-      if (q && integer(k, b, at) != segment) continue;
-      keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
-    }
-    return at < high ? at : end;
-  }
-  void write(int64_t b, int64_t i, int h, const float* from, float log_sum) const {
-    write_row<T>(out, lse, b, i, h, n.D, from, log_sum);
-  }
-  void run(int threads) const {
-    attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), *this, c.key, c.value, c.rel_key, threads);
+  // Forward pass of few rows: a decode step.
+  static void of_rows(const RelativeAttention& c, const View& out, const View& lse, int threads) {
+    const AttentionSizes n(c);
+    const auto list = [&](int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) {
+      const View &q = c.query_segment, &k = c.key_segment;
+      const int64_t segment = q ? integer(q, b, i) : 0;
+      i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
+      const int64_t high = std::min(end, n.high(i));
+      for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
+        if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
+        if (q && integer(k, b, at) != segment) continue;
+        keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
+      }
+      return at < high ? at : end;
+    };
+    attend_rows<T>(RowSizes(n.B, n.N, n.S, n.H, n.G, n.D, n.band.E), c, out, lse, threads, list);
   }
 };
 
 }  // namespace
 
 void relative_attention_forward(const RelativeAttention& call, const View& out, const View& lse, int threads) {
-  attention_forward<Rows, Forward>(call, call.batch_offset, out, lse, threads);
+  attention_forward<Forward>(call, call.batch_offset, out, lse, threads);
 }
 
 }  // namespace retro::RETRO_ISA

@@ -10,8 +10,6 @@
 
 namespace retro::RETRO_ISA {
 
-// rows to prefetch before they are packed: rows of a head are heads*D apart, where no hardware prefetcher follows
-constexpr int ROWS_AHEAD = 16;
 constexpr int GROUP = 2;  // key blocks of a tile; a softmax step has GROUP * BLOCK keys
 
 struct AttentionSizes {
@@ -49,31 +47,37 @@ struct AttentionSizes {
 // causality and window.
 class Visibility {
  public:
-  Visibility() = default;
   Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Arena& arena)
-      : c_(&c), n_(&n), first_row_(first_row), rows_(last_row - first_row) {
+      : c_(c), n_(n), first_row_(first_row), rows_(last_row - first_row) {
     first_block = n.low(first_row) / BLOCK;
     last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
     const int64_t blocks = last_block - first_block;
     filtered_ = c.key_mask || c.query_segment;
     seen_ = arena.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
     some_ = arena.take<uint8_t>(blocks);
-    segment_ = arena.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
+    keys_ = arena.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
+    queries_ = keys_ + blocks * BLOCK, lowest_ = queries_ + rows_, highest_ = lowest_ + blocks;
     allowed_ = arena.take<float>(GROUP * BLOCK);
+  }
+
+  // Chunks of the band that the rows need.
+  template <class Elem>
+  BandChunks<Elem> chunks(bool with_rows_b, Arena& arena) const {
+    const int64_t first = first_row_ / BLOCK, last = (first_row_ + rows_ - 1) / BLOCK;
+    return {n_.band, first_block - last - 1, last_block - first, with_rows_b, arena};
   }
 
   void load(int64_t b) {
     const int64_t begin = first_block * BLOCK, blocks = last_block - first_block;
     for (int64_t k = 0; k < blocks; ++k) {
-      some_[k] = !c_->key_mask;
+      some_[k] = !c_.key_mask;
       for (int64_t j = k * BLOCK; filtered_ && j < (k + 1) * BLOCK; ++j) {
-        seen_[j] = exists(begin + j) && (!c_->key_mask || *c_->key_mask.at<const uint8_t>(b, begin + j));
+        seen_[j] = exists(begin + j) && (!c_.key_mask || *c_.key_mask.at<const uint8_t>(b, begin + j));
         some_[k] |= seen_[j];
       }
     }
-    if (!c_->query_segment) return;
-    const View &q = c_->query_segment, &k = c_->key_segment;
-    keys_ = segment_, queries_ = keys_ + blocks * BLOCK, lowest_ = queries_ + rows_, highest_ = lowest_ + blocks;
+    if (!c_.query_segment) return;
+    const View &q = c_.query_segment, &k = c_.key_segment;
     for (int64_t i = 0; i < rows_; ++i) queries_[i] = integer(q, b, first_row_ + i);
     for (int64_t block = 0; block < blocks; ++block) {
       int64_t low = INT64_MAX, high = INT64_MIN;
@@ -85,18 +89,18 @@ class Visibility {
     }
   }
 
-  bool exists(int64_t j) const { return j >= n_->first_key && j < n_->last_key; }  // some query may see it
+  bool exists(int64_t j) const { return j >= n_.first_key && j < n_.last_key; }  // some query may see it
   bool seen(int64_t j) const { return exists(j) && (!filtered_ || seen_[j - first_block * BLOCK]); }
 
   // Key blocks [begin, end) that the query rows [i, i+rows) may see.
   void range(int64_t i, int rows, int64_t& begin, int64_t& end) const {
-    const int64_t low = n_->low(i), high = n_->high(i + rows - 1);
+    const int64_t low = n_.low(i), high = n_.high(i + rows - 1);
     begin = low / BLOCK, end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
   }
   // Whether query row i may see a key of a key block by mask and segments.
   bool may_see(int64_t block, int64_t i) const {
     const int64_t k = block - first_block;
-    if (!some_[k] || !c_->query_segment) return some_[k];
+    if (!some_[k] || !c_.query_segment) return some_[k];
     const int64_t s = queries_[i - first_row_];
     return s >= lowest_[k] && s <= highest_[k];
   }
@@ -107,7 +111,7 @@ class Visibility {
   }
   // Whether query row i sees no key outside the key blocks [begin, end).
   bool only(int64_t i, int64_t begin, int64_t end) const {
-    const int64_t low = n_->low(i), last = n_->high(i) > low ? (n_->high(i) + BLOCK - 1) / BLOCK : 0;
+    const int64_t low = n_.low(i), last = n_.high(i) > low ? (n_.high(i) + BLOCK - 1) / BLOCK : 0;
     for (int64_t block = low / BLOCK; block < last; ++block)
       if ((block < begin || block >= end) && may_see(block, i)) return false;
     return true;
@@ -123,7 +127,7 @@ class Visibility {
   // Whether every query of the tile sees every key.
   bool all(int64_t block, int blocks, int64_t i, int rows) const {
     const int64_t begin = block * BLOCK, end = begin + blocks * BLOCK;
-    return !filtered_ && n_->low(i + rows - 1) <= begin && n_->high(i) >= end;
+    return !filtered_ && n_.low(i + rows - 1) <= begin && n_.high(i) >= end;
   }
   // Prepares row(...) for a tile of these key blocks.
   void enter(int64_t block, int blocks) { block_ = block, blocks_ = blocks, known_ = false; }
@@ -139,14 +143,14 @@ class Visibility {
   };
   Row row(int64_t i) {
     const int64_t begin = block_ * BLOCK, width = blocks_ * BLOCK;
-    const int low = static_cast<int>(std::clamp<int64_t>(n_->low(i) - begin, 0, width));
-    const int high = static_cast<int>(std::clamp<int64_t>(n_->high(i) - begin, 0, width));
+    const int low = static_cast<int>(std::clamp<int64_t>(n_.low(i) - begin, 0, width));
+    const int high = static_cast<int>(std::clamp<int64_t>(n_.high(i) - begin, 0, width));
     if (!filtered_) return {low, high, nullptr};
-    const int64_t segment = c_->query_segment ? queries_[i - first_row_] : 0;
+    const int64_t segment = c_.query_segment ? queries_[i - first_row_] : 0;
     if (!known_ || segment != segment_of_allowed_) {
       const int64_t at = begin - first_block * BLOCK;
       for (int64_t x = 0; x < width; ++x)
-        allowed_[x] = seen_[at + x] && (!c_->query_segment || keys_[at + x] == segment) ? 1.f : 0.f;
+        allowed_[x] = seen_[at + x] && (!c_.query_segment || keys_[at + x] == segment) ? 1.f : 0.f;
       known_ = true, segment_of_allowed_ = segment;
     }
     return {low, high, allowed_};
@@ -155,22 +159,24 @@ class Visibility {
   int64_t first_block = 0, last_block = 0;  // key blocks that the rows may see by causality and window
 
  private:
-  const RelativeAttention* c_ = nullptr;
-  const AttentionSizes* n_ = nullptr;
-  int64_t first_row_ = 0, rows_ = 0;
-  bool filtered_ = false, known_ = false;
-  uint8_t *seen_ = nullptr, *some_ = nullptr;
-  int64_t *segment_ = nullptr, *keys_ = nullptr, *queries_ = nullptr, *lowest_ = nullptr, *highest_ = nullptr;
-  float* allowed_ = nullptr;
+  const RelativeAttention& c_;
+  const AttentionSizes& n_;
+  int64_t first_row_, rows_;
+  bool filtered_, known_ = false;
+  uint8_t *seen_, *some_;
+  int64_t *keys_, *queries_, *lowest_, *highest_;  // segments of keys and queries, their range in a key block
+  float* allowed_;
   int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
 };
 
-// Packs one key block of a head of `from` [B,rows,heads,D]: [BLOCK][row_width], zeros for keys that no query sees.
+// Packs one key block of a head of `from` [B,rows,heads,D], zeros for keys that no query sees: unless null,
+// `transposed` [kc(D)][BLOCK] and, as B with k = key, `rows_b` [kc(BLOCK)][D_pad]. `rows`: room for [BLOCK][row_width].
 // `next` and its block are packed afterwards.
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
-               Elem* to, const View& next, int64_t next_block) {
+               Elem* rows, Elem* transposed, Elem* rows_b, const View& next, int64_t next_block) {
   const int width = row_width<Elem>(n.D);
+  Elem* const to = rows_b && !PAIRS<Elem> ? rows_b : rows;
   for (int r = 0; r < BLOCK; ++r) {
     const int64_t j = block * BLOCK + r;
     const bool inside = r + ROWS_AHEAD < BLOCK;
@@ -181,16 +187,17 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
     else
       clear(to + r * width, width);
   }
+  if (transposed) transpose(to, width, BLOCK, kc_of<Elem>(n.D), transposed, BLOCK);
+  if (rows_b) pack_b(to, BLOCK, n.D, rows_b);
 }
 
-// `rows` rows of one head plus a bias: [rows][row_width].
+// The operands of a block of query rows: query and, if there is a band, relative query, each plus its bias.
 template <class T, class Elem>
-void pack_queries(const View& from, int64_t b, int64_t i, int rows, int head, const float* bias, int width, Elem* to) {
-  for (int r = 0; r < rows; ++r) {
-    if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1])
-      prefetch_row(from.at<const T>(b, soon, head), width * sizeof(T));
-    pack_row(from.at<const T>(b, i + r, head), bias, width, to + r * row_width<Elem>(width));
-  }
+void pack_operands(const RelativeAttention& c, const AttentionSizes& n, int64_t b, int64_t i, int rows, int head,
+                   float* bias, Elem* query, Elem* rel_query) {
+  pack_queries<T>(c.query, c.content_bias, b, i, rows, head, n.D, bias, query);
+  const View& relative = c.rel_query ? c.rel_query : c.query;
+  if (n.band) pack_queries<T>(relative, c.position_bias, b, i, rows, head, n.band.E, bias, rel_query);
 }
 
 // Moves the strip to the key blocks [block, block+blocks) of query block `a`. It has the `previous_blocks` before them,
@@ -220,8 +227,7 @@ void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* qu
     float* s = scores + k * BLOCK;
     const int row = n.row;
     if (n.band)
-      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
-                 [=](int r, int x, Vec v) { store(s + r * row + x, load(s + r * row + x) + v); });
+      gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK, AddTo{s, row});
     else
       gemm<true>(rows, BLOCK / LANES, kc, query, lda, keys[k], BLOCK,
                  [=](int r, int x, Vec v) { store(s + r * row + x, v); });

@@ -24,17 +24,13 @@ bool few_rows(const Call& call) {
 
 // Forward pass: row by row if there are few rows; otherwise of the whole batch, or entry by entry if entries have their
 // own positions.
-template <template <class> class Rows, template <class, class> class Forward, class Call>
+template <template <class, class> class Forward, class Call>
 void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
     using Pass = Forward<decltype(t), decltype(e)>;
-    if (few_rows(call)) return Rows<decltype(t)>{call, out, lse}.run(threads);
-    if (!positions) return Pass(call, out, lse, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {
-      const Call one = entry(call, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b);
-      Pass(one, its_out, its_lse, b).run(threads);
-    }
+    if (few_rows(call)) return Pass::of_rows(call, out, lse, threads);
+    if (!positions) return Pass{call, out, lse, 0}.run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b) Pass{entry(call, b), out.entry(b), lse.entry(b), b}.run(threads);
   });
 }
 
@@ -45,13 +41,9 @@ void attention_backward(const Call& call, const View& positions, const View& out
                         const View& dlse, const Grads& grads, int threads) {
   const auto pass = [&](auto t, auto e) {
     using Pass = Backward<decltype(t), decltype(e)>;
-    if (!positions) return Pass(call, out, lse, dout, dlse, grads, 0).run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) {
-      const Call one = entry(call, b);
-      const Grads its_grads = entry(grads, b);
-      const View its_out = out.entry(b), its_lse = lse.entry(b), its_dout = dout.entry(b), its_dlse = dlse.entry(b);
-      Pass(one, its_out, its_lse, its_dout, its_dlse, its_grads, b).run(threads);
-    }
+    if (!positions) return Pass{call, out, lse, dout, dlse, grads, 0}.run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b)
+      Pass{entry(call, b), out.entry(b), lse.entry(b), dout.entry(b), dlse.entry(b), entry(grads, b), b}.run(threads);
   };
   by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? pass(t, float{}) : pass(t, e); });
 }
@@ -83,53 +75,39 @@ struct RowSizes {
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
   }
   int64_t state() const { return H * (2 + int64_t{pad(D)}); }
+  // heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers
+  int ahead() const { return std::clamp(512 / D, 1, G); }
 };
 
-// Up to COUNT keys that a row sees, listed by the caller.
+// Up to COUNT keys that a row sees, listed by the caller. Pointers are to rows of head 0.
 template <class T>
 struct RowKeys {
   static constexpr int COUNT = 128;
+  const View& rel_key;
   int count = 0;
-  const T *key[COUNT], *value[COUNT];  // of key head 0
-  int64_t relative[COUNT];             // row of rel_key; a row outside the table adds 0
-  float gate[COUNT];                   // multiplies key and value
+  const T *key[COUNT], *value[COUNT], *relative[COUNT];
+  float gate[COUNT], outside[COUNT];  // factor of key and value; 1: outside the table, where `relative` adds 0
 
+  explicit RowKeys(const View& table) : rel_key(table) {}
+  // row: of rel_key
   void add(const T* k, const T* v, int64_t row, float g) {
-    key[count] = k, value[count] = v, relative[count] = row, gate[count++] = g;
+    static const T NOTHING[LARGEST_D] = {};
+    const bool inside = row >= 0 && row < rel_key.size[1];
+    key[count] = k, value[count] = v;
+    relative[count] = rel_key.size[1] ? rel_key.at<const T>(0, inside ? row : 0) : NOTHING;
+    gate[count] = g, outside[count++] = inside ? 0.f : 1.f;
   }
   bool full() const { return count == COUNT; }
 };
 
-// Pointers to the rows of rel_key for a block of keys, of head 0. A row outside the table points to its first row and
-// adds 0.
-template <class T>
-struct RelativeRows {
-  const T* row[RowKeys<T>::COUNT];
-  float outside[RowKeys<T>::COUNT];  // 1 or 0
-  int64_t head = 0;                  // elements from one head to the next
-
-  void take(const View& rel_key, const RowKeys<T>& keys, int count) {
-    static const T NOTHING[LARGEST_D] = {};
-    const int64_t rows = rel_key.size[1];
-    const T* const first = rows ? rel_key.at<const T>(0) : NOTHING;
-    head = rows && rel_key.size[0] > 1 ? rel_key.stride[0] : 0;
-    for (int x = 0; x < count; ++x) {
-      const int64_t at = keys.relative[x];
-      const bool inside = at >= 0 && at < rows;
-      row[x] = inside ? first + at * rel_key.stride[1] : first, outside[x] = inside ? 0.f : 1.f;
-    }
-  }
-  // Prefetches LANES rows from x on of head h, if it exists.
-  RETRO_INLINE void ask(const RowSizes& n, int x, int h) const {
-    if (h >= n.H) return;
-    for (int u = 0; u < LANES; ++u) prefetch_row<CLOSE>(row[x + u] + h * head, n.E * int64_t{sizeof(T)});
-  }
-};
-
 // Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
 struct RowState {
-  float *query, *rel_query, *scores;  // scores [H][COUNT]
-  float *row_max, *row_sum, *out;     // [H], [H], [H][pad(D)]
+  float *query, *rel_query, *scores;     // scores [H][COUNT]
+  float *row_max{}, *row_sum{}, *out{};  // [H], [H], [H][pad(D)]
+
+  RowState(const RowSizes& n, int count, Arena& arena)
+      : query(arena.take<float>(n.H * pad(n.D))), rel_query(arena.take<float>(n.H * pad(n.E))),
+        scores(arena.take<float>(n.H * count)) {}
 };
 
 // Loads two vectors of a row or of its factor. Of bf16 they are the even and the odd elements, which takes half the
@@ -137,7 +115,7 @@ struct RowState {
 template <class T>
 RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
-    const Pairs both = load_pairs(p);
+    const Pairs both = load(reinterpret_cast<const uint32_t*>(p));
     x = even_of(both), y = odd_of(both);
   } else {
     x = load(p), y = load(p + LANES);
@@ -146,7 +124,7 @@ RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
 template <class T>
 RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
   if constexpr (std::is_same_v<T, bf16>)
-    store_pairs(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
+    store(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
   else
     store(p, x), store(p + LANES, y);
 }
@@ -172,13 +150,6 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
   return sums(x);
 }
 
-// Number of heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers.
-template <class T>
-int heads_ahead(const RowSizes& n) {
-  constexpr int ELEMENTS = 512;  // of each row
-  return std::clamp(ELEMENTS / n.D, 1, n.G);
-}
-
 // Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
@@ -192,7 +163,7 @@ RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* co
 template <int COUNT, class T>
 RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
                              const float* weights, float* out) {
-  const int share = n.H / n.G, ahead = heads_ahead<T>(n);
+  const int share = n.H / n.G, ahead = n.ahead();
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
     const int64_t offset = h / share * head;
     if (h % share == 0) ask_ahead<COUNT>(n, values, next, head, h / share + ahead);
@@ -221,14 +192,14 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
 
 // `head_key`, `head_value`: elements from one key head to the next.
 template <class T>
-void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const View& rel_key,
-                const RowState& w) {
+void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
   const int share = n.H / n.G, D_pad = pad(n.D), count = pad(keys.count);
   std::fill(keys.key + keys.count, keys.key + count, keys.key[keys.count - 1]);
-  std::fill(keys.relative + keys.count, keys.relative + count, -1);
+  std::fill(keys.relative + keys.count, keys.relative + count, keys.relative[keys.count - 1]);
+  std::fill(keys.outside + keys.count, keys.outside + count, 1.f);
   std::fill(keys.gate + keys.count, keys.gate + count, 1.f);
-  const int ahead = heads_ahead<T>(n);
+  const int ahead = n.ahead();
   for (int x = 0; x < count; x += LANES) {
     const T* const* next = x + LANES < count ? keys.key + x + LANES : nullptr;
     for (int h = 0; h < n.H; ++h) {
@@ -237,14 +208,16 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
             dots(w.query + h * D_pad, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
     }
   }
-  RelativeRows<T> relative;
-  if (n.E) relative.take(rel_key, keys, count);
+  const View& table = keys.rel_key;
+  const int64_t head = table.size[1] && table.size[0] > 1 ? table.stride[0] : 0;
   for (int h = 0; n.E && h < n.H; ++h)
     for (int x = 0; x < count; x += LANES) {
-      relative.ask(n, x + LANES < count ? x + LANES : 0, x + LANES < count ? h : h + 1);
+      const int soon = x + LANES < count ? x + LANES : 0, soon_h = soon ? h : h + 1;
+      for (int u = 0; soon_h < n.H && u < LANES; ++u)
+        prefetch_row<CLOSE>(keys.relative[soon + u] + soon_h * head, n.E * int64_t{sizeof(T)});
       float* s = w.scores + h * COUNT + x;
-      const Vec logits = dots(w.rel_query + h * pad(n.E), relative.row + x, h * relative.head, n.E);
-      store(s, load(s) + select(gt(load(relative.outside + x), zero()), zero(), logits));
+      const Vec logits = dots(w.rel_query + h * pad(n.E), keys.relative + x, h * head, n.E);
+      store(s, load(s) + select(gt(load(keys.outside + x), zero()), zero(), logits));
     }
   for (int h = 0; h < n.H; ++h) {
     float *s = w.scores + h * COUNT, *out = w.out + h * D_pad;
@@ -317,24 +290,12 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
   }
 }
 
-template <class T>
-void write_row(const View& out, const View& lse, int64_t b, int64_t i, int h, int width, const float* from,
-               float log_sum) {
-  T* const to = out.at<T>(b, i, h);
-  int d = 0;
-  for (; d + 2 * LANES <= width; d += 2 * LANES) store_two(to + d, load(from + d), load(from + d + LANES));
-  for (; d < width; d += LANES) store(to + d, load(from + d), width - d);
-  *lse.at<float>(b, h, i) = log_sum;
-}
-
-// Source: functions of an op for row i of batch entry b.
-//   queries(b, i, query, rel_query)       writes the queries, see RowState
-//   list(b, i, at, end, keys)             lists keys of [at, end) until `keys` is full; returns the next key
-//   write(b, i, head, out, log-sum-exp)   writes the results
-template <class T, class Source>
-void attend_rows(const RowSizes& n, const Source& source, const View& key, const View& value, const View& rel_key,
-                 int threads) {
-  const int64_t head_key = key.stride[key.rank - 2], head_value = value.stride[value.rank - 2];
+// list(b, i, at, end, keys): lists keys of [at, end) that row i of batch entry b sees, until `keys` is full; returns
+// the next key.
+template <class T, class Call, class List>
+void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& lse, int threads, List&& list) {
+  const int64_t head_key = c.key.stride[c.key.rank - 2], head_value = c.value.stride[c.value.rank - 2];
+  const float scale2 = static_cast<float>(c.scale) * LOG2E;
   std::unique_ptr<float[]> states(new float[n.batch * n.rows * n.ranges * n.state()]);
   const auto state = [&](int64_t b, int64_t i, int64_t range) {
     return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state();
@@ -342,31 +303,28 @@ void attend_rows(const RowSizes& n, const Source& source, const View& key, const
   parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
     // rows that share keys follow one another
     const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
-    const auto carve = [&](RowState& w, Arena arena) {
-      w.query = arena.take<float>(n.H * pad(n.D)), w.rel_query = arena.take<float>(n.H * pad(n.E));
-      w.scores = arena.take<float>(n.H * RowKeys<T>::COUNT);
-      return arena.used();
-    };
-    RowState w{};
-    const size_t bytes = carve(w, Arena(nullptr));
-    carve(w, Arena(scratch(bytes)));
+    auto w = in_scratch<RowState>(n, RowKeys<T>::COUNT);
     w.row_max = state(b, i, range), w.row_sum = w.row_max + n.H, w.out = w.row_sum + n.H;
     std::fill_n(w.row_max, n.H, -INFINITY);
     clear(w.row_sum, n.state() - n.H);
-    source.queries(b, i, w.query, w.rel_query);
-    RowKeys<T> keys;
+    row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, w.query);
+    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, w.rel_query);
+    RowKeys<T> keys(c.rel_key);
     for (int64_t at = range * n.range, end = at + n.range; at < end;) {
       keys.count = 0;
-      at = source.list(b, i, at, end, keys);
-      if (keys.count) attend_row(n, keys, head_key, head_value, rel_key, w);
+      at = list(b, i, at, end, keys);
+      if (keys.count) attend_row(n, keys, head_key, head_value, w);
     }
   });
   parallel_for(n.batch * n.rows, threads, [&](int64_t row) {
     const int64_t b = row / n.rows, i = row % n.rows;
-    auto* out = static_cast<float*>(scratch(pad(n.D) * sizeof(float)));
+    auto* from = static_cast<float*>(scratch(pad(n.D) * sizeof(float)));
     for (int h = 0; h < n.H; ++h) {
-      const float sum = merge_ranges(n, h, state(b, i, 0), n.state(), out);
-      source.write(b, i, h, out, sum);
+      *lse.at<float>(b, h, i) = merge_ranges(n, h, state(b, i, 0), n.state(), from);
+      T* const to = out.at<T>(b, i, h);
+      int d = 0;
+      for (; d + 2 * LANES <= n.D; d += 2 * LANES) store_two(to + d, load(from + d), load(from + d + LANES));
+      for (; d < n.D; d += LANES) store(to + d, load(from + d), n.D - d);
     }
   });
 }

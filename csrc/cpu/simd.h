@@ -4,13 +4,13 @@
 //   REGISTERS MULTIPLIES_PAIRS           how many vectors; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
-//   power_of_two times                   for exp2: 2^n for the integer n nearest to x, and a product with it
-//   gt ge either select any bits first          Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
-//   sum max_of min_of                    across lanes, a fixed order
+//   power_of_two times                   for exp2: n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
+//   gt ge either select bits first       Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
+//   sum max_of                           across lanes, a fixed order
 //   exp exp2                             about 1 ulp
-//   transpose sums                       LANES vectors, in registers; lane u of sums(x) is the sum of x[u]
+//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is that of x[u]
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
-//   load_pairs broadcast_pair interleave to_pairs
+//   interleave to_pairs                  and load store broadcast, where a pair is an uint32_t
 //
 // A header that uses it must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep the copy
 // of an inline function that was compiled for AVX-512.
@@ -30,7 +30,7 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr float LOG2E = 1.44269504088896341f, LN2 = 0.693147180559945309f;
+constexpr float LOG2E = 1.44269504088896341f;
 
 RETRO_INLINE float as_float(uint32_t bits) {
   float x;
@@ -76,12 +76,9 @@ inline void from_float(float x, fp16* to) {
 // An element of any supported float type.
 template <class... Index>
 RETRO_INLINE float scalar(const View& v, Index... index) {
-  const int64_t offset = v.offset(index...);
-  switch (v.type) {
-    case Type::BF16: return to_float(reinterpret_cast<const bf16*>(v.data)[offset]);
-    case Type::F16: return to_float(reinterpret_cast<const fp16*>(v.data)[offset]);
-    default: return reinterpret_cast<const float*>(v.data)[offset];
-  }
+  float x = 0;
+  by_type(v.type, [&](auto t) { x = to_float(*v.at<const decltype(t)>(index...)); });
+  return x;
 }
 
 }  // namespace retro::RETRO_ISA
@@ -110,16 +107,26 @@ RETRO_INLINE void vectors(int64_t width, Function&& f) {
   if (i < width) f(i, static_cast<int>(width - i));
 }
 
+// f(r, c) for r < ROWS and c < COLUMNS, unrolled, so that arrays which it indexes stay in registers.
+template <int ROWS, int COLUMNS, class Function>
+RETRO_INLINE void unrolled(Function&& f) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 24
+    for (int c = 0; c < COLUMNS; ++c) f(r, c);
+}
+
 // to[0..n) = from[0..n), in another type.
 template <class From, class To>
 RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
   vectors(n, [&](int64_t i, auto... count) { store(to + i, load(from + i, count...), count...); });
 }
 
-// to[0..n) = factor * from[0..n); `from` has whole vectors.
+// to[0..n) = factor * (from[0..n) + more[0..n)); `from` and `more`, which may be null, have whole vectors.
 template <class T>
-RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to) {
-  for (int i = 0; i < n; i += LANES) store(to + i, load(from + i) * broadcast(factor), n - i);
+RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to, const float* more = nullptr) {
+  for (int i = 0; i < n; i += LANES)
+    store(to + i, (more ? load(from + i) + load(more + i) : load(from + i)) * broadcast(factor), n - i);
 }
 
 // Coefficients of the highest power first.
@@ -147,8 +154,8 @@ RETRO_INLINE Vec exp(Vec x) {
 // exp2f.
 RETRO_INLINE Vec exp2(Vec x) {
   x = min(broadcast(HIGHEST_POWER), max(broadcast(LOWEST_POWER), x));
-  const Power power = power_of_two(x);
-  const Vec r = x - power.n;
+  Vec power;
+  const Vec r = x - power_of_two(x, power);
   const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,
                            5.550332471162809e-2f, 2.402264791363012e-1f, 6.931472028550421e-1f);
   return times(fma(p, r, broadcast(1.f)), power);

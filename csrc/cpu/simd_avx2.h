@@ -27,8 +27,9 @@ RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 // AVX2 has no masked load of 16-bit elements, so the tail is copied through the stack. For whole vectors too, that copy
 // would take a tenth of a backward pass.
 RETRO_INLINE __m128i load_halves(const void* p, int n) {
+  if (n >= LANES) return _mm_loadu_si128(static_cast<const __m128i*>(p));
   alignas(16) uint16_t buffer[LANES] = {};
-  if (n > 0) std::memcpy(buffer, p, 2 * static_cast<size_t>(n < LANES ? n : LANES));
+  if (n > 0) std::memcpy(buffer, p, 2 * static_cast<size_t>(n));
   return _mm_load_si128(reinterpret_cast<const __m128i*>(buffer));
 }
 
@@ -40,7 +41,7 @@ RETRO_INLINE Vec load(const T* p) {
 }
 template <class T>
 RETRO_INLINE Vec load(const T* p, int n) {
-  return n >= LANES ? load(p) : widen(load_halves(p, n), T{});
+  return widen(load_halves(p, n), T{});
 }
 
 RETRO_INLINE __m128i narrow(Vec x, fp16) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
@@ -78,16 +79,14 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-struct Power {
-  Vec n, power;
-};
 constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
 // The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
-RETRO_INLINE Power power_of_two(Vec x) {
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
-  return {sum - shift, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23))};
+  power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23));
+  return sum - shift;
 }
-RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
+RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
 // x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
@@ -102,7 +101,6 @@ RETRO_INLINE Mask ge(Vec a, Vec b) { return {_mm256_cmp_ps(a, b, _CMP_GE_OQ)}; }
 RETRO_INLINE Mask either(Mask a, Mask b) { return {_mm256_or_ps(a.v, b.v)}; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m.v); }
 RETRO_INLINE uint32_t bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m.v)); }
-RETRO_INLINE bool any(Mask m) { return bits(m) != 0; }
 
 template <class Combine>
 RETRO_INLINE float across(Vec x, Combine combine) {
@@ -116,18 +114,13 @@ RETRO_INLINE float sum(Vec x) {
 RETRO_INLINE float max_of(Vec x) {
   return across(x, [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 }
-RETRO_INLINE float min_of(Vec x) {
-  return across(x, [](__m128 a, __m128 b) { return _mm_min_ps(a, b); });
-}
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm256_set1_epi32(static_cast<int>(two)); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return _mm256_set1_epi32(static_cast<int>(two)); }
 
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
-  const __m128i a = n >= LANES ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(even)) : load_halves(even, n);
-  const __m128i b = n >= LANES ? _mm_loadu_si128(reinterpret_cast<const __m128i*>(odd)) : load_halves(odd, n);
+  const __m128i a = load_halves(even, n), b = load_halves(odd, n);
   return _mm256_or_si256(_mm256_cvtepu16_epi32(a), _mm256_slli_epi32(_mm256_cvtepu16_epi32(b), 16));
 }
 RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
@@ -140,7 +133,6 @@ RETRO_INLINE Vec odd_of(Pairs x) {
 }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   Vec y[LANES];
 #pragma GCC unroll 2
@@ -157,7 +149,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   Vec y[4];
 #pragma GCC unroll 4

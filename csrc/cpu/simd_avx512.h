@@ -59,28 +59,22 @@ RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n, n integral
-struct Power {
-  Vec n;
-};
-constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
-RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
-RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
+constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;             // beyond these the result is 0 or inf
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
+RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
 
 RETRO_INLINE Mask gt(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 RETRO_INLINE Mask either(Mask a, Mask b) { return a | b; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b, a); }
-RETRO_INLINE bool any(Mask m) { return m != 0; }
 RETRO_INLINE uint32_t bits(Mask m) { return m; }
 
 RETRO_INLINE float sum(Vec x) { return _mm512_reduce_add_ps(x); }
 RETRO_INLINE float max_of(Vec x) { return _mm512_reduce_max_ps(x); }
-RETRO_INLINE float min_of(Vec x) { return _mm512_reduce_min_ps(x); }
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) { return _mm512_loadu_si512(p); }
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return _mm512_loadu_si512(p); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return _mm512_loadu_si512(p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
 
 // Lane i of the two halves side by side: (low[i], high[i]).
 RETRO_INLINE Pairs zip(__m512i halves) {
@@ -119,7 +113,6 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return _mm512_dpbf16_ps(acc, (
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 #endif
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   Vec y[LANES];
 #pragma GCC unroll 4
@@ -138,7 +131,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto halves = [](Vec a, Vec b) {
     return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);

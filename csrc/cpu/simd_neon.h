@@ -88,19 +88,16 @@ RETRO_INLINE uint32_t bits(Mask m) {
   constexpr uint32_t BIT[LANES] = {1, 2, 4, 8};
   return vaddvq_u32(vandq_u32(m.v, vld1q_u32(BIT)));
 }
-RETRO_INLINE bool any(Mask m) { return vmaxvq_u32(m.v) != 0; }
 
 RETRO_INLINE Vec round(Vec x) { return vrndnq_f32(x); }
 RETRO_INLINE Vec shifted_power(int32x4_t e) { return vreinterpretq_f32_s32(vshlq_n_s32(e, 23)); }
-struct Power {
-  Vec n, power;
-};
 constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
-RETRO_INLINE Power power_of_two(Vec x) {
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec n = round(x);
-  return {n, shifted_power(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)))};
+  power = shifted_power(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)));
+  return n;
 }
-RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
+RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
 // x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const int32x4_t whole = vcvtq_s32_f32(n), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
@@ -112,14 +109,10 @@ RETRO_INLINE float max_of(Vec x) {
   const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
 }
-RETRO_INLINE float min_of(Vec x) { return -max_of(-x); }
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) {
-  return vreinterpretq_u32_u16(vld1q_u16(reinterpret_cast<const uint16_t*>(p)));
-}
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return vld1q_u32(p); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { vst1q_u32(p, x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return vdupq_n_u32(two); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return vld1q_u32(p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { vst1q_u32(p, x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return vdupq_n_u32(two); }
 RETRO_INLINE Pairs zip(uint16x4_t even, uint16x4_t odd) {
   return vreinterpretq_u32_u16(vcombine_u16(vzip1_u16(even, odd), vzip2_u16(even, odd)));
 }
@@ -137,7 +130,6 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 #endif
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   const float64x2_t a = vreinterpretq_f64_f32(vtrn1q_f32(x[0], x[1])),
                     b = vreinterpretq_f64_f32(vtrn2q_f32(x[0], x[1]));
@@ -147,7 +139,6 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c)), x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
 
-// Lane u: the sum of x[u].
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   transpose(x);
   return (x[0] + x[1]) + (x[2] + x[3]);

@@ -48,16 +48,14 @@ RETRO_INLINE Vec round(Vec x) {  // for |x| < 2^22; the sum rounds to nearest ev
   const Vec shift = broadcast(0x1.8p23f);
   return (x + shift) - shift;
 }
-struct Power {
-  Vec n, power;
-};
 constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
 // The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
-RETRO_INLINE Power power_of_two(Vec x) {
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
-  return {sum - shift, reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23)};
+  power = reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23);
+  return sum - shift;
 }
-RETRO_INLINE Vec times(Vec x, Power power) { return x * power.power; }
+RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
 // x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const Mask whole = __builtin_convertvector(n, Mask), half = whole >> 1;
@@ -68,22 +66,20 @@ RETRO_INLINE Vec scale2(Vec x, Vec n) {
 RETRO_INLINE Mask gt(Vec a, Vec b) { return a > b; }
 RETRO_INLINE Mask ge(Vec a, Vec b) { return a >= b; }
 RETRO_INLINE uint32_t bits(Mask m) { return (m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8); }
-RETRO_INLINE bool any(Mask m) { return bits(m) != 0; }
 
 RETRO_INLINE float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 RETRO_INLINE float max_of(Vec x) {
   const float a = x[0] > x[2] ? x[0] : x[2], b = x[1] > x[3] ? x[1] : x[3];
   return a > b ? a : b;
 }
-RETRO_INLINE float min_of(Vec x) { return -max_of(-x); }
 
-RETRO_INLINE Pairs load_pairs(const void* p) {
+RETRO_INLINE Pairs load(const uint32_t* p) {
   Pairs x;
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { std::memcpy(p, &x, sizeof x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return Pairs{two, two, two, two}; }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { std::memcpy(p, &x, sizeof x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return Pairs{two, two, two, two}; }
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
   Pairs x{};
   for (int i = 0; i < LANES && i < n; ++i) x[i] = even[i].bits | static_cast<uint32_t>(odd[i].bits) << 16;
@@ -99,13 +95,11 @@ RETRO_INLINE Vec even_of(Pairs x) { return reinterpret_cast<Vec>(x << 16); }
 RETRO_INLINE Vec odd_of(Pairs x) { return reinterpret_cast<Vec>(x & 0xffff0000u); }
 RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), acc)); }
 
-// x[r][c] becomes x[c][r].
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   const Vec a = x[0], b = x[1], c = x[2], d = x[3];
   for (int i = 0; i < LANES; ++i) x[i] = Vec{a[i], b[i], c[i], d[i]};
 }
 
-// Lane u: the sum of x[u].
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   transpose(x);
   return (x[0] + x[1]) + (x[2] + x[3]);

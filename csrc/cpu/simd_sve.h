@@ -66,28 +66,20 @@ RETRO_INLINE Vec min(Vec a, Vec b) { return select(gt(b, a), a, b); }
 RETRO_INLINE uint32_t bits(Mask m) {
   return static_cast<uint32_t>(svorv_u32(m.v, svlsl_u32_x(all(), svdup_u32(1), svindex_u32(0, 1))));
 }
-RETRO_INLINE bool any(Mask m) { return svptest_any(all(), m.v); }
 
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
 // x * 2^n, n integral: rounded once, whether 2^n is in range or not
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
-struct Power {
-  Vec n;
-};
 constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
-RETRO_INLINE Power power_of_two(Vec x) { return {round(x)}; }
-RETRO_INLINE Vec times(Vec x, Power power) { return scale2(x, power.n); }
+RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
+RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
 
 RETRO_INLINE float sum(Vec x) { return svaddv_f32(all(), x); }  // pairs of neighbours, their pairs, and so on
 RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
-RETRO_INLINE float min_of(Vec x) { return svminnmv_f32(all(), x); }
 
-RETRO_INLINE Pairs load_pairs(const bf16* p) {
-  return svreinterpret_u32_u16(svld1_u16(svptrue_b16(), reinterpret_cast<const uint16_t*>(p)));
-}
-RETRO_INLINE Pairs load_pairs(const uint32_t* p) { return svld1_u32(all(), p); }
-RETRO_INLINE void store_pairs(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
-RETRO_INLINE Pairs broadcast_pair(uint32_t two) { return svdup_u32(two); }
+RETRO_INLINE Pairs load(const uint32_t* p) { return svld1_u32(all(), p); }
+RETRO_INLINE void store(uint32_t* p, Pairs x) { svst1_u32(all(), p, x); }
+RETRO_INLINE Pairs broadcast(uint32_t two) { return svdup_u32(two); }
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
   const Pairs high = svlsl_n_u32_x(all(), load_halves(odd, lanes_below(n)), 16);
   return svorr_u32_x(all(), load_halves(even, lanes_below(n)), high);
@@ -101,7 +93,7 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
   return svbfdot_f32(acc, svreinterpret_bf16_u32(a), svreinterpret_bf16_u32(b));
 }
 
-// x[r][c] becomes x[c][r]: each round moves the first bit of a number's place, row then column, behind the others.
+// Each round moves the first bit of a number's place, row then column, behind the others.
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
 #pragma GCC unroll 3
   for (int round = 0; round < 3; ++round) {
@@ -116,7 +108,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Lane u: the sum of x[u]. Each step adds neighbours of two vectors into one.
+// Each step adds neighbours of two vectors into one.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto neighbours = [](Vec a, Vec b) { return Vec(svuzp1_f32(a, b)) + Vec(svuzp2_f32(a, b)); };
   const Vec a = neighbours(neighbours(x[0], x[1]), neighbours(x[2], x[3]));

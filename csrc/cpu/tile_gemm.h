@@ -39,23 +39,11 @@ RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, i
   return {copy, ROW_BYTES};
 }
 
-template <int NR>
-RETRO_INLINE void multiply_columns(const PackedB<uint32_t>& b, int k, int pairs, int column, uint32_t* copy) {
-  load_tile<TILE_B>(tile_of(b, k, pairs, column, copy));
-  multiply_tiles<0>();
-  if constexpr (NR > 1) load_tile<TILE_B>(tile_of(b, k, pairs, column + LANES, copy)), multiply_tiles<1>();
-  if constexpr (NR > 2) load_tile<TILE_B>(tile_of(b, k, pairs, column + 2 * LANES, copy)), multiply_tiles<2>();
-  if constexpr (NR > 3) load_tile<TILE_B>(tile_of(b, k, pairs, column + 3 * LANES, copy)), multiply_tiles<3>();
-}
-
 // Hands rows [r, r + MR) of the sums to the epilogue.
 template <int MR, int NR, class Epilogue>
 RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
-#pragma GCC unroll 4
-  for (int i = 0; i < MR; ++i)
-#pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) c[i][v] = load(sums + (r + i) * NR * LANES + v * LANES);
+  unrolled<MR, NR>([&](int i, int v) { c[i][v] = load(sums + (r + i) * NR * LANES + v * LANES); });
   finish_tile(row + r, column, c, epilogue);
 }
 
@@ -67,16 +55,14 @@ __attribute__((noinline)) void tile_panel(int m, int kc, const A& a, const Packe
   alignas(64) float sums[TILE * NR * LANES];
   for (int row = 0; row < m; row += TILE) {
     const int rows = std::min(TILE, m - row);
-    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    each_sum<NR>([](auto v) { clear_tile<v>(); });
     for (int k = 0; k < kc; k += TILE) {
       const int pairs = std::min(TILE, kc - k);
       load_tile<TILE_A>(tile_of(a, row, rows, k, pairs, copy_a));
-      multiply_columns<NR>(b, k, pairs, column, copy_b);
+      each_sum<NR>(
+          [&](auto v) { load_tile<TILE_B>(tile_of(b, k, pairs, column + v * LANES, copy_b)), multiply_tiles<v>(); });
     }
-    store_tile<0>(sums, NR * LANES);
-    if constexpr (NR > 1) store_tile<1>(sums + LANES, NR * LANES);
-    if constexpr (NR > 2) store_tile<2>(sums + 2 * LANES, NR * LANES);
-    if constexpr (NR > 3) store_tile<3>(sums + 3 * LANES, NR * LANES);
+    each_sum<NR>([&](auto v) { store_tile<v>(sums + v * LANES, NR * LANES); });
     int r = 0;
     for (; r + 4 <= rows; r += 4) hand_over<4, NR>(sums, r, row, column, epilogue);
     for (; r < rows; ++r) hand_over<1, NR>(sums, r, row, column, epilogue);

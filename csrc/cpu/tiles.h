@@ -6,6 +6,7 @@
 //   multiply_tiles<sum>()                 sum[i][j] += the products of the pairs A[i][k] and B[k][j], k = 0..15
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "isa.h"
 #include "simd.h"
@@ -73,6 +74,13 @@ RETRO_INLINE void clear_tile() {
 template <int REGISTER>
 RETRO_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(TILE_B), "i"(TILE_A), "i"(REGISTER));
+}
+
+// Calls f(i) with the constants i = 0..COUNT-1, as numbers of registers.
+template <int COUNT, class Function>
+RETRO_INLINE void each_sum(Function&& f) {
+  if constexpr (COUNT > 1) each_sum<COUNT - 1>(f);
+  f(std::integral_constant<int, COUNT - 1>{});
 }
 
 RETRO_INLINE void copy_row(const void* from, int pairs, uint32_t* to) {

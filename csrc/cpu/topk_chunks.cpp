@@ -77,10 +77,9 @@ struct Plan {
 
 template <class T>
 class Scan {
-  using Key = typename Multiplied<T>::Key;
-  static constexpr int64_t WIDTH = Operand<Key>::WIDTH;
+  using Key = KeyOf<T>;
   static constexpr bool SAME = std::is_same_v<T, Key>;
-  const bool in_tiles_ = WIDTH == 2 && tiles_ready;
+  const bool in_tiles_ = WIDTH<Key> == 2 && tiles_ready;
   const int part_ = in_tiles_ ? TILE_PART : PART, keys_ = in_tiles_ ? TILE_KEYS : KEY_TILE;  // multiplied, gathered
 
  public:
@@ -88,9 +87,9 @@ class Scan {
   Scan(const Call& p, int64_t b, int64_t first, int64_t last, Lists lists)
       : p_(p), b_(b), kb_(entry(p.key, b)), first_(first), last_(last), lists_(lists) {
     tiles_ = ceil_div(last - first, LANES);
-    words_ = ceil_div(p.dim, WIDTH);
+    words_ = ceil_div(p.dim, WIDTH<Key>);
     // of a copied row; one line more, so that equal elements of two rows never share a set
-    stride_ = (words_ + LINE / 4) * WIDTH;
+    stride_ = (words_ + LINE / 4) * WIDTH<Key>;
     const int64_t lanes = tiles_ * LANES;
     const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
     auto* memory = static_cast<char*>(
@@ -101,7 +100,7 @@ class Scan {
     best_ = lists_size ? discount_ + lanes : nullptr;
     copy_ = reinterpret_cast<Key*>(discount_ + lanes + tiles_ * lists_size);
     // the error of a sum of n products, times 4: twice for q.k, once for q.q, once for k.k and the distance itself
-    const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH) + p.dim / FOLD + 8);
+    const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH<Key>) + p.dim / FOLD + 8);
     kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
     pack();
   }
@@ -109,28 +108,25 @@ class Scan {
   // Prefetches rows [first, last) of batch entry b, which this thread will probably pack next, between the products.
   void expect(int64_t b, int64_t first, int64_t last) {
     if (p_.query.stride[1] != p_.dim) return;
-    soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * static_cast<int64_t>(sizeof(T));
-    soon_end_ = soon_ + (last - first) * p_.dim * static_cast<int64_t>(sizeof(T));
+    soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * int64_t{sizeof(T)};
+    soon_end_ = soon_ + (last - first) * p_.dim * int64_t{sizeof(T)};
   }
 
   void run(int64_t begin, int64_t end) {
     lists_.clear(last_ - first_);
     for (int64_t t = 0; best_ && t < tiles_; ++t) best(t).clear(rows(t));
     scan(begin, end);
-    for (int64_t t = 0; best_ && t < tiles_; ++t) write(t);
+    for (int64_t t = 0; best_ && t < tiles_; ++t)
+      for (int64_t lane = 0; lane < rows(t); ++lane)
+        for (int64_t j = 0; j < p_.k; ++j) {
+          const Lists to = lists_.row(t * LANES + lane);
+          to.scores[j] = best(t).score(j, lane), to.indices[j] = best(t).index(j, lane);
+        }
   }
 
  private:
   int64_t rows(int64_t t) const { return std::min<int64_t>(LANES, last_ - first_ - t * LANES); }  // of tile t
   LaneLists best(int64_t t) const { return {best_ + t * LaneLists::floats(p_.k), p_.k}; }
-  void write(int64_t t) const {
-    const LaneLists from = best(t);
-    for (int64_t lane = 0; lane < rows(t); ++lane)
-      for (int64_t j = 0; j < p_.k; ++j) {
-        const Lists to = lists_.row(t * LANES + lane);
-        to.scores[j] = from.score(j, static_cast<int>(lane)), to.indices[j] = from.index(j, static_cast<int>(lane));
-      }
-  }
 
   void scan(int64_t begin, int64_t end) {
     if (p_.causal) end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift
@@ -148,7 +144,7 @@ class Scan {
       int64_t stride;
       const Key* queries = query_rows(t, stride);
       const int count = static_cast<int>(rows(t));
-      transpose(reinterpret_cast<const uint32_t*>(queries), stride / WIDTH, count, static_cast<int>(words_),
+      transpose(reinterpret_cast<const uint32_t*>(queries), stride / WIDTH<Key>, count, static_cast<int>(words_),
                 packed_ + t * LANES * words_, LANES);
       for (int lane = 0; lane < LANES; ++lane) {
         const int64_t at = t * LANES + lane;
@@ -169,11 +165,11 @@ class Scan {
       stride = p_.query.stride[1];
       const Key* queries = p_.query.at<const Key>(b_, first);
       const bool words = reinterpret_cast<uintptr_t>(queries) % sizeof(uint32_t) == 0;
-      if (words && p_.dim % WIDTH == 0 && stride % WIDTH == 0) return queries;
+      if (words && p_.dim % WIDTH<Key> == 0 && stride % WIDTH<Key> == 0) return queries;
     }
     stride = stride_;
     for (int64_t row = first; row < first + rows(t); ++row) {
-      if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * static_cast<int64_t>(sizeof(T)));
+      if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * int64_t{sizeof(T)});
       convert_row(p_.query.at<const T>(b_, row), copy_ + (row - first) * stride_, p_.dim);
     }
     return copy_;
@@ -188,21 +184,18 @@ class Scan {
     if (count_ == 0) return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
-    if constexpr (SAME) {
-      if (adjacent && count_ == keys_) {
-        tile_.rows = p_.key.at<const Key>(kb_, index_[0]);
-        tile_.stride = p_.key.stride[1];
-        return measure(), j;
-      }
-    }
-    for (int i = 0; i < count_; ++i) convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
     tile_.rows = copy_, tile_.stride = stride_;
+    if constexpr (SAME)
+      if (adjacent && count_ == keys_)
+        tile_.rows = p_.key.at<const Key>(kb_, index_[0]), tile_.stride = p_.key.stride[1];
+    for (int i = 0; tile_.rows == copy_ && i < count_; ++i)
+      convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
     return measure(), j;
   }
 
   // Sets the address of the keys some tiles ahead, if `left` adjacent keys follow this tile.
   void look_ahead(int64_t left) {
-    const int64_t bytes = keys_ * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));  // of a tile
+    const int64_t bytes = keys_ * p_.key.stride[1] * int64_t{sizeof(T)};  // of a tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
     ahead_ = left >= tiles * keys_ ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
                                    : nullptr;
@@ -211,15 +204,11 @@ class Scan {
   void measure() {
     tile_.force = p_.l2 && force_;
     for (int i = 0; i < keys_; ++i) {
-      if (i >= count_) {
-        norm_[i] = INFINITY;  // a row of the tile without a key
-      } else if (!p_.l2) {
-        norm_[i] = 0;
-      } else {
-        const float square = squares(tile_.rows + i * tile_.stride, p_.dim);
-        norm_[i] = kept_ * square;
-        tile_.force |= !(square < HUGE_SQUARE);
-      }
+      norm_[i] = i < count_ ? 0 : INFINITY;  // a row of the tile without a key is never chosen
+      if (!p_.l2 || i >= count_) continue;
+      const float square = squares(tile_.rows + i * tile_.stride, p_.dim);
+      norm_[i] = kept_ * square;
+      tile_.force |= !(square < HUGE_SQUARE);
     }
   }
 
@@ -249,7 +238,7 @@ class Scan {
     const int64_t q_tile = LANES * words_;
     Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
     if (t == 0 && ahead_) {
-      keys.ahead = ahead_ + from * p_.key.stride[1] * static_cast<int64_t>(sizeof(T));
+      keys.ahead = ahead_ + from * p_.key.stride[1] * int64_t{sizeof(T)};
     } else if (soon_ < soon_end_) {  // a line of memory for a word of each row, as for keys
       keys.ahead = soon_;
       soon_ += words_ * LINE;
@@ -265,15 +254,16 @@ class Scan {
     for (int j = 0; j < keys; ++j) {
       const Vec s = load(scores + j * LANES) - broadcast(norm_[from + j]);
       const Mask above = gt(s, load(threshold));
-      const uint32_t hits = (tile_.force ? ~0u : bits(above)) & valid;
-      if (!hits) continue;
-      if (best_)
-        offer_all(t, index_[from + j], above, hits, scores + j * LANES);
-      else
-        for (uint32_t left = hits; left; left &= left - 1) {
-          const int lane = __builtin_ctz(left);
-          offer(t * LANES + lane, index_[from + j], scores[j * LANES + lane]);
-        }
+      uint32_t hits = (tile_.force ? ~0u : bits(above)) & valid;
+      const int64_t key = index_[from + j];
+      if (best_ && hits) offer_all(t, key, above, hits, scores + j * LANES);
+      for (; !best_ && hits; hits &= hits - 1) {
+        const int lane = __builtin_ctz(hits);
+        const int64_t r = t * LANES + lane, row = first_ + r;
+        const Lists list = lists_.row(r);
+        if (candidate(row, key) && list.insert(exact(row, key, scores[j * LANES + lane]), key))
+          threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
+      }
     }
   }
 
@@ -283,14 +273,6 @@ class Scan {
   }
   float exact(int64_t row, int64_t key, float score) const {
     return p_.l2 ? -squared_distance(p_.query.at<const T>(b_, row), p_.key.at<const T>(kb_, key), p_.dim) : score;
-  }
-
-  void offer(int64_t r, int64_t key, float score) {
-    const int64_t row = first_ + r;
-    if (!candidate(row, key)) return;
-    const Lists list = lists_.row(r);
-    if (list.insert(exact(row, key, score), key))
-      threshold_[r] = p_.l2 ? 0.5f * list.least() + discount_[r] : list.least();
   }
 
   // Offers the lanes `hits` of tile t: those of `above`, or all if `force` is set.
@@ -333,17 +315,6 @@ class Scan {
   float norm_[MOST_KEYS];
 };
 
-// Merges row r of every range, in the order of the keys, into row r of `out`.
-void merge(const Lists& out, const Lists& partial, int64_t rows, int64_t ranges, int64_t r) {
-  const Lists to = out.row(r);
-  to.clear(1);
-  for (int64_t part = 0; part < ranges; ++part) {
-    const Lists from = partial.row(part * rows + r);
-    for (int64_t i = 0; i < out.k && to.insert(from.scores[i], from.indices[i]); ++i) {
-    }
-  }
-}
-
 template <class T>
 void forward(const Call& p, const Lists& out, int threads) {
   const Plan plan(p, threads);
@@ -371,7 +342,13 @@ void forward(const Call& p, const Lists& out, int threads) {
     }
     scan.run(begin, std::min(p.keys, begin + plan.range));
   });
-  if (plan.ranges > 1) parallel_for(rows, threads, [&](int64_t r) { merge(out, partial, rows, plan.ranges, r); });
+  if (plan.ranges == 1) return;
+  parallel_for(rows, threads, [&](int64_t r) {  // merge the ranges in the order of the keys
+    const Lists to = out.row(r);
+    to.clear(1);
+    for (int64_t at = r; at < plan.ranges * rows; at += rows)
+      for (int64_t i = 0; i < p.k && to.insert(partial.row(at).scores[i], partial.row(at).indices[i]);) ++i;
+  });
 }
 
 }  // namespace

@@ -3,8 +3,7 @@
 //
 // A score is always summed in the order of the embedding's elements, so its bits don't depend on the tiles.
 #pragma once
-#include "simd.h"
-#include "tiles.h"
+#include "gemm.h"
 
 namespace retro::RETRO_ISA {
 
@@ -21,44 +20,25 @@ constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahe
 // bytes that keys are prefetched ahead: they hide the latency and fit in cache
 constexpr int64_t KEYS_AHEAD = 48 << 10;
 
-using NarrowKey = std::conditional_t<MULTIPLIES_PAIRS, bf16, float>;  // bf16: multiplied in pairs without widening
-
-// Key: type in which keys of storage type T are multiplied.
+// Key: type in which keys of storage type T are multiplied. bf16: in pairs, without widening.
 template <class T>
-struct Multiplied {
-  using Key = float;
-};
-template <>
-struct Multiplied<bf16> {
-  using Key = NarrowKey;
-};
-
+using KeyOf = std::conditional_t<MULTIPLIES_PAIRS && std::is_same_v<T, bf16>, bf16, float>;
 // A step is one 32-bit word of a row: a float, or two bf16.
 template <class Key>
-struct Operand;
+using Word = std::conditional_t<std::is_same_v<Key, bf16>, uint32_t, float>;
+template <class Key>
+constexpr int WIDTH = sizeof(Word<Key>) / sizeof(Key);
 
-template <>
-struct Operand<float> {
-  static constexpr int WIDTH = 1;
-  static RETRO_INLINE Vec lanes(const uint32_t* packed) { return load(reinterpret_cast<const float*>(packed)); }
-  static RETRO_INLINE Vec key(const float* row, int64_t step) { return broadcast(row[step]); }
-  static RETRO_INLINE Vec last(const float* row, int64_t dim) { return broadcast(row[dim - 1]); }
-  static RETRO_INLINE Vec mad(Vec acc, Vec q, Vec k) { return fma(q, k, acc); }
-};
-
-template <>
-struct Operand<bf16> {
-  static constexpr int WIDTH = 2;
-  static RETRO_INLINE Pairs lanes(const uint32_t* packed) { return load_pairs(packed); }
-  static RETRO_INLINE Pairs key(const bf16* row, int64_t step) {
-    uint32_t two;
-    std::memcpy(&two, row + 2 * step, 4);
-    return broadcast_pair(two);
-  }
-  // The last element if their number is odd: the memory after it may be NaN.
-  static RETRO_INLINE Pairs last(const bf16* row, int64_t dim) { return broadcast_pair(row[dim - 1].bits); }
-  static RETRO_INLINE Vec mad(Vec acc, Pairs q, Pairs k) { return dot(acc, q, k); }
-};
+template <class Key>
+RETRO_INLINE auto query_lanes(const uint32_t* packed) {
+  return load(reinterpret_cast<const Word<Key>*>(packed));
+}
+template <class Key>
+RETRO_INLINE auto key_of(const Key* row, int64_t step) {
+  Word<Key> word;
+  std::memcpy(&word, row + step * WIDTH<Key>, sizeof word);
+  return broadcast(word);
+}
 
 template <class Key>
 struct Tile {
@@ -73,27 +53,20 @@ struct Tile {
 template <class Key, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
-  using O = Operand<Key>;
   // so that a row's address is loaded once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
-    decltype(O::lanes(q)) lanes[MQ][UNROLL];
+    decltype(query_lanes<Key>(q)) lanes[MQ][UNROLL];
+    unrolled<MQ, UNROLL>([&](int m, int u) {
+      lanes[m][u] = query_lanes<Key>(q + m * q_tile + (s + u) * LANES);
+      __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
+    });
+    unrolled<NK, UNROLL>([&](int j, int u) {
+      const auto k = key_of(key + j * stride, s + u);
 #pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 4
-      for (int u = 0; u < UNROLL; ++u) {
-        lanes[m][u] = O::lanes(q + m * q_tile + (s + u) * LANES);
-        __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
-      }
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j)
-#pragma GCC unroll 4
-      for (int u = 0; u < UNROLL; ++u) {
-        const auto k = O::key(key + j * stride, s + u);
-#pragma GCC unroll 4
-        for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], lanes[m][u], k);
-      }
+      for (int m = 0; m < MQ; ++m) acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
+    });
     if (ahead) {
 #pragma GCC unroll 8
       for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
@@ -101,12 +74,9 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
     }
   }
   for (; s < to; ++s)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) {
-      const auto k = O::key(key + j * stride, s);
-#pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + s * LANES), k);
-    }
+    unrolled<MQ, NK>([&](int m, int j) {
+      acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + s * LANES), key_of(key + j * stride, s), acc[m][j]);
+    });
 }
 
 #if RETRO_TILES
@@ -120,17 +90,11 @@ RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim
   return {copy, ROW_BYTES};
 }
 
-template <int MQ>
-RETRO_INLINE void multiply_queries(const uint32_t* q, int64_t q_tile, int64_t words, uint32_t* copy) {
-  const auto query_tile = [=](const uint32_t* from) -> TileOperand {
-    if (words >= TILE) return {from, ROW_BYTES};
-    for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
-    return {copy, ROW_BYTES};
-  };
-  load_tile<TILE_B>(query_tile(q)), multiply_tiles<0>();
-  if constexpr (MQ > 1) load_tile<TILE_B>(query_tile(q + q_tile)), multiply_tiles<1>();
-  if constexpr (MQ > 2) load_tile<TILE_B>(query_tile(q + 2 * q_tile)), multiply_tiles<2>();
-  if constexpr (MQ > 3) load_tile<TILE_B>(query_tile(q + 3 * q_tile)), multiply_tiles<3>();
+// The same of a query tile, of which `words` words are left.
+RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_t* copy) {
+  if (words >= TILE) return {from, ROW_BYTES};
+  for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
+  return {copy, ROW_BYTES};
 }
 
 // out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys
@@ -141,17 +105,16 @@ RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Til
   alignas(64) float sums[MQ * TILE_PART * LANES];
   const char* ahead = tile.ahead;
   for (int64_t begin = 0; begin < dim; begin += 2 * FOLD) {
-    clear_tile<0>(), clear_tile<1>(), clear_tile<2>(), clear_tile<3>();
+    each_sum<MQ>([](auto m) { clear_tile<m>(); });
     for (int64_t s = begin / 2; 2 * s < std::min(dim, begin + 2 * FOLD); s += TILE) {
       load_tile<TILE_A>(key_tile(tile, s, dim, key_copy));
-      multiply_queries<MQ>(q + s * LANES, q_tile, (dim + 1) / 2 - s, query_copy);
+      each_sum<MQ>([&](auto m) {
+        load_tile<TILE_B>(query_tile(q + s * LANES + m * q_tile, (dim + 1) / 2 - s, query_copy)), multiply_tiles<m>();
+      });
       for (int i = 0; ahead && i < TILE; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 3);
     }
     float* to = begin ? sums : out;
-    store_tile<0>(to, LANES);
-    if constexpr (MQ > 1) store_tile<1>(to + TILE_PART * LANES, LANES);
-    if constexpr (MQ > 2) store_tile<2>(to + 2 * TILE_PART * LANES, LANES);
-    if constexpr (MQ > 3) store_tile<3>(to + 3 * TILE_PART * LANES, LANES);
+    each_sum<MQ>([&](auto m) { store_tile<m>(to + m * TILE_PART * LANES, LANES); });
     for (int i = 0; begin && i < MQ * TILE_PART * LANES; i += LANES) store(out + i, load(out + i) + load(sums + i));
   }
 }
@@ -167,7 +130,7 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
     Vec best = broadcast(-INFINITY);
 #pragma GCC unroll 24
     for (int j = 0; j < NK; ++j) best = max(score(m, j) - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
-    if (tile.force || any(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
+    if (tile.force || bits(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
   }
   return hits;
 }
@@ -177,55 +140,40 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
 template <class Key, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
-  using O = Operand<Key>;
   constexpr int NK = PART;
 #if RETRO_TILES
-  if constexpr (O::WIDTH == 2)
+  if constexpr (WIDTH<Key> == 2)
     if (tiles_ready) {
       multiply_in_tiles<MQ>(q, q_tile, tile, dim, out);
       return hits_of<MQ, TILE_PART>(tile, threshold,
                                     [&](int m, int j) { return load(out + (m * TILE_PART + j) * LANES); });
     }
 #endif
-  const int64_t steps = dim / O::WIDTH;
+  const int64_t steps = dim / WIDTH<Key>;
   const char* ahead = tile.ahead;
   Vec acc[MQ][NK];
-#pragma GCC unroll 4
-  for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) acc[m][j] = zero();
+  unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = zero(); });
   int64_t s = 0;
   for (; steps - s > FOLD; s += FOLD) {
     multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, s + FOLD, ahead, acc);
-#pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-      for (int j = 0; j < NK; ++j) {
-        float* sum = out + (m * NK + j) * LANES;
-        store(sum, s == 0 ? acc[m][j] : acc[m][j] + load(sum));
-        acc[m][j] = zero();
-      }
+    unrolled<MQ, NK>([&](int m, int j) {
+      float* sum = out + (m * NK + j) * LANES;
+      store(sum, s == 0 ? acc[m][j] : acc[m][j] + load(sum));
+      acc[m][j] = zero();
+    });
   }
   multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
-  if (steps * O::WIDTH != dim)
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) {
-      const auto k = O::last(tile.rows + j * tile.stride, dim);
-#pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = O::mad(acc[m][j], O::lanes(q + m * q_tile + steps * LANES), k);
-    }
-  if (s > 0)
-#pragma GCC unroll 4
-    for (int m = 0; m < MQ; ++m)
-#pragma GCC unroll 24
-      for (int j = 0; j < NK; ++j) acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES);
+  if constexpr (WIDTH<Key> == 2)
+    if (dim % 2)  // the memory after the last element may be NaN
+      unrolled<MQ, NK>([&](int m, int j) {
+        const Pairs k = broadcast(uint32_t{tile.rows[j * tile.stride + dim - 1].bits});
+        acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + steps * LANES), k, acc[m][j]);
+      });
+  if (s > 0) unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
   const uint32_t hits = hits_of<MQ, NK>(tile, threshold, [&](int m, int j) { return acc[m][j]; });
-#pragma GCC unroll 4
-  for (int m = 0; m < MQ; ++m) {
-    if (!(hits >> m & 1)) continue;
-#pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) store(out + (m * NK + j) * LANES, acc[m][j]);
-  }
+  unrolled<MQ, NK>([&](int m, int j) {
+    if (hits >> m & 1) store(out + (m * NK + j) * LANES, acc[m][j]);
+  });
   return hits;
 }
 
@@ -244,8 +192,10 @@ struct LaneLists {
     }
   }
   RETRO_INLINE Vec least() const { return load(best + (k - 1) * 2 * LANES); }
-  float score(int64_t j, int lane) const { return best[j * 2 * LANES + lane]; }
-  int32_t index(int64_t j, int lane) const { return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane])); }
+  float score(int64_t j, int64_t lane) const { return best[j * 2 * LANES + lane]; }
+  int32_t index(int64_t j, int64_t lane) const {
+    return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane]));
+  }
   // Inserts behind equal scores, because keys ascend. -inf and NaN are never inserted.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
@@ -267,36 +217,25 @@ inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   if (dim % 2) to[dim].bits = 0;
 }
 
-// Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
-template <class Term>
-RETRO_INLINE float reduce(int64_t dim, Term&& term) {
+// Sum of the squares of row(i, count...), vectors of a row from element i on. Several sums, so that additions don't
+// wait for one another. Their number and order depend only on `dim`.
+template <class Row>
+RETRO_INLINE float squares(int64_t dim, Row&& row) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};
+  const auto add = [&](Vec x, Vec& to) { to = fma(x, x, to); };
   int64_t i = 0;
   for (; i + 4 * LANES <= dim; i += 4 * LANES)
-    for (int u = 0; u < 4; ++u) sum[u] = term(i + u * LANES, LANES, sum[u]);
-  for (; i < dim; i += LANES) sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
+    for (int u = 0; u < 4; ++u) add(row(i + u * LANES), sum[u]);
+  vectors(dim - i, [&](int64_t j, auto... count) { add(row(i + j, count...), sum[0]); });
   return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
-
-template <class T>
-RETRO_INLINE Vec some(const T* p, int n) {
-  return n == LANES ? load(p) : load(p, n);
-}
-
 template <class T>
 inline float squares(const T* row, int64_t dim) {
-  return reduce(dim, [=](int64_t i, int n, Vec sum) {
-    const Vec x = some(row + i, n);
-    return fma(x, x, sum);
-  });
+  return squares(dim, [=](int64_t i, auto... count) { return load(row + i, count...); });
 }
-
 template <class T>
 inline float squared_distance(const T* a, const T* b, int64_t dim) {
-  return reduce(dim, [=](int64_t i, int n, Vec sum) {
-    const Vec x = some(a + i, n) - some(b + i, n);
-    return fma(x, x, sum);
-  });
+  return squares(dim, [=](int64_t i, auto... count) { return load(a + i, count...) - load(b + i, count...); });
 }
 
 }  // namespace retro::RETRO_ISA

@@ -355,20 +355,13 @@ __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkCh
 namespace retro {
 namespace {
 
-// Whether the device runs the wgmma scan: only the code for sm_90a has it, which an old nvcc cannot compile.
-cudaError_t on_hopper(bool& yes) {
+template <bool BF16, int PER_LANE>
+cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  yes = major == 9 && RETRO_CUDA_HOPPER;
-  return error;
-}
-
-template <bool BF16, int PER_LANE>
-cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
-  bool hopper = false;
-  cudaError_t error = on_hopper(hopper);
   if (error != cudaSuccess) return error;
+  const bool hopper = major == 9 && RETRO_CUDA_HOPPER;  // only sm_90a has the wgmma scan; an old nvcc can't compile it
   const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
   auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, PER_LANE> : topk::topk_chunks_scan<BF16, PER_LANE>;
   error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -380,17 +373,13 @@ cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-// A list of k and the pending list are sorted together, as 32*PER_LANE values.
-template <bool BF16>
-cudaError_t launch_width(const TopkChunks& call, int blocks, cudaStream_t stream) {
-  return call.k + topk::PENDING <= 128 ? launch<BF16, 4>(call, blocks, stream) : launch<BF16, 8>(call, blocks, stream);
-}
-
 }  // namespace
 
 int topk_chunks(const TopkChunks& call, int blocks, void* stream) {
-  auto* s = static_cast<cudaStream_t>(stream);
-  return call.bf16 ? launch_width<true>(call, blocks, s) : launch_width<false>(call, blocks, s);
+  const bool narrow = call.k + topk::PENDING <= 128;  // lists of both are sorted together, as 32*PER_LANE values
+  auto* run =
+      call.bf16 ? (narrow ? &launch<true, 4> : &launch<true, 8>) : (narrow ? &launch<false, 4> : &launch<false, 8>);
+  return run(call, blocks, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace retro

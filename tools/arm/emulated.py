@@ -73,7 +73,7 @@ def emulator(processor: str, program: Path) -> list[str]:
 def build_choice(folder: Path) -> Path:
     """Build a program that prints the instruction sets that the package finds where it runs."""
     setup, program = _setup(), folder / "choice"
-    have = [f"-DRETRO_HAVE_{isa.upper()}=1" for isa in ISAS]
+    have = [f"-DRETRO_HAVE_{isa.upper()}={int(isa in ISAS)}" for isa in setup.ISA_FLAGS]
     sources = [ROOT / "csrc" / "cpu" / "isa.cpp", Path(__file__).parent / "choice.cpp"]
     command = [COMPILER, *setup.CXX_FLAGS, *have, "-O1", f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True)
