@@ -26,10 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
-        print(
-            f"retro-bench: expected records of one machine: {why}",
-            file=sys.stderr,
-        )
+        print(f"retro-bench: expected records of one machine: {why}", file=sys.stderr)
         return exits.INCONCLUSIVE
     if arguments.format == "png":
         if arguments.output is None:

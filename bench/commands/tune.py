@@ -33,10 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
     parser.add_argument("--seconds", type=options.seconds, default=0.1, help="seconds of samples a tile (default 0.1)")
     parser.add_argument(
-        "--rounds",
-        type=options.positive,
-        default=6,
-        help="most steps away from the committed tile (default 6)",
+        "--rounds", type=options.positive, default=6, help="most steps away from the committed tile (default 6)"
     )
     options.add_deadline(parser)
     parser.add_argument("--static", action="store_true", help="rank tiles by estimated time, without a GPU")

@@ -14,7 +14,7 @@ from ..registry import DTYPES, Case, Contender, Later, Lazy, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = Lazy("torch")
+torch, inputs = Lazy("torch"), Lazy("retro_kernels.testing.inputs")
 
 CPU, CUDA = ("cpu",), ("cuda",)
 FORWARD, DECODE = ("fwd",), ("decode",)
@@ -67,8 +67,9 @@ def outputs(name: str, **fixed) -> Callable[..., tuple]:
 
 def drawn(builder: str, letters: str) -> Callable[..., dict[str, Any]]:
     """Return `build` of an operator: a builder of `retro_kernels.testing.inputs` draws the letters of a case."""
-    build = Later(f"retro_kernels.testing.inputs:{builder}")
-    return lambda case, draw: build(**{x: case.shape[x] for x in letters}, draw=draw) | dict(case.options)
+    return lambda case, draw: (
+        getattr(inputs, builder)(**{x: case.shape[x] for x in letters}, draw=draw) | dict(case.options)
+    )
 
 
 def position_arguments(case, rel: str, rows: int | None = None, start: int | None = None) -> dict[str, Any]:
@@ -98,11 +99,6 @@ def cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: int
     return arguments | {name: arguments[name][:, first:last] for name in names if arguments.get(name) is not None}
 
 
-def no_mask(name: str) -> Callable[..., str | None]:
-    """Return `reason` of a FlexAttention baseline that lacks the mask `name`."""
-    return lambda case, dtype, device: f"this FlexAttention baseline has no {name}" if name in case.extras else None
-
-
 def compiled(op: str, eager: Callable[..., Any], **more) -> Contender:
     """Return `eager` under `torch.compile`, on request only: each case takes tens of seconds to compile."""
 
@@ -116,12 +112,6 @@ def compiled(op: str, eager: Callable[..., Any], **more) -> Contender:
 def hidden(dtype) -> float:
     """Return a logit that softmax turns into 0. It is finite, so that a row without a visible key holds no NaN."""
     return -6e4 if dtype == torch.float16 else -1e30
-
-
-def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -> Tensor:
-    """Return the table cut or zero-padded to displacements lowest .. lowest+rows-1: [H or 1, rows, E]."""
-    before = (lowest if rel_start is None else rel_start) - lowest
-    return torch.nn.functional.pad(rel_key, (0, 0, before, rows - before - rel_key.shape[1]))
 
 
 def skewed(band: Tensor, keys: int) -> Tensor:
@@ -143,11 +133,12 @@ def position_query(query: Tensor, rel_query: Tensor | None, position_bias: Tenso
 
 def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:
     """Return the position logits [..., H, n, keys] of rel_query [..., n, H, E]. The displacement of the pair (i, j) is
-    lowest+keys-1+i-j.
+    lowest+keys-1+i-j; the table is cut or zero-padded to those that occur.
     """
     n, h = rel_query.shape[-3:-1]
-    table = full_table(rel_key, rel_start, lowest, n + keys - 1).flip(1).expand(h, -1, -1)
-    return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table), keys)
+    before = 0 if rel_start is None else rel_start - lowest
+    table = torch.nn.functional.pad(rel_key, (0, 0, before, n + keys - 1 - before - rel_key.shape[1]))
+    return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table.flip(1).expand(h, -1, -1)), keys)
 
 
 def repeat_groups(tensor: Tensor, heads: int) -> Tensor:
@@ -175,10 +166,14 @@ def flex_attention():
 def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
     """Return the baselines of an attention: eager, compiled, torch's SDPA with and without bias, FlexAttention."""
     eager, sdpa_bias, flex = functions
+
+    def no_mask(case, dtype, device) -> str | None:
+        return f"this FlexAttention baseline has no {mask}" if mask in case.extras else None
+
     return (
         Contender(op, "eager", eager, peak_bytes=score_bytes),
         compiled(op, eager, peak_bytes=score_bytes),
         Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
         Contender(op, "sdpa_plain", sdpa_bias, without_positions=True),
-        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask(mask)),
+        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask),
     )

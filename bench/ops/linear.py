@@ -19,10 +19,9 @@ CASES = [
 def work(case, itemsize: int, mode: str) -> Work:
     n, i, j = case.shape["B"] * case.shape["N"], case.shape["I"], case.shape["J"]
     forward = Work(2.0 * n * i * j, (n * i + i * j + j + n * j) * itemsize)
-    # backward: reads both matrices and d(y) once each, writes the three gradients
-    return (
-        forward if mode != "fwdbwd" else forward + Work(4.0 * n * i * j, (2 * n * i + 2 * i * j + j + n * j) * itemsize)
-    )
+    # reads both matrices and d(y) once each, writes the three gradients
+    backward = Work(4.0 * n * i * j, (2 * n * i + 2 * i * j + j + n * j) * itemsize)
+    return forward + backward if mode == "fwdbwd" else forward
 
 
 OPERATOR = Operator(OP, ("y",), ("input", "weight", "bias"), shared.drawn("linear", "BNIJ"), shared.outputs(OP), work)

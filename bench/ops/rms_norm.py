@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..registry import Contender, Lazy, Operator, Work
+from ..registry import Contender, Operator, Work
 from . import _shared as shared
-
-torch = Lazy("torch")
+from ._shared import torch
 
 OP = "rms_norm"
 
