@@ -12,12 +12,8 @@ from . import exits
 
 
 def add_call(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "call",
-        nargs="?",
-        metavar="FILE.py::FUNCTION",
-        help="execute the launches of this function, of any @triton.jit kernel",
-    )
+    text = "execute the launches of this function, of any @triton.jit kernel"
+    parser.add_argument("call", nargs="?", metavar="FILE.py::FUNCTION", help=text)
 
 
 def refuse_interpreter() -> None:

@@ -31,15 +31,8 @@ MOST_WORKERS = 16  # of pytest; the CUDA context of each takes some 0.5 GB
 LIMIT_S = 570  # deadline of a stage, which stays under ten minutes with its start
 #: shapes of the published models, one for each op and pass
 HEADLINE = (
-    "retro-1.5b",
-    "rpt-16k",
-    "decoder-2k",
-    "encoder-self-b512",
-    "rpt-window-16k",
-    "decoder-1k",
-    "precompute-1m",
-    "rpt-retriever-b32",
-    "mosaics-b64",
+    *("retro-1.5b", "rpt-16k", "decoder-2k", "encoder-self-b512", "rpt-window-16k", "decoder-1k"),
+    *("precompute-1m", "rpt-retriever-b32", "mosaics-b64"),
 )
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
 #: exit codes of a step that ran to its end; a step with another exit code runs again
@@ -106,28 +99,21 @@ STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", choices=(*STAGES, "all"), help="run this stage, or all in turn")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench-gpu"),
-        metavar="DIR",
-        help="write records, traces and progress to this folder (default bench-gpu)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=options.seconds,
-        default=LIMIT_S,
-        metavar="SECONDS",
-        help=f"stop each stage after this time (default {LIMIT_S})",
-    )
-    parser.add_argument("--again", action="store_true", help="start again from the first command")
-    parser.add_argument("--rehearse", action="store_true", help="run the smallest cases, on a CPU")
+    add, folder = parser.add_argument, "write records, traces and progress to this folder (default bench-gpu)"
+    limit = f"stop each stage after this time (default {LIMIT_S})"
+    add("stage", choices=(*STAGES, "all"), help="run this stage, or all in turn")
+    add("--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help=folder)
+    add("--deadline", type=options.seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
+    add("--again", action="store_true", help="start again from the first command")
+    add("--rehearse", action="store_true", help="run the smallest cases, on a CPU")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    codes = [stage(name, arguments) for name in (STAGES if arguments.stage == "all" else [arguments.stage])]
+    return worst([stage(name, arguments) for name in (STAGES if arguments.stage == "all" else [arguments.stage])])
+
+
+def worst(codes: list[int]) -> int:
     return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
 
 
@@ -160,7 +146,7 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
             codes.append(code if done else exits.INCONCLUSIVE)
         if known:
             state.write_text(json.dumps(known, indent=1) + "\n")
-    return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
+    return worst(codes)
 
 
 def missing(step: Step) -> str | None:
@@ -232,10 +218,6 @@ def tests(rehearse: bool) -> list[str]:
     """Return pytest's selection: the tests of values, one process a core where pytest-xdist is installed."""
     if rehearse:
         return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
-    jobs = (
-        []
-        if importlib.util.find_spec("xdist") is None
-        else ["-n", str(min(environment.available_cores(), MOST_WORKERS))]
-    )
+    jobs = ["-n", str(min(environment.available_cores(), MOST_WORKERS))] if importlib.util.find_spec("xdist") else []
     files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
     return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]

@@ -15,14 +15,9 @@ from . import exits, options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_kernels(parser, cases=False)
-    parser.add_argument(
-        "--backend",
-        type=options.names,
-        default=("cpu", "triton"),
-        metavar="NAME[,NAME]",
-        help="time cpu or triton (default both)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
+    add, both = parser.add_argument, ("cpu", "triton")
+    add("--backend", type=options.names, default=both, metavar="NAME[,NAME]", help="time cpu or triton (default both)")
+    add("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -221,17 +221,21 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
 
 
 class Writer:
-    """Appends records to a JSON-lines file. Each is one write, so an interrupted run leaves whole lines."""
+    """Appends records to a JSON-lines file. Each is one write, so an interrupted run leaves whole lines. Without a path
+    records are only validated.
+    """
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | None):
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(path)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(path)
 
     def write(self, record: dict[str, Any]) -> None:
-        wrong = validate(record)
-        if wrong:
+        if wrong := validate(record):
             raise BadRecord(f"{record.get('id')}: {'; '.join(wrong)}")
+        if self.path is None:
+            return
         line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
