@@ -60,11 +60,9 @@ def plug_in(name: str, tree: Path, root: Path) -> None:
 
 
 def _package(name: str, folder: Path) -> None:
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    file, places = folder / "__init__.py", [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     parent, _, child = name.rpartition(".")
     if parent:
