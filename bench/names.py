@@ -25,9 +25,7 @@ class Alias(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module):
-        """Restore the module's own specification, which the import system has just replaced. The module itself was
-        executed under its own name.
-        """
+        """Restore the module's own specification, which the import system has just replaced."""
         module.__spec__ = module.__spec__.loader_state
 
 

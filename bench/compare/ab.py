@@ -265,7 +265,7 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """Yield a temporary worktree of the commit `ref`, or the folder of that name. Raises ValueError for anything else."""
+    """Yield a temporary worktree of the commit `ref`, or the folder of that name. Raises ValueError for another."""
     if ref and Path(ref).is_dir():
         yield Path(ref).resolve()
         return

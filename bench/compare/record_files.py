@@ -35,7 +35,7 @@ def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     for name, old in before.items():
         if old["mode"] != "static":
             differences += _one(name, old, after.get(name))
-    new = [name for name, record in after.items() if name not in before and record["status"] == "ok"]
+    new = [name for name, one in after.items() if name not in before and one["status"] == "ok"]
     differences += [Change(name, "new", "ok") for name in new]
     return sorted(differences, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
 

@@ -13,7 +13,7 @@ import torch
 
 from ..check import numerics, oracle
 from ..records import environment, record
-from ..registry import OPERATORS, Case, Contender, contenders_of, resolved
+from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
@@ -64,32 +64,26 @@ def run_case(
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
-    backward = "fwdbwd" in modes
-    arguments: dict[str, Any] = {}
-    if why:
-        for entry in entries:
-            entry.fail("unsupported", why)
-    else:
-        arguments = _prepare(run, case, dtype, seed, backward, entries)
+    arguments, failure = {}, ("unsupported", why)
+    try:
+        if not why:
+            arguments = case.make(seed, run.device, getattr(torch, dtype))
+            _check(run, case, dtype, arguments, seed, "fwdbwd" in modes, entries)
+    except Exception as e:  # mostly out of memory
+        failure = _status_of(e)
+    for entry in entries:
+        if entry.status == "ok" and entry.verdict is None:  # an unchecked contender is never timed
+            entry.fail(*failure)
     if not run.timed:
         yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
     for mode in modes if run.timed else ():
         yield from _timed(run, case, dtype, mode, arguments, seed, entries)
     arguments = None
-    _release(run.device)
-
-
-def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """Return the inputs, and fill in every entry's verdict. If inputs or oracle fail, all entries have that status."""
-    arguments: dict[str, Any] = {}
-    try:
-        arguments = case.make(seed, run.device, getattr(torch, dtype))
-        _check(run, case, dtype, arguments, seed, backward, entries)
-    except Exception as e:  # mostly out of memory; an unchecked contender is never timed
-        for entry in entries:
-            if entry.status == "ok" and entry.verdict is None:
-                entry.fail(*_status_of(e))
-    return arguments
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
+    if run.device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _check(
@@ -121,8 +115,7 @@ def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    yardstick = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
-    entries = [Entry(yardstick), Entry(contender)]
+    entries = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
     _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
     return entries[1], arguments
@@ -173,11 +166,8 @@ def _timed(
         elif outcome is not None and samples.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
-    baselines = {
-        e.contender.name: seconds[e.contender.name]
-        for e in now
-        if e.contender.role == "baseline" and e.contender.name in seconds
-    }
+    rivals = [e.contender.name for e in now if e.contender.role == "baseline"]
+    baselines = {name: seconds[name] for name in rivals if name in seconds}
     for entry in now:
         name = entry.contender.name
         done = blank_record(run, case, dtype, mode, entry, seed)
@@ -213,21 +203,15 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
             result = function(**both)
         out = result if isinstance(result, torch.Tensor) else result[0]
         if upstream is None:  # drawn in the first, untimed call
-            upstream = _gaussian_like(out, seed)
+            generator = torch.Generator(device=out.device).manual_seed(seed + 1)
+            upstream = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
         return torch.autograd.grad(out, inputs, upstream, allow_unused=True)
 
     return forward_and_backward
 
 
-def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator(device=out.device).manual_seed(seed + 1)
-    return torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
-
-
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """Return the roofline of a time. A share above 1 means that other work lowered the ceilings. Then they are measured
-    again, up to MOST_CEILINGS times per run.
-    """
+    """Return the roofline of a time. Ceilings that it exceeds, because other work lowered them, are measured again."""
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)
     while share and share["fraction"] > 1 and run.remeasured < MOST_CEILINGS:
@@ -260,26 +244,13 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         "environment": environment.environment(),
         "device": environment.device(run.device),
         "ceilings": run.ceilings,
-        "case": {
-            "name": case.name,
-            "shape": dict(case.shape),
-            "options": dict(case.options),
-            "extras": list(case.extras),
-            "source": case.source,
-        },
+        "case": {"name": case.name, "shape": dict(case.shape), "options": dict(case.options)}
+        | {"extras": list(case.extras), "source": case.source},
         "seed": seed,
         **dict.fromkeys(record.RESULTS),
         "numerics": asdict(entry.verdict) if entry.verdict else None,
         "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
     }
-
-
-def _release(device: str) -> None:
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:

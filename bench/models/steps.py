@@ -101,10 +101,8 @@ def run(
             for name, contender in contenders.items():
                 samples[name] += measure(contender, dtype, steps)
                 gc.collect()
-        least = {
-            name: {key: min(s[key] for s in times) for key in ("seconds", "cpu_seconds")}
-            for name, times in samples.items()
-        }
+        keys = ("seconds", "cpu_seconds")
+        least = {name: {key: min(s[key] for s in taken) for key in keys} for name, taken in samples.items()}
         for name, times in least.items():
             ratio = {key: times[key] / least[first][key] for key in times}
             rows.append({"dtype": dtype, "model": name, **times, f"over_{first}": ratio, "samples": samples[name]})
@@ -134,11 +132,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows = run(contenders, options.rounds, options.steps, options.dtypes)
     if options.out is not None:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        where = {
-            "git": environment.git_state(),
-            "environment": environment.environment(),
-            "device": environment.device("cpu"),
-        }
+        where = {"git": environment.git_state(), "environment": environment.environment()}
+        where["device"] = environment.device("cpu")
         report = {"at": record.now(), "options": settings, **where, "rows": rows}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 
