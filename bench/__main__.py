@@ -1,7 +1,5 @@
 """`retro-bench COMMAND`, or `python -m bench COMMAND` in a checkout."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

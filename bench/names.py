@@ -1,7 +1,5 @@
 """One copy of the package under both of its names: in a plug-in, `import retro_bench` gives the running `bench`."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import sys

@@ -4,8 +4,6 @@ For each, the extensions are built in a copy of this tree (build/sanitize/NAME, 
 and of the text routines run there, fuzz included. A report of the sanitizer ends the process; the exit code is then 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -3,8 +3,6 @@
 `make docs` runs it (`python -m tools.tables`). A test compares the pages with the records.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics

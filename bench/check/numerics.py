@@ -5,8 +5,6 @@ the same type, plus a floor. `retro_kernels.testing.tolerances` has the floors. 
 a kernel allocates holds NaN before the kernel writes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any

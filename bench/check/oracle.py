@@ -4,8 +4,6 @@ Where a whole case would take minutes, the answer covers only the first and last
 the others is zero. The record's `checked` says so. The answer is exact for every query that it covers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ the best ones. An index that is repeated, out of order or no candidate counts as
 a candidate was left.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ host time beyond 15%, a kernel that vanished, or a static regression. 2: a wrong
 tell.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import subprocess

@@ -4,8 +4,6 @@ Draws fresh inputs each time. Checks outputs and gradients in every type and pri
 code 2 if anything fails.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

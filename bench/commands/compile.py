@@ -5,8 +5,6 @@ and goes on. --presets needs no GPU: it compiles the launches of the published m
 machine with the same versions of triton and Python `retro_kernels.warm_up(cache=...)` takes that folder over.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

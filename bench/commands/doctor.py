@@ -3,8 +3,6 @@
 The noise floor is how far medians of one call move between fresh batches. `ab` cannot detect a smaller change.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil

@@ -5,8 +5,6 @@ alignment, uninitialised shared memory, races between warps, and copies and wgmm
 something is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from ..report.summary import number
@@ -18,12 +16,11 @@ LINES = 12  # hot lines of source that are shown
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
-    parser.add_argument(
-        "--arch", type=int, choices=options.EVERY_ARCH, default=90, help="compile for this architecture (default 90)"
-    )
-    parser.add_argument("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
-    parser.add_argument("--all", action="store_true", help="execute every launch that matches, not only the first")
-    parser.add_argument("--brief", action="store_true", help="print one line a launch instead of reports")
+    add, arch = parser.add_argument, "compile for this architecture (default 90)"
+    add("--arch", type=int, choices=options.EVERY_ARCH, default=90, help=arch)
+    add("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
+    add("--all", action="store_true", help="execute every launch that matches, not only the first")
+    add("--brief", action="store_true", help="print one line a launch instead of reports")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,6 @@ Measures nothing. Compiles launches of the shipped cases, executes three CTAs of
 instructions by a scoreboard. bench/static/estimate.py lists its simplifications. Records have the mode "model".
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

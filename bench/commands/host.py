@@ -4,8 +4,6 @@ Times small calls whose layout was met before, in microseconds of CPU time: chec
 and autograd. CPU kernels compute; launches of Triton kernels are no-ops. `ab` gates these times.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

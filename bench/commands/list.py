@@ -4,8 +4,6 @@ Prints a line for each contender, then one for each case. A star marks the defau
 this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from ..measure import choose

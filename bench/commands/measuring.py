@@ -40,9 +40,9 @@ def walk(
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
 ) -> Counter[str]:
-    """Run every selected case. Return how many records have each status. "late" counts cases that --deadline left out.
+    """Run every selected case, without the ids in `skip`. Return how many records have each status.
 
-    skip: ids that are measured already.
+    "late" counts the cases that --deadline left out.
     """
     from ..measure import runner
 
@@ -83,10 +83,7 @@ def walk(
 
 
 def compile_ahead(selection: choose.Selection, limit: float | None, bar: progress.Progress) -> float:
-    """Compile the selection's kernels in parallel, before anything is timed. Return the seconds it took.
-
-    A kernel that fails here fails again in its call, which records it.
-    """
+    """Compile the selection's kernels in parallel and return the seconds. One that fails here fails in its call too."""
     from ..measure import compiling
 
     begun = time.monotonic()

@@ -1,7 +1,5 @@
 """Options that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re
@@ -98,9 +96,8 @@ def selection(arguments: argparse.Namespace) -> choose.Selection:
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cuda" and not torch.cuda.is_available():
-            raise exits.UsageError(
-                "--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can"
-            )
+            why = "torch.cuda.is_available() is False on this machine"
+            raise exits.UsageError(f"--device cuda: {why}; --device cpu runs what it can")
     return named(arguments, device)
 
 
@@ -111,9 +108,8 @@ def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
-    selected = choose.Selection(
-        device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines
-    )
+    names = (getattr(arguments, option) for option in ("kernel", "backend", "case", "dtype", "mode"))
+    selected = choose.Selection(device, *names, baselines)
     if not choose.cases(selected):
         raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
     return selected

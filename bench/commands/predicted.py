@@ -5,8 +5,6 @@ shape, and times it by device events with a cold L2. Prints both times and their
 how well the order agrees. A launch is marked where its code is not the predicted code any more.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -69,9 +67,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
-    """Return the predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
+    """Return the predictions by id, oldest first, of one file or of bench/results, and of a device by its full name.
 
-    device: its full name; None: every machine. Raises UsageError where there is no prediction for it.
+    Raises UsageError where there is no prediction for it.
     """
     folder = environment.ROOT / "bench" / "results"
     paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)

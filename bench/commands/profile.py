@@ -83,16 +83,11 @@ def execute(arguments: argparse.Namespace) -> int:
 def _cells(record: dict) -> tuple[str, ...]:
     """Return a cell for each of COLUMNS."""
     row, roofline = summary.rows([record])[0], record["roofline"] or {}
-    return (
-        summary.duration(row.seconds),
-        summary.duration(roofline.get("floor_s")),
-        roofline.get("bound") or "-",
-        summary.percent(row.fraction),
-        f"{record['work']['flops'] / row.seconds / 1e12:.3g}",
-        f"{record['work']['bytes'] / row.seconds / 1e9:.3g}",
-        summary.megabytes(record),
-        "-" if record["launches"] is None else str(record["launches"]),
-    )
+    times = (summary.duration(row.seconds), summary.duration(roofline.get("floor_s")), roofline.get("bound") or "-")
+    flops, moved = (record["work"][name] / row.seconds for name in ("flops", "bytes"))
+    launches = "-" if record["launches"] is None else str(record["launches"])
+    rates = (f"{flops / 1e12:.3g}", f"{moved / 1e9:.3g}", summary.megabytes(record), launches)
+    return (*times, summary.percent(row.fraction), *rates)
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:

@@ -4,8 +4,6 @@ Measures nothing. The last of several records with one id counts; `history` show
 machines (exit code 3).
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -47,10 +47,9 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.fresh and not arguments.json:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
     selection = options.selection(arguments)
-    usual, least = samples.Effort(), arguments.samples
-    effort = samples.Effort(
-        least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s
-    )
+    effort = samples.Effort(seconds=arguments.seconds)
+    if least := arguments.samples:
+        effort = samples.Effort(least, max(effort.most, least), arguments.seconds, math.inf)
     run = measuring.start(arguments, selection, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh:

@@ -5,8 +5,6 @@ of the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a ke
 SM); with --spills also if one spills.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -59,9 +57,8 @@ def execute(arguments: argparse.Namespace) -> int:
     spilling = [item["id"] for item in records if item["static"]["stack_bytes"]]
     print(f"\n{len(records)} kernels, {len(spilling)} with stack", *spilling, sep="\n  ")
     if too_big:
-        print(
-            f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have", *too_big, sep="\n  "
-        )
+        why = "more registers or shared memory than a block may have"
+        print(f"{len(too_big)} CANNOT LAUNCH: {why}", *too_big, sep="\n  ")
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 

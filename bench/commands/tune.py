@@ -38,14 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", type=options.positive, default=6, help="most steps away from the committed tile (default 6)")
     options.add_deadline(parser)
     add("--static", action="store_true", help="rank tiles by estimated time, without a GPU")
-    text = "with --static: rank only these entries of the table"
-    add("--row", type=options.names, metavar="NAME[,NAME]", help=text)
-    add(
-        "--tiles",
-        type=_tiles,
-        metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
-        help="with --static: rank these tiles instead of the committed one's neighbours",
-    )
+    rows = "with --static: rank only these entries of the table"
+    tiles = "with --static: rank these tiles instead of the committed one's neighbours"
+    add("--row", type=options.names, metavar="NAME[,NAME]", help=rows)
+    add("--tiles", type=_tiles, metavar="M/N/WARPS/STAGES[/REGISTERS][,...]", help=tiles)
     add("--machine", default="H200", metavar="GPU", help="with --static: rank tiles for this GPU (default H200)")
     add("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
     add("--write", action="store_true", help="write the best tiles into the tables")
@@ -132,10 +128,7 @@ def _finished(path: Path | None) -> set[str]:
 
 
 def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
-    rows = [
-        {"op": item.op, "before": item.before, "best": item.best.row, "trials": [_trial(one) for one in item.trials]}
-        for item in found
-    ]
+    rows = [{"op": t.op, "before": t.before, "best": t.best.row, "trials": list(map(_trial, t.trials))} for t in found]
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
 

@@ -27,6 +27,7 @@ LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
 HERE = Path(__file__).resolve().parent
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def batch(
     items: list[Item],
     threads: int,
     check: bool,
-    say: Callable[[str], None],
+    say: Say,
     worker_pairs: int = WORKER_PAIRS,
     root: Path | None = None,
 ) -> Samples:
@@ -186,7 +187,7 @@ def _measure(
     return times["base"], times["head"]
 
 
-def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Callable[[str], None]) -> Samples:
+def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Say) -> Samples:
     """Sample the items by `take`, then again those whose interval is still wide: noise takes more process pairs."""
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
@@ -201,16 +202,9 @@ def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Calla
 
 
 def compare(
-    base: Path,
-    head: Path,
-    items: list[Item],
-    threads: int,
-    say: Callable[[str], None],
-    worker_pairs: int = WORKER_PAIRS,
+    base: Path, head: Path, items: list[Item], threads: int, say: Say, worker_pairs: int = WORKER_PAIRS
 ) -> list[Outcome]:
-    """Return one verdict an item. An item that is not plainly unchanged gets a control, base against base; one that
-    looks slower gets a second batch.
-    """
+    """Return one verdict an item. An item that may have changed gets a control; a slower one a second batch."""
 
     def take(what: str, other: Path, wanted: list[Item]) -> Samples:
         if not wanted:

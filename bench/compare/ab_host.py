@@ -1,7 +1,5 @@
 """The host half of `ab`: host time of calls in either tree, in fresh processes by turns."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,10 +11,11 @@ from pathlib import Path
 from . import tree
 
 ROUNDS = 3  # pairs of processes; a second batch of as many where a call looks slower
+Say = Callable[[str], None]
 BAR, GRAIN_S = 1.15, 2e-6  # slower by 15%, and by more than the noise of clock and allocator
 
 
-def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> list[str] | None:
+def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> list[str] | None:
     """Return the calls whose host time exceeded the bar twice. None where the base can't be measured."""
     slower = _slower(base, head, kernels, say)
     if not slower:
@@ -30,9 +29,7 @@ def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str
     ]
 
 
-def _slower(
-    base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]
-) -> dict[str, tuple[float, float]] | None:
+def _slower(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> dict[str, tuple[float, float]] | None:
     least: dict[Path, dict[str, float]] = {}
     for number in range(ROUNDS):
         for side in (base, head) if number % 2 == 0 else (head, base):

@@ -4,8 +4,6 @@ Launches with equal fingerprints have equal machine code under one toolchain, so
 not compile a launch that the head lacks: it is a regression without that.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

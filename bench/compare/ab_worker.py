@@ -6,8 +6,6 @@
 {"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -4,8 +4,6 @@ A file with an operator's name belongs to that operator. A C++ header belongs to
 code of the kernels belongs to all operators. The static half of `ab` compares Triton and CUDA sources.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterable

@@ -4,8 +4,6 @@ A process has one memory layout, page placement and clock state, so samples with
 bootstrap therefore resamples pairs. On a shared machine a comparison of pooled means raises many false alarms.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

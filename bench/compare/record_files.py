@@ -4,8 +4,6 @@ Times of separate runs prove little: a slow-down here is a hint (`slower`), and 
 vanished kernel and worse static metrics need no clock, and fail.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

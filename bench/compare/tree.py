@@ -4,8 +4,6 @@
 the tree if it lies there, and so does every module that the head imports from its repository, ROOT.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -3,8 +3,6 @@
 No program reaches the rates of a datasheet, and a rented machine may be slower still.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from typing import Any

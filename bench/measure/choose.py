@@ -1,7 +1,5 @@
 """Selection of a command line: cases, types, modes and contenders, and why a contender can't run one of them."""
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

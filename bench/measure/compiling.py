@@ -1,7 +1,5 @@
 """Compile the launches of a selection ahead of time, in one process per core."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..registry import CONTENDERS

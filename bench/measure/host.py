@@ -5,8 +5,6 @@ runs on a stub of a GPU (`retro_kernels.testing.stub`) that launches nothing. CP
 `floor` is the time of an empty autograd function with six inputs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time

@@ -1,7 +1,5 @@
 """Peak memory and launches of one call, observed outside the timed samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

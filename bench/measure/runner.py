@@ -1,7 +1,5 @@
 """Run one case in one type: check every contender, time those that passed side by side, and yield the records."""
 
-from __future__ import annotations
-
 import gc
 import secrets
 import sys
@@ -21,6 +19,7 @@ LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
+Record = dict[str, Any]
 
 
 @dataclass
@@ -57,9 +56,7 @@ class Entry:
         self.status, self.reason = status, reason
 
 
-def run_case(
-    run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]
-) -> Iterator[dict[str, Any]]:
+def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[Record]:
     """Yield the records of every contender and mode. One check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
@@ -86,9 +83,7 @@ def run_case(
         torch.cuda.empty_cache()
 
 
-def _check(
-    run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
-) -> None:
+def _check(run: Run, case: Case, dtype: str, arguments: dict, seed: int, backward: bool, entries: list[Entry]) -> None:
     """Fill in every entry's verdict. Contenders without positions have an oracle of their own."""
     operator = OPERATORS[case.kernel]
     yardstick = None
@@ -121,9 +116,7 @@ def checked(
     return entries[1], arguments
 
 
-def _judge(
-    operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str
-) -> dict[str, numerics.Error] | None:
+def _judge(operator, entry: Entry, arguments, truth, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
     """Return the contender's errors. An exception becomes its status."""
     try:
         measured = numerics.errors(operator, entry.contender, arguments, truth)
@@ -145,9 +138,7 @@ def _status_of(e: Exception) -> tuple[str, str]:
     return "error", f"{type(e).__name__}: {text}"
 
 
-def _timed(
-    run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]
-) -> Iterator[dict[str, Any]]:
+def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[Record]:
     """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
     backward = mode == "fwdbwd"
     now = [replace(entry) for entry in entries]
@@ -225,7 +216,7 @@ def _work(case: Case, dtype: str, mode: str):
     return OPERATORS[case.kernel].work(case, choose.ITEMSIZE[dtype], mode)
 
 
-def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
+def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> Record:
     """Return a complete record without a measurement."""
     work = None if mode == CHECK else _work(case, dtype, mode)
     return {

@@ -1,7 +1,5 @@
 """Statistics of raw samples: the numbers of a record, and the estimate that ratios use. Needs no torch."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from typing import Any

@@ -5,8 +5,6 @@ repeats best. GPU: device events. Before each sample other memory is read throug
 the host run ahead. The host's time to launch the call is recorded too. Sampling ends early if samples agree.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@ A call takes one row of `retro_kernels/ops/<op>/tiles.json` for each of its kern
 other, with the best of the earlier rows in place. A search steps to the fastest neighbour until none is faster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -26,6 +24,7 @@ from . import choose, runner, samples, timing
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
 _COUNTED = {"num_stages": (1, 5)}
 _MOST_CHANGES = 2  # numbers in which a neighbour differs
+Say = Callable[[str], None]
 LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: less is noise
 
 
@@ -138,9 +137,7 @@ class Bench:
         return run
 
 
-def tune(
-    bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False
-) -> list[Tuned]:
+def tune(bench: Bench, rounds: int, say: Say, over: Callable[[], bool] = lambda: False) -> list[Tuned]:
     """Tune the rows of the call by at most `rounds` steps each, until `over()`. Raises ValueError if a row fails."""
     tuned: list[Tuned] = []
     for op, row in bench.rows():
@@ -151,9 +148,7 @@ def tune(
     return tuned
 
 
-def _tune_row(
-    bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]
-) -> Tuned:
+def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Say) -> Tuned:
     centre, tried, trials = row, [row], []
     for left in reversed(range(rounds)):
         fresh = [new for new in neighbours(centre) if new not in tried]

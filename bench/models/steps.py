@@ -8,8 +8,6 @@ parameters in float32. The process keeps freed memory, as `training.train` does 
 one in memory at a time, so that other work on the machine hits all. The least time of each counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

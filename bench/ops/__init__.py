@@ -4,8 +4,6 @@ A baseline is written without the op's reference, and is checked against it befo
 yardstick of accuracy: plain PyTorch with every product and softmax in the case's type.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil

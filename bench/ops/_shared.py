@@ -6,6 +6,7 @@ Importing it loads no torch, because `list` and `--help` read every op.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,11 @@ def letters(text: str) -> dict[str, int]:
     {'B': 1, 'S': 100000}
     """
     return {name: int(size) for name, size in (word.split("=") for word in text.split())}
+
+
+def product(case: Case, letters: str) -> int:
+    """Multiply sizes of a case's shape."""
+    return math.prod(case.shape[letter] for letter in letters)
 
 
 def case(op: str, name: str, source: str, shape: str | dict[str, int], *, gpu: int | None = None, **more) -> Case:
@@ -79,13 +85,8 @@ def position_arguments(case, rel: str, rows: int | None = None, start: int | Non
     return kwargs | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
 
 
-def attention_work(
-    mode: str, content: float, position: float, query: float, memory: float, table: float, lse: float
-) -> Work:
-    """Return the work of an attention from its forward FLOPs, on content and on positions, and its tensors' bytes.
-
-    memory: bytes of the keys; the values have as many.
-    """
+def attention_work(mode: str, content: float, position: float, query: int, memory: int, table: int, lse: int) -> Work:
+    """Return the work of an attention from its forward FLOPs and its tensors' bytes. `memory`: of the keys alone."""
     forward = Work(content + position, 2 * query + 2 * memory + table)
     if mode != "fwdbwd":
         return forward
@@ -115,9 +116,7 @@ def hidden(dtype) -> float:
 
 
 def skewed(band: Tensor, keys: int) -> Tensor:
-    """Skew a band [..., n, n+keys-1], whose column n-1-i+j is the pair (i, j), to [..., n, keys] by Transformer-XL's
-    reshape.
-    """
+    """Skew a band [..., n, n+keys-1] of pairs (i, j) in column n-1-i+j to [..., n, keys], as Transformer-XL does."""
     n, width = band.shape[-2:]
     if n == 1:
         return band  # the columns of a single query are its keys

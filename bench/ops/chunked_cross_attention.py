@@ -81,11 +81,6 @@ def work(case, itemsize: int, mode: str) -> Work:
     return shared.attention_work(mode, content, position, query, memory, table, b * h * n * shared.LSE_BYTES)
 
 
-def row_elements(case) -> float:
-    s = case.shape
-    return s["B"] * s["H"] * s["K"] * s["R"]
-
-
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     """Cut to queries first .. last-1 and the chunks that they attend. Gradients of whole key tensors would be slow."""
     m = call["chunk_len"]
@@ -260,8 +255,7 @@ def _no_retro_pytorch(case, dtype, device) -> str | None:
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
     """Return the bytes of logits, position logits and probabilities, and of their gradients."""
-    s = case.shape
-    return s["B"] * s["H"] * s["N"] * s["K"] * s["R"] * itemsize * (7 if backward else 4)
+    return shared.product(case, "BHNKR") * itemsize * (7 if backward else 4)
 
 
 OPERATOR = Operator(
@@ -273,7 +267,7 @@ OPERATOR = Operator(
     work,
     rows=rows,
     row_axes=(1, 2),
-    row_elements=row_elements,
+    row_elements=lambda case: shared.product(case, "BHKR"),
 )
 BASELINES = (
     *shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "neighbour_mask"),

@@ -31,8 +31,7 @@ def arguments(case, draw) -> dict[str, Any]:
 
 
 def work(case, itemsize: int, mode: str) -> Work:
-    b, n, h, d = (case.shape[x] for x in "BNHD")
-    elements = b * n * h * d
+    elements = shared.product(case, "BNHD")
     forward = Work(2.0 * elements, 2 * elements * itemsize)
     # backward: reads d(y) and y, writes d(x); the recurrence, and one product a step for the gradient of the decay
     return forward if mode != "fwdbwd" else forward + Work(4.0 * elements, 3 * elements * itemsize)

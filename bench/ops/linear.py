@@ -1,7 +1,5 @@
 """Linear maps in the harness: their cases and work. The baseline is torch's own product."""
 
-from __future__ import annotations
-
 from ..registry import Contender, Later, Operator, Work
 from . import _shared as shared
 

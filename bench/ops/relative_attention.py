@@ -189,9 +189,7 @@ class Arguments(NamedTuple):
         return band.gather(-1, column.clamp(0, rows + 1).expand(*band.shape[:2], -1, -1))
 
     def padded_band(self) -> Tensor:
-        """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for displacements outside
-        the table.
-        """
+        """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for what lies outside."""
         rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
         band = torch.einsum("bnhe,hte->bhnt", rel_query, self.rel_key.expand(rel_query.shape[2], -1, -1))
         return torch.nn.functional.pad(band, (1, 1))
@@ -258,8 +256,7 @@ def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, devi
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["H"] * s["N"] * s["S"] * itemsize * (8 if backward else 5)
+    return shared.product(case, "BHNS") * itemsize * (8 if backward else 5)
 
 
 OPERATOR = Operator(

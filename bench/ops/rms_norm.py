@@ -12,7 +12,7 @@ CASES = [shared.case(OP, "residual", "a block's input, a width of 1024", "B=4 N=
 
 
 def work(case, itemsize: int, mode: str) -> Work:
-    elements = case.shape["B"] * case.shape["N"] * case.shape["D"]
+    elements = shared.product(case, "BND")
     forward = Work(4.0 * elements, 2 * elements * itemsize)
     # backward: reads x and d(y), writes d(x)
     return forward if mode != "fwdbwd" else forward + Work(8.0 * elements, 3 * elements * itemsize)

@@ -73,8 +73,7 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def row_elements(case) -> float:
-    s = case.shape
-    return s["B"] * s["S"] * (s["D"] if case.options.get("metric") == "l2" else 1)
+    return shared.product(case, "BSD" if case.options.get("metric") == "l2" else "BS")
 
 
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
@@ -160,8 +159,7 @@ def _one_block(case, dtype, device) -> str | None:
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["Q"] * s["S"] * itemsize * (3 if case.options or case.extras else 1)
+    return shared.product(case, "BQS") * itemsize * (3 if case.options or case.extras else 1)
 
 
 OPERATOR = Operator(

@@ -3,8 +3,6 @@
 Only the functions that need torch import it, so that reports don't.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util
@@ -39,10 +37,7 @@ measured: Path | None = None
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Return {"sha", "dirty"} of a tree. Both are None outside a repository.
-
-    root: default the tree of the plug-in, or of `retro_kernels`, which `ab` imports from another tree.
-    """
+    """Return {"sha", "dirty"} of a tree, by default the plug-in's or that of `retro_kernels`. None: no repository."""
     nothing = {"sha": None, "dirty": None}
     if root is None:
         file = measured or Path(importlib.import_module("retro_kernels").__file__).resolve()

@@ -4,8 +4,6 @@ Clouds give one name, "AMD EPYC", to processors with different kernels. So instr
 to the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -3,8 +3,6 @@
 `FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -186,9 +184,7 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
 
 
 class Writer:
-    """Appends records to a JSON-lines file. Each is one write, so an interrupted run leaves whole lines. Without a path
-    records are only validated.
-    """
+    """Appends records to a JSON-lines file, or only checks them. Each is one write, so whole lines survive a crash."""
 
     def __init__(self, path: Path | None):
         self.path = path

@@ -1,7 +1,5 @@
 """Page of a history: a curve for each case over its commits, with its change points."""
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pictures by matplotlib: all `panels` as one PNG for a pull request, or each as SVG for the page."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

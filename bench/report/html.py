@@ -1,7 +1,5 @@
 """Self-contained page of records: cards, a table that sorts and filters, and a section for each op."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from html import escape
@@ -98,11 +96,11 @@ def _failures(records: list[dict[str, Any]]) -> str:
 
 def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str]:
     """Return a section for each operator, with its roofline and bars."""
+    kernels: dict[str, list[summary.Row]] = {}
+    for row in rows:
+        kernels.setdefault(row.record["kernel"], []).append(row)
     try:
-        return [
-            _operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest)
-            for kernel in dict.fromkeys(row.record["kernel"] for row in rows)
-        ]
+        return [_operator(kernel, own, latest) for kernel, own in kernels.items()]
     except ImportError:
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
 
@@ -115,11 +113,11 @@ def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]
     return _section(kernel, kernel, "".join(f"<figure>{picture}</figure>" for picture in drawn))
 
 
-def _heat(value: float | None, good_is_high: bool = True) -> str:
+def _heat(value: float | None) -> str:
     """Return a background from red (below 1) over none (1) to green (FULL_HEAT)."""
     if not value or value <= 0 or not math.isfinite(value):
         return ""
-    strength = math.log(value) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
+    strength = math.log(value) / math.log(FULL_HEAT)
     tone = "--good" if strength > 0 else "--bad"
     return f"background: rgba(var({tone}), {min(abs(strength), 1) * 0.45:.2f})"
 
@@ -128,10 +126,8 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
     """Write a table that sorts and filters. `lines`: (id, [(text, value to sort by, style)])."""
     numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
-    head = "".join(
-        f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>'
-        for c, k in zip(columns, kind, strict=True)
-    )
+    named = zip(columns, kind, strict=True)
+    head = "".join(f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>' for c, k in named)
     body = []
     for identity, line in lines:
         cells = "".join(
@@ -155,10 +151,9 @@ def _timed(rows: list[summary.Row]) -> str:
         if known := kept.get(record["id"]):
             place = summary.COLUMNS.index("vs best baseline") - 4
             shown[place] += f" ({summary.ratio(known[0])} to {summary.ratio(known[1])} in the records kept)"
-        failing = row.margin and row.margin > 1
         values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
-        styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), ""]
-        styles.append(_heat(row.margin, good_is_high=False) if failing else "")
+        failing = _heat(1 / row.margin) if row.margin and row.margin > 1 else ""
+        styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
         names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
         lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
     return _table("timed", ("kernel", *summary.COLUMNS), lines)

@@ -1,7 +1,5 @@
 """Markdown for a pull-request comment. It shows 20 rows and folds the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..records import record

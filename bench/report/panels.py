@@ -1,7 +1,5 @@
 """Panels of the pictures. Each of OPERATORS has one colour and each type one marker in all of them."""
 
-from __future__ import annotations
-
 from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")

@@ -1,7 +1,5 @@
 """Rows of every format: one for each kernel, case, type and mode, with its best rivals of the same run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

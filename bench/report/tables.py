@@ -1,7 +1,5 @@
 """Tables for a terminal, drawn by rich. Columns that do not fit are dropped. A file or a pipe gets all of them."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,7 +1,5 @@
 """Tables of records for a terminal: times, checks, compiled kernels, and the cases that did not run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import summary

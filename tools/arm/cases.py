@@ -1,7 +1,5 @@
 """Calls of every op at the edges of its kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@
 to their addresses. An emulator's time means nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

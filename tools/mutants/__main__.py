@@ -5,8 +5,6 @@ The tests of a target run once without a fault, which sets their time limit, and
 FILE` continues a run: faults that were noticed are not planted again.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json

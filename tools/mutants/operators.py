@@ -3,8 +3,6 @@
 Others break caches and files: parts of a key, bounds of ranges, missing statements, writes before a sync.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The tests of each file, and the number of its faults that are planted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
