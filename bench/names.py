@@ -1,6 +1,5 @@
 """One copy of the package under both of its names: in a plug-in, `import retro_bench` gives the running `bench`."""
 
-import importlib
 import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder

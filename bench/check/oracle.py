@@ -82,11 +82,8 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
 def _ranges(
     operator: Operator, case: Case, arguments: dict[str, Any], share: float
 ) -> tuple[list[tuple[int, int]], Tensor | None, str]:
-    """Return the ranges of queries to compute, their rows, and the record's `checked`.
-
-    An op that can't cut out queries has one range and no rows: everything is computed at once.
-    """
-    if operator.rows is None:
+    """Return the ranges of queries to compute, their rows, and the record's `checked`."""
+    if operator.rows is None:  # the op can't cut out queries
         return [(0, 0)], None, "every element"
     first_input = arguments[operator.differentiable[0]]
     n, device = operator.queries(arguments), first_input.device

@@ -40,10 +40,7 @@ def walk(
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
 ) -> Counter[str]:
-    """Run every selected case, without the ids in `skip`. Return how many records have each status.
-
-    "late" counts the cases that --deadline left out.
-    """
+    """Run the selected cases but the ids in `skip`. Count their records by status; "late": cases after the deadline."""
     from ..measure import runner
 
     work = [

@@ -143,10 +143,7 @@ def batch(
     worker_pairs: int = WORKER_PAIRS,
     root: Path | None = None,
 ) -> Samples:
-    """Return the samples of every item from fresh process pairs, or why one of the trees has none.
-
-    root: the repository of the head, for a control, which has no head.
-    """
+    """Return the samples of every item from fresh process pairs. root: of the head, which a control lacks."""
     samples: Samples = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")

@@ -4,7 +4,6 @@
 the tree if it lies there, and so does every module that the head imports from its repository, ROOT.
 """
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -16,10 +15,7 @@ HOME = HARNESS.parent
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
-    """Import modules of `root` from `tree` from now on, and return this harness.
-
-    folders: folders of plug-ins; relative ones lie in `tree`.
-    """
+    """Import modules of `root` from `tree` from now on, and return this harness. folders: of plug-ins."""
     tree, root = tree.resolve(), root.resolve()
     kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
     ours = (tree / "retro_kernels").is_dir()

@@ -34,7 +34,12 @@ def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = Fals
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
         call = warmed(contender, case, dtype, mode, device, seed)
-        with _profiled(device), torch.cuda.nvtx.range(name) if device == "cuda" else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if device == "cuda":  # for `ncu --profile-from-start off`
+                torch.cuda.synchronize()
+                stack.enter_context(torch.cuda.profiler.profile())
+                stack.enter_context(torch.cuda.nvtx.range(name))
+                stack.callback(torch.cuda.synchronize)
             for _ in range(count):
                 call()
         done += 1
@@ -49,18 +54,3 @@ def warmed(contender: Contender, case: Case, dtype: str, mode: str, device: str,
     for _ in range(WARMUPS):
         call()
     return call
-
-
-@contextlib.contextmanager
-def _profiled(device: str) -> Iterator[None]:
-    """Switch the GPU's profiler on (cudaProfilerStart), for `ncu --profile-from-start off`."""
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    try:
-        yield
-        torch.cuda.synchronize()
-    finally:
-        torch.cuda.profiler.stop()

@@ -85,11 +85,7 @@ def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, floa
 
 
 def run(
-    contenders: dict[str, Contender],
-    rounds: int,
-    steps: int,
-    dtypes: Sequence[str] = tuple(DTYPES),
-    say: Callable[[str], None] = print,
+    contenders: dict[str, Contender], rounds: int, steps: int, dtypes: Sequence[str] = tuple(DTYPES), say=print
 ) -> list[dict]:
     """Return a row for each type and model: all samples, the least times, and their ratio to the first contender's."""
     first, rows = next(iter(contenders)), []

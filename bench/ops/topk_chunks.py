@@ -125,8 +125,7 @@ def blocked(query, key, k, **options) -> tuple[torch.Tensor, torch.Tensor]:
 class Faiss:
     """FAISS's exact index, kept while the key tensor stays the same: a database is indexed once and searched often."""
 
-    def __init__(self):
-        self._key, self._index = None, None
+    _key = _index = None
 
     def __call__(self, query, key, k, *, metric="dot"):
         import faiss as library
