@@ -103,15 +103,16 @@ class Work:
 
 @dataclass(frozen=True)
 class Operator:
-    """Op of the harness."""
+    """Op of the harness. `call(arguments, backend)` returns all outputs. `rows(arguments, first, last)` cuts a call to
+    a range of queries with the same results; None if the op can't be cut.
+    """
 
     name: str
     outputs: tuple[str, ...]
     differentiable: tuple[str, ...]
     build: Callable[..., dict[str, Any]]
-    call: Callable[..., tuple]  # call(arguments, backend) returns all outputs
+    call: Callable[..., tuple]
     work: Callable[..., Work]
-    # rows(arguments, first, last) cuts a call to a range of queries with the same results; None: it can't be cut
     rows: Callable[..., dict[str, Any]] | None = None
     row_axes: tuple[int, ...] = ()
     row_elements: Callable[[Case], float] | None = None  # elements of the score matrix per query; None: B * H * S

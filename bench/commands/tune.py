@@ -89,9 +89,8 @@ def _measured(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, 
     run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
     for case in choose.cases(selection):
         contender = CONTENDERS.get((case.kernel, "triton"))
-        for dtype, mode in itertools.product(choose.dtypes(case, selection), choose.modes(case, selection)):
-            if contender is None:
-                continue
+        parts = itertools.product(choose.dtypes(case, selection), choose.modes(case, selection)) if contender else ()
+        for dtype, mode in parts:
             name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
             if why := choose.unsupported_case(case, selection.device) or choose.unsupported(
                 contender, case, dtype, selection.device, mode == "fwdbwd"

@@ -19,8 +19,8 @@ from typing import Any
 from ..commands import exits
 from ..records import record
 from ..static import regressions
+from . import tree as trees
 
-HERE = Path(__file__).resolve().parent
 Say = Callable[[str], None]
 
 
@@ -101,7 +101,7 @@ def static(
     more: options; the last is the file of results. With it exit code 1 counts: the comparison names what can't launch.
     """
     folders = os.pathsep.join(place for _, place in plugins)
-    command = [sys.executable, str(HERE / "tree.py"), str(tree), str(root), folders, "static", "--arch", arches, *more]
+    command = [sys.executable, trees.__file__, str(tree), str(root), folders, "static", "--arch", arches, *more]
     if parts:
         command += ["--launch", ",".join(parts)]
     for name, _ in plugins:

@@ -57,10 +57,9 @@ def bars(axes, rows: list[summary.Row]) -> None:
     columns = ("dtype", "mode", "backend") if several else ("dtype", "mode")
     labels = [" ".join([row.record["case"]["name"], *(row.record[name] for name in columns)]) for row in rows]
     axes.set_yticks(places, labels, fontsize=SMALL)
+    first = {}
     for place, row, high in zip(places, rows, highs, strict=True):
         _note(axes, f"{row.rival_speedup:.2f}x {row.rival}", (row.rival_speedup + high, place), (3, 0), va="center")
-    first = {}
-    for place, row in zip(places, rows, strict=True):
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
