@@ -85,6 +85,7 @@ def device(kind: str) -> dict[str, Any]:
         import torch
 
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
+        driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         return {
             "type": "cuda",
             "name": p.name,
@@ -92,7 +93,7 @@ def device(kind: str) -> dict[str, Any]:
             "multiprocessors": p.multi_processor_count,
             "memory_bytes": p.total_memory,
             "l2_bytes": p.L2_cache_size,
-            "driver": driver_version(),
+            "driver": driver.partition("\n")[0].strip() or None,
         }
     cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
     return cpu | {"memory_bytes": _meminfo("MemTotal"), "caches": caches()}
@@ -119,11 +120,6 @@ def nvcc_version() -> str | None:
 
 def compiler_version() -> str | None:
     return (_output([os.environ.get("CXX", "g++"), "--version"]) or "").partition("\n")[0] or None
-
-
-def driver_version() -> str | None:
-    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
-    return text.partition("\n")[0].strip() or None
 
 
 def throttled(kind: str) -> str | None:
