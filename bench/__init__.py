@@ -8,13 +8,14 @@ A wheel installs this package as `retro_bench`; in a checkout it is `bench` too.
     retro_bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
 """
 
-from . import names
+from . import names, ops
 from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, launch, register
 
 __all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "launch", "main", "register"]
 
 if __name__ != names.INSTALLED:
     names.alias(__name__)
+ops.fill()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,12 +23,3 @@ def main(argv: list[str] | None = None) -> int:
     from .__main__ import main as run
 
     return run(argv)
-
-
-def _fill() -> None:
-    from . import ops
-
-    ops.fill()
-
-
-_fill()

@@ -1,7 +1,5 @@
 """`retro-bench COMMAND`, or `python -m bench COMMAND` in a checkout."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib
@@ -59,19 +57,14 @@ def parser(wanted: str | None = None) -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, parser_class=Parser, metavar="COMMAND")
     for name in COMMANDS:
         first, _, more = described(name).partition("\n\n")
-        text = f"{first[0].upper()}{first[1:]}. {more}"
-        sub = commands.add_parser(name, help=first, description=text, epilog=f"Exit codes: {CODES}.")
+        whole = f"{first[0].upper()}{first[1:]}. {more}"
+        sub = commands.add_parser(name, help=first, description=whole, epilog=f"Exit codes: {CODES}.")
         if wanted not in (None, name):
             continue
         module = importlib.import_module(f"{__package__}.commands.{name}")
         module.add_arguments(sub)
-        sub.add_argument(
-            "--plugin",
-            action="append",
-            default=[],
-            metavar="MODULE",
-            help="import this module, from the working directory first, and select the kernels that it registers",
-        )
+        text = "import this module, from the working directory first, and select the kernels that it registers"
+        sub.add_argument("--plugin", action="append", default=[], metavar="MODULE", help=text)
         sub.set_defaults(execute=module.execute)
     return top
 
@@ -92,22 +85,16 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for name in plugins(words):  # before the parser is made, because its help lists their kernels
             load(name)
-        arguments = parser(words[0] if words and words[0] in COMMANDS else "").parse_args(words)
-    except SystemExit as e:
-        return e.code if isinstance(e.code, int) else exits.OK
-    except exits.UsageError as e:
-        print(f"retro-bench: {e}", file=sys.stderr)
-        return exits.USAGE
-    try:
+        try:
+            arguments = parser(words[0] if words and words[0] in COMMANDS else "").parse_args(words)
+        except SystemExit as e:
+            return e.code if isinstance(e.code, int) else exits.OK
         if getattr(arguments, "kernel", ...) is None and arguments.plugin and not getattr(arguments, "launch", None):
             arguments.kernel = tuple(dict.fromkeys(k for name in arguments.plugin for k in registry.BY_PLUGIN[name]))
         return arguments.execute(arguments)
     except SystemExit as e:  # a plug-in or a library may raise it
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
-    except exits.UsageError as e:
-        print(f"retro-bench: {e}", file=sys.stderr)
-        return exits.USAGE
     except KeyboardInterrupt:
         print("retro-bench: interrupted; what was measured is in the file", file=sys.stderr)
         return exits.NOTHING_MEASURED
@@ -115,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exits.INCONCLUSIVE
-    except OSError as e:  # mostly a file that can't be read or written
+    except (exits.UsageError, OSError) as e:  # the second mostly for a file that can't be read or written
         print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
     except Exception:  # Python would exit with 1, the code of a regression

@@ -1,8 +1,5 @@
 """One copy of the package under both of its names: in a plug-in, `import retro_bench` gives the running `bench`."""
 
-from __future__ import annotations
-
-import importlib
 import importlib.util
 import sys
 from importlib.abc import Loader, MetaPathFinder
@@ -25,9 +22,7 @@ class Alias(MetaPathFinder, Loader):
         return module
 
     def exec_module(self, module):
-        """Restore the module's own specification, which the import system has just replaced. The module itself was
-        executed under its own name.
-        """
+        """Restore the module's own specification, which the import system has just replaced."""
         module.__spec__ = module.__spec__.loader_state
 
 

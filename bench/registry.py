@@ -22,8 +22,7 @@ ROLES = ("baseline", "kernel", "reference")
 
 @dataclass(frozen=True)
 class Later:
-    """Function `module:name` with some arguments `fixed`. It is imported at its first call, so that a list needs no
-    torch.
+    """Function `module:name` with some arguments `fixed`, imported at its first call.
 
     >>> Later("math:sqrt")(4.0)
     2.0
@@ -42,11 +41,9 @@ class Later:
 
 
 class Lazy(ModuleType):
-    """Module that is imported when an attribute is first read, so that `list` and `--help` need no torch.
+    """Module that is imported when an attribute is first read, so that `list` and `--help` need no torch."""
 
-    `sys.modules` does not hold it, because matplotlib looks there for torch.
-    """
-
+    # `sys.modules` does not hold it, because matplotlib looks there for torch
     def __getattr__(self, name: str):
         module = importlib.import_module(self.__name__)
         self.__dict__.update(module.__dict__)
@@ -82,7 +79,10 @@ class Case:
         try:
             return OPERATORS[self.kernel].build(self, Draw(seed, dtype, device, torch.float32))
         except KeyError as e:
-            raise ValueError(f"case {self.name!r}: {self.kernel} needs {e} in its shape; got {dict(self.shape)}") from e
+            raise ValueError(self.lacks(e)) from e
+
+    def lacks(self, letter: KeyError) -> str:
+        return f"case {self.name!r}: {self.kernel} needs {letter} in its shape; got {dict(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -171,22 +171,14 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator,
         mode, role or device, and a case without a letter that its operator's work formula reads.
     """
-    if isinstance(item, Operator):
-        table, key = OPERATORS, item.name
-    elif isinstance(item, Case):
-        table, key = CASES, (item.kernel, item.name)
-    elif isinstance(item, Contender):
-        table, key = CONTENDERS, (item.kernel, item.name)
-    else:
+    table = {Operator: OPERATORS, Case: CASES, Contender: CONTENDERS}.get(type(item))
+    if table is None:
         raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
-    if not isinstance(item, Operator) and item.kernel not in OPERATORS:
-        raise ValueError(f"register: kernel {item.kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+    kernel = item.name if isinstance(item, Operator) else item.kernel
+    key = item.name if isinstance(item, Operator) else (kernel, item.name)
+    _check_name("register", item.name, None if isinstance(item, Operator) else kernel)
     if key in table and not replace:
         raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
-    if not item.name or "/" in item.name:
-        raise ValueError(
-            f"register: expected a name without '/', which separates the parts of a record's id; got {item.name!r}"
-        )
     if isinstance(item, Case):
         _check_case(item)
     if isinstance(item, Contender):
@@ -194,7 +186,6 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         _known("device", (*item.devices, *item.default_on), tuple(DTYPES), item)
     table[key] = item
     for name in _loading[-1:]:
-        kernel = item.name if isinstance(item, Operator) else item.kernel
         BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], kernel]))
 
 
@@ -203,10 +194,7 @@ def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float3
 
     Raises: ValueError for a kernel that is no operator, or a name with a slash.
     """
-    if kernel not in OPERATORS:
-        raise ValueError(f"launch: kernel {kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
-    if not name or "/" in name:
-        raise ValueError(f"launch: expected a name without '/'; got {name!r}")
+    _check_name("launch", name, kernel)
     LAUNCHES.append(Launch(kernel, name, dtype, call))
 
 
@@ -221,6 +209,14 @@ def plugin(name: str) -> Iterator[None]:
         _loading.pop()
 
 
+def _check_name(function: str, name: str, kernel: str | None) -> None:
+    if kernel is not None and kernel not in OPERATORS:
+        raise ValueError(f"{function}: kernel {kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+    if not name or "/" in name:
+        parts = "which separates the parts of a record's id"
+        raise ValueError(f"{function}: expected a name without '/', {parts}; got {name!r}")
+
+
 def _check_case(case: Case) -> None:
     _known("mode", case.modes, MODES, case)
     _known("device", case.devices, tuple(DTYPES), case)
@@ -228,17 +224,13 @@ def _check_case(case: Case) -> None:
         for mode in case.modes[:1]:
             OPERATORS[case.kernel].work(case, 4, mode)
     except KeyError as e:
-        raise ValueError(
-            f"register: case {case.name!r}: {case.kernel} needs {e} in its shape; got {dict(case.shape)}"
-        ) from e
+        raise ValueError(f"register: {case.lacks(e)}") from e
 
 
 def _known(what: str, names: tuple[str, ...], known: tuple[str, ...], item: Case | Contender) -> None:
     if bad := [name for name in names if name not in known]:
-        raise ValueError(
-            f"register: {type(item).__name__} {item.name!r} names an unknown {what}, {', '.join(bad)}; known: "
-            f"{', '.join(known)}"
-        )
+        whose = f"{type(item).__name__} {item.name!r}"
+        raise ValueError(f"register: {whose} names an unknown {what}, {', '.join(bad)}; known: {', '.join(known)}")
 
 
 def cases_of(kernel: str) -> list[Case]:

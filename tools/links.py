@@ -3,8 +3,6 @@
 python -m tools.links build/site
 """
 
-from __future__ import annotations
-
 import sys
 from html.parser import HTMLParser
 from pathlib import Path

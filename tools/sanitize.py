@@ -4,8 +4,6 @@ For each, the extensions are built in a copy of this tree (build/sanitize/NAME, 
 and of the text routines run there, fuzz included. A report of the sanitizer ends the process; the exit code is then 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess
@@ -17,63 +15,36 @@ from pathlib import Path
 from tests import trees
 
 #: without tests that start compilers, other processes or Triton: the library would be preloaded there too
-SELECTION = [
-    "tests/ops",
-    "tests/model/test_text.py",
-    "tests/model/test_loss.py",
-    "-k",
-    "not triton and not compile and not subprocess and not distributed and not fork",
-]
-THREADED = [
-    "tests/ops/test_cpu_infrastructure.py",
-    "tests/ops/test_contract.py",
-    "tests/ops/test_cpu_topk_chunks.py",
-    "tests/ops/test_leaky_average.py",
-    "tests/ops/test_cpu_relative_attention.py",
-    "tests/ops/test_cpu_chunked_cross_attention.py",
-    "tests/model/test_text.py",
-    *SELECTION[-2:],
-]
+NATIVE_ONLY = ["-k", "not triton and not compile and not subprocess and not distributed and not fork"]
+SELECTION = ["tests/ops", "tests/model/test_text.py", "tests/model/test_loss.py", *NATIVE_ONLY]
+OPS = ("cpu_infrastructure", "contract", "cpu_topk_chunks", "leaky_average", "cpu_relative_attention")
+OPS += ("cpu_chunked_cross_attention",)
+THREADED = [*(f"tests/ops/test_{name}.py" for name in OPS), "tests/model/test_text.py", *NATIVE_ONLY]
 NATIVE = "avx512bf16,avx512,avx2"
 
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """Sanitizer of GCC. `library` is preloaded, because Python is not built with it. `environ` makes reports fatal."""
+    """Sanitizer of GCC. `library` is preloaded, because Python is not built with it."""
 
     name: str
-    flags: str
     library: str
-    environ: dict[str, str]
+    variable: str
+    options: str  # value of `variable`, beside FATAL
     tests: list[str]
+    flags: str = ""
     threads: int = 1
 
 
+FATAL = "halt_on_error=1:exitcode=99"  # a report ends the process
 TABLE = (
     # no leak detection: Python and torch keep memory to the end of the process
+    Sanitizer("address", "libasan.so", "ASAN_OPTIONS", "detect_leaks=0:abort_on_error=0", SELECTION),
     Sanitizer(
-        "address",
-        "-fsanitize=address",
-        "libasan.so",
-        {"ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:abort_on_error=0:exitcode=99"},
-        SELECTION,
-    ),
-    Sanitizer(
-        "undefined",
-        "-fsanitize=undefined -fno-sanitize-recover=all",
-        "libubsan.so",
-        {"UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1:exitcode=99"},
-        SELECTION,
+        "undefined", "libubsan.so", "UBSAN_OPTIONS", "print_stacktrace=1", SELECTION, "-fno-sanitize-recover=all"
     ),
     # torch's own threads are not instrumented, so the sanitizer must ignore them
-    Sanitizer(
-        "thread",
-        "-fsanitize=thread",
-        "libtsan.so",
-        {"TSAN_OPTIONS": "halt_on_error=1:exitcode=99:ignore_noninstrumented_modules=1"},
-        THREADED,
-        threads=3,
-    ),
+    Sanitizer("thread", "libtsan.so", "TSAN_OPTIONS", "ignore_noninstrumented_modules=1", THREADED, threads=3),
 )
 
 
@@ -87,25 +58,19 @@ def library(name: str) -> str | None:
     return str(Path(listed).resolve()) if os.path.isabs(listed) else None
 
 
-def preloaded(sanitizer: Sanitizer) -> str:
-    """Return the sanitizer's library and the C++ library, whose exceptions it must intercept from the start."""
-    return f"{library(sanitizer.library)} {library('libstdc++.so')}"
-
-
 def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
     """Build the extensions of a copy. Raises RuntimeError with the compiler's last line of output."""
-    flags = f"-g1 -O1 -fno-omit-frame-pointer {sanitizer.flags}"
-    done = trees.build(tree, isas, CXXFLAGS=flags, LDFLAGS=sanitizer.flags)
+    flags = f"-fsanitize={sanitizer.name} {sanitizer.flags}"
+    done = trees.build(tree, isas, CXXFLAGS=f"-g1 -O1 -fno-omit-frame-pointer {flags}", LDFLAGS=flags)
     if done.returncode or "failed" in done.stdout:
         raise RuntimeError(f"build under {sanitizer.name}: {(done.stdout.strip().splitlines() or ['no output'])[-1]}")
 
 
 def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.CompletedProcess:
-    environ = (
-        os.environ
-        | sanitizer.environ
-        | {"LD_PRELOAD": preloaded(sanitizer), "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
-    )
+    # the sanitizer must intercept the exceptions of the C++ library from the start
+    preloaded = f"{library(sanitizer.library)} {library('libstdc++.so')}"
+    environ = os.environ | {"LD_PRELOAD": preloaded, "OMP_NUM_THREADS": str(sanitizer.threads), "PYTHONPATH": ""}
+    environ[sanitizer.variable] = f"{FATAL}:{sanitizer.options}"
     options = ["-x", "-s", "-p", "no:xdist", "--timeout", "1800", *more]
     command = [sys.executable, "-m", "pytest", *sanitizer.tests, *options]
     return subprocess.run(command, cwd=tree, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -113,17 +78,12 @@ def test(sanitizer: Sanitizer, tree: Path, more: list[str]) -> subprocess.Comple
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.sanitize", description=__doc__.split("\n\n")[0])
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"run some of {', '.join(s.name for s in TABLE)} (default: all)"
-    )
-    parser.add_argument(
-        "--isas",
-        default=NATIVE,
-        help=f"build these instruction sets beside portable, and test the best that runs here (default {NATIVE})",
-    )
-    parser.add_argument("-k", metavar="EXPRESSION", help="run fewer tests, as pytest's -k")
+    add, known = parser.add_argument, {s.name: s for s in TABLE}
+    isas = f"build these instruction sets beside portable, and test the best that runs here (default {NATIVE})"
+    add("names", nargs="*", metavar="NAME", help=f"run some of {', '.join(known)} (default: all)")
+    add("--isas", default=NATIVE, help=isas)
+    add("-k", metavar="EXPRESSION", help="run fewer tests, as pytest's -k")
     arguments = parser.parse_args(argv)
-    known = {s.name: s for s in TABLE}
     if unknown := set(arguments.names) - known.keys():
         parser.error(f"expected some of {', '.join(known)}; got {', '.join(sorted(unknown))}")
     bad = 0

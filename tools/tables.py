@@ -3,8 +3,6 @@
 `make docs` runs it (`python -m tools.tables`). A test compares the pages with the records.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import statistics
@@ -69,12 +67,10 @@ def ranking() -> str:
         _, case, _, machine = line["tuned"].split("/")
         for row in line["rows"]:
             first, *others = row["trials"]
-            told = "; ".join(
-                f"{one['tile']}: {_time(one)}" for one in sorted(others, key=lambda one: one.get("seconds", 1))
-            )
-            rows.append(
-                f"| {row['before']['kernel']} | {case} | {machine} | {first['tile']} | {_time(first)} | {told} |"
-            )
+            others.sort(key=lambda one: one.get("seconds", 1))
+            told = "; ".join(f"{one['tile']}: {_time(one)}" for one in others)
+            mine = f"{first['tile']} | {_time(first)}"
+            rows.append(f"| {row['before']['kernel']} | {case} | {machine} | {mine} | {told} |")
     return "\n".join(rows)
 
 

@@ -5,8 +5,6 @@ the same type, plus a floor. `retro_kernels.testing.tolerances` has the floors. 
 a kernel allocates holds NaN before the kernel writes it.
 """
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,16 +55,13 @@ def differentiate(
 
 
 def errors(operator: Operator, contender: Contender, arguments: dict[str, Any], oracle: Oracle) -> dict[str, Error]:
-    """Return the errors of every output, and of every gradient where the oracle has an upstream gradient.
-
-    A kernel also runs without autograd, where it may take another path and returns all its outputs.
-    """
+    """Return the errors of every output, and of every gradient where the oracle has an upstream gradient."""
     backward = oracle.upstream is not None and contender.differentiable
     with contextlib.nullcontext() if contender.role == "baseline" else poisoned():
         outputs, names, grads = None, operator.floating(arguments), []
         if backward:
             outputs, grads = differentiate(contender, arguments, names, oracle.upstream)
-        if not backward or contender.role != "baseline":
+        if not backward or contender.role != "baseline":  # a kernel may take another path, and return more outputs
             with torch.no_grad():
                 outputs = (contender.outputs or contender.function)(**arguments)
             outputs = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)

@@ -4,8 +4,6 @@ Where a whole case would take minutes, the answer covers only the first and last
 the others is zero. The record's `checked` says so. The answer is exact for every query that it covers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +20,7 @@ TOTAL_ELEMENTS = {"cpu": 2**22, "cuda": 2**33}
 
 @dataclass(frozen=True)
 class Oracle:
-    """Exact answer. `outputs` are of the queries `rows` (None: of all). `gradients`, by input, follow from `upstream`,
-    the gradient of output 0.
-    """
+    """Exact answer for the queries `rows` (None: all). `gradients`, by input, follow from `upstream` of output 0."""
 
     rows: Tensor | None
     checked: str
@@ -36,15 +32,12 @@ class Oracle:
 def solve(
     operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0
 ) -> Oracle:
-    """Return the float64 outputs of `arguments`; with `backward` also the gradients for a fresh Gaussian upstream
-    gradient.
+    """Return the float64 outputs; with `backward` also the gradients for a fresh Gaussian upstream gradient.
 
     share: part of the usual budget of elements. Below 1 fewer queries of a large case are covered.
     """
-    arguments64 = {
-        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
+    floats = {n: x.double() for n, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    arguments64 = arguments | floats
     names = operator.floating(arguments) if backward and operator.gradients is None else []
     leaves = [arguments64[name].requires_grad_() for name in names]
     ranges, rows, checked = _ranges(operator, case, arguments, share)
@@ -60,9 +53,8 @@ def solve(
             upstream = _upstream(operator, results[0], arguments, seed, rows)
         if names:
             piece = upstream if operator.rows is None else upstream.narrow(operator.row_axes[0], first, last - first)
-            for total, grad in zip(
-                totals, torch.autograd.grad(results[0], leaves, piece.double(), allow_unused=True), strict=True
-            ):
+            grads = torch.autograd.grad(results[0], leaves, piece.double(), allow_unused=True)
+            for total, grad in zip(totals, grads, strict=True):
                 if grad is not None:
                     total += grad
     if operator.rows is None:
@@ -90,34 +82,25 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
 def _ranges(
     operator: Operator, case: Case, arguments: dict[str, Any], share: float
 ) -> tuple[list[tuple[int, int]], Tensor | None, str]:
-    """Return the ranges of queries to compute, their rows, and the record's `checked`.
-
-    An op that can't cut out queries has one range and no rows: everything is computed at once.
-    """
-    if operator.rows is None:
+    """Return the ranges of queries to compute, their rows, and the record's `checked`."""
+    if operator.rows is None:  # the op can't cut out queries
         return [(0, 0)], None, "every element"
     first_input = arguments[operator.differentiable[0]]
     n, device = operator.queries(arguments), first_input.device
     if n == 0:
         return [(0, n)], torch.arange(n, device=device), "every element"
-    width = _row_elements(operator, case)
+    s = case.shape
+    # elements of the score matrix per query, over the whole batch
+    width = s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))
+    if operator.row_elements is not None:
+        width = operator.row_elements(case)
     step = max(int(SLICE_ELEMENTS[device.type] / width), 1)
     affordable = int(min(max(share * TOTAL_ELEMENTS[device.type] / (width * operator.oracle_cost), 8), n))
     if affordable >= n:
         spans, checked = [(0, n)], "every element"
     else:
         half = affordable // 2
-        spans, checked = (
-            [(0, half), (n - half, n)],
-            f"the first and last {half} of {n} queries, the others' gradient zero",
-        )
+        spans = [(0, half), (n - half, n)]
+        checked = f"the first and last {half} of {n} queries, the others' gradient zero"
     ranges = [(a, min(a + step, last)) for first, last in spans for a in range(first, last, step)]
     return ranges, torch.cat([torch.arange(*span, device=device) for span in spans]), checked
-
-
-def _row_elements(operator: Operator, case: Case) -> float:
-    """Count the elements of the score matrix per query, over the whole batch."""
-    if operator.row_elements is not None:
-        return operator.row_elements(case)
-    s = case.shape
-    return s.get("B", 1) * s.get("H", 1) * s.get("S", s.get("N", 1))

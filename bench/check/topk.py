@@ -6,8 +6,6 @@ the best ones. An index that is repeated, out of order or no candidate counts as
 a candidate was left.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -18,12 +16,8 @@ def true_scores(arguments: dict[str, Any], indices: Tensor) -> Tensor:
     """Return the float64 scores [B,Q,k] of the chosen keys, -inf for -1. Differentiable in query and key."""
     query, key = arguments["query"].double(), arguments["key"].double()
     index = indices.clamp(0, key.shape[1] - 1)
-    batch = (
-        torch.arange(query.shape[0], device=query.device)[:, None, None]
-        if key.shape[0] > 1
-        else torch.zeros_like(index)
-    )
-    picked = key[batch, index]  # [B,Q,k,D]
+    batch = torch.arange(query.shape[0], device=query.device) % key.shape[0]
+    picked = key[batch[:, None, None], index]  # [B,Q,k,D]
     if arguments.get("metric", "dot") == "l2":
         scores = -(query[:, :, None] - picked).square().sum(-1)
     else:

@@ -6,8 +6,6 @@ host time beyond 15%, a kernel that vanished, or a static regression. 2: a wrong
 tell.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import subprocess
@@ -26,28 +24,22 @@ HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "co
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--base", required=True, metavar="REF", help="compare with this commit, branch, tag or folder")
-    parser.add_argument(
-        "--root", type=Path, metavar="DIR", help="the repository (default: that of the working directory)"
-    )
-    parser.add_argument("--build", metavar="COMMAND", help="shell command that builds a tree, run in both")
-    parser.add_argument("--no-build", action="store_true", help="both trees are built already")
+    add = parser.add_argument
+    add("--base", required=True, metavar="REF", help="compare with this commit, branch, tag or folder")
+    add("--root", type=Path, metavar="DIR", help="the repository (default: that of the working directory)")
+    add("--build", metavar="COMMAND", help="shell command that builds a tree, run in both")
+    add("--no-build", action="store_true", help="both trees are built already")
     options.add_selection(parser, device=False)
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
     halves.add_argument("--no-static", action="store_true", help="time only")
-    parser.add_argument(
-        "--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect"
-    )
-    options.add_launches(parser, arches="90")
-    parser.add_argument("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
-    parser.add_argument(
-        "--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
-    parser.add_argument(
-        "--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request"
-    )
+    add("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
+    options.add_launches(parser)
+    options.add_arch(parser, "90")
+    add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
+    add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
+    add("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
+    add("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -56,7 +48,7 @@ def execute(arguments: argparse.Namespace) -> int:
     for name in ("markdown", "json"):  # fail now and not after an hour
         if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():
             raise exits.UsageError(f"--{name} {path}: no such folder")
-    selection = options.selection(argparse.Namespace(**{**vars(arguments), "device": "cpu"}))
+    selection = options.selection(arguments)
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     outcomes, slower, compared = [], None, None
     try:
@@ -75,14 +67,14 @@ def execute(arguments: argparse.Namespace) -> int:
                     kernels = tuple(dict.fromkeys(item.kernel for item in timed))
                     slower = ab_host.compare(base, root, kernels, say)
             if not arguments.no_static:
-                parts = arguments.launch or [f"{name}/" for name in _named(selection)]
+                parts = arguments.launch or [f"{name}/" for name in options.kernels(arguments) if arguments.kernel]
                 compared = ab_static.compare(base, root, arguments.arch, parts, say, plugins)
             if arguments.json:
                 _write(arguments.json, outcomes, {"base": base, "head": root})
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
     if outcomes:
-        print(table(outcomes))
+        print(tables.align([HEADER, *map(_cells, outcomes)]))
     lines = [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
     lines += static_lines(compared)
     print(*lines, sep="\n")
@@ -113,19 +105,15 @@ def folder_of(plugin: str, root: Path) -> tuple[str, str]:
     return plugin, str(folder.relative_to(root) if inside else folder)
 
 
-def _named(selection: choose.Selection) -> list[str]:
-    return [name for name in OPERATORS if selection.kernels and choose.matches(name, selection.kernels)]
-
-
 def _build(command: str | None, base: Path, root: Path) -> None:
     if not command and not environment.ours(root):
         return
     say("building both trees")
-    for tree in (root, base):
+    for tree, like in ((root, None), (base, root)):
         if command:
             ab.build_by(command, tree)
         else:
-            ab.build(tree, root if tree == base else None)
+            ab.build(tree, like)
 
 
 def _items(
@@ -135,7 +123,7 @@ def _items(
     if arguments.from_diff:
         changed = affected.changed_files(root, arguments.base)
         known = affected.kernels(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
-        names = tuple(name for name in OPERATORS if name in known and choose.matches(name, selection.kernels))
+        names = tuple(name for name in options.kernels(arguments) if name in known)
         say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
         if not names:
             return []
@@ -174,12 +162,7 @@ def static_lines(compared: ab_static.Comparison | None) -> list[str]:
     if compared is None:
         return ["static metrics: not compared"]
     differ = f"{compared.differ} of {compared.launches} launches differ in their sources"
-    head = f"static metrics: {len(compared.worse)} regressions; {differ}"
-    return [head, *compared.worse]
-
-
-def table(outcomes: list[ab.Outcome]) -> str:
-    return tables.align([HEADER, *map(_cells, outcomes)])
+    return [f"static metrics: {len(compared.worse)} regressions; {differ}", *compared.worse]
 
 
 def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
@@ -188,21 +171,12 @@ def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = more
     table = markdown.folded(markdown.header(HEADER), lines)
-    return (
-        "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *(f"- `{line}`" for line in worse)])
-        + "\n"
-    )
+    worse = [f"- `{line}`" for line in worse]
+    return "\n".join([markdown.MARKER, f"Against `{base}`", "", *table, "", first, *worse, ""])
 
 
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:
-    if outcome.first is None:
-        return (outcome.item.id, outcome.verdict, "-", outcome.reason[:80], "-", "-")
-    value, second, control = (f"{r.value:.3f}" if r else "-" for r in (outcome.first, outcome.second, outcome.control))
-    return (
-        outcome.item.id,
-        outcome.verdict,
-        value,
-        f"{outcome.first.low:.3f} .. {outcome.first.high:.3f}",
-        second,
-        control,
-    )
+    first = outcome.first
+    value, second, control = (f"{r.value:.3f}" if r else "-" for r in (first, outcome.second, outcome.control))
+    interval = f"{first.low:.3f} .. {first.high:.3f}" if first else outcome.reason[:80]
+    return (outcome.item.id, outcome.verdict, value, interval, second, control)

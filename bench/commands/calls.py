@@ -1,7 +1,5 @@
 """FILE.py::FUNCTION on a command line: execute the function's Triton launches on the emulator."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os
@@ -12,12 +10,8 @@ from . import exits
 
 
 def add_call(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "call",
-        nargs="?",
-        metavar="FILE.py::FUNCTION",
-        help="execute the launches of this function, of any @triton.jit kernel",
-    )
+    text = "execute the launches of this function, of any @triton.jit kernel"
+    parser.add_argument("call", nargs="?", metavar="FILE.py::FUNCTION", help=text)
 
 
 def refuse_interpreter() -> None:
@@ -27,12 +21,10 @@ def refuse_interpreter() -> None:
 
 
 def launches(target: str, arch: int, counts: bool = True) -> list:
-    """Execute the launches of FUNCTION() and return a list of `emulate.Launched`. Its tensors may be on "cuda" or on
-    the CPU.
+    """Execute FUNCTION(), whose tensors may be on "cuda" or on the CPU, and return a list of `emulate.Launched`.
 
-    Raises:
-        UsageError: if there is no such file or function, or it launches nothing.
-        EmulationError, PtxError: from a kernel.
+    Raises: UsageError if there is no such file or function, or it launches nothing; EmulationError or PtxError from a
+        kernel.
     """
     from .. import emulate
 

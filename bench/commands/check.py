@@ -4,8 +4,6 @@ Draws fresh inputs each time. Checks outputs and gradients in every type and pri
 code 2 if anything fails.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 
@@ -23,14 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     selection = options.selection(arguments)
     run = measuring.start(arguments, selection, timed=False)
-    writer = record.Writer(arguments.json) if arguments.json else None
-    records = []
+    writer, records = record.Writer(arguments.json), []
 
     def keep(measured: dict) -> None:
         records.append(measured)
-        if writer:
-            writer.write(measured)
+        writer.write(measured)
 
-    counts = measuring.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
+    counts = measuring.walk(run, selection, arguments, keep)
     print(terminal.checks(records))
     return measuring.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))

@@ -4,8 +4,6 @@ Measures nothing. Exit code 1: a kernel broke or vanished, or static metrics got
 machines. Slow-downs are shown and do not fail: `ab` measures them properly.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -5,8 +5,6 @@ and goes on. --presets needs no GPU: it compiles the launches of the published m
 machine with the same versions of triton and Python `retro_kernels.warm_up(cache=...)` takes that folder over.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path
@@ -44,17 +42,13 @@ def execute(arguments: argparse.Namespace) -> int:
 def _presets(arguments: argparse.Namespace) -> int:
     from retro_kernels.compile import shipped
 
-    begun, kernels = time.monotonic(), arguments.kernel or (None,)
-    count = sum(
-        shipped.export(
-            arguments.output,
-            options.arches(arguments.arch),
-            kernel,
-            arguments.jobs,
-            lambda count: say(f"{count} compiled") if count % 10 == 0 else None,
-        )
-        for kernel in kernels
-    )
-    bytes_held = sum(file.stat().st_size for file in arguments.output.rglob("*") if file.is_file())
-    print(f"{count} launches in {time.monotonic() - begun:.0f} s; {bytes_held / 1e6:.1f} MB in {arguments.output}")
+    def progress(count: int) -> None:
+        if count % 10 == 0:
+            say(f"{count} compiled")
+
+    begun, folder, arches = time.monotonic(), arguments.output, options.arches(arguments.arch)
+    kernels = arguments.kernel or (None,)
+    count = sum(shipped.export(folder, arches, kernel, arguments.jobs, progress) for kernel in kernels)
+    held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    print(f"{count} launches in {time.monotonic() - begun:.0f} s; {held / 1e6:.1f} MB in {folder}")
     return exits.OK

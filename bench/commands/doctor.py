@@ -3,13 +3,11 @@
 The noise floor is how far medians of one call move between fresh batches. `ab` cannot detect a smaller change.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil
 import statistics
-import time
+import timeit
 
 from ..measure import samples
 from ..records import environment
@@ -39,15 +37,17 @@ def execute(arguments: argparse.Namespace) -> int:
     import retro_kernels as rk
 
     env = environment.environment()
-    for name in ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads"):
-        print(f"{name:<16} {_shown(env[name])}")
-    print(f"{'isa':<16} {' '.join(env['isa']) or 'none known'}")
-    print(f"{'nvcc':<16} {_shown(environment.nvcc_version())}")
-    print(f"{'c++':<16} {_shown(environment.compiler_version())}")
-    print(f"{'git':<16} {_shown(shutil.which('git') and environment.git_state()['sha'])}")
-    print(f"{'gpu':<16} {environment.device('cuda')['name'] if torch.cuda.is_available() else 'none'}")
-    for package in OPTIONAL:
-        print(f"{package:<16} {'yes' if installed(package) else 'not installed'}")
+    names = ("python", "torch", "triton", "cuda", "ptxas", "retro_kernels", "cpu", "cores", "threads")
+    rows = {name: env[name] for name in names} | {
+        "isa": " ".join(env["isa"]) or "none known",
+        "nvcc": environment.nvcc_version(),
+        "c++": environment.compiler_version(),
+        "git": shutil.which("git") and environment.git_state()["sha"],
+        "gpu": environment.device("cuda")["name"] if torch.cuda.is_available() else None,
+        **{package: "yes" if installed(package) else "not installed" for package in OPTIONAL},
+    }
+    for name, value in rows.items():
+        print(f"{name:<16} {'none' if value in (None, '') else value}")
     for kernel, backends in rk.backends().items():
         print(f"{kernel:<24} {', '.join(name for name, status in backends.items() if status)}")
     spread = None if arguments.no_noise else noise()
@@ -82,19 +82,6 @@ def noise() -> float:
     """Return the spread (p90/p10 - 1) of batch medians of a product that takes all threads about a millisecond."""
     import torch
 
-    a = torch.randn(384, 384)
-    medians = []
-    for _ in range(BATCHES):
-        times = []
-        for _ in range(SAMPLES):
-            begun = time.perf_counter()
-            for _ in range(4):
-                a @ a
-            times.append(time.perf_counter() - begun)
-        medians.append(statistics.median(times))
-    medians.sort()
+    product = timeit.Timer("a @ a", globals={"a": torch.randn(384, 384)})
+    medians = sorted(statistics.median(product.repeat(SAMPLES, number=4)) for _ in range(BATCHES))
     return samples.quantile(medians, 0.9) / samples.quantile(medians, 0.1) - 1
-
-
-def _shown(value) -> str:
-    return "none" if value in (None, "") else str(value)

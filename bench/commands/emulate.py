@@ -5,34 +5,29 @@ alignment, uninitialised shared memory, races between warps, and copies and wgmm
 something is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 
 from ..report.summary import number
 from . import calls, exits, options
+from .progress import say
 
 LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
-    parser.add_argument(
-        "--arch", type=int, choices=options.EVERY_ARCH, default=90, help="compile for this architecture (default 90)"
-    )
-    parser.add_argument("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
-    parser.add_argument("--all", action="store_true", help="execute every launch that matches, not only the first")
-    parser.add_argument("--brief", action="store_true", help="print one line a launch instead of reports")
+    add, arch = parser.add_argument, "compile for this architecture (default 90)"
+    add("--arch", type=int, choices=options.EVERY_ARCH, default=90, help=arch)
+    add("--ctas", type=options.positive, default=1, metavar="N", help="CTAs to execute (default 1)")
+    add("--all", action="store_true", help="execute every launch that matches, not only the first")
+    add("--brief", action="store_true", help="print one line a launch instead of reports")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     calls.refuse_interpreter()
     if arguments.call:
         return _called(arguments)
-    from ..emulate import counters
-    from ..emulate.parse import PtxError
-    from ..emulate.program import EmulationError
+    from ..emulate import EmulationError, PtxError, counters
     from ..static import triton_kernels
 
     every = triton_kernels.launches([arguments.arch], options.parts(arguments))
@@ -45,20 +40,18 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"{one.id.removesuffix('/static')}, grid {one.launch.grid}")
         try:
             metrics, lines = counters.count(one.launch, arguments.arch, arguments.ctas)
+            if not arguments.brief:
+                print(drawn(metrics, lines[:LINES]), flush=True)
         except EmulationError as error:
             wrong += 1
             print(f"  {error}\n", flush=True)
-            continue
         except PtxError as error:
             strange += 1
             print(f"  not emulated: {error}\n", flush=True)
-            continue
-        if not arguments.brief:
-            print(drawn(metrics, lines[:LINES]), flush=True)
     if arguments.brief:
         print(f"{len(chosen)} launches: {wrong} wrong, {strange} not emulated, {len(chosen) - wrong - strange} right")
     if not arguments.all and len(launches) > 1:
-        print(f"{len(launches) - 1} more launches match: --all", file=sys.stderr)
+        say(f"{len(launches) - 1} more launches match: --all")
     return exits.NUMERICS if wrong else exits.OK
 
 
@@ -83,9 +76,8 @@ def _called(arguments: argparse.Namespace) -> int:
 
 def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
     """Format the metrics as sentences, then the hottest lines of source."""
-    mix = ", ".join(
-        f"{kind} {count}" for kind, count in sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
-    )
+    kinds = sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
+    mix = ", ".join(f"{kind} {count}" for kind, count in kinds)
     table = [
         f"  {metrics['emulated_instructions']} instructions of {of}, for all its warps at once: {mix}",
         f"  {metrics['barriers']} barriers; {metrics['global_bytes'] / 1024:.0f} KiB in sectors of global memory",
@@ -94,8 +86,6 @@ def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
         f"  {'line':<32} instructions  requests  sectors or wavefronts  fewest",
     ]
     for line in lines:
-        table.append(
-            f"  {line.source:<32} {line.instructions:>12}  {line.requests:>8}  {line.sectors_or_wavefronts:>21}  "
-            f"{line.fewest:>6}"
-        )
+        counts = f"{line.requests:>8}  {line.sectors_or_wavefronts:>21}  {line.fewest:>6}"
+        table.append(f"  {line.source:<32} {line.instructions:>12}  {counts}")
     return "\n".join([*table, ""])

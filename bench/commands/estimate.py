@@ -4,8 +4,6 @@ Measures nothing. Compiles launches of the shipped cases, executes three CTAs of
 instructions by a scoreboard. bench/static/estimate.py lists its simplifications. Records have the mode "model".
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -23,15 +21,14 @@ HEADER = ("launch", "case", "type", "tile", "waves", "us", "low", "high", "bound
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_executed(parser)
-    options.add_machine(parser, "A100, H100, H200 or another of `estimate.MACHINES`")
-    parser.add_argument("--calibration", action="store_true", help="estimate published kernels; takes minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append the predictions to this file")
+    add = parser.add_argument
+    add("--machine", default="H200", metavar="GPU", help="A100, H100, H200 or another of `estimate.MACHINES`")
+    add("--calibration", action="store_true", help="estimate published kernels; takes minutes")
+    add("--json", type=Path, metavar="FILE", help="append the predictions to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     calls.refuse_interpreter()
-    import tempfile
-
     from ..emulate.parse import PtxError
     from ..static import estimate, table
 
@@ -46,30 +43,37 @@ def execute(arguments: argparse.Namespace) -> int:
     if not plan.triton:
         raise exits.UsageError("no shipped launch has such a kernel, case and type")
     lines, totals = [HEADER], {}
-    with tempfile.TemporaryDirectory(prefix="retro-model-") as folder:
-        for one, row in zip(plan.triton, table.rows(plan, Path(folder), 1), strict=True):
-            name, case, _ = one.case.split(":")
-            try:
-                found = estimate.estimate(one.launch, row["static"], machine)
-            except PtxError as error:
-                print(f"{one.id}: not emulated: {error}", file=sys.stderr)
-                continue
-            second, share = sorted(found.shares.items(), key=lambda item: -item[1])[1]
-            times = (f"{1e6 * time:.1f}" for time in (found.seconds, *interval(one.op, found.seconds)))
-            numbers = (f"{found.waves:.2f}", *times, found.bound, f"{second} {share:.0%}")
-            lines.append((name, case, one.dtype, row["static"]["config"] or "-", *numbers))
-            totals.setdefault((one.op, case), []).append((found.seconds, found.hbm_bytes))
-            if arguments.json:
-                _write(arguments.json, one, machine, found)
-            print(".", end="", file=sys.stderr, flush=True)
+    for one, row in zip(plan.triton, table.rows(plan, None, 1), strict=True):
+        name, case, _ = one.case.split(":")
+        try:
+            found = estimate.estimate(one.launch, row["static"], machine)
+        except PtxError as error:
+            print(f"{one.id}: not emulated: {error}", file=sys.stderr)
+            continue
+        second, share = sorted(found.shares.items(), key=lambda item: -item[1])[1]
+        times = (f"{1e6 * time:.1f}" for time in (found.seconds, *interval(one.op, found.seconds)))
+        numbers = (f"{found.waves:.2f}", *times, found.bound, f"{second} {share:.0%}")
+        lines.append((name, case, one.dtype, row["static"]["config"] or "-", *numbers))
+        totals.setdefault((one.op, case), []).append(found.seconds)
+        if arguments.json:
+            _write(arguments.json, one, machine, found)
+        _dot()
+    _shown(lines)
+    for (op, case), seconds in totals.items():
+        print(f"{op}, {case}: {1e6 * sum(seconds):.1f} us in {len(seconds)} launches")
+    within = f"nine tenths of the calibration's rows are within {SPREAD:.0%}"
+    print(f"estimated for one {machine.name}, not measured; {within}")
+    return exits.OK
+
+
+def _dot() -> None:
+    """Show that a row is done."""
+    print(".", end="", file=sys.stderr, flush=True)
+
+
+def _shown(lines: list[tuple[str, ...]]) -> None:
     print(file=sys.stderr)
     print(align(lines))
-    for (op, case), parts in totals.items():
-        print(f"{op}, {case}: {1e6 * sum(s for s, _ in parts):.1f} us in {len(parts)} launches")
-    print(
-        f"estimated for one {machine.name}, not measured; nine tenths of the calibration's rows are within {SPREAD:.0%}"
-    )
-    return exits.OK
 
 
 def _calibration() -> int:
@@ -83,9 +87,8 @@ def _calibration() -> int:
         held = "held back" if one.held_back else ""
         measured, ratio = f"{one.row.microseconds:g}", f"{one.ratio:.2f}x"
         lines.append((one.row.kernel, one.row.machine, one.row.dtype, sizes, measured, ratio, one.bound, held))
-        print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    print(align(lines))
+        _dot()
+    _shown(lines)
     parts = {"all": rows, "fitted": [r for r in rows if not r.held_back], "held back": [r for r in rows if r.held_back]}
     for name, part in parts.items():
         median, ninth = judge.errors(row.ratio for row in part)
@@ -96,9 +99,8 @@ def _calibration() -> int:
         ratios += one.ratios
         tile = "{}x{}x{} w{} s{}".format(*one.tile)
         lines.append(("x".join(map(str, sizes)), tile, str(len(measured)), f"{one.slower:.2f}x"))
-        print(".", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    print(align(lines))
+        _dot()
+    _shown(lines)
     median, ninth = judge.errors(ratios)
     print(f"their tiles, {len(ratios)} rows: median error {median:.1%}, 90th percentile {ninth:.1%}")
     return exits.OK

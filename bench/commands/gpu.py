@@ -6,8 +6,6 @@ command that breaks does not stop the stage. --rehearse runs the same lists on a
 that every command is accepted. Its records are marked, and reports and comparisons refuse them.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util
@@ -30,17 +28,8 @@ from .progress import say
 MOST_WORKERS = 16  # of pytest; the CUDA context of each takes some 0.5 GB
 LIMIT_S = 570  # deadline of a stage, which stays under ten minutes with its start
 #: shapes of the published models, one for each op and pass
-HEADLINE = (
-    "retro-1.5b",
-    "rpt-16k",
-    "decoder-2k",
-    "encoder-self-b512",
-    "rpt-window-16k",
-    "decoder-1k",
-    "precompute-1m",
-    "rpt-retriever-b32",
-    "mosaics-b64",
-)
+HEADLINE = ("retro-1.5b", "rpt-16k", "decoder-2k", "encoder-self-b512", "rpt-window-16k", "decoder-1k")
+HEADLINE += ("precompute-1m", "rpt-retriever-b32", "mosaics-b64")
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
 #: exit codes of a step that ran to its end; a step with another exit code runs again
 FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
@@ -48,19 +37,14 @@ FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 
 @dataclass(frozen=True)
 class Step:
-    """One command of a stage.
-
-    command: arguments of `bench`, or of the program `tool`; `words` fills in {device}, {cases} and the like.
-    seconds: estimate for an H200 with compiled kernels. needs: modules without which the step is skipped.
-    variables: added to the environment.
-    """
+    """One command of a stage."""
 
     name: str
-    command: str
-    seconds: int
+    command: str  # arguments of `bench`, or of the program `tool`; `words` fills in {device}, {cases} and the like
+    seconds: int  # estimate for an H200 with compiled kernels
     tool: str | None = None
-    needs: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
+    needs: tuple[str, ...] = ()  # modules without which the step is skipped
+    variables: tuple[tuple[str, str], ...] = ()  # added to the environment
 
 
 _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
@@ -106,35 +90,26 @@ STAGES = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("stage", choices=(*STAGES, "all"), help="run this stage, or all in turn")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("bench-gpu"),
-        metavar="DIR",
-        help="write records, traces and progress to this folder (default bench-gpu)",
-    )
-    parser.add_argument(
-        "--deadline",
-        type=options.seconds,
-        default=LIMIT_S,
-        metavar="SECONDS",
-        help=f"stop each stage after this time (default {LIMIT_S})",
-    )
-    parser.add_argument("--again", action="store_true", help="start again from the first command")
-    parser.add_argument("--rehearse", action="store_true", help="run the smallest cases, on a CPU")
+    add, folder = parser.add_argument, "write records, traces and progress to this folder (default bench-gpu)"
+    limit = f"stop each stage after this time (default {LIMIT_S})"
+    add("stage", choices=(*STAGES, "all"), help="run this stage, or all in turn")
+    add("--out", type=Path, default=Path("bench-gpu"), metavar="DIR", help=folder)
+    add("--deadline", type=options.seconds, default=LIMIT_S, metavar="SECONDS", help=limit)
+    add("--again", action="store_true", help="start again from the first command")
+    add("--rehearse", action="store_true", help="run the smallest cases, on a CPU")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
-    codes = [stage(name, arguments) for name in (STAGES if arguments.stage == "all" else [arguments.stage])]
+    return worst([stage(name, arguments) for name in (STAGES if arguments.stage == "all" else [arguments.stage])])
+
+
+def worst(codes: list[int]) -> int:
     return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
 
 
 def stage(name: str, arguments: argparse.Namespace) -> int:
-    """Run the steps of a stage that are left. Return NUMERICS if a step found wrong numbers, INCONCLUSIVE if one broke,
-    was cut off or did not start.
-    """
+    """Run the steps of a stage that are left. Return NUMERICS for wrong numbers, INCONCLUSIVE if a step is left."""
     begun, codes, state = time.monotonic(), [], arguments.out / f"{name}.json"
     known = {} if arguments.again or not state.exists() else json.loads(state.read_text())
     todo = [step for step in STAGES[name] if not isinstance(known.get(step.name), int)]
@@ -160,7 +135,7 @@ def stage(name: str, arguments: argparse.Namespace) -> int:
             codes.append(code if done else exits.INCONCLUSIVE)
         if known:
             state.write_text(json.dumps(known, indent=1) + "\n")
-    return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
+    return worst(codes)
 
 
 def missing(step: Step) -> str | None:
@@ -172,9 +147,7 @@ def missing(step: Step) -> str | None:
 
 
 def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
-    """Run one step in its own process and stop it when the stage's time is over. Its output goes to a log beside the
-    records.
-    """
+    """Run one step in its own process until the stage's time is over. Its output goes to a log beside the records."""
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
     variables = {environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"} | dict(step.variables)
@@ -183,18 +156,14 @@ def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
 
 
 def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:
-    """Run a command for at most `seconds`. Return its exit code, or INCONCLUSIVE if it ran out of time.
-
-    Its children end with it, so that none runs beside the next measurement.
-    """
-    process = subprocess.Popen(
-        command, stdout=log, stderr=subprocess.STDOUT, env=os.environ | variables, start_new_session=True
-    )
+    """Run a command for at most `seconds`. Return its exit code, or INCONCLUSIVE if it ran out of time."""
+    environ = os.environ | variables
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environ, start_new_session=True)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return exits.INCONCLUSIVE
-    finally:
+    finally:  # its children end with it, so that none runs beside the next measurement
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -232,10 +201,6 @@ def tests(rehearse: bool) -> list[str]:
     """Return pytest's selection: the tests of values, one process a core where pytest-xdist is installed."""
     if rehearse:
         return [str(environment.ROOT / "tests" / "ops" / "test_validation.py")]
-    jobs = (
-        []
-        if importlib.util.find_spec("xdist") is None
-        else ["-n", str(min(environment.available_cores(), MOST_WORKERS))]
-    )
+    jobs = ["-n", str(min(environment.available_cores(), MOST_WORKERS))] if importlib.util.find_spec("xdist") else []
     files = [str(environment.ROOT / "tests" / name) for name in ("ops", "model/test_captured.py")]
     return [*files, "-k", "values or decod or empty or dropout or on_a_gpu", *jobs]

@@ -4,8 +4,6 @@
 case; with --output it also writes a page with a curve for each case. Each machine has its own curves.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

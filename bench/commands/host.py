@@ -4,8 +4,6 @@ Times small calls whose layout was met before, in microseconds of CPU time: chec
 and autograd. CPU kernels compute; launches of Triton kernels are no-ops. `ab` gates these times.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -15,14 +13,9 @@ from . import exits, options
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_kernels(parser, cases=False)
-    parser.add_argument(
-        "--backend",
-        type=options.names,
-        default=("cpu", "triton"),
-        metavar="NAME[,NAME]",
-        help="time cpu or triton (default both)",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
+    add, both = parser.add_argument, ("cpu", "triton")
+    add("--backend", type=options.names, default=both, metavar="NAME[,NAME]", help="time cpu or triton (default both)")
+    add("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:

@@ -4,8 +4,6 @@ The plug-in works as it is: `retro-bench check --plugin bench_plugin`. If one of
 and the exit code is 4.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Prints a line for each contender, then one for each case. A star marks the defau
 this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
 """
 
-from __future__ import annotations
-
 import argparse
 
 from ..measure import choose
@@ -22,31 +20,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
     selection = options.selection(arguments) if arguments.why else options.named(arguments, device)
-    print(
-        f"device {selection.device}; * = in the default selection"
-        + ("" if arguments.why else "; --why asks what can run here")
-    )
+    hint = "" if arguments.why else "; --why asks what can run here"
+    print(f"device {selection.device}; * = in the default selection{hint}")
     default = {(case.kernel, case.name) for case in choose.cases(choose.Selection(selection.device))}
     for kernel in OPERATORS:
-        cases = [
-            case
-            for case in cases_of(kernel)
-            if choose.matches(kernel, selection.kernels) and choose.matches(case.name, selection.cases)
-        ]
-        if not cases:
+        cases = [case for case in cases_of(kernel) if choose.matches(case.name, selection.cases)]
+        if not cases or not choose.matches(kernel, selection.kernels):
             continue
         print(f"\n{kernel}")
         for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
-            print(
-                f"  {contender.role:<9} {contender.name:<15} "
-                f"{_status(contender, cases, selection.device, arguments.why)}".rstrip()
-            )
+            status = _status(contender, cases, selection.device, arguments.why)
+            print(f"  {contender.role:<9} {contender.name:<15} {status}".rstrip())
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
             why = choose.unsupported_case(case, selection.device) if arguments.why else None
-            print(
-                f"  case    {star} {case.name:<18} {_shape(case):<52} {','.join(case.modes):<11} {why or case.source}"
-            )
+            modes = ",".join(case.modes)
+            print(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {why or case.source}")
     return exits.OK
 
 
@@ -56,13 +45,13 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
         return f"no: runs on {', '.join(contender.devices)} only"
     if not ask and contender.role != "baseline":
         return f"on {', '.join(contender.devices)}"
-    reasons = [
-        choose.unsupported(contender, case, "float32", device, False)
-        if ask
-        else contender.reason(case, "float32", device)
-        for case in cases
-    ]
-    bad = [reason for reason in reasons if reason]
+
+    def reason(case: Case) -> str | None:
+        if ask:
+            return choose.unsupported(contender, case, "float32", device, False)
+        return contender.reason(case, "float32", device)
+
+    bad = [why for why in map(reason, cases) if why]
     if not bad:
         asked = contender.role == "baseline" and device not in contender.default_on
         return f"on request (--baselines {contender.name})" if asked else "yes"
@@ -70,5 +59,4 @@ def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> 
 
 
 def _shape(case: Case) -> str:
-    options = [f"{k}={v}" for k, v in case.options.items()]
-    return " ".join([f"{k}={v}" for k, v in case.shape.items()] + options)
+    return " ".join(f"{k}={v}" for part in (case.shape, case.options) for k, v in part.items())

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +36,11 @@ def start(arguments: argparse.Namespace, selection: choose.Selection, **more) ->
 def walk(
     run: runner.Run,
     selection: choose.Selection,
+    arguments: argparse.Namespace,
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
-    quiet: bool = False,
-    limit: float | None = None,
-) -> dict[str, int]:
-    """Run every selected case. Return how many records have each status. "late" counts cases that `limit` left out.
-
-    skip: ids that are measured already. limit: seconds.
-    """
+) -> Counter[str]:
+    """Run the selected cases but the ids in `skip`. Count their records by status; "late": cases after the deadline."""
     from ..measure import runner
 
     work = [
@@ -53,16 +49,15 @@ def walk(
         for dtype in choose.dtypes(case, selection)
         if (modes := choose.modes(case, selection))
     ]
-    counts: dict[str, int] = {}
+    counts, limit = Counter(), arguments.deadline
+    bar = progress.Progress(len(work), arguments.quiet)
     if selection.device == "cuda":
-        spent = compile_ahead(selection, limit, quiet)
+        spent = compile_ahead(selection, limit, bar)
         limit = None if limit is None else max(limit - spent, 0.0)
     pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
     effort, share = run.effort, run.oracle_share
-    bar = progress.Progress(len(work), quiet)
-    bar.note(
-        f"about {sum(pace.work) / 60:.0f} min on two quiet cores" + (f", at most {limit / 60:.1f} min" if limit else "")
-    )
+    most = f", at most {limit / 60:.1f} min" if limit else ""
+    bar.note(f"about {sum(pace.work) / 60:.0f} min on two quiet cores{most}")
     for done, (case, dtype, modes) in enumerate(work):
         if pace.over():
             bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
@@ -78,36 +73,26 @@ def walk(
             keep(measured)
             # a baseline that breaks is shown and not used; a baseline with wrong results fails the run
             broken = measured["status"] == "error" and measured["role"] == "baseline"
-            counted = "baseline error" if broken else measured["status"]
-            counts[counted] = counts.get(counted, 0) + 1
+            counts["baseline error" if broken else measured["status"]] += 1
             if measured["status"] in record.FAILED:
                 bar.note(f"{measured['status']}: {measured['id']}: {measured['reason']}")
     return counts
 
 
-def compile_ahead(selection: choose.Selection, limit: float | None, quiet: bool) -> float:
-    """Compile the selection's kernels in parallel, before anything is timed. Return the seconds it took.
-
-    A kernel that fails here fails again in its call, which records it.
-    """
+def compile_ahead(selection: choose.Selection, limit: float | None, bar: progress.Progress) -> float:
+    """Compile the selection's kernels in parallel and return the seconds. One that fails here fails in its call too."""
     from ..measure import compiling
 
     begun = time.monotonic()
     count, _, _ = compiling.compile_selection(selection, lambda text: None, limit=limit and limit / 2)
-    if not quiet:
-        print(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+    bar.note(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s")
     return time.monotonic() - begun
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:
     """Return the expected seconds of one case and type on two quiet cores."""
-    able = (
-        c
-        for c in choose.contenders(case, selection)
-        if selection.device in c.devices and not c.reason(case, None, selection.device)
-    )
-    contenders = len(list(able)) if run.timed else 0
-    return CHECK_S + contenders * len(modes) * USED_SHARE * run.effort.seconds
+    able = sum(choose.able(c, case, selection.device) for c in choose.contenders(case, selection)) if run.timed else 0
+    return CHECK_S + able * len(modes) * USED_SHARE * run.effort.seconds
 
 
 def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozenset[str]) -> bool:
@@ -116,10 +101,10 @@ def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozen
     return wanted <= skip
 
 
-def exit_code(counts: dict[str, int], kernels_ok: int) -> int:
+def exit_code(counts: Counter[str], kernels_ok: int) -> int:
     """Return 2 if a check failed or a contender broke, 3 if the deadline left cases out, 5 if no kernel ran."""
-    if counts.get("numerics_fail") or counts.get("error"):
+    if counts["numerics_fail"] or counts["error"]:
         return exits.NUMERICS
-    if counts.get("late"):
+    if counts["late"]:
         return exits.INCONCLUSIVE
     return exits.OK if kernels_ok else exits.NOTHING_MEASURED

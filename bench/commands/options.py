@@ -1,7 +1,5 @@
 """Options that several commands share."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import re
@@ -10,7 +8,7 @@ from typing import Any
 
 from ..measure import choose
 from ..records import environment, record
-from ..registry import CASES, CONTENDERS, MODES, OPERATORS
+from ..registry import CASES, MODES, OPERATORS
 from . import calls, exits
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -20,16 +18,17 @@ EVERY_ARCH = (80, 86, 89, 90, 100, 120)
 
 
 def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """Add --device --kernel --backend --case --dtype --mode --baselines. Names may be comma-separated, with * and ?."""
+    """Add --device --kernel --backend --case --dtype --mode --baselines. Without `device` it is the CPU."""
     if device:
-        parser.add_argument(
-            "--device", choices=("cpu", "cuda"), help="run on this device (default: cuda where there is one)"
-        )
+        text = "run on this device (default: cuda where there is one)"
+        parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
+    else:
+        parser.set_defaults(device="cpu")
     add_kernels(parser)
-    _add_names(parser, "--backend", f"select backends of {', '.join(_known('kernel'))}")
+    _add_names(parser, "--backend", f"select backends of {', '.join(choose.contender_names(baselines=False))}")
     _add_names(parser, "--dtype", f"select types of {', '.join(DTYPES)}")
     _add_names(parser, "--mode", f"select passes of {', '.join(MODES)}")
-    _add_names(parser, "--baselines", f"time all, none or some of {', '.join(_known('baseline'))}")
+    _add_names(parser, "--baselines", f"time all, none or some of {', '.join(choose.contender_names(baselines=True))}")
 
 
 def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
@@ -47,42 +46,24 @@ def add_executed(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that execute launches: FILE.py::FUNCTION, or --launch, --case and --dtype."""
     calls.add_call(parser)
     add_kernels(parser, cases=False)
-    add_launches(parser, arches=None)
+    add_launches(parser)
     _add_names(parser, "--case", "select cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=DTYPES, help="select a type (default bfloat16; of a plug-in all)")
 
 
-def add_launches(parser: argparse.ArgumentParser, arches: str | None) -> None:
-    """Add --launch, and --arch where a command takes several."""
-    parser.add_argument(
-        "--launch",
-        type=names,
-        metavar="PART[,PART]",
-        help="select GPU launches whose id OP/triton/KERNEL:CASE:smARCH/TYPE contains one of these",
-    )
-    if arches:
-        add_arch(parser, arches)
+def add_launches(parser: argparse.ArgumentParser) -> None:
+    text = "select GPU launches whose id OP/triton/KERNEL:CASE:smARCH/TYPE contains one of these"
+    parser.add_argument("--launch", type=names, metavar="PART[,PART]", help=text)
 
 
 def add_arch(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument(
-        "--arch",
-        default=default,
-        metavar="NUMBER[,NUMBER]",
-        help=f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {default})",
-    )
+    text = f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {default})"
+    parser.add_argument("--arch", default=default, metavar="NUMBER[,NUMBER]", help=text)
 
 
 def kernels(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the ops that --kernel selects. Raises UsageError for a pattern that matches none."""
-    for pattern in arguments.kernel or ():
-        if not any(choose.matches(name, (pattern,)) for name in OPERATORS):
-            raise exits.UsageError(f"--kernel {pattern}: matches none of {', '.join(OPERATORS)}")
-    return tuple(name for name in OPERATORS if choose.matches(name, arguments.kernel))
-
-
-def add_machine(parser: argparse.ArgumentParser, help: str) -> None:
-    parser.add_argument("--machine", default="H200", metavar="GPU", help=help)
+    return choose.matching("kernel", arguments.kernel, OPERATORS)
 
 
 def machine(arguments: argparse.Namespace):
@@ -107,11 +88,6 @@ def launch_matches(launch, arguments: argparse.Namespace) -> bool:
     return launch.dtype == dtype and choose.matches(launch.case.split(":")[1], arguments.case)
 
 
-def _known(role: str) -> list[str]:
-    wanted = [c for c in CONTENDERS.values() if (c.role == "baseline") == (role == "baseline")]
-    return list(dict.fromkeys(c.name for c in wanted))
-
-
 def selection(arguments: argparse.Namespace) -> choose.Selection:
     """Return the selection of a command line. Raises UsageError for an unknown name or a missing device."""
     device = arguments.device
@@ -120,9 +96,8 @@ def selection(arguments: argparse.Namespace) -> choose.Selection:
 
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if device == "cuda" and not torch.cuda.is_available():
-            raise exits.UsageError(
-                "--device cuda: torch.cuda.is_available() is False on this machine; --device cpu runs what it can"
-            )
+            why = "torch.cuda.is_available() is False on this machine"
+            raise exits.UsageError(f"--device cuda: {why}; --device cpu runs what it can")
     return named(arguments, device)
 
 
@@ -133,36 +108,25 @@ def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
-    selected = choose.Selection(
-        device, arguments.kernel, arguments.backend, arguments.case, arguments.dtype, arguments.mode, baselines
-    )
-    try:
-        if not choose.cases(selected):
-            raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
-    except choose.EmptySelection as e:
-        raise exits.UsageError(str(e)) from None
+    names = (getattr(arguments, option) for option in ("kernel", "backend", "case", "dtype", "mode"))
+    selected = choose.Selection(device, *names, baselines)
+    if not choose.cases(selected):
+        raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
     return selected
 
 
 def add_effort(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--threads", type=positive, help="use this many CPU threads in torch and the kernels (default: torch's)"
-    )
-    parser.add_argument("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
-    parser.add_argument(
-        "--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes"
-    )
-    parser.add_argument("--quiet", action="store_true", help="print no progress")
+    add = parser.add_argument
+    add("--threads", type=positive, help="use this many CPU threads in torch and the kernels (default: torch's)")
+    add("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
+    add("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
+    add("--quiet", action="store_true", help="print no progress")
     add_deadline(parser)
 
 
 def add_deadline(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--deadline",
-        type=seconds,
-        metavar="SECONDS",
-        help="limit the time, with less effort per case as it runs short; exit with 3 if cases are left",
-    )
+    text = "limit the time, with less effort per case as it runs short; exit with 3 if cases are left"
+    parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
 def arches(text: str) -> list[int]:

@@ -5,37 +5,29 @@ shape, and times it by device events with a cold L2. Prints both times and their
 how well the order agrees. A launch is marked where its code is not the predicted code any more.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
-import sys
 from pathlib import Path
 
 from ..measure.pace import Pace
 from ..records import environment
 from ..report.tables import align
 from . import exits, options
+from .progress import say
 
 WITHIN = 0.25
 HEADER = ("launch", "case", "type", "predicted us", "measured us", "ratio", "predicted bound", "code")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)"
-    )
-    parser.add_argument(
-        "--predictions",
-        type=Path,
-        metavar="FILE",
-        help="compare with these predictions (default: all in bench/results)",
-    )
+    add, given = parser.add_argument, "compare with these predictions (default: all in bench/results)"
+    add("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)")
+    add("--predictions", type=Path, metavar="FILE", help=given)
     options.add_kernels(parser, cases=False)
-    options.add_launches(parser, arches=None)
-    parser.add_argument("--once", action="store_true", help="launch each once and time nothing: for a profiler")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append what was measured here")
+    options.add_launches(parser)
+    add("--once", action="store_true", help="launch each once and time nothing: for a profiler")
+    add("--json", type=Path, metavar="FILE", help="append what was measured here")
     options.add_deadline(parser)
 
 
@@ -59,7 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
             late += 1
             continue
         if identity not in shipped:
-            print(f"{identity}: not launched by this tree any more", file=sys.stderr)
+            say(f"{identity}: not launched by this tree any more")
             continue
         same = [row for row in predicted[identity] if row["fingerprint"] == shipped[identity].fingerprint]
         rows.append(row := measured(shipped[identity], (same or predicted[identity])[-1], arguments.device))
@@ -69,15 +61,15 @@ def execute(arguments: argparse.Namespace) -> int:
     print(align([HEADER, *(line(row) for row in rows)]))
     print(summary(rows))
     if late:
-        print(f"the deadline is over: {late} of {len(chosen)} are left", file=sys.stderr)
+        say(f"the deadline is over: {late} of {len(chosen)} are left")
         return exits.INCONCLUSIVE
     return exits.OK if rows else exits.NOTHING_MEASURED
 
 
 def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
-    """Return the predictions for a device by id, oldest first: those of one file, or of every record in bench/results.
+    """Return the predictions by id, oldest first, of one file or of bench/results, and of a device by its full name.
 
-    device: its full name; None: every machine. Raises UsageError where there is no prediction for it.
+    Raises UsageError where there is no prediction for it.
     """
     folder = environment.ROOT / "bench" / "results"
     paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)
@@ -145,11 +137,9 @@ def filled(launch, device: str):
     from ..emulate.memory import elements, replaced
 
     def fill(like: torch.Tensor) -> torch.Tensor:
+        flat = torch.full((elements(like),), like.dtype in (torch.bool, torch.uint8), device=device, dtype=like.dtype)
         if like.is_floating_point():
-            flat = torch.randn(elements(like), device=device, dtype=like.dtype)
-        else:
-            ones = like.dtype in (torch.bool, torch.uint8)
-            flat = torch.full((elements(like),), ones, device=device, dtype=like.dtype)
+            flat.normal_()
         return flat.as_strided(like.shape, like.stride())
 
     return replaced(launch, fill)
@@ -166,16 +156,9 @@ def on(device: str, one) -> contextlib.AbstractContextManager:
 
 def line(row: dict) -> tuple[str, ...]:
     kernel, case, rest = row["id"].split("/", 2)[2].split(":", 2)
-    return (
-        kernel,
-        case,
-        rest.split("/")[1],
-        f"{row['predicted_us']:.1f}",
-        f"{row['measured_us']:.1f}",
-        f"{row['measured_us'] / row['predicted_us']:.2f}",
-        row["bound"],
-        "" if row["same_code"] else "changed since",
-    )
+    predicted, measured = row["predicted_us"], row["measured_us"]
+    times = (f"{predicted:.1f}", f"{measured:.1f}", f"{measured / predicted:.2f}")
+    return (kernel, case, rest.split("/")[1], *times, row["bound"], "" if row["same_code"] else "changed since")
 
 
 def summary(rows: list[dict]) -> str:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..records import environment
-from ..records import record as record_module
+from ..records.record import Writer
 from ..registry import CASES, CONTENDERS
 from ..report import summary, tables
 from . import exits, measuring, options
+from .progress import say
 
 if TYPE_CHECKING:
     from ..measure import runner
@@ -31,36 +31,27 @@ ROWS = 40  # of the profiler's table
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
     options.add_effort(parser)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
-    parser.add_argument(
-        "--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph"
-    )
-    parser.add_argument(
-        "--calls",
-        type=options.positive,
-        metavar="N",
-        help="only call each kernel N times for a profiler, in an NVTX range of its id",
-    )
-    parser.add_argument("--trace", type=Path, metavar="DIR", help="write Chrome traces to this folder")
+    parser.set_defaults(baselines=("none",))
+    add, calls = parser.add_argument, "only call each kernel N times for a profiler, in an NVTX range of its id"
+    add("--json", type=Path, metavar="FILE", help="append records to this file")
+    add("--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph")
+    add("--calls", type=options.positive, metavar="N", help=calls)
+    add("--trace", type=Path, metavar="DIR", help="write Chrome traces to this folder")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     from ..measure import ceilings, profilers
 
-    narrowed = argparse.Namespace(**{**vars(arguments), "baselines": arguments.baselines or ("none",)})
-    selection = options.selection(narrowed)
+    selection = options.selection(arguments)
     if arguments.cuda_graph and selection.device != "cuda":
         raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {selection.device}")
     if arguments.calls:
         seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
-        return (
-            exits.OK if profilers.calls(selection, arguments.calls, seed, arguments.quiet) else exits.NOTHING_MEASURED
-        )
-    # fail before the measurements if the file can't be written
-    writer = record_module.Writer(arguments.json) if arguments.json else None
-    run = measuring.start(
-        arguments, selection, ceilings=ceilings.measure(selection.device), graphs=arguments.cuda_graph
-    )
+        called = profilers.calls(selection, arguments.calls, seed, arguments.quiet)
+        return exits.OK if called else exits.NOTHING_MEASURED
+    writer = Writer(arguments.json)  # fails before the measurements if the file can't be written
+    best = ceilings.measure(selection.device)
+    run = measuring.start(arguments, selection, ceilings=best, graphs=arguments.cuda_graph)
     records, slow = [], set()
 
     def keep(measured: dict) -> None:
@@ -68,46 +59,35 @@ def execute(arguments: argparse.Namespace) -> int:
         if why := environment.throttled(selection.device):
             slow.add(why)
 
-    counts = measuring.walk(run, selection, keep, quiet=arguments.quiet, limit=arguments.deadline)
+    counts = measuring.walk(run, selection, arguments, keep)
     if slow:
-        print(
-            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own",
-            file=sys.stderr,
-        )
+        say(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own")
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     print("\n".join(summary.machine(timed or records)) + "\n")
-    print(_table(timed) if timed else "no kernel was timed")
-    for record in records if writer else ():
+    rows = [("measurement", *COLUMNS), *((record["id"], *_cells(record)) for record in timed)]
+    print(tables.align(rows) if timed else "no kernel was timed")
+    for record in records:
         writer.write(record)
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
-        print(wrong, file=sys.stderr)
+        say(wrong)
         if not environment.rehearsing():  # other work may lower the ceiling of a rehearsal
             return exits.INCONCLUSIVE
     return measuring.exit_code(counts, len(timed))
 
 
-def _table(records: list[dict]) -> str:
-    return tables.align([("measurement", *COLUMNS), *((record["id"], *_cells(record)) for record in records)])
-
-
 def _cells(record: dict) -> tuple[str, ...]:
     """Return a cell for each of COLUMNS."""
     row, roofline = summary.rows([record])[0], record["roofline"] or {}
-    return (
-        summary.duration(row.seconds),
-        summary.duration(roofline.get("floor_s")),
-        roofline.get("bound") or "-",
-        summary.percent(row.fraction),
-        f"{record['work']['flops'] / row.seconds / 1e12:.3g}",
-        f"{record['work']['bytes'] / row.seconds / 1e9:.3g}",
-        summary.megabytes(record),
-        "-" if record["launches"] is None else str(record["launches"]),
-    )
+    times = (summary.duration(row.seconds), summary.duration(roofline.get("floor_s")), roofline.get("bound") or "-")
+    flops, moved = (record["work"][name] / row.seconds for name in ("flops", "bytes"))
+    launches = "-" if record["launches"] is None else str(record["launches"])
+    rates = (f"{flops / 1e12:.3g}", f"{moved / 1e9:.3g}", summary.megabytes(record), launches)
+    return (*times, summary.percent(row.fraction), *rates)
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
@@ -129,6 +109,5 @@ def _trace(record: dict, run: runner.Run, path: Path) -> None:
             torch.cuda.synchronize()
     trace.export_chrome_trace(str(path))
     order = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    path.with_suffix(".txt").write_text(
-        trace.key_averages().table(sort_by=order, row_limit=ROWS) + "\n", encoding="utf-8"
-    )
+    table = trace.key_averages().table(sort_by=order, row_limit=ROWS)
+    path.with_suffix(".txt").write_text(f"{table}\n", encoding="utf-8")

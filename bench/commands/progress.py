@@ -1,7 +1,5 @@
 """Progress on standard error, a line per step. Results go to standard output."""
 
-from __future__ import annotations
-
 import sys
 import time
 

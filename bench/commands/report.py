@@ -4,32 +4,26 @@ Measures nothing. The last of several records with one id counts; `history` show
 machines (exit code 3).
 """
 
-from __future__ import annotations
-
 import argparse
-import sys
 from pathlib import Path
 
 from ..records import machines, record
 from ..report import figures, html, markdown, terminal
 from . import exits, options
+from .progress import say
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", choices=("term", "md", "html", "png"), default="term")
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="write to this file (default: standard output; png needs one)"
-    )
+    where = "write to this file (default: standard output; png needs one)"
+    parser.add_argument("--output", type=Path, metavar="FILE", help=where)
 
 
 def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
-        print(
-            f"retro-bench: expected records of one machine: {why}",
-            file=sys.stderr,
-        )
+        say(f"retro-bench: expected records of one machine: {why}")
         return exits.INCONCLUSIVE
     if arguments.format == "png":
         if arguments.output is None:
@@ -38,29 +32,22 @@ def execute(arguments: argparse.Namespace) -> int:
             raise exits.UsageError("report --format png: no kernel was timed; there is nothing to draw")
         try:
             figures.write(records, arguments.output)
-            print(f"written: {arguments.output}")
         except ImportError:
             raise exits.UsageError("report --format png: needs matplotlib (pip install matplotlib)") from None
-        return exits.OK
-    latest = list(record.latest(records).values())
-    text = {
-        "term": lambda: terminal.full(latest),
-        "md": lambda: markdown.table(latest),
-        "html": lambda: html.page(records),
-    }[arguments.format]()
-    if arguments.output is None:
-        print(text)
     else:
+        write = {"term": terminal.full, "md": markdown.table, "html": html.page}[arguments.format]
+        text = write(list(record.latest(records).values()))
+        if arguments.output is None:
+            print(text)
+            return exits.OK
         arguments.output.write_text(text, encoding="utf-8")
-        print(f"written: {arguments.output}")
+    print(f"written: {arguments.output}")
     return exits.OK
 
 
 def load(files: list[Path]) -> list[dict]:
     """Read all records of the files in order. Raises UsageError for a file that holds none, or something else."""
-    records = []
-    for path in files:
-        records += options.records(path)
+    records = [one for path in files for one in options.records(path)]
     if not records:
         raise exits.UsageError(f"no records in {', '.join(map(str, files))}")
     return records

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from ..measure import samples
 from ..records import environment, machines, record
 from ..registry import Work
 from ..report import terminal
-from . import exits, measuring, options
+from . import exits, measuring, options, progress
 
 if TYPE_CHECKING:
     from ..measure import runner
@@ -31,39 +30,26 @@ RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.p
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
     options.add_effort(parser)
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--json", type=Path, metavar="FILE", help=f"append records to this file (default: a new one in {RESULTS.name})"
-    )
-    where.add_argument(
-        "--resume", type=Path, metavar="FILE", help="measure what this file lacks for this tree, and append it"
-    )
-    parser.add_argument("--fresh", action="store_true", help="with --json: replace the file")
-    usual = samples.Effort()
-    parser.add_argument(
-        "--samples",
-        type=options.positive,
-        help=f"take at least this many samples (default {usual.least}; 1 of a call beyond {usual.slow_s} s)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=options.seconds,
-        default=usual.seconds,
-        help=f"sample each contender for about this long (default {usual.seconds} s)",
-    )
-    parser.add_argument("--no-ceilings", action="store_true", help="do not measure the machine; leave out the roofline")
+    where, add, usual = parser.add_mutually_exclusive_group(), parser.add_argument, samples.Effort()
+    new = f"append records to this file (default: a new one in {RESULTS.name})"
+    lacking = "measure what this file lacks for this tree, and append it"
+    where.add_argument("--json", type=Path, metavar="FILE", help=new)
+    where.add_argument("--resume", type=Path, metavar="FILE", help=lacking)
+    add("--fresh", action="store_true", help="with --json: replace the file")
+    least = f"take at least this many samples (default {usual.least}; 1 of a call beyond {usual.slow_s} s)"
+    long = f"sample each contender for about this long (default {usual.seconds} s)"
+    add("--samples", type=options.positive, help=least)
+    add("--seconds", type=options.seconds, default=usual.seconds, help=long)
+    add("--no-ceilings", action="store_true", help="do not measure the machine; leave out the roofline")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ..measure import ceilings
-
     if arguments.fresh and not arguments.json:
         raise exits.UsageError("--fresh: replaces the file of --json; name one")
     selection = options.selection(arguments)
-    usual, least = samples.Effort(), arguments.samples
-    effort = samples.Effort(
-        least or usual.least, max(usual.most, least or 0), arguments.seconds, math.inf if least else usual.slow_s
-    )
+    effort = samples.Effort(seconds=arguments.seconds)
+    if least := arguments.samples:
+        effort = samples.Effort(least, max(effort.most, least), arguments.seconds, math.inf)
     run = measuring.start(arguments, selection, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
     if arguments.fresh:
@@ -71,7 +57,7 @@ def execute(arguments: argparse.Namespace) -> int:
     skip = _finished(path, run) if arguments.resume else frozenset()
     writer = record.Writer(path)
     if not arguments.no_ceilings:
-        run.ceilings = ceilings.measure(selection.device)
+        run.measure_ceilings()
     records: list[dict] = []
     looked, slow = time.monotonic(), set()
 
@@ -83,13 +69,13 @@ def execute(arguments: argparse.Namespace) -> int:
         writer.write(measured)
         records.append(measured)
         if run.ceilings and run.device == "cpu" and time.monotonic() - looked > CEILINGS_EVERY_S:
-            _look_again(run)
+            run.measure_ceilings()
             looked = time.monotonic()
 
     try:
-        counts = measuring.walk(run, selection, keep, skip, arguments.quiet, arguments.deadline)
+        counts = measuring.walk(run, selection, arguments, keep, skip)
         if run.ceilings and run.device == "cpu" and records:
-            _look_again(run)
+            run.measure_ceilings()
             _share(records, run.ceilings)
             record.replace(path, records)
     finally:
@@ -97,20 +83,12 @@ def execute(arguments: argparse.Namespace) -> int:
             print(terminal.times(records))
             print(f"\n{len(records)} records in {path}")
     if slow:
-        print(
-            f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): such times are not recorded", file=sys.stderr
-        )
+        progress.say(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): such times are not recorded")
         return exits.INCONCLUSIVE
     if not records and skip:
         print(f"nothing left to measure in {path}")
         return exits.OK
     return measuring.exit_code(counts, sum(r["time"] is not None and r["role"] != "baseline" for r in records))
-
-
-def _look_again(run: runner.Run) -> None:
-    from ..measure import ceilings
-
-    run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
 
 
 def _share(records: list[dict], best: dict) -> None:

@@ -5,11 +5,8 @@ of the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a ke
 SM); with --spills also if one spills.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +18,17 @@ from . import calls, exits, options, progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     calls.add_call(parser)
     options.add_kernels(parser, cases=False)
-    options.add_launches(parser, arches=",".join(map(str, options.ARCHES)))
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave the cubins there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append records to this file")
-    parser.add_argument("--jobs", type=options.positive, help="processes (default: one a core)")
-    parser.add_argument(
-        "--fingerprints", type=Path, metavar="FILE", help="write {id: hash of sources}, compile nothing"
-    )
-    parser.add_argument("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
-    parser.add_argument("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
-    parser.add_argument("--quiet", action="store_true", help="print no progress")
-    parser.add_argument("--spills", action="store_true", help="exit with 1 if any kernel spills")
+    options.add_launches(parser)
+    options.add_arch(parser, ",".join(map(str, options.ARCHES)))
+    add = parser.add_argument
+    add("--keep", type=Path, metavar="DIR", help="leave the cubins there")
+    add("--json", type=Path, metavar="FILE", help="append records to this file")
+    add("--jobs", type=options.positive, help="processes (default: one a core)")
+    add("--fingerprints", type=Path, metavar="FILE", help="write {id: hash of sources}, compile nothing")
+    add("--only", type=Path, metavar="FILE", help="compile only the ids in this JSON list")
+    add("--counters", action="store_true", help="execute one CTA of each launch on the emulator")
+    add("--quiet", action="store_true", help="print no progress")
+    add("--spills", action="store_true", help="exit with 1 if any kernel spills")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -51,19 +48,17 @@ def execute(arguments: argparse.Namespace) -> int:
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
-        print("nothing to compile: no launch has such an id", file=sys.stderr)
+        progress.say("nothing to compile: no launch has such an id")
         return exits.NOTHING_MEASURED
     print(terminal.static(records))
     if arguments.json:
         print(f"\n{len(records)} records in {arguments.json}")
     too_big = [item["id"] for item in records if item["static"]["blocks_per_sm"] == 0]
     spilling = [item["id"] for item in records if item["static"]["stack_bytes"]]
-    print(f"\n{len(records)} kernels, {len(spilling)} with stack" + "".join(f"\n  {name}" for name in spilling))
+    print(f"\n{len(records)} kernels, {len(spilling)} with stack", *spilling, sep="\n  ")
     if too_big:
-        print(
-            f"{len(too_big)} CANNOT LAUNCH: more registers or shared memory than a block may have"
-            + "".join(f"\n  {n}" for n in too_big)
-        )
+        why = "more registers or shared memory than a block may have"
+        print(f"{len(too_big)} CANNOT LAUNCH: {why}", *too_big, sep="\n  ")
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 
@@ -71,14 +66,11 @@ def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of a `table.Plan`. Each is written to the file as soon as it is compiled."""
     from ..static import table as static
 
-    writer = record.Writer(arguments.json) if arguments.json else None
-    records = []
-    shown = progress.Progress(len(plan), arguments.quiet)
+    writer, records, shown = record.Writer(arguments.json), [], progress.Progress(len(plan), arguments.quiet)
     for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
         shown.step(item["id"])
         records.append(item)
-        if writer:
-            writer.write(item)
+        writer.write(item)
     return records
 
 
@@ -89,17 +81,12 @@ def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
     rows = {}
     for arch in arches:
         for launch in calls.launches(call, arch, counts=False):
-            types = [
-                str(value.dtype).removeprefix("torch.")
-                for value in launch.arguments.values()
-                if hasattr(value, "dtype")
-            ]
-            program = launch.compiled.program
-            if (launch.name, id(program)) not in rows:
+            key = launch.name, id(launch.compiled.program)
+            if key not in rows:
+                dtype = next(value.dtype for value in launch.arguments.values() if hasattr(value, "dtype"))
                 case = f"{launch.name}:{call.partition('::')[2]}:sm{arch}" + (f"#{len(rows) + 1}" if rows else "")
-                rows[launch.name, id(program)] = entry.row(
-                    launch.name, "triton", case, types[0], launch.static_record()
-                )
+                kind = str(dtype).removeprefix("torch.")
+                rows[key] = entry.row(launch.name, "triton", case, kind, launch.static_record())
     return list(rows.values())
 
 

@@ -11,8 +11,10 @@ rest by `estimate`. --write marks such a row "predicted" until a tile is timed.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,27 +33,18 @@ HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_selection(parser)
-    parser.add_argument("--seconds", type=options.seconds, default=0.1, help="seconds of samples a tile (default 0.1)")
-    parser.add_argument(
-        "--rounds",
-        type=options.positive,
-        default=6,
-        help="most steps away from the committed tile (default 6)",
-    )
+    add = parser.add_argument
+    add("--seconds", type=options.seconds, default=0.1, help="seconds of samples a tile (default 0.1)")
+    add("--rounds", type=options.positive, default=6, help="most steps away from the committed tile (default 6)")
     options.add_deadline(parser)
-    parser.add_argument("--static", action="store_true", help="rank tiles by estimated time, without a GPU")
-    parser.add_argument(
-        "--row", type=options.names, metavar="NAME[,NAME]", help="with --static: rank only these entries of the table"
-    )
-    parser.add_argument(
-        "--tiles",
-        type=_tiles,
-        metavar="M/N/WARPS/STAGES[/REGISTERS][,...]",
-        help="with --static: rank these tiles instead of the committed one's neighbours",
-    )
-    options.add_machine(parser, "with --static: rank tiles for this GPU (default H200)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
-    parser.add_argument("--write", action="store_true", help="write the best tiles into the tables")
+    add("--static", action="store_true", help="rank tiles by estimated time, without a GPU")
+    rows = "with --static: rank only these entries of the table"
+    tiles = "with --static: rank these tiles instead of the committed one's neighbours"
+    add("--row", type=options.names, metavar="NAME[,NAME]", help=rows)
+    add("--tiles", type=_tiles, metavar="M/N/WARPS/STAGES[/REGISTERS][,...]", help=tiles)
+    add("--machine", default="H200", metavar="GPU", help="with --static: rank tiles for this GPU (default H200)")
+    add("--json", type=Path, metavar="FILE", help="append results to this file; skip what it holds")
+    add("--write", action="store_true", help="write the best tiles into the tables")
 
 
 def _tiles(text: str) -> list[dict[str, int]]:
@@ -61,41 +54,71 @@ def _tiles(text: str) -> list[dict[str, int]]:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from ..measure import runner, timing, tune
+    from retro_kernels.compile import configs
 
-    if arguments.static:
-        return execute_static(arguments)
-    if arguments.backend not in (None, ("triton",)) or arguments.baselines:
-        raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
-    narrowed = argparse.Namespace(**{**vars(arguments), "backend": ("triton",)})
-    selection = options.selection(narrowed)
-    run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
     tuned, pace, before = [], Pace([], arguments.deadline), _finished(arguments.json)
-    for case in choose.cases(selection):
-        contender = CONTENDERS.get((case.kernel, "triton"))
-        for dtype in choose.dtypes(case, selection) if contender else ():
-            for mode in choose.modes(case, selection):
-                name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
-                if name in before:
-                    say(f"{name}: tuned before")
-                    continue
-                if pace.over():
-                    say(f"{name}: the deadline is over")
-                    continue
-                if why := choose.unsupported_case(case, selection.device) or choose.unsupported(
-                    contender, case, dtype, selection.device, mode == "fwdbwd"
-                ):
-                    say(f"{name}: {why}")
-                    continue
-                say(name)
-                found = tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over)
-                tuned += keep(found, arguments.write)
-                if arguments.json and not pace.over():
-                    _append(arguments.json, name, found)
+    for name, search in _estimated(arguments, pace) if arguments.static else _measured(arguments, pace):
+        if name in before or pace.over():
+            say(f"{name}: {'tuned before' if name in before else 'the deadline is over'}")
+            continue
+        found = []
+        for item in search():
+            found.append(item)
+            if arguments.write and item.best.row != item.before:
+                row = {key: value for key, value in item.best.row.items() if key != "predicted"}
+                configs.keep(item.op, item.before, row | ({"predicted": True} if arguments.static else {}))
+        tuned += found
+        if arguments.json and not pace.over():
+            _append(arguments.json, name, found)
     if not tuned:
         return exits.OK if before else exits.NOTHING_MEASURED
     print(tables.align([HEADER, *map(cells, tuned)]))
+    if arguments.static:
+        print(f"predicted for one {arguments.machine}, not measured")
     return exits.INCONCLUSIVE if pace.over() else exits.OK
+
+
+def _measured(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, Callable[[], list[tune.Tuned]]]]:
+    """Yield the name of each case, type and mode that can run here, and the search for its tiles."""
+    from ..measure import runner, timing, tune
+
+    if arguments.backend not in (None, ("triton",)) or arguments.baselines:
+        raise exits.UsageError("--backend, --baselines: only the tiles of triton are tuned, against each other")
+    arguments.backend = ("triton",)
+    selection = options.selection(arguments)
+    run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
+    for case in choose.cases(selection):
+        contender = CONTENDERS.get((case.kernel, "triton"))
+        parts = itertools.product(choose.dtypes(case, selection), choose.modes(case, selection)) if contender else ()
+        for dtype, mode in parts:
+            name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
+            if why := choose.unsupported_case(case, selection.device) or choose.unsupported(
+                contender, case, dtype, selection.device, mode == "fwdbwd"
+            ):
+                say(f"{name}: {why}")
+                continue
+
+            def search() -> list[tune.Tuned]:
+                say(name)
+                return tune.tune(tune.Bench(run, case, dtype, mode, contender), arguments.rounds, say, pace.over)
+
+            yield name, search
+
+
+def _estimated(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, Callable[[], Iterator[tune.Tuned]]]]:
+    """Yield the name of each shipped case and type, and the search for its tiles."""
+    calls.refuse_interpreter()
+    if not arguments.kernel or not arguments.case:
+        raise exits.UsageError("--static: name a --kernel and a shipped --case")
+    from ..static import tiles
+
+    machine = options.machine(arguments)
+    how = {"rounds": arguments.rounds, "kernels": arguments.row, "tiles": arguments.tiles}
+    for op, case, dtype in itertools.product(arguments.kernel, arguments.case, arguments.dtype or ("bfloat16",)):
+        if not tiles.rows_of(op, case, dtype, machine.arch):
+            raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
+        search = functools.partial(tiles.tune, op, case, dtype, machine, **how, say=say, over=pace.over)
+        yield f"{op}/{case}/{dtype}/{machine.name}", search
 
 
 def _finished(path: Path | None) -> set[str]:
@@ -104,10 +127,7 @@ def _finished(path: Path | None) -> set[str]:
 
 
 def _append(path: Path, name: str, found: list[tune.Tuned]) -> None:
-    rows = [
-        {"op": item.op, "before": item.before, "best": item.best.row, "trials": [_trial(one) for one in item.trials]}
-        for item in found
-    ]
+    rows = [{"op": t.op, "before": t.before, "best": t.best.row, "trials": list(map(_trial, t.trials))} for t in found]
     with path.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"tuned": name, "rows": rows}) + "\n")
 
@@ -116,65 +136,8 @@ def _trial(trial: tune.Trial) -> dict:
     """Return a tile and its seconds, or why it can't be used."""
     from ..measure import tune
 
-    return {"tile": tune.tile_text(trial.row)} | (
-        {"reason": trial.reason} if trial.seconds is None else {"seconds": trial.seconds}
-    )
-
-
-def execute_static(arguments: argparse.Namespace) -> int:
-    from retro_kernels.compile import configs
-
-    calls.refuse_interpreter()
-    if not arguments.kernel or not arguments.case:
-        raise exits.UsageError("--static: name a --kernel and a shipped --case")
-    from ..static import tiles
-
-    machine, pace, tuned, before = (
-        options.machine(arguments),
-        Pace([], arguments.deadline),
-        [],
-        _finished(arguments.json),
-    )
-    for op, case, dtype in itertools.product(arguments.kernel, arguments.case, arguments.dtype or ("bfloat16",)):
-        name = f"{op}/{case}/{dtype}/{machine.name}"
-        if name in before:
-            say(f"{name}: tuned before")
-            continue
-        if not tiles.rows_of(op, case, dtype, machine.arch):
-            raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
-        found = []
-        for item in tiles.tune(
-            op,
-            case,
-            dtype,
-            machine,
-            rounds=arguments.rounds,
-            kernels=arguments.row,
-            tiles=arguments.tiles,
-            say=say,
-            over=pace.over,
-        ):
-            found.append(item)
-            if arguments.write and item.best.row != item.before:
-                configs.keep(op, item.before, {**item.best.row, "predicted": True})
-        tuned += found
-        if arguments.json and not pace.over():
-            _append(arguments.json, name, found)
-    if not tuned:
-        return exits.OK if before else exits.NOTHING_MEASURED
-    print(tables.align([HEADER, *map(cells, tuned)]))
-    print(f"predicted for one {machine.name}, not measured")
-    return exits.INCONCLUSIVE if pace.over() else exits.OK
-
-
-def keep(tuned: list[tune.Tuned], write: bool) -> list[tune.Tuned]:
-    from retro_kernels.compile import configs
-
-    for item in tuned if write else ():
-        if item.best.row != item.before:
-            measured = {name: value for name, value in item.best.row.items() if name != "predicted"}
-            configs.keep(item.op, item.before, measured)
-    return tuned
+    told = {"reason": trial.reason} if trial.seconds is None else {"seconds": trial.seconds}
+    return {"tile": tune.tile_text(trial.row)} | told
 
 
 def cells(item) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from ..measure import choose
 from ..records import environment, record
 from ..registry import CASES, contenders_of
 from . import gate_statistics
-from .git_refs import commit
+from .affected import commit
 
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
@@ -26,13 +27,12 @@ LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
 HERE = Path(__file__).resolve().parent
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that both trees make. plugins: (module, its folder) of each plug-in that registers its case or
-    kernel.
-    """
+    """One measurement that both trees make. plugins: (module, its folder) of those that register its case or kernel."""
 
     kernel: str
     backend: str
@@ -71,6 +71,10 @@ class Refusal:
     reason: str
 
 
+#: item -> samples of its process pairs, or why a tree has none
+Samples = dict[Item, list[gate_statistics.Pair] | Refusal]
+
+
 @dataclass(frozen=True)
 class Outcome:
     item: Item
@@ -86,19 +90,11 @@ def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()
     """Return every case, type and mode of every kernel, or of the backends that the selection names."""
     found = []
     for case in choose.cases(selection):
-        names = [
-            c.name
-            for c in contenders_of(case.kernel)
-            if (c.role != "baseline" if selection.backends else c.role == "kernel")
-            and selection.device in c.devices
-            and choose.matches(c.name, selection.backends)
-        ]
-        for dtype in choose.dtypes(case, selection):
-            found += [
-                Item(case.kernel, name, case.name, dtype, mode, plugins)
-                for name in names
-                for mode in choose.modes(case, selection)
-            ]
+        roles = ("kernel", "reference") if selection.backends else ("kernel",)
+        able = [c for c in contenders_of(case.kernel) if c.role in roles and selection.device in c.devices]
+        names = [c.name for c in able if choose.matches(c.name, selection.backends)]
+        parts = itertools.product(choose.dtypes(case, selection), names, choose.modes(case, selection))
+        found += [Item(case.kernel, name, case.name, dtype, mode, plugins) for dtype, name, mode in parts]
     return found
 
 
@@ -110,9 +106,8 @@ class Worker:
         # passive waiting: the idle worker must not spin on the cores of the one that is timed
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
         command = [sys.executable, str(HERE / "ab_worker.py"), str(tree), str(root)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=tree
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, **pipes, env=env, cwd=tree)
 
     def ask(self, message: dict) -> dict:
         line = ""
@@ -144,15 +139,12 @@ def batch(
     items: list[Item],
     threads: int,
     check: bool,
-    say: Callable[[str], None],
+    say: Say,
     worker_pairs: int = WORKER_PAIRS,
     root: Path | None = None,
-) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
-    """Return the samples of every item from fresh process pairs, or why one of the trees has none.
-
-    root: the repository of the head, for a control, which has no head.
-    """
-    samples: dict[Item, list[gate_statistics.Pair] | Refusal] = {item: [] for item in items}
+) -> Samples:
+    """Return the samples of every item from fresh process pairs. root: of the head, which a control lacks."""
+    samples: Samples = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
         workers = {"base": Worker(base, root or head), "head": Worker(head, root or head)}
@@ -163,10 +155,7 @@ def batch(
                 # a crash ends one measurement, not the next
                 workers = {side: worker.alive() for side, worker in workers.items()}
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
-                if isinstance(result, Refusal):
-                    samples[item] = result
-                else:
-                    samples[item].append(result)
+                samples[item] = result if isinstance(result, Refusal) else [*samples[item], result]
         finally:
             for worker in workers.values():
                 worker.close()
@@ -195,19 +184,12 @@ def _measure(
     return times["base"], times["head"]
 
 
-def sampled(
-    take: Callable[[list[Item]], dict[Item, list[gate_statistics.Pair] | Refusal]],
-    items: list[Item],
-    say: Callable[[str], None],
-):
+def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Say) -> Samples:
     """Sample the items by `take`, then again those whose interval is still wide: noise takes more process pairs."""
     samples = take(items)
     for _ in range(MOST_BATCHES - 1):
-        wide = [
-            item
-            for item, pairs in samples.items()
-            if not isinstance(pairs, Refusal) and not gate_statistics.settled(gate_statistics.ratio(pairs))
-        ]
+        ratios = {item: _ratio(pairs) for item, pairs in samples.items()}
+        wide = [item for item, ratio in ratios.items() if ratio and not gate_statistics.settled(ratio)]
         if not wide:
             break
         say(f"{len(wide)} of {len(items)} intervals are wide: more worker pairs")
@@ -217,39 +199,27 @@ def sampled(
 
 
 def compare(
-    base: Path,
-    head: Path,
-    items: list[Item],
-    threads: int,
-    say: Callable[[str], None],
-    worker_pairs: int = WORKER_PAIRS,
+    base: Path, head: Path, items: list[Item], threads: int, say: Say, worker_pairs: int = WORKER_PAIRS
 ) -> list[Outcome]:
-    """Return one verdict an item. An item that is not plainly unchanged gets a control, base against base; one that
-    looks slower gets a second batch.
-    """
+    """Return one verdict an item. An item that may have changed gets a control; a slower one a second batch."""
 
-    def take(other: Path, wanted: list[Item]) -> dict[Item, list[gate_statistics.Pair] | Refusal]:
-        # numerics are checked once, when all items are first taken
-        return sampled(
-            lambda some: batch(base, other, some, threads, some is items, say, worker_pairs, head), wanted, say
-        )
+    def take(what: str, other: Path, wanted: list[Item]) -> Samples:
+        if not wanted:
+            return {}
 
-    say("base against head")
-    first = take(head, items)
+        def once(some: list[Item]) -> Samples:  # numerics are checked when all items are first taken
+            return batch(base, other, some, threads, some is items, say, worker_pairs, head)
+
+        say(what)
+        return sampled(once, wanted, say)
+
+    first = take("base against head", head, items)
     outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
     ratios = {item: gate_statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
-    if not ratios:
-        return outcomes
     doubtful = [item for item, ratio in ratios.items() if not gate_statistics.unchanged(ratio)]
-    controls = {}
-    if doubtful:
-        say(f"control, base against base, of {len(doubtful)}")
-        controls = take(base, doubtful)
+    controls = take(f"control, base against base, of {len(doubtful)}", base, doubtful)
     suspects = [item for item, ratio in ratios.items() if gate_statistics.looks_slower(ratio)]
-    again = {}
-    if suspects:
-        say(f"second batch of {len(suspects)}")
-        again = take(head, suspects)
+    again = take(f"second batch of {len(suspects)}", head, suspects)
     for item, ratio in ratios.items():
         control, second = _ratio(controls.get(item)), _ratio(again.get(item))
         if item not in controls:
@@ -268,7 +238,7 @@ def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, st
     return [Item(*fields, plugins) for fields in answer.get("items", [])]
 
 
-def _ratio(pairs) -> gate_statistics.Ratio | None:
+def _ratio(pairs: list[gate_statistics.Pair] | Refusal | None) -> gate_statistics.Ratio | None:
     return gate_statistics.ratio(pairs) if isinstance(pairs, list) and pairs else None
 
 
@@ -286,24 +256,21 @@ def _refused(item: Item, refusal: Refusal) -> Outcome:
 
 @contextlib.contextmanager
 def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
-    """Check out the commit `ref` into a temporary worktree; yield the folder itself where `ref` is one. Raises
-    ValueError for anything else.
-    """
+    """Yield a temporary worktree of the commit `ref`, or the folder of that name. Raises ValueError for another."""
     if ref and Path(ref).is_dir():
         yield Path(ref).resolve()
         return
     sha = commit(ref, root)
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as folder:
         path = Path(folder) / "base"
-        done = subprocess.run(
-            ["git", "-C", str(root), "worktree", "add", "--detach", str(path), sha], capture_output=True, text=True
-        )
+        worktree = ["git", "-C", str(root), "worktree"]
+        done = subprocess.run([*worktree, "add", "--detach", str(path), sha], capture_output=True, text=True)
         if done.returncode:
             raise ValueError(f"--base {ref}: {done.stderr.strip().splitlines()[-1]}")
         try:
             yield path
         finally:
-            subprocess.run(["git", "-C", str(root), "worktree", "remove", "--force", str(path)], capture_output=True)
+            subprocess.run([*worktree, "remove", "--force", str(path)], capture_output=True)
 
 
 def build_by(command: str, tree: Path) -> None:
@@ -315,10 +282,9 @@ def build_by(command: str, tree: Path) -> None:
 
 
 def build(tree: Path, like: Path | None = None) -> None:
-    """Build the tree's extensions in place, by its own setup.py.
+    """Build the tree's extensions by its setup.py. Raises RuntimeError with the compiler's first error.
 
-    like: a tree that is built; its binaries are copied where the C++ is the same. Raises RuntimeError with the
-    compiler's first error.
+    like: a tree that is built; its binaries are copied where the C++ is the same.
     """
     if not (tree / "setup.py").exists():
         return
@@ -326,9 +292,8 @@ def build(tree: Path, like: Path | None = None) -> None:
         for binary in (like / "retro_kernels").glob("*.so"):
             shutil.copy2(binary, tree / "retro_kernels")
         return
-    done = subprocess.run(
-        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=tree, capture_output=True, text=True
-    )
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     said = done.stderr.strip() + done.stdout.strip()
     # setup.py only warns of an optional extension that fails; an older binary must not be measured in its place
     if done.returncode or re.search(r"building extension .* failed", said):

@@ -1,7 +1,5 @@
 """The host half of `ab`: host time of calls in either tree, in fresh processes by turns."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -13,10 +11,11 @@ from pathlib import Path
 from . import tree
 
 ROUNDS = 3  # pairs of processes; a second batch of as many where a call looks slower
+Say = Callable[[str], None]
 BAR, GRAIN_S = 1.15, 2e-6  # slower by 15%, and by more than the noise of clock and allocator
 
 
-def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]) -> list[str] | None:
+def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> list[str] | None:
     """Return the calls whose host time exceeded the bar twice. None where the base can't be measured."""
     slower = _slower(base, head, kernels, say)
     if not slower:
@@ -30,9 +29,7 @@ def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str
     ]
 
 
-def _slower(
-    base: Path, head: Path, kernels: tuple[str, ...], say: Callable[[str], None]
-) -> dict[str, tuple[float, float]] | None:
+def _slower(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> dict[str, tuple[float, float]] | None:
     least: dict[Path, dict[str, float]] = {}
     for number in range(ROUNDS):
         for side in (base, head) if number % 2 == 0 else (head, base):
@@ -51,27 +48,16 @@ def slower(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple
     >>> slower({"a": 20e-6, "b": 20e-6, "c": 1e-6}, {"a": 26e-6, "b": 21e-6, "c": 2e-6})
     {'a': (2e-05, 2.6e-05)}
     """
-    both = {name: (before[name], after[name]) for name in before.keys() & after.keys() if not name.startswith("floor")}
-    return {
-        name: pair for name, pair in sorted(both.items()) if pair[1] > BAR * pair[0] and pair[1] > pair[0] + GRAIN_S
-    }
+    names = sorted(name for name in before.keys() & after.keys() if not name.startswith("floor"))
+    limits = {name: max(BAR * before[name], before[name] + GRAIN_S) for name in names}
+    return {name: (before[name], after[name]) for name in names if after[name] > limits[name]}
 
 
 def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
     with tempfile.TemporaryDirectory(prefix="retro-host-") as folder:
         out = Path(folder) / "host.json"
-        command = [
-            sys.executable,
-            tree.__file__,
-            str(side),
-            str(side),
-            "",
-            "host",
-            "--json",
-            str(out),
-            *(("--kernel", ",".join(kernels)) if kernels else ()),
-        ]
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=side
-        )
+        command = [sys.executable, tree.__file__, str(side), str(side), "", "host", "--json", str(out)]
+        command += ["--kernel", ",".join(kernels)] if kernels else []
+        environ = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=side)
         return json.loads(out.read_text()) if done.returncode == 0 else None

@@ -4,8 +4,6 @@ Launches with equal fingerprints have equal machine code under one toolchain, so
 not compile a launch that the head lacks: it is a regression without that.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -21,8 +19,9 @@ from typing import Any
 from ..commands import exits
 from ..records import record
 from ..static import regressions
+from . import tree as trees
 
-HERE = Path(__file__).resolve().parent
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -35,16 +34,9 @@ class Comparison:
 
 
 def compare(
-    base: Path,
-    head: Path,
-    arches: str,
-    parts: list[str],
-    say: Callable[[str], None],
-    plugins: tuple[tuple[str, str], ...] = (),
+    base: Path, head: Path, arches: str, parts: list[str], say: Say, plugins: tuple[tuple[str, str], ...] = ()
 ) -> Comparison | None:
-    """Return the regressions from `base` to `head` under this toolchain; None where the base has nothing to compile. A
-    head that fails is a regression.
-    """
+    """Return the regressions from `base` to `head`, a head that fails included; None if the base has no launches."""
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
         _static = functools.partial(static, head, plugins, arches, parts, folder)
@@ -65,10 +57,10 @@ def compare(
             say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
             return None
         if rows[1] is None:
-            return Comparison(
-                len(before), len(ids), [*lost, f"head does not compile: {_last_words(folder / 'head.log')}"]
-            )
-        return Comparison(len(before), len(ids), lost + regressions.regressions(*rows))
+            worse = [f"head does not compile: {_last_words(folder / 'head.log')}"]
+        else:
+            worse = regressions.regressions(*rows)
+        return Comparison(len(before), len(ids), lost + worse)
 
 
 def _both(what: Callable, base: Path, head: Path, *rest) -> list:
@@ -77,9 +69,7 @@ def _both(what: Callable, base: Path, head: Path, *rest) -> list:
         return list(pool.map(lambda tree: what(*tree, *rest), (("base", base), ("head", head))))
 
 
-def _listing(
-    side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Callable[[str], None]
-) -> dict[str, str] | None:
+def _listing(side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Say) -> dict[str, str] | None:
     path = folder / f"{side}-listing.json"
     if static(side, tree, ["--fingerprints", str(path)]) and path.exists():
         return json.loads(path.read_text())
@@ -87,9 +77,7 @@ def _listing(
     return None
 
 
-def _rows(
-    side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Callable[[str], None]
-) -> list[dict[str, Any]] | None:
+def _rows(side: str, tree: Path, static: Callable[..., bool], folder: Path, say: Say) -> list[dict[str, Any]] | None:
     say(f"static metrics of {side}")
     path = folder / f"{side}.jsonl"
     more = ["--counters", "--only", str(folder / f"{side}-ids.json"), "--json", str(path)]
@@ -108,19 +96,19 @@ def static(
     tree: Path,
     more: list[str],
 ) -> bool:
-    """Run `static` of this harness on the kernels of `tree`. Return whether its result can be read: exit code 1 with a
-    file counts, for the comparison names the kernel that can't launch.
+    """Run `static` of this harness on the kernels of `tree`. Return whether its result can be read.
+
+    more: options; the last is the file of results. With it exit code 1 counts: the comparison names what can't launch.
     """
     folders = os.pathsep.join(place for _, place in plugins)
-    command = [sys.executable, str(HERE / "tree.py"), str(tree), str(root), folders, "static", "--arch", arches, *more]
+    command = [sys.executable, trees.__file__, str(tree), str(root), folders, "static", "--arch", arches, *more]
     if parts:
         command += ["--launch", ",".join(parts)]
     for name, _ in plugins:
         command += ["--plugin", name]
     with open(folder / f"{side}.log", "w") as log:
         code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, cwd=tree).returncode
-    written = any(Path(path).exists() for path in more[-1:])
-    return code in (exits.OK, exits.NOTHING_MEASURED) or (code == exits.REGRESSION and written)
+    return code in (exits.OK, exits.NOTHING_MEASURED) or (code == exits.REGRESSION and Path(more[-1]).exists())
 
 
 def _last_words(log: Path) -> str:

@@ -6,8 +6,6 @@
 {"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -72,10 +70,10 @@ def prepare(side: Side, wanted: dict):
     case, dtype = bench.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
     contender = bench.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
     if case is None or contender is None:
-        why = "no plug-in of this tree registers it"
-        if not wanted["plugins"]:
-            why = "registered in one process only: name the module that registers it with --plugin"
-        return None, {"status": "unsupported" if wanted["plugins"] else "error", "reason": why}
+        if wanted["plugins"]:
+            return None, {"status": "unsupported", "reason": "no plug-in of this tree registers it"}
+        why = "registered in one process only: name the module that registers it with --plugin"
+        return None, {"status": "error", "reason": why}
     if why := choose.unsupported_case(case, "cpu") or choose.unsupported(
         contender, case, dtype, "cpu", wanted["mode"] == "fwdbwd"
     ):

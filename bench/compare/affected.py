@@ -4,14 +4,10 @@ A file with an operator's name belongs to that operator. A C++ header belongs to
 code of the kernels belongs to all operators. The static half of `ab` compares Triton and CUDA sources.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-
-from .git_refs import commit
 
 CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
 #: parts of CODE that no CPU kernel runs
@@ -21,13 +17,20 @@ ELSEWHERE = re.compile(r"retro_kernels/ops/\w+/(triton/.*|cuda\.py|tiles\.json|c
 INCLUDE = re.compile(r'#include "([^"]+)"')
 
 
-def changed_files(root: Path, ref: str) -> list[str]:
-    """Return the paths that differ between `ref` and the working tree, untracked ones included.
+def commit(ref: str, root: Path) -> str:
+    """Return the hash of the commit that `ref` means in the repository `root`. Raises ValueError if git knows none."""
+    # arguments behind --end-of-options are never parsed as options of git
+    command = ["git", "-C", str(root), "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not ref or done.returncode:
+        kinds = "a commit, branch or tag, or the folder of another tree"
+        raise ValueError(f"--base {ref!r}: expected {kinds}; git knows no such commit")
+    return done.stdout.strip()
 
-    Raises ValueError for an unknown ref.
-    """
-    paths = []
-    sha = commit(ref, root)
+
+def changed_files(root: Path, ref: str) -> list[str]:
+    """Return the paths that differ between `ref` and the working tree, untracked ones included."""
+    paths, sha = [], commit(ref, root)
     for command in (["diff", "--name-only", sha, "--"], ["ls-files", "--others", "--exclude-standard"]):
         done = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True)
         if done.returncode:
@@ -43,9 +46,8 @@ def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[s
     for path in files:
         if path.startswith(UNRELATED) or not path.startswith(CODE) or ELSEWHERE.fullmatch(path):
             continue
-        own = {
-            name for name in operators if name in (Path(path).name, Path(path).parent.name) or name in Path(path).stem
-        }
+        places = (Path(path).name, Path(path).parent.name)
+        own = {name for name in operators if name in places or name in Path(path).stem}
         if not own and path.startswith("csrc/cpu/") and path.endswith(".h"):
             own = {name for name in operators if path in _headers(name, root)}
         touched |= own or set(operators)

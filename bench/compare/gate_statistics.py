@@ -4,8 +4,6 @@ A process has one memory layout, page placement and clock state, so samples with
 bootstrap therefore resamples pairs. On a shared machine a comparison of pooled means raises many false alarms.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -61,12 +59,11 @@ def looks_slower(ratio: Ratio) -> bool:
 
 
 def verdict(first: Ratio, second: Ratio | None, control: Ratio) -> str:
-    """Return "ok", "faster", "warn", "regression" or "inconclusive".
+    """Return "ok", "faster", "warn", "inconclusive", or "regression" for what looks slower in both batches.
 
-    A regression looks slower in both batches. If `control`, the base against itself, differs by more than CONTROL, the
-    machine is too noisy for a verdict.
+    control: the base against itself.
     """
-    if max(control.value, 1 / control.value) > CONTROL:
+    if max(control.value, 1 / control.value) > CONTROL:  # the machine is too noisy for a verdict
         return "inconclusive"
     if looks_slower(first) and second is not None and looks_slower(second):
         return "regression"

@@ -4,8 +4,6 @@ Times of separate runs prove little: a slow-down here is a hint (`slower`), and 
 vanished kernel and worse static metrics need no clock, and fail.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +33,8 @@ def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     for name, old in before.items():
         if old["mode"] != "static":
             differences += _one(name, old, after.get(name))
-    differences += [
-        Change(name, "new", new["status"])
-        for name, new in after.items()
-        if name not in before and new["status"] == "ok"
-    ]
+    new = [name for name, one in after.items() if name not in before and one["status"] == "ok"]
+    differences += [Change(name, "new", "ok") for name in new]
     return sorted(differences, key=lambda c: (not c.fails, -abs((c.ratio or 1) - 1)))
 
 

@@ -4,9 +4,6 @@
 the tree if it lies there, and so does every module that the head imports from its repository, ROOT.
 """
 
-from __future__ import annotations
-
-import importlib
 import importlib.util
 import os
 import sys
@@ -18,10 +15,7 @@ HOME = HARNESS.parent
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
-    """Import modules of `root` from `tree` from now on, and return this harness.
-
-    folders: folders of plug-ins; relative ones lie in `tree`.
-    """
+    """Import modules of `root` from `tree` from now on, and return this harness. folders: of plug-ins."""
     tree, root = tree.resolve(), root.resolve()
     kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
     ours = (tree / "retro_kernels").is_dir()
@@ -60,11 +54,9 @@ def plug_in(name: str, tree: Path, root: Path) -> None:
 
 
 def _package(name: str, folder: Path) -> None:
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    file, places = folder / "__init__.py", [str(folder)]
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     parent, _, child = name.rpartition(".")
     if parent:

@@ -3,9 +3,8 @@
 No program reaches the rates of a datasheet, and a rented machine may be slower still.
 """
 
-from __future__ import annotations
-
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ LEAST_S, MOST_REPEATS = 0.2, 2000
 
 
 def measure(device: str) -> dict[str, Any]:
-    """Return {"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}. A rate that can't be
-    measured is None.
+    """Return {"bytes_per_s", "cached_bytes_per_s", "cache_bytes", "flops_per_s": {type: rate}}.
 
-    GPUs have no cached rate, because they are timed with a cold L2.
+    A rate that can't be measured is None. GPUs have no cached rate, because they are timed with a cold L2.
     """
     types = ("float32", "bfloat16") if device == "cpu" else ("float32", "tf32", "float16", "bfloat16")
     cache = max((environment.caches() or {}).values(), default=None) if device == "cpu" else None
@@ -40,24 +38,19 @@ def measure(device: str) -> dict[str, Any]:
 
 def better(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     """Return the higher of two measurements, rate by rate. Other work on the machine only lowers a rate."""
-    flops = {
-        dtype: max((x for x in (a["flops_per_s"].get(dtype), b["flops_per_s"].get(dtype)) if x), default=None)
-        for dtype in b["flops_per_s"]
-    }
-    rates = {
-        name: max((x for x in (a.get(name), b.get(name)) if x), default=None)
-        for name in ("bytes_per_s", "cached_bytes_per_s")
-    }
-    return b | rates | {"flops_per_s": flops}
+
+    def higher(a: dict[str, Any], b: dict[str, Any], names: Iterable[str]) -> dict[str, float | None]:
+        return {name: max((rates[name] for rates in (a, b) if rates.get(name)), default=None) for name in names}
+
+    flops = higher(a["flops_per_s"], b["flops_per_s"], b["flops_per_s"])
+    return b | higher(a, b, ("bytes_per_s", "cached_bytes_per_s")) | {"flops_per_s": flops}
 
 
 def _copy(device: str, size: int) -> float:
-    """Return bytes read and written per second: the higher of a copy and of reading alone, because a copy may also read
-    its target.
-    """
+    """Return bytes read and written per second: the higher of a copy and of reading alone."""
     elements = size // 4
     source = torch.ones(elements, dtype=torch.float32, device=device)
-    target = torch.empty_like(source)
+    target = torch.empty_like(source)  # a copy may also read it
     return 4 * elements * max(2 / _best(lambda: target.copy_(source), device), 1 / _best(source.max, device))
 
 
@@ -83,10 +76,9 @@ def _formulations(a, b, device: str):
     straight = b.mT.contiguous()
     yield lambda: a @ straight
     yield lambda: F.linear(a, b)
-    if device == "cpu" and torch.backends.mkldnn.is_available():
-        packed = b.to_mkldnn() if b.dtype == torch.float32 else None
-        if packed is not None:
-            yield lambda: F.linear(a.to_mkldnn(), packed).to_dense()
+    if device == "cpu" and torch.backends.mkldnn.is_available() and b.dtype == torch.float32:
+        packed = b.to_mkldnn()
+        yield lambda: F.linear(a.to_mkldnn(), packed).to_dense()
 
 
 def _best(call, device: str) -> float:
@@ -109,31 +101,23 @@ def _best(call, device: str) -> float:
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
-    """Return the FLOP/s of a type, or None if it was not measured. A half type has at least float32's rate, because its
-    operands can be widened.
-    """
+    """Return the FLOP/s of a type, or None if it was not measured."""
     rates = ceilings["flops_per_s"]
-    known = [
-        rates[name]
-        for name in (dtype, "float32")
-        if name in rates and (name == dtype or dtype in ("float16", "bfloat16"))
-    ]
-    return max(known, default=None)
+    # a half type has at least the rate of float32: its operands can be widened
+    names = (dtype, "float32") if dtype in ("float16", "bfloat16") else (dtype,)
+    return max((rates[name] for name in names if name in rates), default=None)
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
     """Return the least time max(bytes/bandwidth, FLOPs/rate), which of the two it is, and its fraction of `seconds`.
-    None without ceilings.
+
+    The bandwidth is the cache's if the case fits there, for its inputs may be warm. None without ceilings.
     """
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
         return None
-    memory, compute = work.bytes / _bandwidth(work, ceilings), work.flops / flops
+    cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
+    bandwidth = cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]
+    memory, compute = work.bytes / bandwidth, work.flops / flops
     floor = max(memory, compute)
     return {"floor_s": floor, "bound": "memory" if memory >= compute else "compute", "fraction": floor / seconds}
-
-
-def _bandwidth(work: Work, ceilings: dict[str, Any]) -> float:
-    """Return the bandwidth of memory, or of the cache if the case fits there: its inputs may be warm."""
-    cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
-    return cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]

@@ -1,13 +1,12 @@
 """Selection of a command line: cases, types, modes and contenders, and why a contender can't run one of them."""
 
-from __future__ import annotations
-
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from ..commands.exits import UsageError
 from ..records import environment
-from ..registry import CASES, DTYPES, OPERATORS, Case, Contender, contenders_of
+from ..registry import CASES, CONTENDERS, DTYPES, OPERATORS, Case, Contender, contenders_of
 
 YARDSTICK = "eager"
 MEMORY_SHARE = 0.8  # of free memory: the rest is for the allocator and the oracle
@@ -27,7 +26,7 @@ class Selection:
     baselines: tuple[str, ...] | None = None
 
 
-class EmptySelection(ValueError):
+class EmptySelection(UsageError):
     """Error: a name on the command line matches nothing."""
 
 
@@ -35,25 +34,30 @@ def matches(name: str, patterns: tuple[str, ...] | None) -> bool:
     return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def matching(option: str, patterns: tuple[str, ...] | None, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the known names that an option selects. Raises EmptySelection for a pattern that matches none."""
+    for pattern in patterns or ():
+        if not any(matches(name, (pattern,)) for name in known):
+            raise EmptySelection(f"--{option} {pattern}: matches none of {', '.join(known)}")
+    return tuple(name for name in known if matches(name, patterns))
+
+
+def contender_names(baselines: bool) -> list[str]:
+    """Return the names of all baselines, or of all other contenders."""
+    return list(dict.fromkeys(c.name for c in CONTENDERS.values() if (c.role == "baseline") == baselines))
+
+
 def cases(selection: Selection) -> list[Case]:
     """Return the selected cases. Raises EmptySelection for an unknown kernel, case, backend or baseline."""
-    for names, known, what in (
-        (selection.kernels, list(OPERATORS), "kernel"),
-        (selection.cases, [name for _, name in CASES], "case"),
-        (selection.backends, [c.name for k in OPERATORS for c in contenders_of(k) if c.role != "baseline"], "backend"),
-        (
-            selection.baselines,
-            [*(c.name for k in OPERATORS for c in contenders_of(k) if c.role == "baseline"), "all", "none"],
-            "baselines",
-        ),
-    ):
-        for pattern in names or ():
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in known):
-                raise EmptySelection(f"--{what} {pattern}: matches none of {', '.join(dict.fromkeys(known))}")
-    matching = [case for case in CASES.values() if matches(case.kernel, selection.kernels)]
-    if selection.cases is not None:
-        return [case for case in matching if matches(case.name, selection.cases)]
-    return [case for case in matching if selection.device in case.devices]
+    kernels = matching("kernel", selection.kernels, OPERATORS)
+    names = matching("case", selection.cases, dict.fromkeys(name for _, name in CASES))
+    matching("backend", selection.backends, contender_names(baselines=False))
+    matching("baselines", selection.baselines, [*contender_names(baselines=True), "all", "none"])
+    return [
+        case
+        for case in CASES.values()
+        if case.kernel in kernels and case.name in names and (selection.cases or selection.device in case.devices)
+    ]
 
 
 def dtypes(case: Case, selection: Selection) -> list[str]:
@@ -69,7 +73,7 @@ def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     """Yield the yardstick, the kernels, and the other baselines. The reference is a kernel only if no other can run."""
     everyone = contenders_of(case.kernel)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
-    if selection.backends is None and any(_can_run(c, case, selection.device) for c in kernels):
+    if selection.backends is None and any(c.role == "kernel" and able(c, case, selection.device) for c in kernels):
         kernels = [c for c in kernels if c.role != "reference"]
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from (c for c in baselines if c.name == YARDSTICK)
@@ -77,8 +81,8 @@ def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     yield from (c for c in baselines if c.name != YARDSTICK)
 
 
-def _can_run(contender: Contender, case: Case, device: str) -> bool:
-    return contender.role == "kernel" and device in contender.devices and not contender.reason(case, None, device)
+def able(contender: Contender, case: Case, device: str) -> bool:
+    return device in contender.devices and not contender.reason(case, None, device)
 
 
 def _wanted(contender: Contender, selection: Selection) -> bool:

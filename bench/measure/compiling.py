@@ -1,7 +1,5 @@
 """Compile the launches of a selection ahead of time, in one process per core."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ..registry import CONTENDERS
@@ -35,7 +33,8 @@ def compile_selection(
     calls = [
         lambda case=case, dtype=dtype, mode=mode: planned(case, dtype, mode)
         for case in choose.cases(selection)
-        for dtype in (choose.dtypes(case, selection) if _served(case, selection) else ())
+        if (case.kernel, "triton") in CONTENDERS and choose.unsupported_case(case, selection.device) is None
+        for dtype in choose.dtypes(case, selection)
         if not choose.unsupported(CONTENDERS[case.kernel, "triton"], case, dtype, selection.device, False)
         for mode in choose.modes(case, selection)
     ]
@@ -47,7 +46,3 @@ def compile_selection(
         say(str(error))
         return 0, failed + 1, late
     return count, failed, late
-
-
-def _served(case, selection: choose.Selection) -> bool:
-    return (case.kernel, "triton") in CONTENDERS and choose.unsupported_case(case, selection.device) is None

@@ -5,8 +5,6 @@ runs on a stub of a GPU (`retro_kernels.testing.stub`) that launches nothing. CP
 `floor` is the time of an empty autograd function with six inputs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import time
@@ -39,7 +37,7 @@ def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, .
                     continue
                 for mode, run in _modes(getattr(rk, kernel), kw, backend, name):
                     times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
-    times["floor/fwdbwd"] = seconds(_floor(6))
+    times["floor/fwdbwd"] = seconds(_floor())
     return times
 
 
@@ -89,13 +87,8 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
         return {"rel_key": new(2, rows, D), "content_bias": new(2, D), "position_bias": new(2, D)}
 
     for name, n, start in (("decode", 1, 2 * M - 1), ("training", 2 * M, 0)):
-        chunks = CHUNKS if n == 1 else 2
-        neighbours = {
-            "key": new(1, chunks, 2, R, 2, D),
-            "value": new(1, chunks, 2, R, 2, D),
-            "chunk_len": M,
-            "query_start": start,
-        }
+        shape = (1, CHUNKS if n == 1 else 2, 2, R, 2, D)
+        neighbours = {"key": new(*shape), "value": new(*shape), "chunk_len": M, "query_start": start}
         yield f"chunked_cross_attention/{name}", {"query": new(1, n, 2, D), **neighbours, **biases(M + R - 1)}
     for name, n in (("decode", 1), ("training", 16)):
         keys = {"key": new(1, 16, 2, D), "value": new(1, 16, 2, D), "causal": True, "rel_start": 1 - n}
@@ -127,7 +120,7 @@ def _modes(op: Callable, kw: dict[str, Any], backend: str, name: str) -> Iterato
     yield "fwdbwd", lambda: torch.autograd.grad(out(kw | leaves), tuple(leaves.values()), grad)
 
 
-def _floor(leaves: int) -> Callable[[], Any]:
+def _floor() -> Callable[[], Any]:
     class Nothing(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *tensors):
@@ -138,6 +131,6 @@ def _floor(leaves: int) -> Callable[[], Any]:
         def backward(ctx, *grads):
             return ctx.saved_tensors
 
-    tensors = [torch.ones(1, requires_grad=True) for _ in range(leaves)]
+    tensors = [torch.ones(1, requires_grad=True) for _ in range(6)]
     grad = torch.ones(1)
     return lambda: torch.autograd.grad(Nothing.apply(*tensors)[0], tensors, grad)

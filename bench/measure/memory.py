@@ -1,7 +1,5 @@
 """Peak memory and launches of one call, observed outside the timed samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +25,8 @@ def _cuda(call: Callable[[], Any]) -> tuple[dict[str, Any], int]:
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as trace:
         call()
         torch.cuda.synchronize()
-    launches = sum(
-        1
-        for e in trace.events()
-        if e.device_type == torch.autograd.DeviceType.CUDA and not e.name.startswith(("Memcpy", "Memset"))
-    )
-    return {"peak_extra_bytes": peak}, launches
+    events = [e.name for e in trace.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return {"peak_extra_bytes": peak}, sum(not name.startswith(("Memcpy", "Memset")) for name in events)
 
 
 def _cpu(call: Callable[[], Any]) -> tuple[dict[str, Any], None]:

@@ -1,7 +1,5 @@
 """Pace of a run with a deadline: how much effort each step may have."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

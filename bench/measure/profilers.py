@@ -3,8 +3,6 @@
 docs/profiling.md has the command lines of Nsight Compute and Nsight Systems.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,14 +30,16 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Contender, Case,
 
 
 def calls(selection: choose.Selection, count: int, seed: int, quiet: bool = False) -> int:
-    """Run every kernel of a selection `count` times, after warm-ups. Return the number of kernels.
-
-    On a GPU the profiler is on (cudaProfilerStart) for these calls, but not for the warm-ups.
-    """
+    """Run every kernel of a selection `count` times, and profiled, after warm-ups. Return the number of kernels."""
     device, done = selection.device, 0
     for name, contender, case, dtype, mode in kernels(selection):
         call = warmed(contender, case, dtype, mode, device, seed)
-        with _profiled(device), torch.cuda.nvtx.range(name) if device == "cuda" else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            if device == "cuda":  # for `ncu --profile-from-start off`
+                torch.cuda.synchronize()
+                stack.enter_context(torch.cuda.profiler.profile())
+                stack.enter_context(torch.cuda.nvtx.range(name))
+                stack.callback(torch.cuda.synchronize)
             for _ in range(count):
                 call()
         done += 1
@@ -54,18 +54,3 @@ def warmed(contender: Contender, case: Case, dtype: str, mode: str, device: str,
     for _ in range(WARMUPS):
         call()
     return call
-
-
-@contextlib.contextmanager
-def _profiled(device: str) -> Iterator[None]:
-    """Switch the GPU's profiler on, for `ncu --profile-from-start off`."""
-    if device != "cuda":
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.profiler.start()
-    try:
-        yield
-        torch.cuda.synchronize()
-    finally:
-        torch.cuda.profiler.stop()

@@ -1,7 +1,5 @@
 """Run one case in one type: check every contender, time those that passed side by side, and yield the records."""
 
-from __future__ import annotations
-
 import gc
 import secrets
 import sys
@@ -13,7 +11,7 @@ import torch
 
 from ..check import numerics, oracle
 from ..records import environment, record
-from ..registry import OPERATORS, Case, Contender, contenders_of, resolved
+from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, memory, samples, timing
 
 CHECK = "check"  # the mode of a record that holds numerics alone
@@ -21,6 +19,7 @@ LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
+Record = dict[str, Any]
 
 
 @dataclass
@@ -38,6 +37,11 @@ class Run:
     run: str = field(default_factory=record.new_run)
     git: dict[str, Any] = field(default_factory=environment.git_state)
 
+    def measure_ceilings(self) -> None:
+        """Measure the machine. The higher of old and new rates counts, because other work only lowers a rate."""
+        new = ceilings.measure(self.device)
+        self.ceilings = ceilings.better(self.ceilings, new) if self.ceilings else new
+
 
 @dataclass
 class Entry:
@@ -52,44 +56,34 @@ class Entry:
         self.status, self.reason = status, reason
 
 
-def run_case(
-    run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]
-) -> Iterator[dict[str, Any]]:
+def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[Record]:
     """Yield the records of every contender and mode. One check covers all modes of a type."""
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
-    backward = "fwdbwd" in modes
-    arguments: dict[str, Any] = {}
-    if why:
-        for entry in entries:
-            entry.fail("unsupported", why)
-    else:
-        arguments = _prepare(run, case, dtype, seed, backward, entries)
+    arguments, failure = {}, ("unsupported", why)
+    try:
+        if not why:
+            arguments = case.make(seed, run.device, getattr(torch, dtype))
+            _check(run, case, dtype, arguments, seed, "fwdbwd" in modes, entries)
+    except Exception as e:  # mostly out of memory
+        failure = _status_of(e)
+    for entry in entries:
+        if entry.status == "ok" and entry.verdict is None:  # an unchecked contender is never timed
+            entry.fail(*failure)
     if not run.timed:
         yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
     for mode in modes if run.timed else ():
         yield from _timed(run, case, dtype, mode, arguments, seed, entries)
     arguments = None
-    _release(run.device)
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
+    if run.device == "cuda":
+        torch.cuda.empty_cache()
 
 
-def _prepare(run: Run, case: Case, dtype: str, seed: int, backward: bool, entries: list[Entry]) -> dict[str, Any]:
-    """Return the inputs, and fill in every entry's verdict. If inputs or oracle fail, all entries have that status."""
-    arguments: dict[str, Any] = {}
-    try:
-        arguments = case.make(seed, run.device, getattr(torch, dtype))
-        _check(run, case, dtype, arguments, seed, backward, entries)
-    except Exception as e:  # mostly out of memory; an unchecked contender is never timed
-        for entry in entries:
-            if entry.status == "ok" and entry.verdict is None:
-                entry.fail(*_status_of(e))
-    return arguments
-
-
-def _check(
-    run: Run, case: Case, dtype: str, arguments: dict[str, Any], seed: int, backward: bool, entries: list[Entry]
-) -> None:
+def _check(run: Run, case: Case, dtype: str, arguments: dict, seed: int, backward: bool, entries: list[Entry]) -> None:
     """Fill in every entry's verdict. Contenders without positions have an oracle of their own."""
     operator = OPERATORS[case.kernel]
     yardstick = None
@@ -116,16 +110,13 @@ def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    yardstick = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
-    entries = [Entry(yardstick), Entry(contender)]
+    entries = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
     _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
     return entries[1], arguments
 
 
-def _judge(
-    operator, entry: Entry, arguments, truth: oracle.Oracle, yardstick, dtype: str
-) -> dict[str, numerics.Error] | None:
+def _judge(operator, entry: Entry, arguments, truth, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
     """Return the contender's errors. An exception becomes its status."""
     try:
         measured = numerics.errors(operator, entry.contender, arguments, truth)
@@ -147,9 +138,7 @@ def _status_of(e: Exception) -> tuple[str, str]:
     return "error", f"{type(e).__name__}: {text}"
 
 
-def _timed(
-    run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]
-) -> Iterator[dict[str, Any]]:
+def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[Record]:
     """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
     backward = mode == "fwdbwd"
     now = [replace(entry) for entry in entries]
@@ -168,11 +157,8 @@ def _timed(
         elif outcome is not None and samples.estimate(outcome) < LONG_CALL_S:
             extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
     seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
-    baselines = {
-        e.contender.name: seconds[e.contender.name]
-        for e in now
-        if e.contender.role == "baseline" and e.contender.name in seconds
-    }
+    rivals = [e.contender.name for e in now if e.contender.role == "baseline"]
+    baselines = {name: seconds[name] for name in rivals if name in seconds}
     for entry in now:
         name = entry.contender.name
         done = blank_record(run, case, dtype, mode, entry, seed)
@@ -208,26 +194,20 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
             result = function(**both)
         out = result if isinstance(result, torch.Tensor) else result[0]
         if upstream is None:  # drawn in the first, untimed call
-            upstream = _gaussian_like(out, seed)
+            generator = torch.Generator(device=out.device).manual_seed(seed + 1)
+            upstream = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
         return torch.autograd.grad(out, inputs, upstream, allow_unused=True)
 
     return forward_and_backward
 
 
-def _gaussian_like(out: torch.Tensor, seed: int) -> torch.Tensor:
-    generator = torch.Generator(device=out.device).manual_seed(seed + 1)
-    return torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
-
-
 def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> dict[str, Any] | None:
-    """Return the roofline of a time. A share above 1 means that other work lowered the ceilings. Then they are measured
-    again, up to MOST_CEILINGS times per run.
-    """
+    """Return the roofline of a time. Ceilings that it exceeds, because other work lowered them, are measured again."""
     work = _work(case, dtype, mode)
     share = ceilings.roofline(work, run.ceilings, dtype, seconds)
     while share and share["fraction"] > 1 and run.remeasured < MOST_CEILINGS:
         run.remeasured += 1
-        run.ceilings = ceilings.better(run.ceilings, ceilings.measure(run.device))
+        run.measure_ceilings()
         share = ceilings.roofline(work, run.ceilings, dtype, seconds)
     return share
 
@@ -236,7 +216,7 @@ def _work(case: Case, dtype: str, mode: str):
     return OPERATORS[case.kernel].work(case, choose.ITEMSIZE[dtype], mode)
 
 
-def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> dict[str, Any]:
+def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> Record:
     """Return a complete record without a measurement."""
     work = None if mode == CHECK else _work(case, dtype, mode)
     return {
@@ -255,26 +235,13 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         "environment": environment.environment(),
         "device": environment.device(run.device),
         "ceilings": run.ceilings,
-        "case": {
-            "name": case.name,
-            "shape": dict(case.shape),
-            "options": dict(case.options),
-            "extras": list(case.extras),
-            "source": case.source,
-        },
+        "case": {"name": case.name, "shape": dict(case.shape), "options": dict(case.options)}
+        | {"extras": list(case.extras), "source": case.source},
         "seed": seed,
         **dict.fromkeys(record.RESULTS),
         "numerics": asdict(entry.verdict) if entry.verdict else None,
         "work": None if work is None else {"flops": work.flops, "bytes": work.bytes},
     }
-
-
-def _release(device: str) -> None:
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
-    if device == "cuda":
-        torch.cuda.empty_cache()
 
 
 def without_positions(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Statistics of raw samples: the numbers of a record, and the estimate that ratios use. Needs no torch."""
 
-from __future__ import annotations
-
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Effort:
-    """Bounds on the samples of a contender: their number, and about how long to sample. A call that takes `slow_s`, a
-    reference or a slow baseline, is sampled once.
-    """
+    """Bounds on the samples of a contender: their number, and seconds. A call that takes `slow_s` is sampled once."""
 
     least: int = 3
     most: int = 50

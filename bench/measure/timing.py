@@ -5,8 +5,6 @@ repeats best. GPU: device events. Before each sample other memory is read throug
 the host run ahead. The host's time to launch the call is recorded too. Sampling ends early if samples agree.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +25,7 @@ NARROW_SAMPLES = {"cpu": 5, "cuda": 10}  # number of agreeing samples that is en
 def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
-    """Return the `time` record of every call, or the exception that it raised.
-
-    graphs: time the replay of each call as a CUDA graph.
-    """
+    """Return the `time` record of every call, or of its replay as a CUDA graph, or the exception that it raised."""
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     failed: dict[str, Exception] = {}
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
@@ -52,10 +47,8 @@ def measure(
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
             least = effort.least if spent[name] < effort.slow_s * count else 1
-            enough = spent[name] >= effort.seconds or (
-                count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name])
-            )
-            if count >= effort.most or (count >= least and enough):
+            agree = count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name])
+            if count >= effort.most or (count >= least and (agree or spent[name] >= effort.seconds)):
                 pending.remove(name)
     return {
         name: failed.get(name) or summary(samples[name], sampler.method(name)) | sampler.more(name) for name in calls
@@ -93,12 +86,8 @@ class _CpuSampler:
         return {}
 
     def method(self, name: str) -> dict[str, Any]:
-        return {
-            "clock": "wall",
-            "cache": "warm",
-            "threads": torch.get_num_threads(),
-            "repeats": self.repeats.get(name, 1),
-        }
+        how = {"clock": "wall", "cache": "warm", "threads": torch.get_num_threads()}
+        return how | {"repeats": self.repeats.get(name, 1)}
 
 
 class _CudaSampler:
@@ -140,26 +129,17 @@ class _CudaSampler:
         return quantile(ordered, 0.9) - quantile(ordered, 0.1) <= NARROW * quantile(ordered, 0.5)
 
     def more(self, name: str) -> dict[str, Any]:
-        """Return host_s: the host's time until the call returns. The samples do not contain it, because the host runs
-        ahead of the device.
-        """
+        """Return host_s: the host's time until the call returns. No sample contains it: the host runs ahead."""
         return {"host_s": quantile(sorted(self.host[name]), 0.5)}
 
     def method(self, name: str) -> dict[str, Any]:
-        return {
-            "clock": "device events",
-            "cache": "cold L2",
-            "threads": torch.get_num_threads(),
-            "repeats": 1,
-            "cuda_graph": self.graphs,
-        }
+        how = {"clock": "device events", "cache": "cold L2", "threads": torch.get_num_threads()}
+        return how | {"repeats": 1, "cuda_graph": self.graphs}
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """Return the replay of the call as a CUDA graph. The call is warmed up on another stream first, as capturing
-    requires.
-    """
-    side = torch.cuda.Stream()
+    """Return the replay of the call as a CUDA graph."""
+    side = torch.cuda.Stream()  # capturing requires a warm-up on another stream
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(WARMUPS):

@@ -4,8 +4,6 @@ A call takes one row of `retro_kernels/ops/<op>/tiles.json` for each of its kern
 other, with the best of the earlier rows in place. A search steps to the fastest neighbour until none is faster.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -19,13 +17,14 @@ import retro_kernels
 from retro_kernels.compile import configs
 
 from ..check import numerics, oracle
-from ..registry import OPERATORS, Case, Contender, contenders_of
+from ..registry import CONTENDERS, OPERATORS, Case, Contender
 from . import choose, runner, samples, timing
 
 #: numbers of a row that a step halves or doubles, or counts up or down, with their bounds
 _DOUBLED = {"block_m": (16, 256), "block_n": (16, 256), "block_d": (8, 128), "num_warps": (1, 16)}
 _COUNTED = {"num_stages": (1, 5)}
 _MOST_CHANGES = 2  # numbers in which a neighbour differs
+Say = Callable[[str], None]
 LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: less is noise
 
 
@@ -52,12 +51,9 @@ class Tuned:
 def neighbours(row: dict) -> list[dict]:
     """Return the rows that differ from this one by a step in one number or two."""
     steps = list(_steps(row))
-    rows = []
-    for count in range(1, _MOST_CHANGES + 1):
-        for changes in itertools.combinations(steps, count):
-            if len({name for name, _ in changes}) == count:
-                rows.append({**row, **dict(changes)})
-    return rows
+    several = (itertools.combinations(steps, count) for count in range(1, _MOST_CHANGES + 1))
+    chosen = itertools.chain.from_iterable(several)
+    return [{**row, **dict(changes)} for changes in chosen if len(dict(changes)) == len(changes)]
 
 
 def _steps(row: dict) -> Iterator[tuple[str, int]]:
@@ -89,7 +85,7 @@ class Bench:
         self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
         self.operator = OPERATORS[case.kernel]
         self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)
-        eager = next(c for c in contenders_of(case.kernel) if c.name == choose.YARDSTICK)
+        eager = CONTENDERS[case.kernel, choose.YARDSTICK]
         self.yardstick = numerics.errors(self.operator, eager, self.arguments, self.truth)
 
     def call(self) -> Callable[[], Any]:
@@ -125,10 +121,10 @@ class Bench:
                 calls[str(i)] = self._with(op, [*kept, (old, row)])
         for name, outcome in timing.measure(calls, self.run.device, self.run.effort).items():
             row = rows[int(name)]
-            failed = isinstance(outcome, Exception)
-            trials[int(name)] = (
-                Trial(row, "error", reason=str(outcome)) if failed else Trial(row, "ok", samples.estimate(outcome))
-            )
+            if isinstance(outcome, Exception):
+                trials[int(name)] = Trial(row, "error", reason=str(outcome))
+            else:
+                trials[int(name)] = Trial(row, "ok", samples.estimate(outcome))
         return [trials[i] for i in sorted(trials)]
 
     def _with(self, op: str, changes: list[tuple[dict, dict]]) -> Callable[[], Any]:
@@ -141,12 +137,8 @@ class Bench:
         return run
 
 
-def tune(
-    bench: Bench, rounds: int, say: Callable[[str], None], over: Callable[[], bool] = lambda: False
-) -> list[Tuned]:
-    """Tune every row of the call, in the order of its look-ups, with at most `rounds` steps each. Once `over()` is
-    true, the other rows are left out. Raises ValueError if a committed row fails.
-    """
+def tune(bench: Bench, rounds: int, say: Say, over: Callable[[], bool] = lambda: False) -> list[Tuned]:
+    """Tune the rows of the call by at most `rounds` steps each, until `over()`. Raises ValueError if a row fails."""
     tuned: list[Tuned] = []
     for op, row in bench.rows():
         if over():
@@ -156,9 +148,7 @@ def tune(
     return tuned
 
 
-def _tune_row(
-    bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Callable[[str], None]
-) -> Tuned:
+def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Say) -> Tuned:
     centre, tried, trials = row, [row], []
     for left in reversed(range(rounds)):
         fresh = [new for new in neighbours(centre) if new not in tried]
@@ -179,12 +169,6 @@ def _tune_row(
 
 def tile_text(row: dict) -> str:
     """Write the numbers of a tile in short: `m64 n32 w4 s2`."""
-    letters = {
-        "block_m": "m",
-        "block_n": "n",
-        "block_d": "d",
-        "num_warps": "w",
-        "num_stages": "s",
-        "max_registers": "r",
-    }
+    letters = {"block_m": "m", "block_n": "n", "block_d": "d"}
+    letters |= {"num_warps": "w", "num_stages": "s", "max_registers": "r"}
     return " ".join(f"{letter}{row[name]}" for name, letter in letters.items() if name in row)

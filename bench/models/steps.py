@@ -8,8 +8,6 @@ parameters in float32. The process keeps freed memory, as `training.train` does 
 one in memory at a time, so that other work on the machine hits all. The least time of each counts.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -87,11 +85,7 @@ def measure(contender: Contender, dtype: str, steps: int) -> list[dict[str, floa
 
 
 def run(
-    contenders: dict[str, Contender],
-    rounds: int,
-    steps: int,
-    dtypes: Sequence[str] = tuple(DTYPES),
-    say: Callable[[str], None] = print,
+    contenders: dict[str, Contender], rounds: int, steps: int, dtypes: Sequence[str] = tuple(DTYPES), say=print
 ) -> list[dict]:
     """Return a row for each type and model: all samples, the least times, and their ratio to the first contender's."""
     first, rows = next(iter(contenders)), []
@@ -101,10 +95,8 @@ def run(
             for name, contender in contenders.items():
                 samples[name] += measure(contender, dtype, steps)
                 gc.collect()
-        least = {
-            name: {key: min(s[key] for s in times) for key in ("seconds", "cpu_seconds")}
-            for name, times in samples.items()
-        }
+        keys = ("seconds", "cpu_seconds")
+        least = {name: {key: min(s[key] for s in taken) for key in keys} for name, taken in samples.items()}
         for name, times in least.items():
             ratio = {key: times[key] / least[first][key] for key in times}
             rows.append({"dtype": dtype, "model": name, **times, f"over_{first}": ratio, "samples": samples[name]})
@@ -134,11 +126,8 @@ def main(arguments: list[str] | None = None) -> None:
     rows = run(contenders, options.rounds, options.steps, options.dtypes)
     if options.out is not None:
         settings = {key: value for key, value in vars(options).items() if key != "out"}
-        where = {
-            "git": environment.git_state(),
-            "environment": environment.environment(),
-            "device": environment.device("cpu"),
-        }
+        where = {"git": environment.git_state(), "environment": environment.environment()}
+        where["device"] = environment.device("cpu")
         report = {"at": record.now(), "options": settings, **where, "rows": rows}
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 

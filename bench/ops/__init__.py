@@ -4,8 +4,6 @@ A baseline is written without the op's reference, and is checked against it befo
 yardstick of accuracy: plain PyTorch with every product and softmax in the case's type.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import pkgutil
@@ -21,16 +19,16 @@ def fill() -> None:
     """Register every op with its cases, the backends of `retro_kernels` and the baselines."""
     for name in NAMES:
         module = importlib.import_module(f".{name}", __name__)
-        for item in (module.OPERATOR, *module.CASES, *backends(module.OPERATOR), *module.BASELINES):
+        backends = (_backend(module.OPERATOR, backend) for backend in BACKENDS)
+        for item in (module.OPERATOR, *module.CASES, *backends, *module.BASELINES):
             register(item)
 
 
-def backends(operator: Operator) -> list[Contender]:
-    """Return every backend of an operator, the reference included."""
-    return [_backend(operator, name) for name in BACKENDS]
-
-
 def _backend(operator: Operator, backend: str) -> Contender:
+    devices = {"cpu": ("cpu",), "triton": ("cuda",), "cuda": ("cuda",), "reference": ("cpu", "cuda")}[backend]
+    if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        devices = ("cpu",)  # the interpreter runs on CPU tensors
+
     def reason(case, dtype: str, device: str) -> str | None:
         status = importlib.import_module("retro_kernels").backends()[operator.name][backend]
         return None if status else status.reason
@@ -40,14 +38,7 @@ def _backend(operator: Operator, backend: str) -> Contender:
         backend,
         public(operator.name, backend=backend),
         role="reference" if backend == "reference" else "kernel",
-        devices=_devices(backend),
+        devices=devices,
         reason=reason,
         outputs=lambda **arguments: operator.call(arguments, backend),
     )
-
-
-def _devices(backend: str) -> tuple[str, ...]:
-    """Return the devices of a backend. Triton's interpreter runs on CPU tensors."""
-    if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
-        return ("cpu",)
-    return {"cpu": ("cpu",), "triton": ("cuda",), "cuda": ("cuda",)}.get(backend, ("cpu", "cuda"))

@@ -6,6 +6,7 @@ Importing it loads no torch, because `list` and `--help` read every op.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from ..registry import DTYPES, Case, Contender, Later, Lazy, Work
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = Lazy("torch")
+torch, inputs = Lazy("torch"), Lazy("retro_kernels.testing.inputs")
 
 CPU, CUDA = ("cpu",), ("cuda",)
 FORWARD, DECODE = ("fwd",), ("decode",)
@@ -43,6 +44,11 @@ def letters(text: str) -> dict[str, int]:
     return {name: int(size) for name, size in (word.split("=") for word in text.split())}
 
 
+def product(case: Case, letters: str) -> int:
+    """Multiply sizes of a case's shape."""
+    return math.prod(case.shape[letter] for letter in letters)
+
+
 def case(op: str, name: str, source: str, shape: str | dict[str, int], *, gpu: int | None = None, **more) -> Case:
     """Make a case. gpu: GiB of memory that it needs on a GPU; CPUs leave it out by default."""
     if gpu is not None:
@@ -67,8 +73,9 @@ def outputs(name: str, **fixed) -> Callable[..., tuple]:
 
 def drawn(builder: str, letters: str) -> Callable[..., dict[str, Any]]:
     """Return `build` of an operator: a builder of `retro_kernels.testing.inputs` draws the letters of a case."""
-    build = Later(f"retro_kernels.testing.inputs:{builder}")
-    return lambda case, draw: build(**{x: case.shape[x] for x in letters}, draw=draw) | dict(case.options)
+    return lambda case, draw: (
+        getattr(inputs, builder)(**{x: case.shape[x] for x in letters}, draw=draw) | dict(case.options)
+    )
 
 
 def position_arguments(case, rel: str, rows: int | None = None, start: int | None = None) -> dict[str, Any]:
@@ -78,13 +85,8 @@ def position_arguments(case, rel: str, rows: int | None = None, start: int | Non
     return kwargs | ({"rel": rel, "T": rows, "rel_start": start} if "rel_key" in case.extras else {"rel": None})
 
 
-def attention_work(
-    mode: str, content: float, position: float, query: float, memory: float, table: float, lse: float
-) -> Work:
-    """Return the work of an attention from its forward FLOPs, on content and on positions, and its tensors' bytes.
-
-    memory: bytes of the keys; the values have as many.
-    """
+def attention_work(mode: str, content: float, position: float, query: int, memory: int, table: int, lse: int) -> Work:
+    """Return the work of an attention from its forward FLOPs and its tensors' bytes. `memory`: of the keys alone."""
     forward = Work(content + position, 2 * query + 2 * memory + table)
     if mode != "fwdbwd":
         return forward
@@ -96,11 +98,6 @@ def attention_work(
 def cut(arguments: dict[str, Any], names: tuple[str, ...], first: int, last: int) -> dict[str, Any]:
     """Cut the tensors `names` to queries first .. last-1."""
     return arguments | {name: arguments[name][:, first:last] for name in names if arguments.get(name) is not None}
-
-
-def no_mask(name: str) -> Callable[..., str | None]:
-    """Return `reason` of a FlexAttention baseline that lacks the mask `name`."""
-    return lambda case, dtype, device: f"this FlexAttention baseline has no {name}" if name in case.extras else None
 
 
 def compiled(op: str, eager: Callable[..., Any], **more) -> Contender:
@@ -118,16 +115,8 @@ def hidden(dtype) -> float:
     return -6e4 if dtype == torch.float16 else -1e30
 
 
-def full_table(rel_key: Tensor, rel_start: int | None, lowest: int, rows: int) -> Tensor:
-    """Return the table cut or zero-padded to displacements lowest .. lowest+rows-1: [H or 1, rows, E]."""
-    before = (lowest if rel_start is None else rel_start) - lowest
-    return torch.nn.functional.pad(rel_key, (0, 0, before, rows - before - rel_key.shape[1]))
-
-
 def skewed(band: Tensor, keys: int) -> Tensor:
-    """Skew a band [..., n, n+keys-1], whose column n-1-i+j is the pair (i, j), to [..., n, keys] by Transformer-XL's
-    reshape.
-    """
+    """Skew a band [..., n, n+keys-1] of pairs (i, j) in column n-1-i+j to [..., n, keys], as Transformer-XL does."""
     n, width = band.shape[-2:]
     if n == 1:
         return band  # the columns of a single query are its keys
@@ -143,11 +132,12 @@ def position_query(query: Tensor, rel_query: Tensor | None, position_bias: Tenso
 
 def position_bias(rel_query: Tensor, rel_key: Tensor, keys: int, lowest: int, rel_start: int | None) -> Tensor:
     """Return the position logits [..., H, n, keys] of rel_query [..., n, H, E]. The displacement of the pair (i, j) is
-    lowest+keys-1+i-j.
+    lowest+keys-1+i-j; the table is cut or zero-padded to those that occur.
     """
     n, h = rel_query.shape[-3:-1]
-    table = full_table(rel_key, rel_start, lowest, n + keys - 1).flip(1).expand(h, -1, -1)
-    return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table), keys)
+    before = 0 if rel_start is None else rel_start - lowest
+    table = torch.nn.functional.pad(rel_key, (0, 0, before, n + keys - 1 - before - rel_key.shape[1]))
+    return skewed(torch.einsum("...nhe,hte->...hnt", rel_query, table.flip(1).expand(h, -1, -1)), keys)
 
 
 def repeat_groups(tensor: Tensor, heads: int) -> Tensor:
@@ -175,10 +165,14 @@ def flex_attention():
 def attention_baselines(op: str, functions: tuple, score_bytes: Callable, mask: str) -> tuple[Contender, ...]:
     """Return the baselines of an attention: eager, compiled, torch's SDPA with and without bias, FlexAttention."""
     eager, sdpa_bias, flex = functions
+
+    def no_mask(case, dtype, device) -> str | None:
+        return f"this FlexAttention baseline has no {mask}" if mask in case.extras else None
+
     return (
         Contender(op, "eager", eager, peak_bytes=score_bytes),
         compiled(op, eager, peak_bytes=score_bytes),
         Contender(op, "sdpa_bias", sdpa_bias, peak_bytes=score_bytes),
         Contender(op, "sdpa_plain", sdpa_bias, without_positions=True),
-        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask(mask)),
+        Contender(op, "flex", flex, devices=("cuda",), reason=no_mask),
     )

@@ -11,17 +11,16 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..registry import Case, Contender, Lazy, Operator, Work
+from ..registry import Case, Contender, Operator, Work
 from . import _shared as shared
+from ._shared import BIASES, CPU, DECODE, FORWARD, RETRO, RPT, TRANSFORMER_XL, inputs, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-torch = Lazy("torch")
-
 OP = "chunked_cross_attention"
 GATE_LOW = 0.1  # RPT: at least eta = 0.1
-GATED = ("neighbour_gate",)
+GATED, MASKED = ("neighbour_gate",), (*TRANSFORMER_XL, "neighbour_mask")
 LATE = {"query_start": 2000}
 USUAL = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64}
 
@@ -29,46 +28,26 @@ USUAL = {"B": 1, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 64}
 def _case(name: str, source: str, shape: str = "", *, options=None, **more) -> Case:
     sizes = USUAL | shared.letters(shape)
     sizes["L"] = ((options or {}).get("query_start", 0) + sizes["N"]) // sizes["M"]
-    return shared.case(OP, name, source, sizes, options=options or {}, **{"extras": shared.TRANSFORMER_XL} | more)
+    return shared.case(OP, name, source, sizes, options=options or {}, **{"extras": TRANSFORMER_XL} | more)
 
 
 CASES = [
-    _case("retro-172m", f"{shared.RETRO}, table 2, 172m: training sequence, K=2"),
-    _case("retro-1.5b", f"{shared.RETRO}, table 2, 1.5b, 8 sequences", "B=8 D=128", gpu=12),
-    _case("retro-7.5b", f"{shared.RETRO}, table 2, 7.5b, 4 sequences", "B=4 H=32 D=128", gpu=12),
-    _case(
-        "rpt-2k",
-        f"{shared.RPT}, section 4: gated neighbours, no position logits",
-        "H=8 D=128",
-        extras=GATED,
-        devices=shared.CPU,
-    ),
-    _case("rpt-16k", f"{shared.RPT}, section 4: its training length", "N=16384 H=8 D=128", extras=GATED, gpu=8),
-    _case(
-        "eval-k10",
-        f"{shared.RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens",
-        "N=512 K=10",
-        modes=shared.FORWARD,
-    ),
-    _case(
-        "eval-k10-2k", f"{shared.RETRO}, figure 1: evaluation with 10 neighbours", "K=10", modes=shared.FORWARD, gpu=4
-    ),
-    _case("eval-k40", f"{shared.RETRO}, figure 1: evaluation with 40 neighbours", "K=40", modes=shared.FORWARD, gpu=12),
-    _case(
-        "masked-k4",
-        f"{shared.RETRO}, section 2.1: same-document neighbours filtered out",
-        "N=512 K=4",
-        extras=(*shared.TRANSFORMER_XL, "neighbour_mask"),
-    ),
+    _case("retro-172m", f"{RETRO}, table 2, 172m: training sequence, K=2"),
+    _case("retro-1.5b", f"{RETRO}, table 2, 1.5b, 8 sequences", "B=8 D=128", gpu=12),
+    _case("retro-7.5b", f"{RETRO}, table 2, 7.5b, 4 sequences", "B=4 H=32 D=128", gpu=12),
+    _case("rpt-2k", f"{RPT}, section 4: gated neighbours, no position logits", "H=8 D=128", extras=GATED, devices=CPU),
+    _case("rpt-16k", f"{RPT}, section 4: its training length", "N=16384 H=8 D=128", extras=GATED, gpu=8),
+    _case("eval-k10", f"{RETRO}, figure 1: evaluation with 10 neighbours, 512 tokens", "N=512 K=10", modes=FORWARD),
+    _case("eval-k10-2k", f"{RETRO}, figure 1: evaluation with 10 neighbours", "K=10", modes=FORWARD, gpu=4),
+    _case("eval-k40", f"{RETRO}, figure 1: evaluation with 40 neighbours", "K=40", modes=FORWARD, gpu=12),
+    _case("masked-k4", f"{RETRO}, section 2.1: same-document neighbours filtered out", "N=512 K=4", extras=MASKED),
     _case("grouped", "grouped-query attention on the 1.5b shape", "H=16 G=4 D=128", gpu=8),
-    _case("decode-1", f"{shared.RETRO}, section 2.4: sampling, one token", "N=1", options=LATE, modes=shared.DECODE),
-    _case("decode-16", f"{shared.RETRO}, section 2.4: a block of 16 tokens", "N=16", options=LATE, modes=shared.DECODE),
+    _case("decode-1", f"{RETRO}, section 2.4: sampling, one token", "N=1", options=LATE, modes=DECODE),
+    _case("decode-16", f"{RETRO}, section 2.4: a block of 16 tokens", "N=16", options=LATE, modes=DECODE),
 ]
 
 
 def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
     s, options = case.shape, dict(case.options)
     start = options.get("query_start", 0)
     kwargs = inputs.cross_attention(
@@ -100,11 +79,6 @@ def work(case, itemsize: int, mode: str) -> Work:
     memory = b * chunks * k * r * g * d * itemsize
     table = (h * (m + r - 1) * e if positions else 0) * itemsize
     return shared.attention_work(mode, content, position, query, memory, table, b * h * n * shared.LSE_BYTES)
-
-
-def row_elements(case) -> float:
-    s = case.shape
-    return s["B"] * s["H"] * s["K"] * s["R"]
 
 
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
@@ -240,9 +214,9 @@ def retro_pytorch(query, key, value, *, chunk_len, neighbour_mask=None, query_st
     """Attend by retro-pytorch's module, without positions: identity projections, no null key, rotary angles of zero."""
     h, d = query.shape[2:]
     module = _retro_pytorch(chunk_len, h, d)
-    mask = (
-        None if neighbour_mask is None else neighbour_mask.reshape(*neighbour_mask.shape[:3], -1).expand(*key.shape[:4])
-    )
+    mask = neighbour_mask
+    if mask is not None:
+        mask = mask.reshape(*mask.shape[:3], -1).expand(*key.shape[:4])
     context = torch.cat([key.flatten(-2), value.flatten(-2)], -1)
     angles = [query.new_zeros(1, 1, length, 2) for length in (chunk_len, key.shape[3])]
     return module(query.flatten(2), context=context, context_mask=mask, pos_emb=angles).unflatten(2, (h, d))
@@ -258,22 +232,13 @@ def retro_pytorch_package():
 
 @functools.lru_cache(maxsize=4)
 def _retro_pytorch(chunk_len: int, heads: int, width: int):
-    class Part(torch.nn.Module):
-        """One half of the context, which holds keys and values side by side."""
-
-        def __init__(self, part: slice):
-            super().__init__()
-            self.part = part
-
-        def forward(self, context: Tensor) -> Tensor:
-            return context[..., self.part]
-
     inner = heads * width
     module = retro_pytorch_package().ChunkedCrossAttention(chunk_len, dim=inner, dim_head=width, heads=heads)
     attention = module.cross_attn
     attention.null_k = attention.null_v = None
     attention.to_q = attention.to_out = torch.nn.Identity()
-    attention.to_k, attention.to_v = Part(slice(0, inner)), Part(slice(inner, 2 * inner))
+    del attention.to_k, attention.to_v  # the context holds keys and values side by side
+    attention.to_k, attention.to_v = lambda context: context[..., :inner], lambda context: context[..., inner:]
     return module
 
 
@@ -290,20 +255,19 @@ def _no_retro_pytorch(case, dtype, device) -> str | None:
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
     """Return the bytes of logits, position logits and probabilities, and of their gradients."""
-    s = case.shape
-    return s["B"] * s["H"] * s["N"] * s["K"] * s["R"] * itemsize * (7 if backward else 4)
+    return shared.product(case, "BHNKR") * itemsize * (7 if backward else 4)
 
 
 OPERATOR = Operator(
     OP,
     ("out", "lse"),
-    ("query", "key", "value", *shared.BIASES, "neighbour_gate"),
+    ("query", "key", "value", *BIASES, "neighbour_gate"),
     arguments,
     shared.outputs(OP, return_lse=True),
     work,
     rows=rows,
     row_axes=(1, 2),
-    row_elements=row_elements,
+    row_elements=lambda case: shared.product(case, "BHKR"),
 )
 BASELINES = (
     *shared.attention_baselines(OP, (eager, sdpa_bias, flex), _score_bytes, "neighbour_mask"),

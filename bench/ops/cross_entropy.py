@@ -1,7 +1,5 @@
 """Cross-entropy in the harness: its case and work. The baseline is torch's own."""
 
-from __future__ import annotations
-
 from ..registry import Contender, Later, Operator, Work
 from . import _shared as shared
 
@@ -11,7 +9,7 @@ CASES = [shared.case(OP, "readout", "a part of a readout's logits", "N=512 V=320
 
 
 def work(case, itemsize: int, mode: str) -> Work:
-    logits = case.shape["N"] * case.shape["V"]
+    logits = shared.product(case, "NV")
     forward = Work(3.0 * logits, logits * itemsize)
     # backward: reads the logits again, writes their gradient
     return forward if mode != "fwdbwd" else forward + Work(4.0 * logits, 2 * logits * itemsize)

@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..registry import Contender, Lazy, Operator, Work
+from ..registry import Contender, Operator, Work
 from . import _shared as shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-torch = Lazy("torch")
+from ._shared import MOSAICS, inputs, torch
 
 OP = "leaky_average"
 BLOCK = 128  # time steps of one product
@@ -21,15 +17,13 @@ LONGEST_MATRIX = 2048  # time steps
 DECAYS = (0.3, 0.99)
 
 CASES = [
-    shared.case(OP, "mosaics", f"{shared.MOSAICS}, key extractor", "B=8 N=512 H=12 D=64"),
-    shared.case(OP, "mosaics-b64", f"{shared.MOSAICS}, 64 sequences", "B=64 N=512 H=12 D=64", gpu=4),
+    shared.case(OP, "mosaics", f"{MOSAICS}, key extractor", "B=8 N=512 H=12 D=64"),
+    shared.case(OP, "mosaics-b64", f"{MOSAICS}, 64 sequences", "B=64 N=512 H=12 D=64", gpu=4),
     shared.case(OP, "long", "a long document, with a state carried in", "B=1 N=8192 H=12 D=64", extras=("initial",)),
 ]
 
 
 def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
     kwargs = inputs.leaky(
         **{x: case.shape[x] for x in "BNHD"}, decay=DECAYS, initial="initial" in case.extras, draw=draw
     )
@@ -37,21 +31,20 @@ def arguments(case, draw) -> dict[str, Any]:
 
 
 def work(case, itemsize: int, mode: str) -> Work:
-    b, n, h, d = (case.shape[x] for x in "BNHD")
-    elements = b * n * h * d
+    elements = shared.product(case, "BNHD")
     forward = Work(2.0 * elements, 2 * elements * itemsize)
     # backward: reads d(y) and y, writes d(x); the recurrence, and one product a step for the gradient of the decay
     return forward if mode != "fwdbwd" else forward + Work(4.0 * elements, 3 * elements * itemsize)
 
 
-def _toeplitz(decay: Tensor, n: int) -> Tensor:
+def _toeplitz(decay: torch.Tensor, n: int) -> torch.Tensor:
     """Return [H,n,n]: decay**(t-s) for s <= t, else 0."""
     steps = torch.arange(n, device=decay.device)
     power = steps[:, None] - steps
     return decay[:, None, None].pow(power.clamp_min(0).to(decay.dtype)).tril()
 
 
-def eager(x, decay, *, initial=None) -> Tensor:
+def eager(x, decay, *, initial=None) -> torch.Tensor:
     """Multiply blocks of 128 steps by a triangular matrix, and carry the last state to the next block."""
     n = x.shape[1]
     matrix = _toeplitz(decay, min(n, BLOCK))
@@ -68,7 +61,7 @@ def eager(x, decay, *, initial=None) -> Tensor:
     return torch.cat(blocks, 1)
 
 
-def toeplitz(x, decay, *, initial=None) -> Tensor:
+def toeplitz(x, decay, *, initial=None) -> torch.Tensor:
     """Multiply by the whole [N,N] matrix of each head."""
     y = torch.einsum("hts,bshd->bthd", _toeplitz(decay, x.shape[1]), x)
     if initial is not None:

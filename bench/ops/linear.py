@@ -1,7 +1,5 @@
 """Linear maps in the harness: their cases and work. The baseline is torch's own product."""
 
-from __future__ import annotations
-
 from ..registry import Contender, Later, Operator, Work
 from . import _shared as shared
 
@@ -19,10 +17,9 @@ CASES = [
 def work(case, itemsize: int, mode: str) -> Work:
     n, i, j = case.shape["B"] * case.shape["N"], case.shape["I"], case.shape["J"]
     forward = Work(2.0 * n * i * j, (n * i + i * j + j + n * j) * itemsize)
-    # backward: reads both matrices and d(y) once each, writes the three gradients
-    return (
-        forward if mode != "fwdbwd" else forward + Work(4.0 * n * i * j, (2 * n * i + 2 * i * j + j + n * j) * itemsize)
-    )
+    # reads both matrices and d(y) once each, writes the three gradients
+    backward = Work(4.0 * n * i * j, (2 * n * i + 2 * i * j + j + n * j) * itemsize)
+    return forward + backward if mode == "fwdbwd" else forward
 
 
 OPERATOR = Operator(OP, ("y",), ("input", "weight", "bias"), shared.drawn("linear", "BNIJ"), shared.outputs(OP), work)

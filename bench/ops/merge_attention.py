@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ..registry import Contender, Lazy, Operator, Work
+from ..registry import Contender, Operator, Work
 from . import _shared as shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-torch = Lazy("torch")
+from ._shared import FORWARD, torch
 
 OP = "merge_attention"
 
 CASES = [
     shared.case(OP, "two-parts", "own tokens and neighbours, RETRO's heads", "P=2 B=2 N=2048 H=16 D=64"),
-    shared.case(OP, "decode", "a token over 8 shards", "P=8 B=8 N=1 H=16 D=128", modes=shared.FORWARD),
+    shared.case(OP, "decode", "a token over 8 shards", "P=8 B=8 N=1 H=16 D=128", modes=FORWARD),
 ]
 
 
@@ -28,7 +22,7 @@ def work(case, itemsize: int, mode: str) -> Work:
     return forward if mode != "fwdbwd" else forward + Work(4.0 * p * row * d, (2 * p + 1) * row * (d * itemsize + 4))
 
 
-def eager(outs, lses) -> tuple[Tensor, Tensor]:
+def eager(outs, lses) -> tuple[torch.Tensor, torch.Tensor]:
     """Weigh the parts by a softmax and sum them."""
     weights = lses.softmax(0).mT.unsqueeze(-1).to(outs.dtype)
     return (weights * outs).sum(0), lses.logsumexp(0)

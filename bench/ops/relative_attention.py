@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..registry import Case, Lazy, Operator, Work
+from ..registry import Case, Operator, Work
 from . import _shared as shared
+from ._shared import BIASES, DECODE, MOSAICS, RETRO, RPT, TRANSFORMER_XL, inputs, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-torch = Lazy("torch")
 
 OP = "relative_attention"
 #: a causal mask, with a table of relative keys from displacement 0
@@ -27,7 +26,7 @@ USUAL = {"B": 1, "N": 1024, "H": 8, "D": 64}
 def _case(name: str, source: str, shape: str, **more) -> Case:
     sizes = USUAL | shared.letters(shape)
     sizes.setdefault("S", sizes["N"])
-    return shared.case(OP, name, source, sizes, **{"extras": shared.TRANSFORMER_XL} | more)
+    return shared.case(OP, name, source, sizes, **{"extras": TRANSFORMER_XL} | more)
 
 
 def _window(size: int) -> dict[str, Any]:
@@ -35,20 +34,16 @@ def _window(size: int) -> dict[str, Any]:
 
 
 CASES = [
-    _case("decoder-1k", f"{shared.RETRO}, decoder self-attention", "T=1024", options=CAUSAL),
-    _case("decoder-2k", f"{shared.RETRO}, decoder, 1.5b", "B=4 N=2048 H=16 D=128 T=2048", options=CAUSAL, gpu=24),
-    _case("encoder-self", f"{shared.RETRO}, encoder over the 16 neighbours of 8 chunks", "B=16 N=128 H=16"),
-    _case("encoder-self-b512", f"{shared.RETRO}, encoder, 8 sequences", "B=512 N=128 H=16", gpu=16),
-    _case(
-        "encoder-cross", f"{shared.RETRO}, encoder cross-attention to the chunk, 16 neighbours", "B=16 N=128 S=64 H=16"
-    ),
-    _case(
-        "encoder-cross-b512", f"{shared.RETRO}, encoder cross-attention, 8 sequences", "B=512 N=128 S=64 H=16", gpu=12
-    ),
-    _case("rpt-window-2k", f"{shared.RPT}, section 4, a shorter window", "N=2048 D=128", **_window(512), devices=()),
-    _case("rpt-window-16k", f"{shared.RPT}, section 4: sliding window", "N=16384 D=128", **_window(2048), gpu=40),
-    _case("mosaics", f"{shared.MOSAICS}, contextual memory", "B=2 N=512 H=12", **MOSAIC),
-    _case("mosaics-b32", f"{shared.MOSAICS}, contextual memory, 32 sequences", "B=32 N=512 H=12", **MOSAIC, gpu=12),
+    _case("decoder-1k", f"{RETRO}, decoder self-attention", "T=1024", options=CAUSAL),
+    _case("decoder-2k", f"{RETRO}, decoder, 1.5b", "B=4 N=2048 H=16 D=128 T=2048", options=CAUSAL, gpu=24),
+    _case("encoder-self", f"{RETRO}, encoder over the 16 neighbours of 8 chunks", "B=16 N=128 H=16"),
+    _case("encoder-self-b512", f"{RETRO}, encoder, 8 sequences", "B=512 N=128 H=16", gpu=16),
+    _case("encoder-cross", f"{RETRO}, encoder cross-attention to the chunk, 16 neighbours", "B=16 N=128 S=64 H=16"),
+    _case("encoder-cross-b512", f"{RETRO}, encoder cross-attention, 8 sequences", "B=512 N=128 S=64 H=16", gpu=12),
+    _case("rpt-window-2k", f"{RPT}, section 4, a shorter window", "N=2048 D=128", **_window(512), devices=()),
+    _case("rpt-window-16k", f"{RPT}, section 4: sliding window", "N=16384 D=128", **_window(2048), gpu=40),
+    _case("mosaics", f"{MOSAICS}, contextual memory", "B=2 N=512 H=12", **MOSAIC),
+    _case("mosaics-b32", f"{MOSAICS}, contextual memory, 32 sequences", "B=32 N=512 H=12", **MOSAIC, gpu=12),
     _case("low-rank-1k", "relative logits of width 16, extent 256", "E=16 T=256", **LOW_RANK),
     _case("low-rank-8k", "relative logits of width 16, extent 1024", "N=8192 E=16 T=1024", **LOW_RANK, gpu=32),
     _case("conformer", "arXiv 2005.08100: bidirectional over 60 s of speech", "N=1500", gpu=4),
@@ -57,17 +52,15 @@ CASES = [
     _case("grouped-4k", "grouped-query decoder", "N=4096 H=16 G=4 D=128 T=4096", options=CAUSAL, gpu=24),
     _case(
         "decode",
-        f"{shared.RETRO}, decoder, one token against 2047 cached",
+        f"{RETRO}, decoder, one token against 2047 cached",
         "N=1 S=2048 H=16 T=2048",
         options=CAUSAL,
-        modes=shared.DECODE,
+        modes=DECODE,
     ),
 ]
 
 
 def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
     s, options = case.shape, dict(case.options)
     return inputs.self_attention(
         **{x: s[x] for x in "BNSHD"},
@@ -85,20 +78,13 @@ def work(case, itemsize: int, mode: str) -> Work:
     b, n, keys, h, d = (s[x] for x in "BNSHD")
     g, e = s.get("G", h), s.get("E", d)
     pairs, positioned = _pairs(case)
+    query, memory, lse = b * n * h * d * itemsize, b * keys * g * d * itemsize, b * h * n * shared.LSE_BYTES
     content = 4.0 * b * pairs * h * d
     position = 2.0 * b * positioned * h * e if "rel_key" in case.extras else 0.0
     table = (h * s.get("T", n + keys - 1) * e if position else 0) * itemsize
     if "rel_query" in case.extras:
         table += b * n * h * e * itemsize
-    return shared.attention_work(
-        mode,
-        content,
-        position,
-        b * n * h * d * itemsize,
-        b * keys * g * d * itemsize,
-        table,
-        b * h * n * shared.LSE_BYTES,
-    )
+    return shared.attention_work(mode, content, position, query, memory, table, lse)
 
 
 def _pairs(case) -> tuple[int, int]:
@@ -203,9 +189,7 @@ class Arguments(NamedTuple):
         return band.gather(-1, column.clamp(0, rows + 1).expand(*band.shape[:2], -1, -1))
 
     def padded_band(self) -> Tensor:
-        """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for displacements outside
-        the table.
-        """
+        """Return the position logits of every row of the table, [B,H,N,T+2]. Both ends are 0, for what lies outside."""
         rel_query = shared.position_query(self.query, self.rel_query, self.position_bias)
         band = torch.einsum("bnhe,hte->bhnt", rel_query, self.rel_key.expand(rel_query.shape[2], -1, -1))
         return torch.nn.functional.pad(band, (1, 1))
@@ -272,14 +256,13 @@ def _block_mask(n: int, keys: int, offset: int, causal, causal_gap, window, devi
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["H"] * s["N"] * s["S"] * itemsize * (8 if backward else 5)
+    return shared.product(case, "BHNS") * itemsize * (8 if backward else 5)
 
 
 OPERATOR = Operator(
     OP,
     ("out", "lse"),
-    ("query", "key", "value", *shared.BIASES),
+    ("query", "key", "value", *BIASES),
     arguments,
     shared.outputs(OP, return_lse=True),
     work,

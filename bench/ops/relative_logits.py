@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..registry import Contender, Lazy, Operator, Work
+from ..registry import Contender, Operator, Work
 from . import _shared as shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-torch = Lazy("torch")
+from ._shared import BIASES, CPU, RETRO, inputs, torch
 
 OP = "relative_logits"
 BIASED = ("position_bias",)
 
 CASES = [
-    shared.case(OP, "decoder-1k", shared.RETRO, "B=1 N=1024 S=1024 H=8 E=64", extras=BIASED),
-    shared.case(OP, "encoder", shared.RETRO, "B=16 N=128 S=128 H=16 E=64", extras=BIASED, devices=shared.CPU),
+    shared.case(OP, "decoder-1k", RETRO, "B=1 N=1024 S=1024 H=8 E=64", extras=BIASED),
+    shared.case(OP, "encoder", RETRO, "B=16 N=128 S=128 H=16 E=64", extras=BIASED, devices=CPU),
     shared.case(
         OP,
         "low-rank-8k",
@@ -30,10 +26,8 @@ CASES = [
 
 
 def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
     s = case.shape
-    biases = tuple(name for name in shared.BIASES if name in case.extras)
+    biases = tuple(name for name in BIASES if name in case.extras)
     return inputs.relative_logits(
         **{x: s[x] for x in "BNHE"},
         key_len=s["S"],
@@ -63,7 +57,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
     return cut
 
 
-def eager(query, rel_key, *, key_len, rel_start=None, position_bias=None, query_offset=0) -> Tensor:
+def eager(query, rel_key, *, key_len, rel_start=None, position_bias=None, query_offset=0) -> torch.Tensor:
     """Write the whole band [N, N+key_len-1], then skew it."""
     rel_query = shared.position_query(query, None, position_bias)
     return shared.position_bias(rel_query, rel_key, key_len, query_offset - (key_len - 1), rel_start)

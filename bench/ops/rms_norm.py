@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ..registry import Contender, Lazy, Operator, Work
+from ..registry import Contender, Operator, Work
 from . import _shared as shared
-
-torch = Lazy("torch")
+from ._shared import torch
 
 OP = "rms_norm"
 
@@ -13,7 +12,7 @@ CASES = [shared.case(OP, "residual", "a block's input, a width of 1024", "B=4 N=
 
 
 def work(case, itemsize: int, mode: str) -> Work:
-    elements = case.shape["B"] * case.shape["N"] * case.shape["D"]
+    elements = shared.product(case, "BND")
     forward = Work(4.0 * elements, 2 * elements * itemsize)
     # backward: reads x and d(y), writes d(x)
     return forward if mode != "fwdbwd" else forward + Work(8.0 * elements, 3 * elements * itemsize)

@@ -6,15 +6,11 @@ The baselines are a product and torch.topk, whole (`eager`) or by blocks of keys
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..registry import Case, Contender, Later, Lazy, Operator, Work
+from ..registry import Case, Contender, Later, Operator, Work
 from . import _shared as shared
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-torch = Lazy("torch")
+from ._shared import CUDA, FORWARD, RETRO, RPT, inputs, torch
 
 OP = "topk_chunks"
 JUDGE = __name__.replace(".ops.topk_chunks", ".check.topk")
@@ -25,50 +21,34 @@ KEY_BLOCK = 65_536  # keys of one product of `blocked`: 256 MiB of scores for 10
 RETRIEVER = {"options": {"causal_gap": 32}, "modes": ("fwd", "fwdbwd")}
 
 
-def _case(name: str, source: str, shape: str, *, modes=shared.FORWARD, **more) -> Case:
+def _case(name: str, source: str, shape: str, *, modes=FORWARD, **more) -> Case:
     return shared.case(OP, name, source, shape, modes=modes, dtypes=shared.EMBEDDINGS, **more)
 
 
 CASES = [
     _case(
-        "rpt-retriever",
-        f"{shared.RPT}, section 3: chunks of one document, causal",
-        "B=8 Q=256 S=256 D=1024 k=4",
-        **RETRIEVER,
+        "rpt-retriever", f"{RPT}, section 3: chunks of one document, causal", "B=8 Q=256 S=256 D=1024 k=4", **RETRIEVER
     ),
     _case(
-        "rpt-retriever-b32",
-        f"{shared.RPT}, section 3, 32 documents",
-        "B=32 Q=256 S=256 D=1024 k=4",
-        **RETRIEVER,
-        devices=shared.CUDA,
+        "rpt-retriever-b32", f"{RPT}, section 3, 32 documents", "B=32 Q=256 S=256 D=1024 k=4", **RETRIEVER, devices=CUDA
     ),
-    _case("sampling-200k", f"{shared.RETRO}, section 2.3: 16 chunks, small database", "B=1 Q=16 S=200_000 D=256 k=10"),
+    _case("sampling-200k", f"{RETRO}, section 2.3: 16 chunks, small database", "B=1 Q=16 S=200_000 D=256 k=10"),
     _case(
-        "precompute-100k",
-        f"{shared.RETRO}, section 2.3: a batch of chunks",
-        "B=1 Q=1024 S=100_000 D=128 k=10",
-        memory_gib=2,
+        "precompute-100k", f"{RETRO}, section 2.3: a batch of chunks", "B=1 Q=1024 S=100_000 D=128 k=10", memory_gib=2
     ),
     _case(
         "precompute-l2",
-        f"{shared.RETRO}, section 2.3: L2, own document filtered out",
+        f"{RETRO}, section 2.3: L2, own document filtered out",
         "B=1 Q=128 S=20_000 D=128 k=10",
         options={"metric": "l2"},
         extras=("query_doc",),
     ),
-    _case(
-        "sampling-1m", f"{shared.RETRO}, section 2.3: 64 chunks, 10^6 keys", "B=1 Q=64 S=1_000_000 D=1024 k=10", gpu=24
-    ),
-    _case(
-        "precompute-1m", f"{shared.RETRO}, section 2.3: BERT embeddings", "B=1 Q=10_000 S=1_000_000 D=768 k=10", gpu=24
-    ),
+    _case("sampling-1m", f"{RETRO}, section 2.3: 64 chunks, 10^6 keys", "B=1 Q=64 S=1_000_000 D=1024 k=10", gpu=24),
+    _case("precompute-1m", f"{RETRO}, section 2.3: BERT embeddings", "B=1 Q=10_000 S=1_000_000 D=768 k=10", gpu=24),
 ]
 
 
 def arguments(case, draw) -> dict[str, Any]:
-    from retro_kernels.testing import inputs
-
     s = case.shape
     docs = DOCUMENTS if "query_doc" in case.extras else 0
     return inputs.topk(
@@ -93,8 +73,7 @@ def work(case, itemsize: int, mode: str) -> Work:
 
 
 def row_elements(case) -> float:
-    s = case.shape
-    return s["B"] * s["S"] * (s["D"] if case.options.get("metric") == "l2" else 1)
+    return shared.product(case, "BSD" if case.options.get("metric") == "l2" else "BS")
 
 
 def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
@@ -106,7 +85,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 
 def _scores(
     query, key, first=0, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
-) -> Tensor:
+) -> torch.Tensor:
     """Return the scores [B,Q,n] of keys first .. first+n-1; -inf for one that is no candidate."""
     scores = query @ key.mT
     if metric == "l2":
@@ -123,13 +102,13 @@ def _scores(
     return scores
 
 
-def eager(query, key, k, **options) -> tuple[Tensor, Tensor]:
+def eager(query, key, k, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute the whole score matrix in the inputs' type, then torch.topk."""
     best, indices = _scores(query, key, **options).topk(k, dim=-1)
     return best.float(), indices.masked_fill(best == -torch.inf, -1)
 
 
-def blocked(query, key, k, **options) -> tuple[Tensor, Tensor]:
+def blocked(query, key, k, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """Score blocks of keys, and merge each block's best into the running best."""
     best = indices = None
     for first in range(0, key.shape[1], KEY_BLOCK):
@@ -146,8 +125,7 @@ def blocked(query, key, k, **options) -> tuple[Tensor, Tensor]:
 class Faiss:
     """FAISS's exact index, kept while the key tensor stays the same: a database is indexed once and searched often."""
 
-    def __init__(self):
-        self._key, self._index = None, None
+    _key = _index = None
 
     def __call__(self, query, key, k, *, metric="dot"):
         import faiss as library
@@ -180,8 +158,7 @@ def _one_block(case, dtype, device) -> str | None:
 
 
 def _score_bytes(case, itemsize: int, backward: bool) -> float:
-    s = case.shape
-    return s["B"] * s["Q"] * s["S"] * itemsize * (3 if case.options or case.extras else 1)
+    return shared.product(case, "BQS") * itemsize * (3 if case.options or case.extras else 1)
 
 
 OPERATOR = Operator(

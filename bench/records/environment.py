@@ -3,8 +3,6 @@
 Only the functions that need torch import it, so that reports don't.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import importlib.util
@@ -39,10 +37,7 @@ measured: Path | None = None
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Return {"sha", "dirty"} of a tree. Both are None outside a repository.
-
-    root: default the tree of the plug-in, or of `retro_kernels`, which `ab` imports from another tree.
-    """
+    """Return {"sha", "dirty"} of a tree, by default the plug-in's or that of `retro_kernels`. None: no repository."""
     nothing = {"sha": None, "dirty": None}
     if root is None:
         file = measured or Path(importlib.import_module("retro_kernels").__file__).resolve()
@@ -68,13 +63,13 @@ def _versions() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": version("triton"),
+        "triton": _triton_version(),
         "cuda": torch.version.cuda,
         "ptxas": ptxas_version(),
         "retro_kernels": getattr(importlib.import_module("retro_kernels"), "__version__", None),
         "cores": available_cores(),
         "cpu": cpu_model(),
-        "isa": cpu_flags(),
+        "isa": [flag for flag in ISA_FLAGS if flag in (_field("/proc/cpuinfo", "flags") or "").split()],
         "variables": {name: os.environ[name] for name in THREAD_VARIABLES if name in os.environ},
     } | ({"rehearsal": True} if rehearsing() else {})
 
@@ -90,6 +85,7 @@ def device(kind: str) -> dict[str, Any]:
         import torch
 
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
+        driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         return {
             "type": "cuda",
             "name": p.name,
@@ -97,20 +93,19 @@ def device(kind: str) -> dict[str, Any]:
             "multiprocessors": p.multi_processor_count,
             "memory_bytes": p.total_memory,
             "l2_bytes": p.L2_cache_size,
-            "driver": driver_version(),
+            "driver": driver.partition("\n")[0].strip() or None,
         }
     cpu = {"type": "cpu", "name": cpu_model(), "arch": platform.machine(), "multiprocessors": None}
-    return cpu | {"memory_bytes": total_memory(), "caches": caches()}
+    return cpu | {"memory_bytes": _meminfo("MemTotal"), "caches": caches()}
 
 
-def version(package: str) -> str | None:
+def _triton_version() -> str | None:
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-@functools.cache
 def ptxas_version() -> str | None:
     """Return the release of triton's ptxas, which assembles its kernels."""
     spec = importlib.util.find_spec("triton")
@@ -119,19 +114,12 @@ def ptxas_version() -> str | None:
     return _release([str(Path(spec.submodule_search_locations[0], "backends", "nvidia", "bin", "ptxas")), "--version"])
 
 
-@functools.cache
 def nvcc_version() -> str | None:
     return _release(["nvcc", "--version"])
 
 
-@functools.cache
 def compiler_version() -> str | None:
     return (_output([os.environ.get("CXX", "g++"), "--version"]) or "").partition("\n")[0] or None
-
-
-def driver_version() -> str | None:
-    text = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
-    return text.partition("\n")[0].strip() or None
 
 
 def throttled(kind: str) -> str | None:
@@ -159,28 +147,16 @@ def available_cores() -> int:
 
 @functools.cache
 def cpu_model() -> str | None:
-    return _cpuinfo("model name") or platform.processor() or None
-
-
-@functools.cache
-def cpu_flags() -> list[str]:
-    present = set((_cpuinfo("flags") or "").split())
-    return [flag for flag in ISA_FLAGS if flag in present]
-
-
-def total_memory() -> int | None:
-    return _meminfo("MemTotal")
+    return _field("/proc/cpuinfo", "model name") or platform.processor() or None
 
 
 @functools.cache
 def caches() -> dict[str, int] | None:
     """Return the bytes of the caches of core 0: {"L1 Data": ..., "L2 Unified": ...}."""
-    caches = {}
+    caches, units = {}, {"K": 2**10, "M": 2**20, "G": 2**30}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         level, kind, size = ((folder / name).read_text().strip() for name in ("level", "type", "size"))
-        caches[f"L{level} {kind}"] = (
-            int(size[:-1]) * {"K": 2**10, "M": 2**20, "G": 2**30}[size[-1]] if size[-1] in "KMG" else int(size)
-        )
+        caches[f"L{level} {kind}"] = int(size.rstrip("KMG")) * units.get(size[-1], 1)
     return caches or None
 
 
@@ -193,20 +169,18 @@ def free_memory(kind: str) -> int | None:
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
-def _cpuinfo(field: str) -> str | None:
+def _field(file: str, name: str) -> str | None:
+    """Return the text behind "NAME:" in a file of /proc; None on other systems."""
     try:
-        with open("/proc/cpuinfo") as f:
-            return next((line.split(":", 1)[1].strip() for line in f if line.startswith(field)), None)
+        with open(file) as f:
+            return next((line.split(":", 1)[1].strip() for line in f if line.startswith(name)), None)
     except OSError:
         return None
 
 
-def _meminfo(field: str) -> int | None:
-    try:
-        with open("/proc/meminfo") as f:
-            return next((int(line.split()[1]) * 1024 for line in f if line.startswith(field)), None)
-    except OSError:
-        return None
+def _meminfo(name: str) -> int | None:
+    kib = _field("/proc/meminfo", name)
+    return int(kib.split()[0]) * 1024 if kib else None
 
 
 def _release(command: list[str]) -> str | None:

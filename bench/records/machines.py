@@ -4,58 +4,44 @@ Clouds give one name, "AMD EPYC", to processors with different kernels. So instr
 to the identity.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 GIB = 2**30
 
 
-def _text(value: Any) -> str | None:
+def _text(value: Any) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     if isinstance(value, dict):
         return " ".join(f"{name}={inner}" for name, inner in sorted(value.items()))
-    return None if value is None else str(value)
-
-
-def _memory(record: dict[str, Any]) -> str | None:
-    size = record["device"].get("memory_bytes")
-    # rounded, because the system reserves another amount at each boot
-    return f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None
-
-
-#: field of a machine's identity -> its text in a record, None if the record lacks it
-IDENTITY: dict[str, Callable[[dict[str, Any]], str | None]] = {
-    "device": lambda r: _text(r["device"].get("name")),
-    "arch": lambda r: _text(r["device"].get("arch")),
-    "isa": lambda r: _text(r["environment"].get("isa")),
-    "cores": lambda r: _text(r["environment"].get("cores")),
-    "caches": lambda r: _text(r["device"].get("caches")),
-    "memory": _memory,
-    "threads": lambda r: _text(r["environment"].get("threads")),
-    "torch": lambda r: _text(r["environment"].get("torch")),
-}
+    return str(value)
 
 
 def identity(record: dict[str, Any]) -> dict[str, str]:
-    """Return the fields of a record that identify its machine."""
-    return {name: value for name, of in IDENTITY.items() if (value := of(record)) is not None}
+    """Return the fields of a record that identify its machine, without those that it lacks."""
+    device, environment = record["device"], record["environment"]
+    size = device.get("memory_bytes")
+    fields = {
+        "device": device.get("name"),
+        "arch": device.get("arch"),
+        "isa": environment.get("isa"),
+        "cores": environment.get("cores"),
+        "caches": device.get("caches"),
+        # rounded, because the system reserves another amount at each boot
+        "memory": f"{size / GIB:.0f} GiB" if isinstance(size, (int, float)) else None,
+        "threads": environment.get("threads"),
+        "torch": environment.get("torch"),
+    }
+    return {name: _text(value) for name, value in fields.items() if value is not None}
 
 
 def difference(a: Iterable[dict[str, Any]], b: Iterable[dict[str, Any]]) -> str | None:
-    """Return why timed records of `a` and `b` can't be compared; None if they can. A field that a record lacks is left
-    out.
-    """
+    """Return why timed records of `a` and `b` can't be compared, by the fields that both have; None if they can."""
     sides = [list({tuple(identity(r).items()): None for r in records if r["time"]}) for records in (a, b)]
     for one in map(dict, sides[0]):
         for other in map(dict, sides[1]):
-            unlike = [
-                f"{name} {one[name]} against {other[name]}"
-                for name in IDENTITY
-                if name in one and name in other and one[name] != other[name]
-            ]
+            unlike = [name for name in one if name in other and one[name] != other[name]]
             if unlike:
-                return "; ".join(unlike)
+                return "; ".join(f"{name} {one[name]} against {other[name]}" for name in unlike)
     return None

@@ -3,8 +3,6 @@
 `FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -51,64 +49,41 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
 }
 #: fields of results: null in the record of a case that did not run
 RESULTS = tuple(FIELDS)[tuple(FIELDS).index("numerics") :]
-POSITIVE = (
-    "time.minimum",
-    "time.median",
-    "time.p10",
-    "time.p90",
-    "speedup.*",
-    "ceilings.bytes_per_s",
-    "ceilings.flops_per_s.*",
-)
-STATIC = ("stack_bytes", "blocks_per_sm", "tensor_instructions", "async_copies")
-STATIC += ("loop_issue_slots", "loop_tensor_instructions")
+
+
+def _by_path(paths: dict[tuple[tuple[type, ...], bool], str]) -> dict[str, tuple[tuple[type, ...], bool]]:
+    return {path: kind for kind, text in paths.items() for path in text.split()}
+
+
 #: path -> (types, may be null) of values inside the objects; * stands for every key or position
-INSIDE: dict[str, tuple[tuple[type, ...], bool]] = {
-    "git.sha": (TEXT, True),
-    "git.dirty": (BOOL, True),
-    "ceilings.bytes_per_s": (NUMBER, False),
-    "ceilings.flops_per_s": (OBJECT, False),
-    "ceilings.flops_per_s.*": (NUMBER, True),
-    "case.name": (TEXT, False),
-    "case.shape": (OBJECT, False),
-    "numerics.passed": (BOOL, False),
-    "numerics.checked": (TEXT, False),
-    "numerics.tensors": (OBJECT, False),
-    "numerics.tensors.*": (OBJECT, False),
-    "numerics.tensors.*.frobenius": (NUMBER, True),
-    "numerics.tensors.*.limit": (NUMBER, False),
-    "numerics.tensors.*.passed": (BOOL, False),
-    "time.samples": (LIST, False),
-    "time.samples.*": (NUMBER, False),
-    "time.minimum": (NUMBER, False),
-    "time.median": (NUMBER, False),
-    "time.method": (OBJECT, False),
-    "time.method.clock": (TEXT, False),
-    "work.flops": (NUMBER, False),
-    "work.bytes": (NUMBER, False),
-    "roofline.floor_s": (NUMBER, True),
-    "roofline.bound": (TEXT, True),
-    "roofline.fraction": (NUMBER, True),
-    "speedup.*": (NUMBER, False),
-    "memory.peak_extra_bytes": (NUMBER, False),
-    **{f"static.{name}": (NUMBER, True) for name in STATIC},
-}
+INSIDE = _by_path(
+    {
+        (TEXT, False): "case.name numerics.checked time.method.clock",
+        (TEXT, True): "git.sha roofline.bound",
+        (BOOL, False): "numerics.passed numerics.tensors.*.passed",
+        (BOOL, True): "git.dirty",
+        (LIST, False): "time.samples",
+        (OBJECT, False): "ceilings.flops_per_s case.shape numerics.tensors numerics.tensors.* time.method",
+        (NUMBER, False): "ceilings.bytes_per_s numerics.tensors.*.limit time.samples.* time.minimum time.median "
+        "work.flops work.bytes speedup.* memory.peak_extra_bytes",
+        (NUMBER, True): "ceilings.flops_per_s.* numerics.tensors.*.frobenius roofline.floor_s roofline.fraction "
+        "static.stack_bytes static.blocks_per_sm static.tensor_instructions static.async_copies "
+        "static.loop_issue_slots static.loop_tensor_instructions",
+    }
+)
 #: the same for values that a record may lack
-OPTIONAL: dict[str, tuple[tuple[type, ...], bool]] = {
-    "environment.torch": (TEXT, True),
-    "environment.triton": (TEXT, True),
-    "environment.threads": ((int,), True),
-    "device.name": (TEXT, True),
-    "time.p10": (NUMBER, False),
-    "time.p90": (NUMBER, False),
-    "time.host_s": (NUMBER, True),
-    "static.registers": (NUMBER, True),
-    "static.shared_static_bytes": (NUMBER, True),
-    "static.shared_dynamic_bytes": (NUMBER, True),
-    "static.loop_cycles_at_least": (NUMBER, True),
-    "static.kernel": (TEXT, True),
-    "static.config": (TEXT, True),
-}
+OPTIONAL = _by_path(
+    {
+        (TEXT, True): "environment.torch environment.triton device.name static.kernel static.config",
+        ((int,), True): "environment.threads",
+        (NUMBER, False): "time.p10 time.p90",
+        (NUMBER, True): "time.host_s static.registers static.shared_static_bytes static.shared_dynamic_bytes "
+        "static.loop_cycles_at_least",
+    }
+)
+#: values above 0
+POSITIVE = ("time.minimum", "time.median", "time.p10", "time.p90", "speedup.*")
+POSITIVE += ("ceilings.bytes_per_s", "ceilings.flops_per_s.*")
 
 
 class BadRecord(ValueError):
@@ -134,14 +109,10 @@ def validate(record: Any) -> list[str]:
     wrong = [f"{name}: missing" for name in FIELDS if name not in record]
     wrong += [f"{name}: not a field of the schema" for name in record if name not in FIELDS]
     for name, (types, nullable) in FIELDS.items():
-        if name not in record:
-            continue
-        wrong += _typed(name, record[name], types, nullable)
-    return (
-        wrong
-        or _inside(record)
-        or _meaning(record) + [f"{path}: not a finite number" for path in _not_finite(record, "")]
-    )
+        if name in record:
+            wrong += _typed(name, record[name], types, nullable)
+    infinite = (f"{path}: not a finite number" for path in _not_finite(record, ""))
+    return wrong or _inside(record) or [*_meaning(record), *infinite]
 
 
 def _typed(path: str, value: Any, types: tuple[type, ...], nullable: bool) -> list[str]:
@@ -194,19 +165,11 @@ def _meaning(record: dict[str, Any]) -> list[str]:
             wrong.append("time: only a case that passed its check is timed")
         if not record["time"]["samples"] or min(record["time"]["samples"]) <= 0:
             wrong.append("time.samples: expected positive seconds")
-    wrong += [
-        f"{path}: expected a number above 0; got {v}"
-        for name in POSITIVE
-        for path, v in _reach(record, name)
-        if v is not None and v <= 0
-    ]
-    wrong += [
-        f"{path}: expected a number of at least 0; got {value}"
-        for name in ("work.flops", "work.bytes")
-        for path, value in _reach(record, name)
-        if value < 0
-    ]
-    return wrong
+    for name in POSITIVE:
+        small = [(path, v) for path, v in _reach(record, name) if v is not None and v <= 0]
+        wrong += [f"{path}: expected a number above 0; got {v}" for path, v in small]
+    work = {name: record["work"][name] for name in ("flops", "bytes")} if record["work"] else {}
+    return wrong + [f"work.{k}: expected a number of at least 0; got {v}" for k, v in work.items() if v < 0]
 
 
 def _not_finite(value: Any, path: str) -> Iterator[str]:
@@ -221,17 +184,19 @@ def _not_finite(value: Any, path: str) -> Iterator[str]:
 
 
 class Writer:
-    """Appends records to a JSON-lines file. Each is one write, so an interrupted run leaves whole lines."""
+    """Appends records to a JSON-lines file, or only checks them. Each is one write, so whole lines survive a crash."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path | None):
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(path)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(path)
 
     def write(self, record: dict[str, Any]) -> None:
-        wrong = validate(record)
-        if wrong:
+        if wrong := validate(record):
             raise BadRecord(f"{record.get('id')}: {'; '.join(wrong)}")
+        if self.path is None:
+            return
         line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:

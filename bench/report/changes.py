@@ -1,7 +1,5 @@
 """Change points of a series of times, for histories over commits."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

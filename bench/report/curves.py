@@ -1,24 +1,21 @@
 """Page of a history: a curve for each case over its commits, with its change points."""
 
-from __future__ import annotations
-
 from html import escape
 from pathlib import Path
 
 from . import changes, summary
 
 WIDTH, HEIGHT, MARGIN = 720, 160, 24  # of a curve, in pixels
+TITLE = "History of the kernels"
 STYLE = Path(__file__).resolve().parent / "page.css"
 
 
 def page(series: dict[tuple[str, str], list[dict]]) -> str:
     """Return the page of `series`: (id, machine) -> records in order."""
     curves = "".join(_figure(name, where, rows) for (name, where), rows in series.items())
-    style = STYLE.read_text(encoding="utf-8")
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>History of the kernels</title>'
-        f"<style>{style}</style></head><body><h1>History of the kernels</h1>{curves}</body></html>\n"
-    )
+    head = f'<meta charset="utf-8"><title>{TITLE}</title><style>{STYLE.read_text(encoding="utf-8")}</style>'
+    body = f"<h1>{TITLE}</h1>{curves}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def commit(record: dict) -> str:

@@ -1,7 +1,5 @@
 """Pictures by matplotlib: all `panels` as one PNG for a pull request, or each as SVG for the page."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re
@@ -39,12 +37,9 @@ def _plain() -> Iterator[Any]:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    inks = {
-        name: panels.INK for name in ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    }
-    with matplotlib.rc_context(
-        {**inks, "svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9, "axes.titlesize": 10}
-    ):
+    names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    form = {"svg.fonttype": "none", "svg.hashsalt": "bench", "font.size": 9, "axes.titlesize": 10}
+    with matplotlib.rc_context(dict.fromkeys(names, panels.INK) | form):
         yield plt
 
 
@@ -71,13 +66,9 @@ def write(records: list[dict[str, Any]], path: Path) -> None:
         rows = [row for row in summary.rows(latest) if row.seconds is not None]
         compared = [row for row in rows if row.rival_speedup is not None]
         heights = [PLOT_IN, *([bar_height(compared)] if compared else [])]
-        figure, axes = plt.subplots(
-            len(heights),
-            figsize=(WIDTH_IN, sum(heights) + 0.4),
-            height_ratios=heights,
-            squeeze=False,
-            layout="constrained",
-        )
+        size = (WIDTH_IN, sum(heights) + 0.4)
+        form = {"height_ratios": heights, "squeeze": False, "layout": "constrained"}
+        figure, axes = plt.subplots(len(heights), figsize=size, **form)
         panels.roofline(axes[0, 0], rows, roofs(latest))
         if compared:
             panels.bars(axes[1, 0], compared)

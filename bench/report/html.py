@@ -1,7 +1,5 @@
 """Self-contained page of records: cards, a table that sorts and filters, and a section for each op."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from html import escape
@@ -13,6 +11,7 @@ from . import figures, panels, ranges, summary
 
 HERE = Path(__file__).resolve().parent
 FULL_HEAT = 4.0  # ratio of full green; its inverse is full red
+ALARM = "background: rgba(var(--bad), 0.6); font-weight: 700"
 
 
 def page(records: list[dict[str, Any]]) -> str:
@@ -25,21 +24,18 @@ def page(records: list[dict[str, Any]]) -> str:
     parts += [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
     parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
     parts += [_cards(latest), _failures(latest)]
-    parts += (
-        [_section("Measurements", "all", _timed(rows))] if rows else ["" if compiled else "<p>no kernel was timed</p>"]
-    )
+    if rows:
+        parts.append(_section("Measurements", "all", _timed(rows)))
+    elif not compiled:
+        parts.append("<p>no kernel was timed</p>")
     parts += _pictures(rows, latest)
     parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark">'
-    )
-    body = "".join(parts)
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += '<meta name="color-scheme" content="light dark"><title>retro_kernels: measurements</title>'
     return (
-        f'<!doctype html><html lang="en"><head>{head}<title>retro_kernels: '
-        f"measurements</title><style>{style}</style></head>"
-        f"<body><h1>retro_kernels</h1>{body}<script>{script}</script></body></html>\n"
+        f'<!doctype html><html lang="en"><head>{head}<style>{style}</style></head>'
+        f"<body><h1>retro_kernels</h1>{''.join(parts)}<script>{script}</script></body></html>\n"
     )
 
 
@@ -57,12 +53,8 @@ def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
         fast += f", {summary.ratio(statistics.geometric_mean(compared))} on average (geometric mean)"
     untimed = len(passed) - sum(row.record["role"] != "baseline" for row in rows)
     lacks = [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
-    lines = (
-        ("Right?", right if kernels else "not checked"),
-        ("Fast?", fast),
-        ("Missing?", ", ".join(lacks) or "nothing"),
-    )
-    items = "".join(f"<tr><th>{question}</th><td>{answer}</td></tr>" for question, answer in lines)
+    lines = {"Right?": right if kernels else "not checked", "Fast?": fast, "Missing?": ", ".join(lacks) or "nothing"}
+    items = "".join(f"<tr><th>{question}</th><td>{answer}</td></tr>" for question, answer in lines.items())
     return f'<table id="verdict">{items}</table>'
 
 
@@ -91,8 +83,8 @@ def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
     worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
     return (
         f'<a class="card{" fails" if failed else ""}" href="#{escape(kernel)}"><div class=what>{escape(kernel)} '
-        f"{escape(dtype)}</div>"
-        f"<div class=value>{summary.ratio(mean)}</div><div class=more>{against}{worst}<br>{verdict}</div></a>"
+        f"{escape(dtype)}</div><div class=value>{summary.ratio(mean)}</div>"
+        f"<div class=more>{against}{worst}<br>{verdict}</div></a>"
     )
 
 
@@ -104,11 +96,11 @@ def _failures(records: list[dict[str, Any]]) -> str:
 
 def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str]:
     """Return a section for each operator, with its roofline and bars."""
+    kernels: dict[str, list[summary.Row]] = {}
+    for row in rows:
+        kernels.setdefault(row.record["kernel"], []).append(row)
     try:
-        return [
-            _operator(kernel, [row for row in rows if row.record["kernel"] == kernel], latest)
-            for kernel in dict.fromkeys(row.record["kernel"] for row in rows)
-        ]
+        return [_operator(kernel, own, latest) for kernel, own in kernels.items()]
     except ImportError:
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
 
@@ -121,11 +113,11 @@ def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]
     return _section(kernel, kernel, "".join(f"<figure>{picture}</figure>" for picture in drawn))
 
 
-def _heat(value: float | None, good_is_high: bool = True) -> str:
+def _heat(value: float | None) -> str:
     """Return a background from red (below 1) over none (1) to green (FULL_HEAT)."""
     if not value or value <= 0 or not math.isfinite(value):
         return ""
-    strength = math.log(value) / math.log(FULL_HEAT) * (1 if good_is_high else -1)
+    strength = math.log(value) / math.log(FULL_HEAT)
     tone = "--good" if strength > 0 else "--bad"
     return f"background: rgba(var({tone}), {min(abs(strength), 1) * 0.45:.2f})"
 
@@ -134,10 +126,8 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
     """Write a table that sorts and filters. `lines`: (id, [(text, value to sort by, style)])."""
     numeric = [any(isinstance(line[i][1], (int, float)) for _, line in lines) for i in range(len(columns))]
     kind = [" class=number" if n else "" for n in numeric]
-    head = "".join(
-        f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>'
-        for c, k in zip(columns, kind, strict=True)
-    )
+    named = zip(columns, kind, strict=True)
+    head = "".join(f'<th scope="col"{k}><button type="button">{escape(c)}</button></th>' for c, k in named)
     body = []
     for identity, line in lines:
         cells = "".join(
@@ -146,11 +136,8 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
             for (text, value, style), k in zip(line, kind, strict=True)
         )
         body.append(f'<tr data-id="{escape(identity)}">{cells}</tr>')
-    tools = (
-        f'<div class=tools><input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the '
-        'table">'
-        f'<span id="{name}-count">{len(lines)} of {len(lines)}</span></div>'
-    )
+    search = f'<input type="search" data-table="{name}" placeholder="words, -words" aria-label="filter the table">'
+    tools = f'<div class=tools>{search}<span id="{name}-count">{len(lines)} of {len(lines)}</span></div>'
     parts = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"
     return f'{tools}<div class=scroll><table class=sortable id="{name}">{parts}</table></div>'
 
@@ -161,25 +148,14 @@ def _timed(rows: list[summary.Row]) -> str:
         record = row.record
         case, dtype, mode, backend, *shown = summary.cells(row)
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
-        shares = _share(row.fraction)
         if known := kept.get(record["id"]):
             place = summary.COLUMNS.index("vs best baseline") - 4
             shown[place] += f" ({summary.ratio(known[0])} to {summary.ratio(known[1])} in the records kept)"
-        values = [
-            (row.seconds, ""),
-            (row.speedup, _heat(row.speedup)),
-            (row.rival_speedup, _heat(row.rival_speedup)),
-            (row.fraction, shares),
-            (size, ""),
-            (row.margin, _heat(row.margin, good_is_high=False) if row.margin and row.margin > 1 else ""),
-        ]
+        values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
+        failing = _heat(1 / row.margin) if row.margin and row.margin > 1 else ""
+        styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
         names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
-        lines.append(
-            (
-                record["id"],
-                [*names, *((text, value, style) for text, (value, style) in zip(shown, values, strict=True))],
-            )
-        )
+        lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
     return _table("timed", ("kernel", *summary.COLUMNS), lines)
 
 
@@ -187,11 +163,7 @@ def _share(fraction: float | None) -> str:
     """Style a share of the roofline: greener the higher, red above 1."""
     if fraction is None:
         return ""
-    return (
-        "background: rgba(var(--bad), 0.6); font-weight: 700"
-        if fraction > 1
-        else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
-    )
+    return ALARM if fraction > 1 else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
 
 
 def _compiled(records: list[dict[str, Any]]) -> str:
@@ -200,7 +172,7 @@ def _compiled(records: list[dict[str, Any]]) -> str:
     for record in records:
         cells = [(text, _number(text), "") for text in summary.static_cells(record)]
         if record["static"]["stack_bytes"]:
-            cells[stack] = (*cells[stack][:2], "background: rgba(var(--bad), 0.6); font-weight: 700")
+            cells[stack] = (*cells[stack][:2], ALARM)
         lines.append((record["id"], cells))
     return _table("compiled-kernels", summary.STATIC_COLUMNS, lines)
 

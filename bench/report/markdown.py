@@ -1,7 +1,5 @@
 """Markdown for a pull-request comment. It shows 20 rows and folds the others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..records import record
@@ -25,9 +23,8 @@ def table(records: list[dict[str, Any]]) -> str:
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]
     tables = [folded(HEADER, [_line(row) for row in timed])] if timed or not compiled else []
-    tables += (
-        [folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled])] if compiled else []
-    )
+    if compiled:
+        tables.append(folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled]))
     return "\n".join([MARKER, *lines, *(text for table in tables for text in ("", *table))]) + "\n"
 
 
@@ -44,9 +41,9 @@ def folded(header: str, lines: list[str]) -> list[str]:
     if not lines:
         return ["Nothing to show."]
     shown, hidden = lines[:VISIBLE_ROWS], lines[VISIBLE_ROWS:]
-    fold = (
-        ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"] if hidden else []
-    )
+    if not hidden:
+        return [header, *shown]
+    fold = ["", f"<details><summary>{len(hidden)} more</summary>", "", header, *hidden, "", "</details>"]
     return [header, *shown, *fold]
 
 

@@ -1,7 +1,5 @@
 """Panels of the pictures. Each of OPERATORS has one colour and each type one marker in all of them."""
 
-from __future__ import annotations
-
 from . import summary
 
 OPERATORS = ("chunked_cross_attention", "relative_attention", "relative_logits", "topk_chunks", "leaky_average")
@@ -49,38 +47,28 @@ def bars(axes, rows: list[summary.Row]) -> None:
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
-    drawn = axes.barh(
-        places, values, left=0, height=0.75, color=[colour(row.record["kernel"]) for row in rows], alpha=0.85
-    )
+    colours = [colour(row.record["kernel"]) for row in rows]
+    drawn = axes.barh(places, values, left=0, height=0.75, color=colours, alpha=0.85)
     for patch, row in zip(drawn, rows, strict=True):
         patch.set_gid(f"bar:{row.record['id']}")
     axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
     axes.axvline(1, color="#d04545", linestyle="--", linewidth=1)
     several = len(dict.fromkeys(row.record["backend"] for row in rows)) > 1
-    axes.set_yticks(places, [_label(row, several) for row in rows], fontsize=SMALL)
+    columns = ("dtype", "mode", "backend") if several else ("dtype", "mode")
+    labels = [" ".join([row.record["case"]["name"], *(row.record[name] for name in columns)]) for row in rows]
+    axes.set_yticks(places, labels, fontsize=SMALL)
+    first = {}
     for place, row, high in zip(places, rows, highs, strict=True):
         _note(axes, f"{row.rival_speedup:.2f}x {row.rival}", (row.rival_speedup + high, place), (3, 0), va="center")
-    first = {}
-    for place, row in zip(places, rows, strict=True):
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
     longest = max(map(sum, zip(values, highs, strict=True)))
-    axes.set(
-        xlim=(0, 1.3 * longest),
-        ylim=(len(rows) - 0.5, -0.5),
-        xlabel="speed-up over the fastest baseline; whiskers: p10 to p90",
-    )
+    axes.set(xlim=(0, 1.3 * longest), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xlabel("speed-up over the fastest baseline; whiskers: p10 to p90")
     axes.set_title(", ".join(first), fontsize=9)
 
 
 def _note(axes, text: str, place: tuple[float, float], points: tuple[int, int], **options) -> None:
     """Write small text at a place of the data, shifted by `points`."""
     axes.annotate(text, place, points, textcoords="offset points", fontsize=SMALL, color=INK, **options)
-
-
-def _label(row: summary.Row, backend: bool) -> str:
-    record = row.record
-    return " ".join(
-        (record["case"]["name"], record["dtype"], record["mode"], *([record["backend"]] if backend else []))
-    )

@@ -1,7 +1,5 @@
 """Range of a ratio over the kept records of one processor, because runs of one machine differ."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

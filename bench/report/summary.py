@@ -1,7 +1,5 @@
 """Rows of every format: one for each kernel, case, type and mode, with its best rivals of the same run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,21 +7,12 @@ from ..measure.samples import estimate
 
 #: baselines that compute another function than the op: they show a cost and do not compete
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
-
-
 #: columns of a row in every table
-COLUMNS = (
-    "case",
-    "type",
-    "mode",
-    "backend",
-    "time",
-    "vs eager",
-    "vs best baseline",
-    "roofline",
-    "MB extra",
-    "error/limit",
-)
+COLUMNS = ("case", "type", "mode", "backend")
+COLUMNS += ("time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
+#: columns of a compiled kernel in every table
+STATIC_COLUMNS = ("kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor")
+STATIC_COLUMNS += ("async", "in flight", "loop slots", "loop cycles >=")
 
 
 @dataclass(frozen=True)
@@ -53,11 +42,7 @@ class Row:
 def rows(records: list[dict[str, Any]]) -> list[Row]:
     """Return the rows of kernels and references. Baselines appear as their rivals."""
     timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
-    return [
-        _row(record, timed)
-        for record in records
-        if record["role"] != "baseline" and record["mode"] not in ("check", "static")
-    ]
+    return [_row(r, timed) for r in records if r["role"] != "baseline" and r["mode"] not in ("check", "static")]
 
 
 def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -> Row:
@@ -76,34 +61,8 @@ def cells(row: Row) -> tuple[str, ...]:
     record = row.record
     rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}"
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
-    numbers = (
-        duration(row.seconds),
-        ratio(row.speedup),
-        rival,
-        percent(row.fraction),
-        megabytes(record),
-        number(row.margin),
-    )
-    return names + numbers
-
-
-#: columns of a compiled kernel in every table
-STATIC_COLUMNS = (
-    "kernel",
-    "case",
-    "type",
-    "sm",
-    "config",
-    "regs",
-    "stack",
-    "shared",
-    "CTAs/SM",
-    "tensor",
-    "async",
-    "in flight",
-    "loop slots",
-    "loop cycles >=",
-)
+    times = (duration(row.seconds), ratio(row.speedup), rival, percent(row.fraction))
+    return (*names, *times, megabytes(record), number(row.margin))
 
 
 def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
@@ -131,15 +90,6 @@ def relative(tensor: dict[str, Any]) -> float:
     return float("inf") if tensor["frobenius"] is None else tensor["frobenius"] / tensor["limit"]
 
 
-def problems(records: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Group the records that are not ok by status and reason."""
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in records:
-        if record["status"] != "ok":
-            grouped.setdefault((record["status"], record["reason"]), []).append(record)
-    return grouped
-
-
 def duration(seconds: float | None) -> str:
     """Format seconds: 1.23 ms, 45.6 us, 1.20 s; a dash for a missing value."""
     if seconds is None:
@@ -165,10 +115,8 @@ def beyond(records: list[dict[str, Any]]) -> str | None:
     if not above:
         return None
     count = "a share" if len(above) == 1 else f"{len(above)} shares"
-    return (
-        f"{count} above 100% (!), up to {100 * max(above):.0f}%: an error of the ceiling, which was measured too low; "
-        "the roofline says nothing there"
-    )
+    why = "an error of the ceiling, which was measured too low; the roofline says nothing there"
+    return f"{count} above 100% (!), up to {100 * max(above):.0f}%: {why}"
 
 
 def number(value: float | None) -> str:
@@ -181,16 +129,13 @@ def megabytes(record: dict[str, Any]) -> str:
 
 def machine(records: list[dict[str, Any]]) -> list[str]:
     """Return a line for each device and tree of the records."""
-    lines = {}
+    lines = []
     for record in records:
-        env, git = record["environment"], record["git"]
+        env, git, name, best = record["environment"], record["git"], record["device"].get("name"), record["ceilings"]
         tree = (git["sha"] or "no git")[:10] + (" + changes" if git["dirty"] else "")
-        lines[
-            f"{record['device'].get('name')}, {env.get('threads')} threads, torch {env.get('torch')}, "
-            f"triton {env.get('triton') or 'none'}, tree {tree}"
-        ] = None
-        if record["ceilings"]:
-            rates = record["ceilings"]["flops_per_s"]
-            shown = ", ".join(f"{kind} {value / 1e12:.3g} TFLOP/s" for kind, value in rates.items() if value)
-            lines[f"ceilings measured: copy {record['ceilings']['bytes_per_s'] / 1e9:.3g} GB/s, {shown}"] = None
-    return list(lines)
+        software = f"torch {env.get('torch')}, triton {env.get('triton') or 'none'}, tree {tree}"
+        lines.append(f"{name}, {env.get('threads')} threads, {software}")
+        if best:
+            rates = [f"{kind} {rate / 1e12:.3g} TFLOP/s" for kind, rate in best["flops_per_s"].items() if rate]
+            lines.append(f"ceilings measured: copy {best['bytes_per_s'] / 1e9:.3g} GB/s, {', '.join(rates)}")
+    return list(dict.fromkeys(lines))

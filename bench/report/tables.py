@@ -1,7 +1,5 @@
 """Tables for a terminal, drawn by rich. Columns that do not fit are dropped. A file or a pipe gets all of them."""
 
-from __future__ import annotations
-
 import io
 import os
 import re
@@ -36,17 +34,16 @@ def align(table: list[tuple[str, ...]], drop: tuple[str, ...] = ()) -> str:
     except ImportError:
         text = _plain(rows)
     gone = [name for i, name in enumerate(header) if i not in kept]
-    return "\n".join(
-        [text, *(notes([f"({', '.join(gone)}: left out, the terminal is narrow)"]) if gone and lines else [])]
-    )
+    if not gone or not lines:
+        return text
+    return "\n".join([text, *notes([f"({', '.join(gone)}: left out, the terminal is narrow)"])])
 
 
 def notes(lines: list[str]) -> list[str]:
     """Wrap sentences to the terminal, with a hanging indent."""
-    room = width()
-    return [
-        textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) if room else line for line in lines
-    ]
+    if (room := width()) is None:
+        return lines
+    return [textwrap.fill(line, room, subsequent_indent="  ", break_on_hyphens=False) for line in lines]
 
 
 def _natural(table: list[tuple[str, ...]], kept: list[int]) -> int:
@@ -65,12 +62,8 @@ def _rich(header: tuple[str, ...], lines: list[tuple[str, ...]], room: int) -> s
         drawn.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for line in lines:
         drawn.add_row(*(Text(cell, "bold red" if RED.search(cell) else "") for cell in line))
-    console = Console(
-        file=io.StringIO(),
-        width=room,
-        force_terminal=sys.stdout.isatty(),
-        color_system="auto" if sys.stdout.isatty() else None,
-    )
+    colours = {"force_terminal": sys.stdout.isatty(), "color_system": "auto" if sys.stdout.isatty() else None}
+    console = Console(file=io.StringIO(), width=room, **colours)
     console.print(drawn)
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip("\n").split("\n"))
 

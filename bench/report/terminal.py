@@ -1,7 +1,5 @@
 """Tables of records for a terminal: times, checks, compiled kernels, and the cases that did not run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import summary
@@ -53,8 +51,11 @@ def static(records: list[dict[str, Any]]) -> str:
 
 def _problems(records: list[dict[str, Any]]) -> list[str]:
     """Format a line for each failure, and one for each reason of cases that can't run here."""
-    lines = []
-    for (status, reason), group in summary.problems(records).items():
+    groups, lines = {}, []
+    for record in records:
+        if record["status"] != "ok":
+            groups.setdefault((record["status"], record["reason"]), []).append(record)
+    for (status, reason), group in groups.items():
         if status == "unsupported":
             who = ", ".join(dict.fromkeys(f"{r['kernel']}/{r['backend']}" for r in group))
             lines.append(f"not run: {who}: {reason}")

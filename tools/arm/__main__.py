@@ -4,8 +4,6 @@ For each instruction set the kernels are compiled (about a minute of one core) a
 on the cases of `tools.arm.cases`. `tests/ops` does so on the processor at hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

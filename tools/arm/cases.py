@@ -1,7 +1,5 @@
 """Calls of every op at the edges of its kernels: tiles of 4 lanes, blocks of keys and queries, single rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,17 +21,14 @@ SELF = {
 def small(dtype: torch.dtype) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Yield (description, op, keyword arguments) of the ops that compile within seconds."""
     yield "odd sizes", "leaky_average", inputs.leaky(4, dtype=dtype)
-    yield ("odd sizes", "relative_logits", inputs.relative_logits(4, dtype=dtype, B=1, N=70, H=2, key_len=90, E=5))
+    yield "odd sizes", "relative_logits", inputs.relative_logits(4, dtype=dtype, B=1, N=70, H=2, key_len=90, E=5)
     if dtype == torch.float32:
         yield "odd sizes", "linear", inputs.linear(4, B=1, N=41, I=139, J=75)
         yield "odd sizes", "rms_norm", inputs.rms(4, N=35, D=43)
         yield "odd sizes", "cross_entropy", inputs.entropy(4, N=5, V=139)
     for metric in ("dot", "l2"):
-        yield (
-            f"by {metric}",
-            "topk_chunks",
-            inputs.topk(4, dtype=dtype, B=2, Q=19, S=150, D=37, k=5) | {"metric": metric},
-        )
+        arguments = inputs.topk(4, dtype=dtype, B=2, Q=19, S=150, D=37, k=5)
+        yield f"by {metric}", "topk_chunks", arguments | {"metric": metric}
 
 
 def every() -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -21,8 +21,10 @@
 #include "cpu/relative_logits.h"
 #include "cpu/rms_norm.h"
 #include "cpu/topk_chunks.h"
-#include "primitives.h"
 
+namespace retro::RETRO_ISA {
+void check_primitives();  // primitives.cpp; throws std::runtime_error, which names the function
+}
 namespace kernels = retro::RETRO_ISA;
 
 namespace {

@@ -4,8 +4,6 @@
 to their addresses. An emulator's time means nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools
@@ -37,10 +35,7 @@ def missing() -> str | None:
 
 
 def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Path:
-    """Build the driver with the kernels of one instruction set, unless it is newer than all sources.
-
-    kernels: names of sources, without the attentions; default all.
-    """
+    """Build the driver, unless it is newer than its sources. kernels: sources without the attentions; default all."""
     setup = _setup()
     level = list(setup.ISA_FLAGS).index(isa)
     flags = [*setup.CXX_FLAGS, *setup.ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]

@@ -7,8 +7,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "primitives.h"
-
 namespace retro::RETRO_ISA {
 namespace {
 

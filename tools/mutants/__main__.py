@@ -5,8 +5,6 @@ The tests of a target run once without a fault, which sets their time limit, and
 FILE` continues a run: faults that were noticed are not planted again.
 """
 
-from __future__ import annotations
-
 import argparse
 import fnmatch
 import json
@@ -71,11 +69,6 @@ def judge(target: targets.Target, fault: operators.Fault, tree: Path, limit: flo
         path.write_text(source)
 
 
-def explained() -> dict[str, dict[str, str]]:
-    """Read path -> {"line -> line": why no test can notice it}."""
-    return json.loads(EXPLAINED.read_text())
-
-
 def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
     """Return (path, line, fault) -> outcome of the faults that an earlier run into `file` finished."""
     lines = file.read_text().splitlines() if file and file.exists() else []
@@ -85,21 +78,13 @@ def noticed_before(file: Path | None) -> dict[tuple[str, int, str], str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__.split("\n\n")[0])
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="select targets by path; * and ? allowed")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument(
-        "--json",
-        type=Path,
-        metavar="FILE",
-        help="append a line per fault; skip the faults that this file has, except survivors",
-    )
-    parser.add_argument("--list", action="store_true", help="show the faults and run nothing")
+    add, lines = parser.add_argument, "append a line per fault; skip the faults that this file has, except survivors"
+    add("paths", nargs="*", default=["*"], metavar="PATH", help="select targets by path; * and ? allowed")
+    add("--seed", type=int, default=1)
+    add("--json", type=Path, metavar="FILE", help=lines)
+    add("--list", action="store_true", help="show the faults and run nothing")
     arguments = parser.parse_args(argv)
-    wanted = [
-        t
-        for t in targets.TARGETS
-        if not arguments.paths or any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)
-    ]
+    wanted = [t for t in targets.TARGETS if any(fnmatch.fnmatchcase(t.path, p) for p in arguments.paths)]
     if arguments.list:
         for target in wanted:
             for fault in sampled_faults(target, trees.ROOT, arguments.seed):
@@ -122,6 +107,8 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
         counts.update(before[target.path, f.line, f.text] for f in done)
         if len(done) == len(faults):
             continue
+        # "line -> line" of a fault that no test can notice: why
+        explained = json.loads(EXPLAINED.read_text()).get(target.path, {})
         how, seconds = noticed(target, tree, None)
         if how:
             print(f"{target.path}: its tests fail without a fault", flush=True)
@@ -129,16 +116,13 @@ def run(wanted: list[targets.Target], tree: Path, arguments: argparse.Namespace)
             continue
         for fault in (f for f in faults if f not in done):
             outcome = judge(target, fault, tree, max(SLACK * seconds, LEAST_S))
-            why = explained().get(target.path, {}).get(fault.text)
-            outcome = "explained" if outcome == "survived" and why else outcome
+            outcome = "explained" if outcome == "survived" and fault.text in explained else outcome
             counts[outcome] += 1
             print(f"{outcome:<11} {target.path}:{fault.line}: {fault.text}", flush=True)
+            row = {"path": target.path, "line": fault.line, "fault": fault.text, "outcome": outcome}
             if arguments.json:
                 with open(arguments.json, "a") as f:
-                    f.write(
-                        json.dumps({"path": target.path, "line": fault.line, "fault": fault.text, "outcome": outcome})
-                        + "\n"
-                    )
+                    f.write(json.dumps(row) + "\n")
         if target.path.startswith("csrc/"):
             build(tree)
     return counts

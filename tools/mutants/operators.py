@@ -3,8 +3,6 @@
 Others break caches and files: parts of a key, bounds of ranges, missing statements, writes before a sync.
 """
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re
@@ -14,15 +12,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Fault:
-    """Replacement of the text `before`, which begins in `line` (the first is 1), by `after`.
-
-    rare: a missing part of a key, a longer range or a write before its sync; few sources have one.
-    """
+    """Replacement of the text `before`, which begins in `line` (the first is 1), by `after`."""
 
     line: int
     before: str
     after: str
-    rare: bool = field(default=False, compare=False)
+    rare: bool = field(default=False, compare=False)  # few sources have one: a key's part, a range's end, a sync
 
     def apply(self, source: str) -> str:
         """Return the source with the fault. Raises ValueError if the lines are not `before`."""
@@ -37,6 +32,10 @@ class Fault:
     def text(self) -> str:
         before, after = ("; ".join(map(str.strip, text.split("\n"))) for text in (self.before, self.after))
         return f"{before} -> {after}"
+
+
+#: line, first byte, last byte, old, new
+Edit = tuple[int, int, int, str, str]
 
 
 def _either(*pairs: tuple[str, str]) -> dict[str, str]:
@@ -83,12 +82,8 @@ def _compiles(source: str) -> bool:
 
 def _live(tree: ast.Module) -> Iterator[ast.AST]:
     """Yield the nodes of function bodies, without messages and annotations."""
-    left: list[ast.AST] = [
-        stmt
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for stmt in node.body
-    ]
+    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    left: list[ast.AST] = [statement for function in functions for statement in function.body]
     seen: set[int] = set()
     while left:
         node = left.pop()
@@ -106,8 +101,8 @@ def _children(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
                 yield name, inner
 
 
-def _edits(node: ast.AST, lines: list[str]) -> Iterator[tuple[int, int, int, str, str]]:
-    """Yield (line, first byte, last byte, old, new) for a node that stands on one line."""
+def _edits(node: ast.AST, lines: list[str]) -> Iterator[Edit]:
+    """Yield the edits of a node that stands on one line."""
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
         for left, right in itertools.pairwise(sides):
@@ -143,10 +138,8 @@ def _is_key(node: ast.Assign | ast.AnnAssign) -> bool:
     return isinstance(node.value, (ast.Tuple, ast.List)) and bool(KEY.search(name))
 
 
-def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterator[tuple[int, int, int, str, str]]:
-    """Yield edits that leave out each of two or more parts, with a separator. alone: text behind a part that is left
-    alone, as in a tuple.
-    """
+def _dropped(parts: list[ast.expr], lines: list[str], alone: str = "") -> Iterator[Edit]:
+    """Yield edits that leave out each of two or more parts. alone: text behind a part left alone, as in a tuple."""
     for i, part in enumerate(parts if len(parts) > 1 else []):
         first, last = (part, parts[i + 1]) if i + 1 < len(parts) else (parts[i - 1], part)
         if first.lineno != last.end_lineno:
@@ -176,9 +169,7 @@ def _before_a_sync(node: ast.AST, lines: list[str]) -> Iterator[Fault]:
                 yield Fault(sync.lineno, f"{lines[one]}\n{lines[two]}", f"{lines[two]}\n{lines[one]}", True)
 
 
-def _between(
-    left: ast.expr, right: ast.expr, lines: list[str], table: dict[str, str]
-) -> Iterator[tuple[int, int, int, str, str]]:
+def _between(left: ast.expr, right: ast.expr, lines: list[str], table: dict[str, str]) -> Iterator[Edit]:
     if left.end_lineno != right.lineno:
         return
     between = lines[right.lineno - 1].encode()[left.end_col_offset : right.col_offset].decode()
@@ -207,8 +198,8 @@ def cpp(source: str) -> list[Fault]:
         if NO_CODE.search(code) or '"' in code:
             continue
         for old, new in CPP.items():
-            for at in (m.start() for m in re.finditer(re.escape(old), code)):
-                faults[Fault(number, line, line[:at] + new + line[at + len(old) :])] = None
+            for found in re.finditer(re.escape(old), code):
+                faults[Fault(number, line, line[: found.start()] + new + line[found.end() :])] = None
         for cleared in CLEARING.finditer(code):
             faults[Fault(number, line, line[: cleared.start()] + "(void)0" + line[cleared.end() :])] = None
     return sorted(faults, key=lambda f: (f.line, f.after))

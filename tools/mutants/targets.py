@@ -1,7 +1,5 @@
 """The tests of each file, and the number of its faults that are planted."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 
@@ -20,25 +18,18 @@ def _target(path: str, tests: str, count: int = 2, interpreted: bool = False) ->
     return Target(path, files, count, interpreted)
 
 
-def _cpu(op: str, count: int, *sources: str) -> list[Target]:
-    tests = f"ops/{op} ops/cpu_{op}"
-    return [_target(f"csrc/cpu/{source}", tests, count) for source in sources]
+def _cpu(op: str, count: int, sources: str) -> list[Target]:
+    return [_target(f"csrc/cpu/{source}", f"ops/{op} ops/cpu_{op}", count) for source in sources.split()]
 
 
 OPS = "retro_kernels/ops"
 CALLS = "ops/validation ops/repeated_calls ops/transforms"
 TARGETS = (
     *_cpu("leaky_average", 3, "leaky_average.cpp"),
-    *_cpu("topk_chunks", 2, "topk_scan.h", "topk_chunks.cpp", "topk_chunks_backward.cpp"),
-    *_cpu(
-        "relative_attention",
-        2,
-        "relative_attention_fwd.cpp",
-        "relative_attention_bwd.cpp",
-        "relative_attention_tile.h",
-        "partition.h",
-    ),
-    *_cpu("chunked_cross_attention", 2, "chunked_cross_attention_fwd.cpp", "chunked_cross_attention_bwd.cpp"),
+    *_cpu("topk_chunks", 2, "topk_scan.h topk_chunks.cpp topk_chunks_backward.cpp"),
+    *_cpu("relative_attention", 2, "relative_attention_fwd.cpp relative_attention_bwd.cpp relative_attention_tile.h"),
+    *_cpu("relative_attention", 2, "partition.h"),
+    *_cpu("chunked_cross_attention", 2, "chunked_cross_attention_fwd.cpp chunked_cross_attention_bwd.cpp"),
     *[_target(f"csrc/cpu/{op}.cpp", f"ops/{op} ops/repeated_calls") for op in ("linear", "rms_norm", "cross_entropy")],
     _target("csrc/cpu/relative_logits.cpp", "ops/relative_logits", 3),
     _target("csrc/cpu/dropout.h", "ops/cpu_relative_attention ops/cpu_chunked_cross_attention"),
