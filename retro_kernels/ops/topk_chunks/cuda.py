@@ -15,7 +15,7 @@ from torch import Tensor
 from ...compile.target import OLDEST_ARCH, Target, current_target
 from ...core import steps
 from .call import TopkChunks
-from .splits import causal_shift, split
+from .splits import aligned, causal_shift, split
 
 #: queries below which reading the keys takes longer than multiplying them
 #: (H100: 990 TFLOP/s over 3.35 TB/s is 295 FLOP a byte, and q queries make q FLOP a byte of 16-bit keys)
@@ -49,7 +49,7 @@ def unsupported_on(call: TopkChunks, target: Target) -> str | None:
         return f"a block needs {shared} bytes of shared memory; sm_{target.arch} has {target.shared_memory}"
     if key.shape[1] > MAX_KEYS or query.shape[1] > MAX_KEYS:
         return f"Q={query.shape[1]}, S={key.shape[1]}: one exceeds {MAX_KEYS}"
-    if not (_aligned(query) and _aligned(key)):
+    if not (aligned(query, 8) and aligned(key, 8)):
         return "rows must start at multiples of 16 bytes, and D be a multiple of 8"
     for name, docs in (("query_doc", call.query_doc), ("key_doc", call.key_doc)):
         if docs is not None and docs.dtype not in (torch.int64, torch.int32):
@@ -93,7 +93,3 @@ def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
     from . import triton
 
     return triton.backward(call, outputs, grads, needs)
-
-
-def _aligned(tensor: Tensor) -> bool:
-    return tensor.shape[-1] % 8 == 0 and all(s % 8 == 0 for s in tensor.stride()[:-1]) and tensor.data_ptr() % 16 == 0

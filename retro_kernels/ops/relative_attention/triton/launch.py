@@ -10,7 +10,7 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided
 from ....triton_lib import attention
-from ....triton_lib.launch import Launch, of_tile, power_of_two, settled, strides
+from ....triton_lib.launch import Launch, of_tile, power_of_two, settled, strided
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
@@ -112,14 +112,12 @@ def inputs(call: RelativeAttention) -> dict:
     rel_query = None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     return {
-        **attention.inputs(call, "bsg", rel_query, mask),
-        "query_segment_ptr": call.query_segment,
-        "key_segment_ptr": call.key_segment,
+        **attention.inputs(call, "bsg", rel_query),
+        **strided("mask", mask, "m", "bs"),
+        **strided("query_segment", call.query_segment, "qs", "bn"),
+        **strided("key_segment", call.key_segment, "ks", "bs"),
         "batch_offset_ptr": call.batch_offset,
         "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
-        **strides(mask, "m", "bs"),
-        **strides(call.query_segment, "qs", "bn"),
-        **strides(call.key_segment, "ks", "bs"),
         "S": call.key.shape[1],
         "offset": call.query_offset,
         "causal_gap": call.causal_gap,
@@ -167,8 +165,8 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
     into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
-    arguments = {**inputs(with_biases), **into, "blocks": blocks, "keys_per_split": per_split, **constants(call, tile)}
-    arguments["SPLIT"] = split_edges(call, target)
+    sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
+    arguments = inputs(with_biases) | into | sizes | constants(call, tile)
     main = of_tile(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
     return Plan([*first, main, *merge], (out, lse))
 
@@ -183,25 +181,13 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     elif may_see_nothing(call):
         grad_out = settled(grad_out, lse)
     with_biases, launches = biased(call, 0)
-    shared = {
-        **inputs(with_biases),
-        "do_ptr": grad_out,
-        **strides(grad_out, "do", "bnh"),
-        "lse_ptr": lse,
-        "delta_ptr": torch.empty((b, h, n), dtype=torch.float32, device=call.query.device),
-        "out_ptr": out,
-        **strides(out, "o", "bnh"),
-        "dlse_ptr": grad_lse,
-        **strides(grad_lse, "dl", "bhn"),
-    }
+    shared = inputs(with_biases) | strided("do", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
+    delta = torch.empty((b, h, n), dtype=torch.float32, device=call.query.device)
+    shared |= strided("out", out, "o", "bnh") | {"lse_ptr": lse, "delta_ptr": delta}
+    precision = choose_tile(call, "query", target).precision
     rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1)
-    sizes = {
-        "D": d,
-        "BLOCK_D": power_of_two(d),
-        "BLOCK_M": rows.block_m,
-        "PRECISION": choose_tile(call, "query", target).precision,
-    }
-    launches.append(of_tile(_relative_delta_kernel, (-(-n // rows.block_m), h, b), {**shared, **sizes}, rows))
+    sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m, "PRECISION": precision}
+    launches.append(of_tile(_relative_delta_kernel, (-(-n // rows.block_m), h, b), shared | sizes, rows))
     input_grads = {}
     if call.rel_key is not None:
         launches += _stored_launches(call, shared, need, input_grads, target)
@@ -225,8 +211,8 @@ def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, targe
     tile = choose_tile(call, "keys", target)
     for name in ("key", "value"):
         input_grads[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
-    own = {"dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"], **constants(call, tile)}
-    return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), {**shared, **own}, tile)
+    arguments = shared | {"dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"]} | constants(call, tile)
+    return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
 
 
 def _query_arguments(
@@ -247,26 +233,17 @@ def _query_arguments(
             count = blocks * (not whole or name == "position_bias")
             count += -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n) if whole else 0
             input_grads[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
-    return {
-        **shared,
-        "blocks": blocks,
-        "dq_ptr": input_grads["query"],
-        "drq_ptr": input_grads.get("rel_query"),
-        "dcontent_ptr": None if whole else sums.get("content_bias"),
-        "dposition_ptr": None if whole else sums.get("position_bias"),
-        "dtotal_ptr": sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None,
-        "ds_ptr": None,
-        "p_ptr": None,
-        "span_ptr": None,
-        "stride_ds": 0,
-        "ring": None,
-        **constants(call, tile),
-    }, tile
+    total = sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None
+    grads = {"dq_ptr": input_grads["query"], "drq_ptr": input_grads.get("rel_query"), "dtotal_ptr": total}
+    for name in ("content", "position"):
+        grads[f"d{name}_ptr"] = None if whole else sums.get(f"{name}_bias")
+    unstored = {"ds_ptr": None, "p_ptr": None, "span_ptr": None, "stride_ds": 0, "ring": None}
+    return shared | {"blocks": blocks} | grads | unstored | constants(call, tile), tile
 
 
 def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
     grid = part.blocks * part.heads, part.batches
-    return of_tile(_relative_query_kernel, grid, {**arguments, **part.arguments()}, tile)
+    return of_tile(_relative_query_kernel, grid, arguments | part.arguments(), tile)
 
 
 def _stored_launches(
@@ -305,17 +282,11 @@ def _columns(
     call: RelativeAttention, part: stored.Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
 ) -> Launch:
     """Return the launch of the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
-    own = {
-        "x_ptr": x[part.first_batch :, :, part.first_head :],
-        **strides(x, "x", "bnh"),
-        "WIDTH": x.shape[-1],
-        "BLOCK": power_of_two(x.shape[-1]),
-        "batch_offset_ptr": None if call.batch_offset is None else call.batch_offset[part.first_batch :],
-        "first_block": part.first_block,
-        "heads": part.heads,
-        "count": part.blocks,
-    }
-    return of_tile(_relative_columns_kernel, grid, {**arguments, **constants(call, tile), **own}, tile)
+    own = strided("x", x[part.first_batch :, :, part.first_head :], "x", "bnh")
+    own["batch_offset_ptr"] = None if call.batch_offset is None else call.batch_offset[part.first_batch :]
+    own |= {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
+    own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
+    return of_tile(_relative_columns_kernel, grid, arguments | constants(call, tile) | own, tile)
 
 
 def _keys_products(
@@ -338,31 +309,19 @@ def _keys_products(
     sums = {"dcontent_ptr": input_grads.get("content_bias"), "dposition_ptr": input_grads.get("position_bias")}
     if whole and sums["dposition_ptr"] is not None:
         sums["dposition_ptr"] = sums["dposition_ptr"][-b * blocks :]
+    tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
     launches = []
     for part in parts:
         at_once, group = min(part.heads, per_group), part.first_head // per_group
-        own = {
-            "tile_ptr": arguments["ds_ptr" if name == "key" else "p_ptr"],
-            "k_ptr": call.key[part.first_batch :, :, group:],
-            "out_ptr": out[part.first_batch :, :, group:],
-            **_strides(out, batch=0, group=2, row=1),
-            **{
-                key: of[part.first_batch * blocks :, part.first_head :] if whole and of is not None else None
-                for key, of in sums.items()
-            },
-            "X": s,
-            "per_first": part.heads,
-            "per_second": at_once,
-            "per_item": 1,
-            "items": at_once,
-            "last_item": h * b,
-            "again": int(part.first_block > 0 or part.first_head % per_group > 0),
-            "factor": call.scale if name == "key" else 1.0,
-            "SKEWED": False,
-        }
+        again = int(part.first_block > 0 or part.first_head % per_group > 0)
+        own = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": arguments[tiles], "factor": factor}
+        own |= _output(out[part.first_batch :, :, group:], first=0, second=2, row=1)
+        for pointer, of in sums.items():
+            own[pointer] = of[part.first_batch * blocks :, part.first_head :] if whole and of is not None else None
+        own |= {"X": s, "per_first": part.heads, "per_second": at_once, "per_item": 1, "items": at_once}
+        own |= {"last_item": h * b, "again": again, "SKEWED": False}
         grid = blocks, part.batches, part.heads // at_once
-        x = arguments["q_ptr" if name == "key" else "do_ptr"]
-        launches.append(_columns(call, part, tile, x, grid, {**arguments, **own}))
+        launches.append(_columns(call, part, tile, arguments[x], grid, arguments | own))
     return launches
 
 
@@ -380,28 +339,17 @@ def _table_products(
     launches = []
     for part, items in zip(parts, of_table, strict=True):
         between = part.heads if apart else 1  # from an item of a table to the next
-        own = {
-            "tile_ptr": arguments["ds_ptr"],
-            "out_ptr": out[:, part.first_head if apart else 0 :],
-            **_strides(out, batch=0, group=1, row=2),
-            "dcontent_ptr": None,
-            "dposition_ptr": None,
-            "X": rows,
-            "per_first": -(-items // most) * between,
-            "per_second": 1,
-            "per_item": between,
-            "items": -(-items // most),
-            "last_item": items,
-            "again": int(part.again(apart)),
-            "factor": call.scale,
-            "KEY_BLOCK": 1,
-            "SKEWED": True,
-        }
+        each = -(-items // most)
+        own = _output(out[:, part.first_head if apart else 0 :], first=0, second=1, row=2)
+        own |= {"tile_ptr": arguments["ds_ptr"], "dcontent_ptr": None, "dposition_ptr": None, "factor": call.scale}
+        own |= {"X": rows, "per_first": each * between, "per_second": 1, "per_item": between, "items": each}
+        own |= {"last_item": items, "again": int(part.again(apart)), "KEY_BLOCK": 1, "SKEWED": True}
         grid = blocks, most, part.heads if apart else 1
-        launches.append(_columns(call, part, tile, arguments["rq_ptr"], grid, {**arguments, **own}))
+        launches.append(_columns(call, part, tile, arguments["rq_ptr"], grid, arguments | own))
     return launches
 
 
-def _strides(out: torch.Tensor, batch: int, group: int, row: int) -> dict[str, int]:
-    """Return the strides of a launch's output along the grid's second and third dimension, and between rows."""
-    return {"stride_first": out.stride(batch), "stride_second": out.stride(group), "stride_out": out.stride(row)}
+def _output(out: torch.Tensor, first: int, second: int, row: int) -> dict:
+    """Return the output of a launch, with its strides along the grid's second and third dimension and between rows."""
+    strides = {"stride_first": out.stride(first), "stride_second": out.stride(second), "stride_out": out.stride(row)}
+    return {"out_ptr": out, **strides}
