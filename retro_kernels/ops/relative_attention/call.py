@@ -66,26 +66,13 @@ class RelativeAttention(NamedTuple):
         if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
         rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
-        if self.key_mask is not None:
-            checks.shape("key_mask", self.key_mask, "B,S", sizes)
-            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
-        arguments.pair(
-            "query_segment", self.query_segment, "B,N", "key_segment", self.key_segment, "B,S", self.query, sizes
-        )
-        return self._replace(
-            query_offset=offset,
-            batch_offset=batch_offset,
-            rel_start=rel_start,
-            causal_gap=gap,
-            window=window,
-            window_block=block,
-            scale=arguments.default_scale(self.scale, sizes["D"]),
-            dropout_p=checks.probability("dropout_p", self.dropout_p),
-        )
+        arguments.given(self, "key_mask", "B,S", sizes, (torch.bool,))
+        arguments.pair(self, {"query_segment": "B,N", "key_segment": "B,S"}, sizes)
+        positions = {"query_offset": offset, "batch_offset": batch_offset, "rel_start": rel_start}
+        masks = {"causal_gap": gap, "window": window, "window_block": block}
+        return self._replace(**positions, **masks, **arguments.scale_and_dropout(self))
 
-    def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        return arguments.attention_outputs(self.query)
-
+    empty_outputs = arguments.attention_outputs
     movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:

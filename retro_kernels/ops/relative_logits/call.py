@@ -34,16 +34,9 @@ class RelativeLogits(NamedTuple):
         checks.floating("query", self.query)
         checks.like("query", self.query, self.query)
         checks.dense_rows("query", self.query)
-        start = arguments.rel_table(
-            self.rel_key,
-            self.rel_start,
-            self.query,
-            sizes,
-            offset - (key_len - 1),
-            sizes["N"] + key_len - 1,
-            "N+key_len-1",
-        )
-        arguments.bias("position_bias", self.position_bias, "H,E", self.query, sizes)
+        rows = sizes["N"] + key_len - 1
+        start = arguments.rel_table(self, sizes, offset - (key_len - 1), rows, "N+key_len-1")
+        arguments.bias(self, "position_bias", "H,E", sizes)
         return self._replace(rel_start=start)
 
     def empty_outputs(self) -> tuple[Tensor]:

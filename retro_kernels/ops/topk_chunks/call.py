@@ -55,10 +55,8 @@ class TopkChunks(NamedTuple):
         for name in ("query", "key"):
             checks.like(name, getattr(self, name), self.query)
             checks.dense_rows(name, getattr(self, name))
-        arguments.pair("query_doc", self.query_doc, "B,Q", "key_doc", self.key_doc, "B or 1,S", self.query, sizes)
-        if self.key_mask is not None:
-            checks.shape("key_mask", self.key_mask, "B or 1,S", sizes)
-            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
+        arguments.pair(self, {"query_doc": "B,Q", "key_doc": "B or 1,S"}, sizes)
+        arguments.given(self, "key_mask", "B or 1,S", sizes, (torch.bool,))
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
