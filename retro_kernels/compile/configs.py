@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from .target import Target
 _OPS = Path(__file__).resolve().parent.parent / "ops"
 _watching: list[list[tuple[str, dict]]] = []
 _replaced: dict[str, tuple[dict, ...]] = {}
-_epochs = itertools.count(1)
 _epoch = 0
 
 
@@ -32,7 +30,7 @@ def epoch() -> int:
 
 def _begin_epoch() -> None:
     global _epoch
-    _epoch = next(_epochs)
+    _epoch += 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,8 +60,7 @@ def export(
     held, count = os.environ.get("TRITON_CACHE_DIR"), 0
     os.environ["TRITON_CACHE_DIR"] = str(folder.resolve())
     try:
-        for _ in aot.compile_each(arches, only, jobs=jobs):
-            count += 1
+        for count, _ in enumerate(aot.compile_each(arches, only, jobs=jobs), 1):
             progress(count)
     finally:
         if held is None:

@@ -59,11 +59,13 @@ def warm_up(
         return held
     wanted = _collected(calls)
     shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
+    root = str(Path(__file__).resolve().parents[2])  # a worker imports this copy of the package
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     workers = []
     for share in shares:
-        worker = subprocess.Popen(
-            [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
-        )
+        worker = subprocess.Popen([sys.executable, "-c", _WORK], **options)
         worker.stdin.write(pickle.dumps(share))
         worker.stdin.close()
         workers.append(worker)
@@ -104,20 +106,16 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
             call()
     for launch, target in collected:
         arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
-        key = aot._key(aot.Case("", "", launch), target)
-        module, name = launch.kernel.__module__, launch.kernel.__name__
-        options = (launch.num_warps, launch.num_stages, launch.max_registers)
-        distinct.setdefault(key, (module, name, arguments, options, target.arch))
+        named = launch.kernel.__module__, launch.kernel.__name__
+        options = launch.num_warps, launch.num_stages, launch.max_registers
+        distinct.setdefault(aot._key(aot.Case("", "", launch), target), (*named, arguments, options, target.arch))
     return list(distinct.values())
 
 
 def _type_of(value):
     """Replace a tensor by (type, whether its address is a multiple of 16), which is enough to compile for it."""
-    return (
-        (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
-        if isinstance(value, torch.Tensor)
-        else value
-    )
+    tensor = isinstance(value, torch.Tensor)
+    return (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0) if tensor else value
 
 
 class _Stand:
@@ -146,12 +144,6 @@ def compile_share() -> None:
             failed = f"{name}: {error}"
     if failed:
         sys.exit(failed)
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which a worker imports this copy of the package."""
-    root = str(Path(__file__).resolve().parents[2])
-    return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
 def _last_words(worker: subprocess.Popen) -> str | None:

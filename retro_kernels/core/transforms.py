@@ -17,15 +17,8 @@ from torch.autograd import forward_ad
 from . import private
 from .arguments import kept
 
-_FORWARD_MODE: dict[str, Callable] = {}
-
-
-def register(op: str, tangents: Callable) -> None:
-    """Register the forward mode of an op.
-
-    tangents: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output.
-    """
-    _FORWARD_MODE[op] = tangents
+#: forward mode of an op: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output
+FORWARD_MODE: dict[str, Callable] = {}
 
 
 def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
@@ -70,10 +63,10 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        if ctx.op not in _FORWARD_MODE:
+        if ctx.op not in FORWARD_MODE:
             raise no_forward_mode(ctx.op)
         call, outs = _saved(ctx)
-        return _FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
+        return FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
 
     @staticmethod
     def vmap(info, in_dims, *values):

@@ -79,9 +79,8 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     target = current_target(steps.device_of(query))
     tiles = b * -(-q // TILE_Q)
     count, length = split(call.key.shape[1], TILE_S, tiles, target.multiprocessors, TILES_PER_SPLIT)
-    scores = torch.empty((b, q, call.k), dtype=torch.float32, device=query.device)
-    indices = torch.empty((b, q, call.k), dtype=torch.int64, device=query.device)
-    partial = torch.empty((b, q, count, call.k), dtype=torch.int64, device=query.device)
+    scores, indices = call.empty_outputs()
+    partial = indices.new_empty((b, q, count, call.k))
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks, causal = min(target.multiprocessors, tiles * count), call.causal_gap is not None
     options = (call.k, call.metric == "l2", causal, causal_shift(call), count, length, blocks)

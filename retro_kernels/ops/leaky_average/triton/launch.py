@@ -19,7 +19,7 @@ _LEAST_CHUNK = 128  # steps; a shorter chunk would spend its time on the states 
 
 def forward(call: LeakyAverage, target: Target) -> Plan:
     """Plan y."""
-    y = torch.empty(call.x.shape, dtype=call.x.dtype, device=call.x.device)
+    (y,) = call.empty_outputs()
     arguments = strided("initial", call.initial, "i", "bh") | strided("past", None, "p", "bnh")
     arguments |= {"y_ptr": y, "dinitial_ptr": None, "ddecay_ptr": None}
     return Plan(_scan(call, call.x, "scan", arguments, target), (y,))

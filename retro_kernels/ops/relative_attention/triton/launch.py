@@ -22,6 +22,7 @@ from .backward_query import _relative_query_kernel
 from .biases import biased
 from .forward import _relative_forward_kernel
 from .gradient import _relative_delta_kernel
+from .stored import Slab
 from .tile import NO_WINDOW, TALL
 
 OP = "relative_attention"
@@ -161,8 +162,7 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     tile = choose_tile(call, "forward", target)
     blocks = -(-n // tile.block_m)
     per_split, count = splits(call, tile, blocks * h * b, target)
-    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
-    lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
+    out, lse = call.empty_outputs()
     into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
     sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
@@ -188,35 +188,34 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1)
     sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m, "PRECISION": precision}
     launches.append(of_tile(_relative_delta_kernel, (-(-n // rows.block_m), h, b), shared | sizes, rows))
-    input_grads = {}
+    results = {}
     if call.rel_key is not None:
-        launches += _stored_launches(call, shared, need, input_grads, target)
+        launches += _stored_launches(call, shared, need, results, target)
     else:
         if need["query"] or need["content_bias"]:
-            arguments, tile = _query_arguments(call, shared, need, input_grads, target, False)
-            launches.append(_query_of(stored.Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile))
+            arguments, tile = _query_arguments(call, shared, need, results, target, False)
+            launches.append(_query_of(Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile))
         if need["key"] or need["value"]:
-            launches.append(_keys_launch(call, shared, input_grads, target))
-    for name, part in input_grads.items():
+            launches.append(_keys_launch(call, shared, results, target))
+    for name, part in results.items():
         if (part.shape, part.dtype) != (getattr(call, name).shape, getattr(call, name).dtype):
-            input_grads[name], total = summed(part, getattr(call, name))
+            results[name], total = summed(part, getattr(call, name))
             launches.append(total)
+    return Plan(launches, gradients=lambda: needed(call, need, results))
 
-    return Plan(launches, gradients=lambda: needed(call, need, input_grads))
 
-
-def _keys_launch(call: RelativeAttention, shared: dict, input_grads: dict, target: Target) -> Launch:
+def _keys_launch(call: RelativeAttention, shared: dict, results: dict, target: Target) -> Launch:
     """Return the launch of the gradients of keys and values without relative keys, which recomputes the logits."""
     b, s, groups, _ = call.key.shape
     tile = choose_tile(call, "keys", target)
     for name in ("key", "value"):
-        input_grads[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
-    arguments = shared | {"dk_ptr": input_grads["key"], "dv_ptr": input_grads["value"]} | constants(call, tile)
+        results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
+    arguments = shared | {"dk_ptr": results["key"], "dv_ptr": results["value"]} | constants(call, tile)
     return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
 
 
 def _query_arguments(
-    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target, whole: bool
+    call: RelativeAttention, shared: dict, need: dict, results: dict, target: Target, whole: bool
 ) -> tuple[dict, configs.Tile]:
     """Return the arguments of the query kernel for the whole call, and its tile. whole: as `joint`."""
     b, n, h, d = call.query.shape
@@ -224,40 +223,38 @@ def _query_arguments(
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
     tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
     blocks, device = -(-n // tile.block_m), call.query.device
-    input_grads["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    results["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
     if e and call.rel_query is not None:
-        input_grads["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+        results["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
     sums = {}
     for name, width in (("content_bias", d), ("position_bias", e)):
         if need[name] and width:
             count = blocks * (not whole or name == "position_bias")
             count += -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n) if whole else 0
-            input_grads[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
+            results[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
     total = sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None
-    grads = {"dq_ptr": input_grads["query"], "drq_ptr": input_grads.get("rel_query"), "dtotal_ptr": total}
+    grads = {"dq_ptr": results["query"], "drq_ptr": results.get("rel_query"), "dtotal_ptr": total}
     for name in ("content", "position"):
         grads[f"d{name}_ptr"] = None if whole else sums.get(f"{name}_bias")
     unstored = {"ds_ptr": None, "p_ptr": None, "span_ptr": None, "stride_ds": 0, "ring": None}
     return shared | {"blocks": blocks} | grads | unstored | constants(call, tile), tile
 
 
-def _query_of(part: stored.Slab, arguments: dict, tile: configs.Tile) -> Launch:
+def _query_of(part: Slab, arguments: dict, tile: configs.Tile) -> Launch:
     grid = part.blocks * part.heads, part.batches
     return of_tile(_relative_query_kernel, grid, arguments | part.arguments(), tile)
 
 
-def _stored_launches(
-    call: RelativeAttention, shared: dict, need: dict, input_grads: dict, target: Target
-) -> list[Launch]:
+def _stored_launches(call: RelativeAttention, shared: dict, need: dict, results: dict, target: Target) -> list[Launch]:
     """Return the launches with relative keys: for each slab the query kernel, which stores dS and P, and the products
     with them, which add to the gradients of keys, values and table that earlier slabs have written.
     """
     b, _, h, _ = call.query.shape
     whole = joint(call, need, target)
-    arguments, tile = _query_arguments(call, shared, need, input_grads, target, whole)
+    arguments, tile = _query_arguments(call, shared, need, results, target, whole)
     wanted = {"ds_ptr": need["key"] or need["rel_key"] or whole, "p_ptr": need["value"]}
     if not any(wanted.values()):
-        return [_query_of(stored.Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile)]
+        return [_query_of(Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile)]
     columns, ring = stored.width(call, tile.block_m, tile.block_n)
     parts = list(stored.slabs(call, columns, tile.block_m, sum(wanted.values())))
     held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
@@ -270,16 +267,16 @@ def _stored_launches(
     steps = [[_query_of(part, arguments, tile) for part in parts]]
     arguments |= {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
     if need["key"] or whole:
-        steps.append(_keys_products(call, parts, arguments, "key", input_grads, target, whole))
+        steps.append(_keys_products(call, parts, arguments, "key", results, target, whole))
     if need["value"]:
-        steps.append(_keys_products(call, parts, arguments, "value", input_grads, target))
+        steps.append(_keys_products(call, parts, arguments, "value", results, target, False))
     if need["rel_key"]:
-        steps.append(_table_products(call, parts, arguments, input_grads, target))
+        steps.append(_table_products(call, parts, arguments, results, target))
     return [step for slab in zip(*steps, strict=True) for step in slab]
 
 
 def _columns(
-    call: RelativeAttention, part: stored.Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
+    call: RelativeAttention, part: Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
 ) -> Launch:
     """Return the launch of the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
     own = strided("x", x[part.first_batch :, :, part.first_head :], "x", "bnh")
@@ -290,13 +287,7 @@ def _columns(
 
 
 def _keys_products(
-    call: RelativeAttention,
-    parts: list[stored.Slab],
-    arguments: dict,
-    name: str,
-    input_grads: dict,
-    target: Target,
-    whole: bool = False,
+    call: RelativeAttention, parts: list[Slab], arguments: dict, name: str, results: dict, target: Target, whole: bool
 ) -> list[Launch]:
     """Return the launches of the gradient of keys or values, one for each slab. whole: of keys and the biases' sums."""
     (b, s, groups, _), (_, n, h, _) = call.key.shape, call.query.shape
@@ -305,8 +296,8 @@ def _keys_products(
     # a slab with only some of the heads or queries that share a key writes a part of its gradient
     partial = parts[0].blocks * arguments["QUERY_BLOCK"] < n or parts[0].heads % per_group > 0
     dtype = torch.float32 if partial else call.key.dtype
-    out = input_grads[name] = torch.empty(call.key.shape, dtype=dtype, device=call.key.device)
-    sums = {"dcontent_ptr": input_grads.get("content_bias"), "dposition_ptr": input_grads.get("position_bias")}
+    out = results[name] = torch.empty(call.key.shape, dtype=dtype, device=call.key.device)
+    sums = {"dcontent_ptr": results.get("content_bias"), "dposition_ptr": results.get("position_bias")}
     if whole and sums["dposition_ptr"] is not None:
         sums["dposition_ptr"] = sums["dposition_ptr"][-b * blocks :]
     tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
@@ -326,7 +317,7 @@ def _keys_products(
 
 
 def _table_products(
-    call: RelativeAttention, parts: list[stored.Slab], arguments: dict, input_grads: dict, target: Target
+    call: RelativeAttention, parts: list[Slab], arguments: dict, results: dict, target: Target
 ) -> list[Launch]:
     """Return the launches of the table's gradient, one for each slab."""
     tables, rows, e = call.rel_key.shape
@@ -335,7 +326,7 @@ def _table_products(
     of_table = [part.batches * (1 if apart else part.heads) for part in parts]
     most = min(of_table[0], -(-_WAVES * target.multiprocessors // (blocks * (parts[0].heads if apart else 1))))
     out = torch.empty((most, tables, rows, e), dtype=torch.float32, device=call.query.device)
-    input_grads["rel_key"] = out
+    results["rel_key"] = out
     launches = []
     for part, items in zip(parts, of_table, strict=True):
         between = part.heads if apart else 1  # from an item of a table to the next

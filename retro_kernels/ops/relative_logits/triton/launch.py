@@ -21,7 +21,7 @@ def forward(call: RelativeLogits, target: Target) -> Plan:
     """Plan the logits."""
     b, n, h, _ = call.query.shape
     tile = _tile(call, "forward", target)
-    out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
+    (out,) = call.empty_outputs()
     arguments = _arguments(call, tile) | {"out_ptr": out}
     grid = (-(-n // tile.block_m) * arguments["blocks"], h, b)
     return Plan([of_tile(_logits_forward_kernel, grid, arguments, tile)], (out,))
@@ -32,14 +32,14 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
     (grad,) = grads
     b, n, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
-    device, acc_dtype = call.query.device, torch.float32
+    device = call.query.device
     gradient = strided("grad", grad, "d", "bhn")
     launches, dq, drel, dbias = [], None, None, None
     if needs[0] or needs[2]:
         tile = _tile(call, "query", target)
         count = -(-n // tile.block_m)
         dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
-        bias = torch.empty((b, count, h, e), dtype=acc_dtype, device=device) if needs[2] else None
+        bias = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if needs[2] else None
         arguments = _arguments(call, tile) | gradient | {"dq_ptr": dq, "bias_ptr": bias}
         launches.append(of_tile(_logits_query_kernel, (count, h, b), arguments, tile))
         if bias is not None:
@@ -51,7 +51,7 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
         per_split = -(-items // splits)
         splits = -(-items // per_split)
-        part = torch.empty((splits, tables, rows, e), dtype=acc_dtype, device=device)
+        part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=device)
         sizes = {"items": items, "items_per_split": per_split, "heads_per_table": h // tables}
         arguments = _arguments(call, tile) | gradient | sizes | {"drel_ptr": part}
         launches.append(of_tile(_logits_table_kernel, (count, tables, splits), arguments, tile))

@@ -92,10 +92,8 @@ def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: S
     blocks = b * -(-q // tile.block_q)
     places = target.multiprocessors * tile.resident
     parts = split(s, tile.block_s, blocks, places, TILES_PER_SPLIT) if parts is None else parts
-    device = call.query.device
-    scores = torch.empty((b, q, call.k), dtype=torch.float32, device=device)
-    indices = torch.empty((b, q, call.k), dtype=torch.int64, device=device)
-    partial = torch.empty((b, q, parts.count, call.k), dtype=torch.int64, device=device) if parts.count > 1 else None
+    scores, indices = call.empty_outputs()
+    partial = indices.new_empty((b, q, parts.count, call.k)) if parts.count > 1 else None
     out = {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
     split_sizes = {"splits": parts.count, "split_len": parts.length}
     arguments = _inputs(call) | out | split_sizes | _constants(call, tile, parts)
