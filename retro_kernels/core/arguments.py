@@ -70,10 +70,8 @@ def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
     """Raise if `value` is [B,H,N,...] instead of [B,N,H,...]: its dimension N then equals the `heads` of `other`."""
     _, tokens, found, _ = value.shape
     if found != heads == tokens:
-        raise ValueError(
-            f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got H={found} "
-            f"(shape {list(value.shape)}): did you pass [B,H,N,D]?"
-        )
+        got = f"H={found} (shape {list(value.shape)}): did you pass [B,H,N,D]?"
+        raise ValueError(f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got {got}")
 
 
 def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
@@ -86,9 +84,8 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
     start = rel_table(call, sizes, smallest, rows, rows_formula)
     given(call, "rel_query", "B,N,H,E", sizes)
     if call.rel_query is None and sizes["E"] != sizes["D"]:
-        raise ValueError(
-            f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}"
-        )
+        expected = f"E=D={sizes['D']} where rel_query is None"
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with {expected}; got E={sizes['E']}")
     bias(call, "position_bias", "H,E", sizes)
     return start
 
@@ -113,10 +110,8 @@ def rel_table(call, sizes: dict[str, int], smallest: int, rows: int, rows_formul
         return checks.position("rel_start", call.rel_start)
     rows = max(rows, 0)  # no queries or no keys: no displacement occurs
     if sizes["T"] != rows:
-        raise ValueError(
-            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is "
-            f"None; got T={sizes['T']}"
-        )
+        expected = f"T = {rows_formula} = {rows} (all displacements) where rel_start is None"
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with {expected}; got T={sizes['T']}")
     return smallest
 
 
@@ -141,10 +136,8 @@ def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
     if g == 0 or h % g:
         fits = swapped and h % swapped == 0  # with key and value heads before their tokens
         if g and not fits and n % g == 0:
-            raise ValueError(
-                f"query: expected [B,N,H,D] with H that the G={g} key/value heads divide; got H={h} "
-                f"(shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
-            )
+            got = f"H={h} (shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
+            raise ValueError(f"query: expected [B,N,H,D] with H that the G={g} key/value heads divide; got {got}")
         passed = "[B,G,S,D]" if call.key.dim() == 4 else "[B,L,K,G,R,D]"
         hint = f": did you pass {passed}?" if fits else ""
         raise ValueError(f"key: expected G key/value heads that divide the H={h} query heads; got G={g}{hint}")
@@ -188,15 +181,12 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
 
 
 def cast(call):
-    """Return the call in autocast's types. A class of calls may define its own `cast`."""
-    return call.cast() if hasattr(call, "cast") else autocast(call)
-
-
-def autocast(call):
     """Return the call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
 
-    float64 tensors keep their type, as under torch's autocast.
+    float64 tensors keep their type, as under torch's autocast. A class of calls may define its own `cast`.
     """
+    if hasattr(call, "cast"):
+        return call.cast()
     if not autocast_on(call[0]):
         return call
     dtype = torch.get_autocast_dtype(call[0].device.type)

@@ -105,12 +105,11 @@ def _saved(ctx):
 
 def _one_by_one(function, info, in_dims, values):
     """Make one call for each entry: an entry's result then does not depend on the number of entries."""
-    entries = [
-        function.apply(
-            *[x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
-        )
-        for i in range(info.batch_size)
-    ]
+
+    def entry(i: int) -> list:
+        return [x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
+
+    entries = [function.apply(*entry(i)) for i in range(info.batch_size)]
     outs = tuple(torch.stack(parts) for parts in zip(*entries, strict=True))
     return outs, (0,) * len(outs)
 

@@ -1,7 +1,5 @@
-"""A call of `chunked_cross_attention` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D
-head dimension, E width of the relative keys, T their rows.
+"""A call of `chunked_cross_attention` as a value. Letters: B batch, N queries, M chunk length, L chunks, K neighbours,
+R neighbour tokens, H heads, G key/value heads, D head dimension, E width of the relative keys, T their rows.
 """
 
 from __future__ import annotations

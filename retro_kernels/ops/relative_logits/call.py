@@ -1,6 +1,5 @@
-"""A call of `relative_logits` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N queries, H heads, E width of the relative keys, T their rows.
+"""A call of `relative_logits` as a value. Letters: B batch, N queries, H heads, E width of the relative keys, T their
+rows.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A call of `topk_chunks` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, Q queries, S keys, D embedding width.
-"""
+"""A call of `topk_chunks` as a value. Letters: B batch, Q queries, S keys, D embedding width."""
 
 from __future__ import annotations
 
@@ -49,9 +46,8 @@ class TopkChunks(NamedTuple):
         checks.floating("query", self.query)
         checks.shape("key", self.key, "B or 1,S,D", sizes)
         if not 1 <= sizes["D"] <= EMBEDDING_MAX:
-            raise ValueError(
-                f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}"
-            )
+            width = f"D (the embedding width) from 1 to {EMBEDDING_MAX}"
+            raise ValueError(f"query: expected [B,Q,D] with {width}; got D={sizes['D']}")
         for name in ("query", "key"):
             checks.like(name, getattr(self, name), self.query)
             checks.dense_rows(name, getattr(self, name))

@@ -76,23 +76,21 @@ def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> boo
 
 def bounded(call: RelativeAttention) -> bool:
     """Whether a visible pair may be outside the table: then tiles outside it are walked without position logits."""
-    if call.rel_key is None:
-        return False
-    if call.batch_offset is not None:
-        return True
-    return decided(call.query_offset, lambda offset: _beyond_the_table(call, offset))
-
-
-def _beyond_the_table(call: RelativeAttention, offset: int) -> bool:
+    if call.rel_key is None or call.batch_offset is not None:
+        return call.rel_key is not None
     n, s = call.query.shape[1], call.key.shape[1]
-    smallest, largest = offset - (s - 1), offset + n - 1
-    if call.causal:
-        smallest = max(smallest, call.causal_gap)
-    if call.window is not None:
-        largest = min(largest, call.window - 1)
-    if call.window_block is not None:
-        largest = min(largest, 2 * call.window_block - 1)
-    return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+    def beyond(offset: int) -> bool:
+        smallest, largest = offset - (s - 1), offset + n - 1
+        if call.causal:
+            smallest = max(smallest, call.causal_gap)
+        if call.window is not None:
+            largest = min(largest, call.window - 1)
+        if call.window_block is not None:
+            largest = min(largest, 2 * call.window_block - 1)
+        return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
+
+    return decided(call.query_offset, beyond)
 
 
 def may_see_nothing(call: RelativeAttention) -> bool:

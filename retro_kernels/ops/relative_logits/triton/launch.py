@@ -62,9 +62,8 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
     _, n, _, e = call.query.shape
-    return configs.choose(
-        OP, configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len), target
-    )
+    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
+    return configs.choose(OP, problem, target)
 
 
 def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:

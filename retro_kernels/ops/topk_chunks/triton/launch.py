@@ -31,9 +31,7 @@ _GATHER_ROWS, _GATHER_COLUMNS = 16, 256  # rows by columns that a step of a grad
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_q queries by block_s keys, block_d elements a step, lists
-    of `slots`. `resident`: programs a multiprocessor holds.
-    """
+    """block_q queries by block_s keys, block_d elements a step, lists of `slots`. resident: programs at once."""
 
     block_q: int
     block_s: int
@@ -41,7 +39,7 @@ class Tile:
     num_warps: int
     num_stages: int
     precision: str
-    resident: int
+    resident: int  # programs that a multiprocessor holds
     slots: int
 
 
@@ -87,41 +85,32 @@ def tile_of(row: dict) -> Tile:
 def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None) -> Plan:
     """Plan scores and indices: one launch, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
-    s = call.key.shape[1]
     tile = choose_tile(call, target) if tile is None else tile
     blocks = b * -(-q // tile.block_q)
-    places = target.multiprocessors * tile.resident
-    parts = split(s, tile.block_s, blocks, places, TILES_PER_SPLIT) if parts is None else parts
+    if parts is None:
+        places = target.multiprocessors * tile.resident
+        parts = split(call.key.shape[1], tile.block_s, blocks, places, TILES_PER_SPLIT)
     scores, indices = call.empty_outputs()
     partial = indices.new_empty((b, q, parts.count, call.k)) if parts.count > 1 else None
     out = {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
-    split_sizes = {"splits": parts.count, "split_len": parts.length}
-    arguments = _inputs(call) | out | split_sizes | _constants(call, tile, parts)
+    arguments = _arguments(call, tile, parts) | out
     launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, tile.num_warps, tile.num_stages)]
     if partial is not None:
         launches.append(_merge(out, b * q, parts.count * call.k, call.k, tile.slots))
     return Plan(launches, (scores, indices))
 
 
-def _inputs(call: TopkChunks) -> dict:
-    """Return the arguments of the scan that depend on the call alone."""
+def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
+    """Return the arguments of the scan, except its outputs."""
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
-    return {
-        **_pair(call),
-        **_strided("query_doc", call.query_doc, "qd", "bn"),
-        **_strided("key_doc", call.key_doc, "kd", "bs"),
-        **_strided("key_mask", mask, "m", "bs"),
-        "S": call.key.shape[1],
-        "causal_shift": causal_shift(call),
-    }
-
-
-def _constants(call: TopkChunks, tile: Tile, parts: Split) -> dict:
     masks = {"HAS_CAUSAL": call.causal_gap, "HAS_DOC": call.query_doc, "HAS_MASK": call.key_mask}
+    sizes = {"S": call.key.shape[1], "causal_shift": causal_shift(call)}
+    sizes |= {"splits": parts.count, "split_len": parts.length, "EVEN_D": call.key.shape[2] % tile.block_d == 0}
     constants = {"DIRECT": _direct(call), "SPLIT": parts.count > 1, "PRECISION": tile.precision, "SLOTS": tile.slots}
-    constants["EVEN_D"] = call.key.shape[2] % tile.block_d == 0
-    blocks = {"BLOCK_Q": tile.block_q, "BLOCK_S": tile.block_s, "BLOCK_D": tile.block_d}
-    return {name: value is not None for name, value in masks.items()} | constants | blocks
+    constants |= {"BLOCK_Q": tile.block_q, "BLOCK_S": tile.block_s, "BLOCK_D": tile.block_d}
+    constants |= {name: value is not None for name, value in masks.items()}
+    docs = _strided("query_doc", call.query_doc, "qd", "bn") | _strided("key_doc", call.key_doc, "kd", "bs")
+    return _pair(call) | docs | _strided("key_mask", mask, "m", "bs") | sizes | constants
 
 
 def _direct(call: TopkChunks) -> bool:
