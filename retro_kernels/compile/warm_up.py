@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -61,15 +62,17 @@ def warm_up(
     shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
     root = str(Path(__file__).resolve().parents[2])  # a worker imports this copy of the package
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    options = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    options["env"] = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    workers = []
-    for share in shares:
-        worker = subprocess.Popen([sys.executable, "-c", _WORK], **options)
-        worker.stdin.write(pickle.dumps(share))
-        worker.stdin.close()
-        workers.append(worker)
-    failed = [words for words in [_last_words(worker) for worker in workers] if words]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+    def work(share: list[tuple]) -> str | None:
+        """Compile a share in a process of its own, and return why that failed."""
+        command, given = [sys.executable, "-c", _WORK], pickle.dumps(share)
+        done = subprocess.run(command, input=given, stderr=subprocess.PIPE, env=environment)
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        return lines[-1] if done.returncode else None
+
+    with ThreadPoolExecutor(max(len(shares), 1)) as pool:
+        failed = [words for words in pool.map(work, shares) if words]
     if failed:
         raise RuntimeError(f"a kernel does not compile: {failed[0]}")
     return len(wanted)
@@ -144,8 +147,3 @@ def compile_share() -> None:
             failed = f"{name}: {error}"
     if failed:
         sys.exit(failed)
-
-
-def _last_words(worker: subprocess.Popen) -> str | None:
-    text = worker.stderr.read().decode(errors="replace")
-    return (text.strip().splitlines() or [f"exit code {worker.returncode}"])[-1] if worker.wait() else None

@@ -110,10 +110,8 @@ def untraced() -> bool:
 
 def transformed() -> bool:
     """Whether vmap, grad, jvp or forward mode is on for this thread. Functionalisation does not count."""
-    interpreter = _interpreter()
-    return (
-        getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize
-    )
+    interpreter, level = _interpreter(), getattr(forward_ad, "_current_level", -1)
+    return level >= 0 if interpreter is None else interpreter.key() != _functionalize
 
 
 def watched(values, ordinary: frozenset[type]) -> bool:

@@ -119,9 +119,8 @@ def no_second_derivative(op: str) -> Exception:
 
 
 def no_forward_mode(op: str) -> Exception:
-    return NotImplementedError(
-        f"retro_kernels.{op}: forward-mode derivatives are not implemented; reverse mode is (torch.func.vjp, jacrev)"
-    )
+    remedy = "reverse mode is (torch.func.vjp, jacrev)"
+    return NotImplementedError(f"retro_kernels.{op}: forward-mode derivatives are not implemented; {remedy}")
 
 
 def refuse_tangents(op: str, values) -> None:
@@ -135,6 +134,5 @@ def refuse_tangents(op: str, values) -> None:
 def refuse_batched(op: str, grads) -> None:
     """Raise for gradients of `is_grads_batched`: no custom operator can unbatch them."""
     if any([grad is not None and private.is_batched(grad) for grad in grads]):
-        raise NotImplementedError(
-            f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"
-        )
+        remedy = "torch.func.vmap over torch.func.vjp is"
+        raise NotImplementedError(f"retro_kernels.{op}: is_grads_batched is not implemented; {remedy}")

@@ -58,9 +58,8 @@ class RelativeAttention(NamedTuple):
             raise ValueError(f"window_block: expected None where window is given; got {block}")
         arguments.attention_inputs(self, "B,S,G,D", sizes)
         default = sizes["S"] - sizes["N"] if causal else 0
-        offset, batch_offset = arguments.positions(
-            "query_offset", default if self.query_offset is None else self.query_offset, self.query, sizes
-        )
+        position = default if self.query_offset is None else self.query_offset
+        offset, batch_offset = arguments.positions("query_offset", position, self.query, sizes)
         if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
         rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")

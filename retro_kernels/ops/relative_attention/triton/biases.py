@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -119,10 +118,7 @@ def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, li
     rel_query = query if rel_query is None else rel_query
     b, n, h, d = query.shape
     e = rel_query.shape[-1]
-    added = [
-        None if bias is None else torch.empty((b, n, h, width), dtype=query.dtype, device=query.device)
-        for bias, width in ((content, d), (position, e))
-    ]
+    added = [None if bias is None else query.new_empty((b, n, h, w)) for bias, w in ((content, d), (position, e))]
     arguments = strided("q", query, "q", "bnh") | strided("rq", rel_query, "rq", "bnh")
     arguments |= strided("content", content, "c", "h") | strided("position", position, "p", "h")
     arguments |= {"query_ptr": added[0], "rel_query_ptr": added[1], "N": n, "H": h, "D": d, "E": e}

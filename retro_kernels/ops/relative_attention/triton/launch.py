@@ -240,7 +240,8 @@ def _query_arguments(
 
 def _query_of(part: Slab, arguments: dict, tile: configs.Tile) -> Launch:
     grid = part.blocks * part.heads, part.batches
-    return of_tile(_relative_query_kernel, grid, arguments | part.arguments(), tile)
+    slab = {name: getattr(part, name) for name in ("first_batch", "first_block", "first_head", "heads")}
+    return of_tile(_relative_query_kernel, grid, arguments | slab, tile)
 
 
 def _stored_launches(call: RelativeAttention, shared: dict, need: dict, results: dict, target: Target) -> list[Launch]:
@@ -328,11 +329,12 @@ def _table_products(
     launches = []
     for part, items in zip(parts, of_table, strict=True):
         between = part.heads if apart else 1  # from an item of a table to the next
+        again = part.first_batch or part.first_block or (part.first_head and not apart)  # an earlier slab had the table
         each = -(-items // most)
         own = _output(out[:, part.first_head if apart else 0 :], first=0, second=1, row=2)
         own |= {"tile_ptr": arguments["ds_ptr"], "dcontent_ptr": None, "dposition_ptr": None, "factor": call.scale}
         own |= {"X": rows, "per_first": each * between, "per_second": 1, "per_item": between, "items": each}
-        own |= {"last_item": items, "again": int(part.again(apart)), "KEY_BLOCK": 1, "SKEWED": True}
+        own |= {"last_item": items, "again": int(bool(again)), "KEY_BLOCK": 1, "SKEWED": True}
         grid = blocks, most, part.heads if apart else 1
         launches.append(_columns(call, part, tile, arguments["rq_ptr"], grid, arguments | own))
     return launches

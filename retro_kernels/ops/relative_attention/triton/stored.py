@@ -7,9 +7,9 @@ adds to the gradients of the slabs before, so the order of the sums is that of t
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -23,8 +23,7 @@ STORED_BYTES = 512 << 20
 _MOST_ELEMENTS = 2**31  # of one head: offsets within it are 32 bits
 
 
-@dataclasses.dataclass(frozen=True)
-class Slab:
+class Slab(NamedTuple):
     """First and number of the batch entries, query blocks and heads that the launches of a slab serve."""
 
     first_batch: int
@@ -33,14 +32,6 @@ class Slab:
     blocks: int
     first_head: int
     heads: int
-
-    def arguments(self) -> dict[str, int]:
-        """Return the kernels' arguments that name the slab."""
-        return {name: getattr(self, name) for name in ("first_batch", "first_block", "first_head", "heads")}
-
-    def again(self, apart: bool) -> bool:
-        """Whether an earlier slab had heads of the same table. apart: each head has its own table."""
-        return bool(self.first_batch or self.first_block or (self.first_head and not apart))
 
 
 def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int | None]:

@@ -71,8 +71,7 @@ def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
     (_, n, h, e), start = call.query.shape, call.rel_start
     blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys
     shift = derived(call.query_offset, lambda offset: offset - start)
-    inputs = (
-        strided("q", call.query, "q", "bnh") | table(call.rel_key) | strided("position", call.position_bias, "p", "h")
-    )
+    query, bias = strided("q", call.query, "q", "bnh"), strided("position", call.position_bias, "p", "h")
     sizes = {"N": n, "S": call.key_len, "H": h, "shift": shift, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
-    return inputs | sizes | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    constants = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    return query | table(call.rel_key) | bias | sizes | constants

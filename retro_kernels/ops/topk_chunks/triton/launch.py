@@ -134,9 +134,8 @@ def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
     """Plan dquery and dkey, each by its own launches."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
     made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
-    return Plan(
-        [launch for _, launches in made for launch in launches], gradients=lambda: [gradient for gradient, _ in made]
-    )
+    launches = [launch for _, its_launches in made for launch in its_launches]
+    return Plan(launches, gradients=lambda: [gradient for gradient, _ in made])
 
 
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
