@@ -172,9 +172,8 @@ def table(rows: list[Row]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m retro_kernels.compile.aot", description="Compile every Triton kernel without a GPU."
-    )
+    description = "Compile every Triton kernel without a GPU."
+    parser = argparse.ArgumentParser(prog="python -m retro_kernels.compile.aot", description=description)
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="part of the op/name of the kernels to compile")
     parser.add_argument(

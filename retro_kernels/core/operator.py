@@ -60,11 +60,9 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
             made = plan.of_resolved(op, call, backend, configs.epoch())
             wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
             results = made.gradients((*[call[at] for at in made.tensors], *given), wanted)
-        return [
-            torch.zeros_like(getattr(call, name)) if at is None else results[at]
-            for name, at, needed in zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
-            if needed
-        ]
+        places = zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
+        listed = [(name, at) for name, at, needed in places if needed]
+        return [torch.zeros_like(getattr(call, name)) if at is None else results[at] for name, at in listed]
 
     def backward_fake(*args):
         inputs = [getattr(problem(*args[:fields]), name) for name in problem.DIFFERENTIABLE]

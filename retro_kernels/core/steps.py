@@ -184,15 +184,9 @@ class Listing(private.DispatchMode):
     def launch(self, launch, target) -> None:
         """Add a launch of a Triton kernel."""
         fixed = private.specialised(launch.kernel)
-        arguments = [
-            decided(x, int) if isinstance(x, Position) and name in fixed else x
-            for name, x in ((name, launch.arguments[name]) for name in launch.kernel.arg_names)
-        ]
-        moves = [
-            (i, x.slot if isinstance(x, Position) else self._slot(x))
-            for i, x in enumerate(arguments)
-            if isinstance(x, (Tensor, Position))
-        ]
+        given = [(name, launch.arguments[name]) for name in launch.kernel.arg_names]
+        arguments = [decided(x, int) if isinstance(x, Position) and name in fixed else x for name, x in given]
+        moves = [(i, self._slot(x)) for i, x in enumerate(arguments) if isinstance(x, (Tensor, Position))]
         rest = [None if isinstance(x, (Tensor, Position)) else x for x in arguments]
         self.launches.append((launch, target))
         self.steps.append((_LAUNCH, private.Launched(launch), rest, moves))

@@ -104,14 +104,8 @@ def cross_attention(
     """
     G = H if G is None else G
     L = (query_start + N) // M + extra_chunks
-    kw = {
-        "query": g.normal(B, N, H, D),
-        "key": g.normal(B, L, K, R, G, D),
-        "value": g.normal(B, L, K, R, G, D),
-        "chunk_len": M,
-        "query_start": query_start,
-        "dropout_p": dropout_p,
-    }
+    kw = {"query": g.normal(B, N, H, D), "key": g.normal(B, L, K, R, G, D), "value": g.normal(B, L, K, R, G, D)}
+    kw |= {"chunk_len": M, "query_start": query_start, "dropout_p": dropout_p}
     _positions(g, kw, M + R - 1, **positions)
     if gate:
         kw["neighbour_gate"] = g.uniform(B, L, K, low=gate_low)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..compile.configs import Tile
 from . import dropout
 from .launch import power_of_two, strided, table
 
@@ -14,8 +13,10 @@ def inputs(call, key_letters: str, rel_query: Tensor | None) -> dict:
 
     key_letters: letters of the leading dimensions of key and value.
     """
-    (_, n, h, _), p = call.query.shape, call.dropout_p
+    (_, n, h, d), p = call.query.shape, call.dropout_p
+    e = d if call.rel_key is None else call.rel_key.shape[-1]
     sizes = {"N": n, "H": h, "HEADS_PER_GROUP": h // call.key.shape[-2], "rel_start": call.rel_start}
+    widths = {"D": d, "E": e, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
     limits = {"dropout_limit": dropout.threshold(p), "dropout_scale": 1 / (1 - p)}
     return {
         **strided("q", call.query, "q", "bnh"),
@@ -26,15 +27,8 @@ def inputs(call, key_letters: str, rel_query: Tensor | None) -> dict:
         **strided("content", call.content_bias, "c", "h"),
         **strided("position", None if call.rel_key is None else call.position_bias, "p", "h"),
         **sizes,
+        **widths,
         "scale": call.scale,
         "seed_ptr": call.seed if p > 0 else None,
         **limits,
     }
-
-
-def constants(call, tile: Tile) -> dict:
-    """Return the constants of every kernel of an attention: widths and the tile."""
-    d = call.query.shape[-1]
-    e = d if call.rel_key is None else call.rel_key.shape[-1]
-    widths = {"D": d, "E": e, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
-    return {**widths, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}

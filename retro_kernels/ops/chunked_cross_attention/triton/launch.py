@@ -74,20 +74,13 @@ def inputs(call: ChunkedCrossAttention) -> dict:
         **attention.inputs(call, "blkrg", rel_query),
         **strided("gate", call.neighbour_gate, "g", "blk"),
         "stride_mr": 0,
+        "MASK_TOKENS": mask is not None and mask.dim() == 4,
         **strided("mask", mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
         "batch_start_ptr": call.batch_start,
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
         "query_start": call.query_start,
         "M": call.chunk_len,
         **dict(zip("LKR", call.key.shape[1:4])),
-    }
-
-
-def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
-    return {
-        **attention.constants(call, tile),
-        "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
-        "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0,
     }
 
 
@@ -107,16 +100,17 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
     return arguments, key_splits * count
 
 
-def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
+def forward(call: ChunkedCrossAttention, target: Target) -> Plan:
     """Plan out and lse."""
     b, n, h, _ = call.query.shape
-    tile = choose_tile(call, "forward", target) if tile is None else tile
+    tile = choose_tile(call, "forward", target)
     part = span(call)
     blocks = -(-min(call.chunk_len, n) // tile.block_m)
     apart, count = splits(call, tile, part.count * blocks * h * b, target)
     out, lse = call.empty_outputs()
     into, merge = of_splits(out, lse, count)
-    arguments = inputs(call) | into | apart | {"first_chunk": part.first, "blocks": blocks} | constants(call, tile)
+    arguments = inputs(call) | into | apart | {"first_chunk": part.first, "blocks": blocks}
+    arguments["EVEN_KEYS"] = call.key.shape[3] % tile.block_n == 0
     main = of_tile(_cca_forward_kernel, (part.count * blocks * h, b, count), arguments, tile)
     return Plan([main, *merge], (out, lse))
 
@@ -227,7 +221,8 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         grad_out = settled(grad_out, lse)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
-    arguments = inputs(call) | constants(call, cut.core) | made | {"out_ptr": out, "lse_ptr": lse}
+    arguments = inputs(call) | made | {"out_ptr": out, "lse_ptr": lse}
+    arguments["EVEN_KEYS"] = call.key.shape[3] % cut.core.block_n == 0
     arguments |= strided("do", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
     arguments |= {"first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks, "key_blocks": cut.key_blocks}
     arguments |= {"band_keys": cut.band_keys, "items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused}
@@ -262,22 +257,17 @@ def _slab(
     has_rel = call.rel_key is not None
     ds = arguments["band_ptr" if arguments["ds_ptr"] is None else "ds_ptr"]
     if has_rel:
-        yield _launch(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
-    yield _launch(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
+        yield of_tile(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
+    yield of_tile(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
     if (need["key"] or need["value"]) and not cut.fused:
         key_blocks = -(-keys // cut.key.block_n)
         grid = (count // cut.blocks * neighbours * key_blocks * groups,)
         extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
-        yield _launch(_cca_backward_key_kernel, grid, arguments | extra, cut.key)
+        yield of_tile(_cca_backward_key_kernel, grid, arguments | extra, cut.key)
     if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
         extra = {"band_ptr": ds, "EVEN_KEYS": keys % cut.band.block_n == 0}
-        yield _launch(_cca_backward_band_kernel, (count * h,), arguments | extra, cut.band)
+        yield of_tile(_cca_backward_band_kernel, (count * h,), arguments | extra, cut.band)
     if arguments["part_ptr"] is not None:
         last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
         extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
-        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), arguments | extra, cut.rel)
-
-
-def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
-    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    return of_tile(kernel, grid, arguments | blocks, tile)
+        yield of_tile(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), arguments | extra, cut.rel)

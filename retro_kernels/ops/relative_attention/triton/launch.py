@@ -121,12 +121,6 @@ def inputs(call: RelativeAttention) -> dict:
         "offset": call.query_offset,
         "causal_gap": call.causal_gap,
         "window": call.window or call.window_block or NO_WINDOW.value,
-    }
-
-
-def constants(call: RelativeAttention, tile: configs.Tile) -> dict:
-    return {
-        **attention.constants(call, tile),
         "CAUSAL": call.causal,
         "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
         "BOUNDED": bounded(call),
@@ -164,7 +158,7 @@ def forward(call: RelativeAttention, target: Target) -> Plan:
     into, merge = of_splits(out, lse, count)
     with_biases, first = biased(call)
     sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
-    arguments = inputs(with_biases) | into | sizes | constants(call, tile)
+    arguments = inputs(with_biases) | into | sizes
     main = of_tile(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
     return Plan([*first, main, *merge], (out, lse))
 
@@ -183,9 +177,8 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     delta = torch.empty((b, h, n), dtype=torch.float32, device=call.query.device)
     shared |= strided("out", out, "o", "bnh") | {"lse_ptr": lse, "delta_ptr": delta}
     precision = choose_tile(call, "query", target).precision
-    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1)
-    sizes = {"D": d, "BLOCK_D": power_of_two(d), "BLOCK_M": rows.block_m, "PRECISION": precision}
-    launches.append(of_tile(_relative_delta_kernel, (-(-n // rows.block_m), h, b), shared | sizes, rows))
+    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
+    launches.append(of_tile(_relative_delta_kernel, (-(-n // _DELTA_ROWS), h, b), shared, rows))
     results = {}
     if call.rel_key is not None:
         launches += _stored_launches(call, shared, need, results, target)
@@ -208,7 +201,7 @@ def _keys_launch(call: RelativeAttention, shared: dict, results: dict, target: T
     tile = choose_tile(call, "keys", target)
     for name in ("key", "value"):
         results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
-    arguments = shared | {"dk_ptr": results["key"], "dv_ptr": results["value"]} | constants(call, tile)
+    arguments = shared | {"dk_ptr": results["key"], "dv_ptr": results["value"]}
     return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
 
 
@@ -235,7 +228,7 @@ def _query_arguments(
     for name in ("content", "position"):
         grads[f"d{name}_ptr"] = None if whole else sums.get(f"{name}_bias")
     unstored = {"ds_ptr": None, "p_ptr": None, "span_ptr": None, "stride_ds": 0, "ring": None}
-    return shared | {"blocks": blocks} | grads | unstored | constants(call, tile), tile
+    return shared | {"blocks": blocks} | grads | unstored, tile
 
 
 def _query_of(part: Slab, arguments: dict, tile: configs.Tile) -> Launch:
@@ -282,7 +275,7 @@ def _columns(
     own["batch_offset_ptr"] = None if call.batch_offset is None else call.batch_offset[part.first_batch :]
     own |= {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
     own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
-    return of_tile(_relative_columns_kernel, grid, arguments | constants(call, tile) | own, tile)
+    return of_tile(_relative_columns_kernel, grid, arguments | own, tile)
 
 
 def _keys_products(

@@ -73,5 +73,4 @@ def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
     shift = derived(call.query_offset, lambda offset: offset - start)
     query, bias = strided("q", call.query, "q", "bnh"), strided("position", call.position_bias, "p", "h")
     sizes = {"N": n, "S": call.key_len, "H": h, "shift": shift, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
-    constants = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    return query | table(call.rel_key) | bias | sizes | constants
+    return query | table(call.rel_key) | bias | sizes
