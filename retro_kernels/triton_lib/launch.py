@@ -43,8 +43,8 @@ class Launch:
 
 def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:
     """Return the launch of a kernel with a tile's blocks and options. `arguments` may have others, which it drops."""
-    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    taken = {name: (arguments | blocks)[name] for name in kernel.arg_names}
+    given = arguments | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    taken = {name: given[name] for name in kernel.arg_names}
     return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
 
 
