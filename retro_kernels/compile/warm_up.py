@@ -108,24 +108,18 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         for call in calls:
             call()
     for launch, target in collected:
-        arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
+        arguments = {k: _Stand(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
         named = launch.kernel.__module__, launch.kernel.__name__
         options = launch.num_warps, launch.num_stages, launch.max_registers
         distinct.setdefault(aot._key(aot.Case("", "", launch), target), (*named, arguments, options, target.arch))
     return list(distinct.values())
 
 
-def _type_of(value):
-    """Replace a tensor by (type, whether its address is a multiple of 16), which is enough to compile for it."""
-    tensor = isinstance(value, torch.Tensor)
-    return (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0) if tensor else value
-
-
 class _Stand:
-    """Stand-in for a tensor, with the attributes that Triton reads."""
+    """Stand-in for a tensor, with the attributes that Triton reads: type and alignment to 16 bytes."""
 
-    def __init__(self, dtype, aligned: bool):
-        self.dtype, self.address = dtype, 0 if aligned else 1
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype, self.address = tensor.dtype, tensor.data_ptr() % 16
 
     def data_ptr(self) -> int:
         return self.address
@@ -139,8 +133,7 @@ def compile_share() -> None:
 
     failed = None
     for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
-        values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), arguments, *options)
         try:
             private.compiled(launch, arch)
         except Exception as error:  # the others are compiled nevertheless
