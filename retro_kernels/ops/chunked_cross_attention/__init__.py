@@ -124,9 +124,23 @@ def chunked_cross_attention(
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4, Listing 1 and appendix B.1; gate: Rubin and Berant,
     arXiv 2306.13421, section 3.1; position logits: Dai et al., arXiv 1901.02860, section 3.3.
     """
-    relative = rel_key, rel_query, rel_start, content_bias, position_bias
-    rest = neighbour_mask, neighbour_gate, scale, query_start, dropout_p, None
-    call = ChunkedCrossAttention(query, key, value, chunk_len, *relative, *rest)
+    call = ChunkedCrossAttention(
+        query,
+        key,
+        value,
+        chunk_len,
+        rel_key,
+        rel_query,
+        rel_start,
+        content_bias,
+        position_bias,
+        neighbour_mask,
+        neighbour_gate,
+        scale,
+        query_start,
+        dropout_p,
+        None,
+    )
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
     out, lse = eager.serve("chunked_cross_attention", call, backend)

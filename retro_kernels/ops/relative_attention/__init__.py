@@ -154,9 +154,27 @@ def relative_attention(
             if segment is not None:
                 raise ValueError(f"cu_seqlens: expected None where {name} is given; got a tensor")
         query_segment, key_segment = packed.segments(cu_seqlens, query, key)
-    relative = rel_key, rel_query, rel_start, content_bias, position_bias
-    visible = causal, causal_gap, window, query_offset, key_mask, query_segment, key_segment
-    call = RelativeAttention(query, key, value, *relative, *visible, scale, dropout_p, None, window_block)
+    call = RelativeAttention(
+        query,
+        key,
+        value,
+        rel_key,
+        rel_query,
+        rel_start,
+        content_bias,
+        position_bias,
+        causal,
+        causal_gap,
+        window,
+        query_offset,
+        key_mask,
+        query_segment,
+        key_segment,
+        scale,
+        dropout_p,
+        None,
+        window_block,
+    )
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
     out, lse = eager.serve("relative_attention", call, backend)
