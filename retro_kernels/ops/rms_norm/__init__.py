@@ -43,8 +43,12 @@ def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend
     call = RMSNorm(input, weight, eps)
     if backend is not None:
         return eager.serve("rms_norm", call, backend)[0]
-    outs = eager.serve_or_torch("rms_norm", call, lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps))
+    outs = eager.serve_or_torch("rms_norm", call, _by_torch)
     return outs[0] if isinstance(outs, tuple) else outs
+
+
+def _by_torch(input: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(input, weight.shape, weight, eps)
 
 
 operator.register("rms_norm", RMSNorm)
