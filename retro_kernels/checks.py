@@ -96,9 +96,8 @@ def shape(name: str, value, dims: str, sizes: dict[str, int]) -> Tensor:
         elif letter not in sizes:
             sizes[letter] = size
         elif sizes[letter] != size:
-            raise ValueError(
-                f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {letter}={size} (shape {list(got)})"
-            )
+            found = f"{letter}={size} (shape {list(got)})"
+            raise ValueError(f"{name}: expected [{dims}] with {letter}={sizes[letter]}; got {found}")
     return value
 
 
@@ -125,10 +124,8 @@ def has_rows(value: Tensor) -> bool:
 def dense_rows(name: str, value: Tensor) -> None:
     """Check that the last dimension has no gaps."""
     if not has_rows(value):
-        raise ValueError(
-            f"{name}: expected a contiguous last dimension (stride 1); got stride {value.stride(-1)}: call "
-            ".contiguous() first"
-        )
+        got = f"stride {value.stride(-1)}: call .contiguous() first"
+        raise ValueError(f"{name}: expected a contiguous last dimension (stride 1); got {got}")
 
 
 def floating(name: str, value: Tensor) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
+from importlib import metadata
 
 import torch
 
@@ -14,20 +14,16 @@ from .core import backends, native
 
 def lines() -> list[str]:
     """Return the lines of the report."""
+    threads, python = torch.get_num_threads(), platform.python_version()
     out = [
-        f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python "
-        f"{platform.python_version()}"
+        f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python {python}",
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {threads} threads, kernels for {native.cpu_isa()}",
     ]
-    out.append(
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads, kernels for {native.cpu_isa()}"
-    )
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             p = torch.cuda.get_device_properties(i)
-            out.append(
-                f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {p.multi_processor_count} SMs, "
-                f"{p.total_memory / 2**30:.0f} GiB"
-            )
+            size = f"{p.multi_processor_count} SMs, {p.total_memory / 2**30:.0f} GiB"
+            out.append(f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {size}")
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
     out.append(f"cuda extension: {native.cuda_built()}")
@@ -39,11 +35,10 @@ def lines() -> list[str]:
 
 
 def _version(package: str) -> str:
-    if importlib.util.find_spec(package) is None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "not installed"
-    from importlib.metadata import version
-
-    return version(package)
 
 
 def _cpu_name() -> str:

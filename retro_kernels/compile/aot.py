@@ -86,31 +86,15 @@ def source(launch, target: Target):
 
 def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
     """Compile one launch and read its resources."""
-    compiled = private.compiled(case.launch, target.arch)
+    launch, compiled = case.launch, private.compiled(case.launch, target.arch)
     cubin = compiled.asm["cubin"]
-    digest = hashlib.sha256(cubin).hexdigest()
-    usage = resources(cubin)
-    config = _config(case.launch)
+    digest, usage = hashlib.sha256(cubin).hexdigest(), resources(cubin)
     if keep is not None:
-        (
-            keep
-            / f"{op}-{case.launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin".replace(" ", "_")
-        ).write_bytes(cubin)
-    return Row(
-        op,
-        case.launch.name,
-        case.case,
-        config,
-        case.dtype,
-        target.arch,
-        usage["REG"],
-        usage["STACK"],
-        usage["SHARED"],
-        compiled.metadata.shared,
-        case.launch.num_warps,
-        case.launch.num_stages,
-        digest,
-    )
+        name = f"{op}-{launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin"
+        (keep / name.replace(" ", "_")).write_bytes(cubin)
+    named = op, launch.name, case.case, _config(launch), case.dtype, target.arch
+    used = usage["REG"], usage["STACK"], usage["SHARED"], compiled.metadata.shared
+    return Row(*named, *used, launch.num_warps, launch.num_stages, digest)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -118,9 +102,8 @@ def resources(cubin: bytes) -> dict[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [tool("cuobjdump"), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        command = [tool("cuobjdump"), "-res-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|SHARED|LOCAL):(\d+)", text)}
 
 
@@ -189,9 +172,8 @@ def table(rows: list[Row]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m retro_kernels.compile.aot", description="Compile every Triton kernel without a GPU."
-    )
+    description = "Compile every Triton kernel without a GPU."
+    parser = argparse.ArgumentParser(prog="python -m retro_kernels.compile.aot", description=description)
     parser.add_argument("--arch", default="80,90,100", help="comma-separated, of " + ",".join(map(str, KNOWN)))
     parser.add_argument("--kernel", help="part of the op/name of the kernels to compile")
     parser.add_argument(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,6 @@ from .target import Target
 _OPS = Path(__file__).resolve().parent.parent / "ops"
 _watching: list[list[tuple[str, dict]]] = []
 _replaced: dict[str, tuple[dict, ...]] = {}
-_epochs = itertools.count(1)
 _epoch = 0
 
 
@@ -32,7 +30,7 @@ def epoch() -> int:
 
 def _begin_epoch() -> None:
     global _epoch
-    _epoch = next(_epochs)
+    _epoch += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,17 +84,22 @@ def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, 
 
 def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
     """Return the row that is chosen for a problem, and its tile, no larger than the problem."""
-    ours = [row for row in rows if row["kernel"] == problem.kernel and row["bytes"] == problem.bytes]
-    known = [row["arch"] for row in ours]
-    arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = [
-        row for row in ours if row["arch"] == arch and row["width"] >= problem.width and row["rows"] >= problem.rows
-    ]
+    ours = newest(rows, problem.kernel, problem.bytes, target)
+    fits = [row for row in ours if row["width"] >= problem.width and row["rows"] >= problem.rows]
     fits = [row for row in fits if set(named(row)) <= set(problem.options)]
     best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
-    names = ("block_m", "block_n", "num_warps", "num_stages", "precision")
-    tile = Tile(*(best[name] for name in names), best.get("max_registers"))
-    return best, _within(tile, problem)
+    block_m = min(best["block_m"], max(16, 1 << (problem.rows - 1).bit_length()))
+    block_n = min(best["block_n"], max(16, 1 << (problem.keys - 1).bit_length()))
+    others = (best[name] for name in ("num_warps", "num_stages", "precision"))
+    return best, Tile(block_m, block_n, *others, best.get("max_registers"))
+
+
+def newest(rows: tuple[dict, ...], kernel: str, bytes: int, target: Target) -> list[dict]:
+    """Return a kernel's rows of the newest architecture up to the target's, or of the oldest in the table."""
+    ours = [row for row in rows if row["kernel"] == kernel and row["bytes"] == bytes]
+    known = [row["arch"] for row in ours]
+    arch = max((a for a in known if a <= target.arch), default=min(known))
+    return [row for row in ours if row["arch"] == arch]
 
 
 def named(row: dict) -> list[str]:
@@ -169,9 +172,3 @@ def reread() -> None:
 @functools.cache
 def _committed(op: str) -> tuple[dict, ...]:
     return tuple(json.loads((_OPS / op / "tiles.json").read_text()))
-
-
-def _within(tile: Tile, problem: Problem) -> Tile:
-    block_m = min(tile.block_m, max(16, 1 << (problem.rows - 1).bit_length()))
-    block_n = min(tile.block_n, max(16, 1 << (problem.keys - 1).bit_length()))
-    return dataclasses.replace(tile, block_m=block_m, block_n=block_n)

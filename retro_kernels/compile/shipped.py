@@ -60,8 +60,7 @@ def export(
     held, count = os.environ.get("TRITON_CACHE_DIR"), 0
     os.environ["TRITON_CACHE_DIR"] = str(folder.resolve())
     try:
-        for _ in aot.compile_each(arches, only, jobs=jobs):
-            count += 1
+        for count, _ in enumerate(aot.compile_each(arches, only, jobs=jobs), 1):
             progress(count)
     finally:
         if held is None:
@@ -89,15 +88,12 @@ def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
         said = f"triton {made['triton']} on Python {made['python']}"
         keys = made["compiler"], made["kernels"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"cache: expected a folder that `retro-bench compile --presets --output` made; got {folder} ({error})"
-        ) from error
+        made_by = "a folder that `retro-bench compile --presets --output` made"
+        raise ValueError(f"cache: expected {made_by}; got {folder} ({error})") from error
     here = identity()
     if keys[0] != here["compiler"]:
-        raise ValueError(
-            f"cache: expected kernels compiled by triton {here['triton']} on Python {here['python']}, as here; got a "
-            f"folder of {said}"
-        )
+        compiler = f"triton {here['triton']} on Python {here['python']}"
+        raise ValueError(f"cache: expected kernels compiled by {compiler}, as here; got a folder of {said}")
     if keys[1] != here["kernels"]:
         raise ValueError("cache: expected kernels of this version of retro_kernels; got a folder of another's")
     entries = [entry for entry in sorted(folder.iterdir()) if _ENTRY.fullmatch(entry.name)]

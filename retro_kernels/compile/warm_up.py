@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -59,15 +60,19 @@ def warm_up(
         return held
     wanted = _collected(calls)
     shares = [wanted[i::count] for count in [min(jobs or os.cpu_count() or 1, len(wanted))] for i in range(count)]
-    workers = []
-    for share in shares:
-        worker = subprocess.Popen(
-            [sys.executable, "-c", _WORK], stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=_environment()
-        )
-        worker.stdin.write(pickle.dumps(share))
-        worker.stdin.close()
-        workers.append(worker)
-    failed = [words for words in [_last_words(worker) for worker in workers] if words]
+    root = str(Path(__file__).resolve().parents[2])  # a worker imports this copy of the package
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+
+    def work(share: list[tuple]) -> str | None:
+        """Compile a share in a process of its own, and return why that failed."""
+        command, given = [sys.executable, "-c", _WORK], pickle.dumps(share)
+        done = subprocess.run(command, input=given, stderr=subprocess.PIPE, env=environment)
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {done.returncode}"]
+        return lines[-1] if done.returncode else None
+
+    with ThreadPoolExecutor(max(len(shares), 1)) as pool:
+        failed = [words for words in pool.map(work, shares) if words]
     if failed:
         raise RuntimeError(f"a kernel does not compile: {failed[0]}")
     return len(wanted)
@@ -103,28 +108,18 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         for call in calls:
             call()
     for launch, target in collected:
-        arguments = {name: _type_of(value) for name, value in launch.arguments.items()}
-        key = aot._key(aot.Case("", "", launch), target)
-        module, name = launch.kernel.__module__, launch.kernel.__name__
-        options = (launch.num_warps, launch.num_stages, launch.max_registers)
-        distinct.setdefault(key, (module, name, arguments, options, target.arch))
+        arguments = {k: _Stand(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
+        named = launch.kernel.__module__, launch.kernel.__name__
+        options = launch.num_warps, launch.num_stages, launch.max_registers
+        distinct.setdefault(aot._key(aot.Case("", "", launch), target), (*named, arguments, options, target.arch))
     return list(distinct.values())
 
 
-def _type_of(value):
-    """Replace a tensor by (type, whether its address is a multiple of 16), which is enough to compile for it."""
-    return (
-        (str(value.dtype).removeprefix("torch."), value.data_ptr() % 16 == 0)
-        if isinstance(value, torch.Tensor)
-        else value
-    )
-
-
 class _Stand:
-    """Stand-in for a tensor, with the attributes that Triton reads."""
+    """Stand-in for a tensor, with the attributes that Triton reads: type and alignment to 16 bytes."""
 
-    def __init__(self, dtype, aligned: bool):
-        self.dtype, self.address = dtype, 0 if aligned else 1
+    def __init__(self, tensor: torch.Tensor):
+        self.dtype, self.address = tensor.dtype, tensor.data_ptr() % 16
 
     def data_ptr(self) -> int:
         return self.address
@@ -138,22 +133,10 @@ def compile_share() -> None:
 
     failed = None
     for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
-        values = {k: _Stand(getattr(torch, v[0]), v[1]) if isinstance(v, tuple) else v for k, v in arguments.items()}
-        launch = Launch(getattr(importlib.import_module(module), name), (1,), values, *options)
+        launch = Launch(getattr(importlib.import_module(module), name), (1,), arguments, *options)
         try:
             private.compiled(launch, arch)
         except Exception as error:  # the others are compiled nevertheless
             failed = f"{name}: {error}"
     if failed:
         sys.exit(failed)
-
-
-def _environment() -> dict[str, str]:
-    """Return an environment in which a worker imports this copy of the package."""
-    root = str(Path(__file__).resolve().parents[2])
-    return os.environ | {"PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
-def _last_words(worker: subprocess.Popen) -> str | None:
-    text = worker.stderr.read().decode(errors="replace")
-    return (text.strip().splitlines() or [f"exit code {worker.returncode}"])[-1] if worker.wait() else None

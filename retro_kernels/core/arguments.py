@@ -5,19 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..checks import (
-    INTEGERS,
-    POSITION_MAX,
-    dense_rows,
-    floating,
-    has_rows,
-    head_dim,
-    like,
-    number,
-    position,
-    shape,
-    tensor,
-)
+from .. import checks
 from ..reference_lib.attention import accumulator
 
 REL_WIDTH_MAX = 256  # E, width of the relative keys
@@ -31,29 +19,23 @@ CALLS: dict[str, type] = {}
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
 
 
+def given(call, name: str, dims: str, sizes: dict[str, int], dtypes: tuple[torch.dtype, ...] | None = None) -> None:
+    """Check an optional tensor beside `query`: shape, type, device and, of a float tensor, rows without gaps."""
+    value = getattr(call, name)
+    if value is not None:
+        checks.shape(name, value, dims, sizes)
+        checks.like(name, value, call.query, dtypes)
+        if dtypes is None and name not in ANY_STRIDE:
+            checks.dense_rows(name, value)
+
+
 def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
     """Return a position as (int, None), or (0, int64 tensor [B]) where each batch entry has its own."""
     if not isinstance(value, Tensor):
-        return position(name, value), None
-    shape(name, value, "B", sizes)
-    like(name, value, query, (torch.int64,))
+        return checks.position(name, value), None
+    checks.shape(name, value, "B", sizes)
+    checks.like(name, value, query, (torch.int64,))
     return 0, value
-
-
-def _attention_sizes(call, sizes: dict[str, int]) -> None:
-    head_dim("query", sizes["D"], of="D (the head dimension) to be ", got="D=")
-    if sizes["G"] == 0 or sizes["H"] % sizes["G"]:
-        keys = call.key.shape[-3]
-        if sizes["G"] and not (keys and sizes["H"] % keys == 0) and sizes["N"] % sizes["G"] == 0:
-            raise ValueError(
-                f"query: expected [B,N,H,D] with H that the G={sizes['G']} key/value heads divide; got H={sizes['H']} "
-                f"(shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
-            )
-        swapped = "[B,G,S,D]" if call.key.dim() == 4 else "[B,L,K,G,R,D]"
-        hint = f": did you pass {swapped}?" if keys and sizes["H"] % keys == 0 else ""
-        raise ValueError(
-            f"key: expected G key/value heads that divide the H={sizes['H']} query heads; got G={sizes['G']}{hint}"
-        )
 
 
 def kept(problem) -> tuple[str, ...]:
@@ -64,20 +46,20 @@ def kept(problem) -> tuple[str, ...]:
 def movable(call) -> range:
     """Range of positions for which a checked call stays valid. Empty if the position also determines rel_start."""
     follows = call.rel_key is not None and call.rel_start is None
-    return range(0) if follows else range(-POSITION_MAX, POSITION_MAX + 1)
+    return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
 
 
-def attention_outputs(query: Tensor) -> tuple[Tensor, Tensor]:
+def attention_outputs(call) -> tuple[Tensor, Tensor]:
     """Allocate out [B,N,H,D] and lse [B,H,N] of an attention."""
-    b, n, h, _ = query.shape
-    return query.new_empty(query.shape), query.new_empty((b, h, n), dtype=accumulator(query))
+    b, n, h, _ = call.query.shape
+    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=accumulator(call.query))
 
 
 def weighted_rows(call, dims: str) -> dict[str, int]:
     """Check `input` [...,D] and `weight`, whose dimensions `dims` end in D, and return the sizes of the letters."""
     sizes: dict[str, int] = {}
-    floating("input", tensor("input", call.input))
-    shape("weight", call.weight, dims, sizes)
+    checks.floating("input", checks.tensor("input", call.input))
+    checks.shape("weight", call.weight, dims, sizes)
     letter, got = dims[-1], list(call.input.shape)
     if got[-1:] != [sizes[letter]]:
         raise ValueError(f"input: expected [...,{letter}] with {letter}={sizes[letter]}; got {got}")
@@ -88,10 +70,8 @@ def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
     """Raise if `value` is [B,H,N,...] instead of [B,N,H,...]: its dimension N then equals the `heads` of `other`."""
     _, tokens, found, _ = value.shape
     if found != heads == tokens:
-        raise ValueError(
-            f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got H={found} "
-            f"(shape {list(value.shape)}): did you pass [B,H,N,D]?"
-        )
+        got = f"H={found} (shape {list(value.shape)}): did you pass [B,H,N,D]?"
+        raise ValueError(f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got {got}")
 
 
 def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):
@@ -101,82 +81,85 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
             if getattr(call, name) is not None:
                 raise ValueError(f"{name}: expected None without rel_key; got a value")
         return 0
-    start = rel_table(call.rel_key, call.rel_start, call.query, sizes, smallest, rows, rows_formula)
-    if call.rel_query is not None:
-        shape("rel_query", call.rel_query, "B,N,H,E", sizes)
-        like("rel_query", call.rel_query, call.query)
-        dense_rows("rel_query", call.rel_query)
-    elif sizes["E"] != sizes["D"]:
-        raise ValueError(
-            f"rel_key: expected [H or 1,T,E] with E=D={sizes['D']} where rel_query is None; got E={sizes['E']}"
-        )
-    bias("position_bias", call.position_bias, "H,E", call.query, sizes)
+    start = rel_table(call, sizes, smallest, rows, rows_formula)
+    given(call, "rel_query", "B,N,H,E", sizes)
+    if call.rel_query is None and sizes["E"] != sizes["D"]:
+        expected = f"E=D={sizes['D']} where rel_query is None"
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with {expected}; got E={sizes['E']}")
+    bias(call, "position_bias", "H,E", sizes)
     return start
 
 
-def rel_table(rel_key, rel_start, query: Tensor, sizes, smallest: int, rows: int, rows_formula: str) -> int:
-    tensor("rel_key", rel_key)
+def rel_table(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str) -> int:
+    """Check rel_key and rel_start. Return rel_start, or its default."""
+    rel_key = checks.tensor("rel_key", call.rel_key)
     if rel_key.dim() == 3 and rel_key.shape[0] != 1:  # a shared table does not tell the number of heads
-        check_heads("query", query, "rel_key", rel_key.shape[0])
+        check_heads("query", call.query, "rel_key", rel_key.shape[0])
     if rel_key.dim() != 3 or rel_key.shape[0] not in (1, sizes["H"]):
         raise ValueError(f"rel_key: expected [H or 1,T,E] with H={sizes['H']}; got shape {list(rel_key.shape)}")
-    like("rel_key", rel_key, query)
-    dense_rows("rel_key", rel_key)
+    checks.like("rel_key", rel_key, call.query)
+    checks.dense_rows("rel_key", rel_key)
     _, sizes["T"], width = rel_key.shape
     if sizes.setdefault("E", width) != width:
         raise ValueError(f"rel_key: expected [H or 1,T,E] with E={sizes['E']}; got E={width}")
     if not 1 <= width <= REL_WIDTH_MAX:
         raise ValueError(f"rel_key: expected [H or 1,T,E] with E from 1 to {REL_WIDTH_MAX}; got E={width}")
-    if rel_start is not None:
+    if call.rel_start is not None:
         if sizes["T"] < 1:
             raise ValueError("rel_key: expected [H or 1,T,E] with T >= 1; got T=0")
-        return position("rel_start", rel_start)
+        return checks.position("rel_start", call.rel_start)
     rows = max(rows, 0)  # no queries or no keys: no displacement occurs
     if sizes["T"] != rows:
-        raise ValueError(
-            f"rel_key: expected [H or 1,T,E] with T = {rows_formula} = {rows} (all displacements) where rel_start is "
-            f"None; got T={sizes['T']}"
-        )
+        expected = f"T = {rows_formula} = {rows} (all displacements) where rel_start is None"
+        raise ValueError(f"rel_key: expected [H or 1,T,E] with {expected}; got T={sizes['T']}")
     return smallest
 
 
-def bias(name: str, value, dims: str, query: Tensor, sizes: dict[str, int]) -> None:
-    if value is not None:
-        if tensor(name, value).dim() == 2:
-            check_heads("query", query, name, value.shape[0])
-        shape(name, value, dims, sizes)
-        like(name, value, query)
-        dense_rows(name, value)
-
-
-def default_scale(scale, head_dim: int) -> float:
-    return head_dim**-0.5 if scale is None else number("scale", scale)
+def bias(call, name: str, dims: str, sizes: dict[str, int]) -> None:
+    value = getattr(call, name)
+    if value is not None and checks.tensor(name, value).dim() == 2:
+        check_heads("query", call.query, name, value.shape[0])
+    given(call, name, dims, sizes)
 
 
 def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
-    shape("query", call.query, "B,N,H,D", sizes)
-    floating("query", call.query)
-    shape("key", call.key, key_dims, sizes)
-    shape("value", call.value, key_dims, sizes)
+    """Check query, key, value and content_bias, and bind the sizes of their letters."""
+    checks.shape("query", call.query, "B,N,H,D", sizes)
+    checks.floating("query", call.query)
+    checks.shape("key", call.key, key_dims, sizes)
+    checks.shape("value", call.value, key_dims, sizes)
     for name in ("query", "key", "value"):
-        value = getattr(call, name)
-        like(name, value, call.query)
-        dense_rows(name, value)
-    _attention_sizes(call, sizes)
-    bias("content_bias", call.content_bias, "H,D", call.query, sizes)
+        checks.like(name, getattr(call, name), call.query)
+        checks.dense_rows(name, getattr(call, name))
+    checks.head_dim("query", sizes["D"], of="D (the head dimension) to be ", got="D=")
+    n, h, g, swapped = sizes["N"], sizes["H"], sizes["G"], call.key.shape[-3]
+    if g == 0 or h % g:
+        fits = swapped and h % swapped == 0  # with key and value heads before their tokens
+        if g and not fits and n % g == 0:
+            got = f"H={h} (shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
+            raise ValueError(f"query: expected [B,N,H,D] with H that the G={g} key/value heads divide; got {got}")
+        passed = "[B,G,S,D]" if call.key.dim() == 4 else "[B,L,K,G,R,D]"
+        hint = f": did you pass {passed}?" if fits else ""
+        raise ValueError(f"key: expected G key/value heads that divide the H={h} query heads; got G={g}{hint}")
+    bias(call, "content_bias", "H,D", sizes)
 
 
-def pair(name_a: str, a, dims_a: str, name_b: str, b, dims_b: str, query: Tensor, sizes: dict[str, int]) -> None:
-    """Check two integer tensors that are given together or not at all."""
+def scale_and_dropout(call) -> dict[str, float]:
+    """Return an attention's scale, by default D**-0.5, and dropout_p, both checked."""
+    scale = call.query.shape[-1] ** -0.5 if call.scale is None else checks.number("scale", call.scale)
+    return {"scale": scale, "dropout_p": checks.probability("dropout_p", call.dropout_p)}
+
+
+def pair(call, dims: dict[str, str], sizes: dict[str, int]) -> None:
+    """Check two integer tensors that are given together or not at all. dims: name -> dimensions."""
+    (name_a, a), (name_b, b) = ((name, getattr(call, name)) for name in dims)
     if (a is None) != (b is None):
         present, absent = (name_b, name_a) if a is None else (name_a, name_b)
         raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
-    if a is not None:
-        for name, value, dims in ((name_a, a, dims_a), (name_b, b, dims_b)):
-            shape(name, value, dims, sizes)
-            like(name, value, query, INTEGERS)
-        if a.dtype != b.dtype:
-            raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
+    for name in dims:
+        given(call, name, dims[name], sizes, checks.INTEGERS)
+    if a is not None and a.dtype != b.dtype:
+        raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:
@@ -192,21 +175,18 @@ def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str |
             return f"{name} is {value.dtype}; have float32, bfloat16, float16"
         if value.dtype != expected:
             return f"{name} is {value.dtype} among {expected}"
-        if name not in ANY_STRIDE and not has_rows(value):
+        if name not in ANY_STRIDE and not checks.has_rows(value):
             return f"the last dimension of {name} is not contiguous"
     return None
 
 
 def cast(call):
-    """Return the call in autocast's types. A class of calls may define its own `cast`."""
-    return call.cast() if hasattr(call, "cast") else autocast(call)
-
-
-def autocast(call):
     """Return the call with its floating tensors in autocast's type, where autocast is on for the first tensor's device.
 
-    float64 tensors keep their type, as under torch's autocast.
+    float64 tensors keep their type, as under torch's autocast. A class of calls may define its own `cast`.
     """
+    if hasattr(call, "cast"):
+        return call.cast()
     if not autocast_on(call[0]):
         return call
     dtype = torch.get_autocast_dtype(call[0].device.type)

@@ -118,9 +118,8 @@ def _warn_of_fallback(op: str, call) -> None:
     kernels = _KERNELS.get(tensor.device.type)
     status = _status(op, kernels) if kernels and exists(op, kernels) else None
     if status is not None and not status and tensor.dtype != torch.float64:
-        _warn_once(
-            f"retro_kernels: the slow reference in plain PyTorch serves {op} on {tensor.device.type}: {status.reason}"
-        )
+        serves = f"the slow reference in plain PyTorch serves {op} on {tensor.device.type}"
+        _warn_once(f"retro_kernels: {serves}: {status.reason}")
 
 
 @functools.cache
@@ -172,9 +171,8 @@ def driver_too_old(runtime: int, driver: int) -> str | None:
         return None
     of = "CUDA {}.{}".format
     have, need = (of(version // 1000, version % 1000 // 10) for version in (driver, runtime))
-    return (
-        f"the extension was built with {need}, the driver runs {have}: update the driver, or build with an older CUDA"
-    )
+    remedy = "update the driver, or build with an older CUDA"
+    return f"the extension was built with {need}, the driver runs {have}: {remedy}"
 
 
 @functools.cache

@@ -11,20 +11,10 @@ from torch import Tensor
 
 from .. import extensions
 
-# codes of Type in csrc/view.h; the two tables change together
-_TYPE = {
-    torch.float32: 1,
-    torch.bfloat16: 2,
-    torch.float16: 3,
-    torch.bool: 4,
-    torch.int64: 5,
-    torch.int32: 6,
-    torch.int16: 7,
-    torch.int8: 8,
-    torch.uint8: 9,
-}
-
-View = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+# codes of Type in csrc/view.h, which count from 1; the two tables change together
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_OTHERS = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_TYPE = {dtype: code for code, dtype in enumerate(_FLOATS + _OTHERS, 1)}
 
 #: version of the bindings' arguments, which `abi` of each extension states; the numbers change together
 ABI = {"_cpu": 4, "_cuda": 2}
@@ -59,7 +49,7 @@ def extension(name: str) -> ModuleType:
     return module
 
 
-def view(tensor: Tensor | None) -> View | None:
+def view(tensor: Tensor | None) -> tuple[int, int, tuple[int, ...], tuple[int, ...]] | None:
     """Return address, type code, sizes and strides of a tensor, for C++. The caller keeps the tensor alive.
 
     A dimension of size 1 gets the stride of dense memory, because torch allows it any stride and kernels compute

@@ -18,7 +18,6 @@ from .arguments import CALLS, cast, kept
 
 NAMESPACE = "retro_kernels"
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-_DEVICES = ("CPU", "CUDA")
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 
@@ -33,14 +32,10 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem
-    returns = problem.RETURNS
-    fields, arguments = len(problem._fields), schema(problem)
-    where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
-    count = len(returns)
+    fields, arguments, count = len(problem._fields), schema(problem), len(problem.RETURNS)
     outputs = "".join(f"Tensor {name}, " for name in kept(problem))
-    grads = ", ".join(f"Tensor? grad_{name}" for name in returns)
+    grads = ", ".join(f"Tensor? grad_{name}" for name in problem.RETURNS)
     result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
-    forward_name, backward_name = f"{NAMESPACE}::{op}", f"{NAMESPACE}::{op}_backward"
     _LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
     _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
@@ -65,29 +60,23 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
             made = plan.of_resolved(op, call, backend, configs.epoch())
             wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
             results = made.gradients((*[call[at] for at in made.tensors], *given), wanted)
-        return [
-            torch.zeros_like(getattr(call, name)) if at is None else results[at]
-            for name, at, needed in zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
-            if needed
-        ]
+        places = zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
+        listed = [(name, at) for name, at, needed in places if needed]
+        return [torch.zeros_like(getattr(call, name)) if at is None else results[at] for name, at in listed]
 
     def backward_fake(*args):
-        inputs = [args[i] for i in where]
-        return [
-            torch.empty(t.shape, dtype=t.dtype, device=t.device)
-            for t, needed in zip(inputs, args[-1], strict=True)
-            if needed
-        ]
+        inputs = [getattr(problem(*args[:fields]), name) for name in problem.DIFFERENTIABLE]
+        wanted = [x for x, needed in zip(inputs, args[-1], strict=True) if needed]
+        return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
-    for device in _DEVICES:
-        _LIBRARY.impl(op, forward, device)
-        _LIBRARY.impl(f"{op}_backward", backward, device)
-    torch.library.register_fake(forward_name, forward_fake, lib=_LIBRARY)
-    torch.library.register_fake(backward_name, backward_fake, lib=_LIBRARY)
-    _register_autograd(op, forward_name, backward_name, problem, where)
+    for name, run, fake in ((op, forward, forward_fake), (f"{op}_backward", backward, backward_fake)):
+        for device in ("CPU", "CUDA"):
+            _LIBRARY.impl(name, run, device)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+    _register_autograd(op, problem)
     flops.register(op, problem)
     if tangents is not None:
-        transforms.register(op, tangents)
+        transforms.FORWARD_MODE[op] = tangents
 
 
 def schema(problem: type) -> str:
@@ -100,12 +89,13 @@ def schema(problem: type) -> str:
     return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
 
 
-def _register_autograd(op: str, forward_name: str, backward_name: str, problem: type, where: list[int]) -> None:
-    fields, count, saves = len(problem._fields), len(problem.RETURNS), kept(problem)
+def _register_autograd(op: str, problem: type) -> None:
+    fields, saves = len(problem._fields), kept(problem)
+    where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
 
     def setup_context(ctx, inputs, output):
-        outs = dict(zip(problem.RETURNS, (output,) if count == 1 else output))
-        outs = [outs[name] for name in saves]
+        outs = output if isinstance(output, tuple) else (output,)
+        outs = [outs[problem.RETURNS.index(name)] for name in saves]
         tensors = [x if isinstance(x, Tensor) else None for x in inputs]
         ctx.save_for_backward(*tensors, *outs)
         ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
@@ -121,9 +111,7 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, problem: 
         transforms.refuse_batched(op, grads)
         check_saved(op, (*problem._fields, "backend", *saves), saved, ctx.layouts)
         args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
-        results = iter(
-            getattr(getattr(torch.ops, NAMESPACE), f"{op}_backward")(*args, *saved[fields + 1 :], *grads, needs)
-        )
+        results = iter(registered(op, "_backward")(*args, *saved[fields + 1 :], *grads, needs))
         for i, needed in zip(where, needs, strict=True):
             grads_in[i] = next(results) if needed else None
         return tuple(grads_in)
@@ -131,8 +119,9 @@ def _register_autograd(op: str, forward_name: str, backward_name: str, problem: 
     def no_second_derivative(ctx, *grads):
         raise transforms.no_second_derivative(op)
 
-    torch.library.register_autograd(forward_name, differentiate, setup_context=setup_context, lib=_LIBRARY)
-    torch.library.register_autograd(backward_name, no_second_derivative, lib=_LIBRARY)
+    name = f"{NAMESPACE}::{op}"
+    torch.library.register_autograd(name, differentiate, setup_context=setup_context, lib=_LIBRARY)
+    torch.library.register_autograd(f"{name}_backward", no_second_derivative, lib=_LIBRARY)
 
 
 def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:

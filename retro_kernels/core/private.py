@@ -13,12 +13,12 @@ import operator
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["tree_leaves"]
+__all__ = ["dispatch_modes", "tree_leaves"]
 
 
 def _of_torch(name: str, otherwise):
@@ -62,7 +62,8 @@ dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
 _guards = _of_torch("_dynamo.guards.TensorGuards", None)
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
 _functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
-_is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
+#: whether `is_grads_batched` made a tensor
+is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
 _tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
 _LISTENERS = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state", "_dispatch_keys")
 _dispatched, _overridden, _traced, _ = (_of_torch(name, None) for name in _LISTENERS)
@@ -109,10 +110,8 @@ def untraced() -> bool:
 
 def transformed() -> bool:
     """Whether vmap, grad, jvp or forward mode is on for this thread. Functionalisation does not count."""
-    interpreter = _interpreter()
-    return (
-        getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize
-    )
+    interpreter, level = _interpreter(), getattr(forward_ad, "_current_level", -1)
+    return level >= 0 if interpreter is None else interpreter.key() != _functionalize
 
 
 def watched(values, ordinary: frozenset[type]) -> bool:
@@ -128,16 +127,6 @@ def watched(values, ordinary: frozenset[type]) -> bool:
 def may_have_tangents() -> bool:
     """Whether forward mode is on."""
     return getattr(forward_ad, "_current_level", 0) >= 0 and _tangents_on()
-
-
-def is_batched(tensor: Tensor) -> bool:
-    """Whether `is_grads_batched` made the tensor."""
-    return _is_batched(tensor)
-
-
-def dispatch_modes() -> list[TorchDispatchMode]:
-    """Return the dispatch modes of this thread."""
-    return _get_current_dispatch_mode_stack()
 
 
 def autograd_on() -> contextlib.AbstractContextManager:

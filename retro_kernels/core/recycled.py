@@ -31,19 +31,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_lock)  # another thread of the parent may have held the lock
 
 
-def take(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor | None:
-    """Return a tensor in a free block, or None."""
-    like = torch.empty(shape, dtype=dtype, device="meta")
-    with _lock:
-        for at in range(len(_blocks)):
-            # a block shared with another process may be in use there
-            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():
-                block = _blocks.pop(at)
-                _blocks.append(block)
-                return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
-    return None
-
-
 def keep(tensor: Tensor) -> None:
     """Keep the tensor's memory for reuse once it is free. Where blocks exceed KEPT, free ones are dropped, the least
     recently taken one first.
@@ -65,10 +52,16 @@ def _free(at: int) -> bool:
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Allocate a large output that a kernel will fill: in a free block, or in huge pages where the system has them."""
-    tensor = take(shape, dtype)
-    if tensor is None:
-        tensor = torch.empty(shape, dtype=dtype)
-        if native.unavailable("_cpu") is None:
-            native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
-        keep(tensor)
+    like = torch.empty(shape, dtype=dtype, device="meta")
+    with _lock:
+        for at in range(len(_blocks)):
+            # a block shared with another process may be in use there
+            if _blocks[at].nbytes() == like.nbytes and _free(at) and not _blocks[at].is_shared():
+                block = _blocks.pop(at)
+                _blocks.append(block)
+                return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
+    tensor = torch.empty(shape, dtype=dtype)
+    if native.unavailable("_cpu") is None:
+        native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    keep(tensor)
     return tensor

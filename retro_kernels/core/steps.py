@@ -22,13 +22,8 @@ _MOST_WAYS = 4  # lists kept for one layout, the newest ones; each belongs to ot
 _EMPTY, _TORCH, _NATIVE, _LAUNCH = range(4)  # kinds of steps
 _VALUE, _VIEW, _NUMBER, _CALL, _ASKED = range(5)  # kinds of a compiled function's arguments
 _ATEN = torch.ops.aten
-_FRESH = (
-    _ATEN.empty.memory_format,
-    _ATEN.empty_like.default,
-    _ATEN.empty_strided.default,
-    _ATEN.new_empty.default,
-    _ATEN.new_empty_strided.default,
-)
+_FRESH = (_ATEN.empty.memory_format, _ATEN.empty_like.default, _ATEN.empty_strided.default)
+_FRESH += (_ATEN.new_empty.default, _ATEN.new_empty_strided.default)
 _SAME = (_ATEN.detach.default, _ATEN.alias.default)  # operations whose result shares the argument's slot
 _ACTIVE = threading.local()
 #: arguments of a compiled function that are read at each call: number of threads, current stream of the GPU
@@ -189,15 +184,9 @@ class Listing(private.DispatchMode):
     def launch(self, launch, target) -> None:
         """Add a launch of a Triton kernel."""
         fixed = private.specialised(launch.kernel)
-        arguments = [
-            decided(x, int) if isinstance(x, Position) and name in fixed else x
-            for name, x in ((name, launch.arguments[name]) for name in launch.kernel.arg_names)
-        ]
-        moves = [
-            (i, x.slot if isinstance(x, Position) else self._slot(x))
-            for i, x in enumerate(arguments)
-            if isinstance(x, (Tensor, Position))
-        ]
+        given = [(name, launch.arguments[name]) for name in launch.kernel.arg_names]
+        arguments = [decided(x, int) if isinstance(x, Position) and name in fixed else x for name, x in given]
+        moves = [(i, self._slot(x)) for i, x in enumerate(arguments) if isinstance(x, (Tensor, Position))]
         rest = [None if isinstance(x, (Tensor, Position)) else x for x in arguments]
         self.launches.append((launch, target))
         self.steps.append((_LAUNCH, private.Launched(launch), rest, moves))
@@ -207,12 +196,8 @@ class _Way:
     """List of steps for one set of decisions."""
 
     def __init__(self, listing: Listing, results):
-        self.steps, self.launches, self.guards, self.numbers = (
-            listing.steps,
-            listing.launches,
-            listing.guards,
-            listing.numbers,
-        )
+        self.steps, self.launches = listing.steps, listing.launches
+        self.guards, self.numbers = listing.guards, listing.numbers
         self.blank = [None] * (len(listing.alive) - len(listing.given))
         self.kind = type(results)
         self.results = [None if x is None else listing._slot(x) for x in results]
@@ -311,23 +296,19 @@ def call(library: str, name: str, *arguments) -> None:
     listing = active()
     if listing is not None:
         listing.native(library, name, arguments)
-    elif error := getattr(native.extension(library), name)(*_now(arguments)):
+    elif error := getattr(native.extension(library), name)(*map(_now, arguments)):
         raise RuntimeError(f"{name}: CUDA error {error} at launch")
 
 
-def _now(arguments: tuple) -> list:
-    return [
-        native.view(value)
-        if isinstance(value, Tensor)
-        else (value.tensor.data_ptr(), *value.layout())
-        if isinstance(value, Seen)
-        else tuple(_now(value))
-        if isinstance(value, tuple)
-        else value()
-        if callable(value)
-        else value
-        for value in arguments
-    ]
+def _now(value):
+    """Return an argument of a compiled function."""
+    if isinstance(value, Tensor):
+        return native.view(value)
+    if isinstance(value, Seen):
+        return value.tensor.data_ptr(), *value.layout()
+    if isinstance(value, tuple):
+        return tuple(map(_now, value))
+    return value() if callable(value) else value
 
 
 def device_of(tensor: Tensor) -> torch.device:

@@ -17,15 +17,8 @@ from torch.autograd import forward_ad
 from . import private
 from .arguments import kept
 
-_FORWARD_MODE: dict[str, Callable] = {}
-
-
-def register(op: str, tangents: Callable) -> None:
-    """Register the forward mode of an op.
-
-    tangents: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output.
-    """
-    _FORWARD_MODE[op] = tangents
+#: forward mode of an op: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output
+FORWARD_MODE: dict[str, Callable] = {}
 
 
 def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
@@ -70,10 +63,10 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx, *tangents):
-        if ctx.op not in _FORWARD_MODE:
+        if ctx.op not in FORWARD_MODE:
             raise no_forward_mode(ctx.op)
         call, outs = _saved(ctx)
-        return _FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
+        return FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
 
     @staticmethod
     def vmap(info, in_dims, *values):
@@ -112,12 +105,11 @@ def _saved(ctx):
 
 def _one_by_one(function, info, in_dims, values):
     """Make one call for each entry: an entry's result then does not depend on the number of entries."""
-    entries = [
-        function.apply(
-            *[x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
-        )
-        for i in range(info.batch_size)
-    ]
+
+    def entry(i: int) -> list:
+        return [x if dim is None or not isinstance(x, Tensor) else x.select(dim, i) for x, dim in zip(values, in_dims)]
+
+    entries = [function.apply(*entry(i)) for i in range(info.batch_size)]
     outs = tuple(torch.stack(parts) for parts in zip(*entries, strict=True))
     return outs, (0,) * len(outs)
 
@@ -127,9 +119,8 @@ def no_second_derivative(op: str) -> Exception:
 
 
 def no_forward_mode(op: str) -> Exception:
-    return NotImplementedError(
-        f"retro_kernels.{op}: forward-mode derivatives are not implemented; reverse mode is (torch.func.vjp, jacrev)"
-    )
+    remedy = "reverse mode is (torch.func.vjp, jacrev)"
+    return NotImplementedError(f"retro_kernels.{op}: forward-mode derivatives are not implemented; {remedy}")
 
 
 def refuse_tangents(op: str, values) -> None:
@@ -143,6 +134,5 @@ def refuse_tangents(op: str, values) -> None:
 def refuse_batched(op: str, grads) -> None:
     """Raise for gradients of `is_grads_batched`: no custom operator can unbatch them."""
     if any([grad is not None and private.is_batched(grad) for grad in grads]):
-        raise NotImplementedError(
-            f"retro_kernels.{op}: is_grads_batched is not implemented; torch.func.vmap over torch.func.vjp is"
-        )
+        remedy = "torch.func.vmap over torch.func.vjp is"
+        raise NotImplementedError(f"retro_kernels.{op}: is_grads_batched is not implemented; {remedy}")

@@ -23,10 +23,10 @@ def forward(op: str, call) -> tuple[Tensor, Tensor]:
     return out, lse
 
 
-def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> list[Tensor | None]:
-    """Return one gradient for each entry of DIFFERENTIABLE. positions: the call's tensor of positions, or None."""
-    out, lse = outputs
-    dout, dlse = grads
+def backward(op: str, call, outputs, grads, needs) -> list[Tensor | None]:
+    """Return one gradient for each entry of DIFFERENTIABLE."""
+    (out, lse), (dout, dlse) = outputs, grads
+    positions = call.batch_start if op == "chunked_cross_attention" else call.batch_offset
     if dout is None:
         dout = torch.zeros_like(out)
     each = () if positions is None else tuple(positions.shape)
@@ -34,9 +34,8 @@ def backward(op: str, call, outputs, grads, needs, positions: Tensor | None) -> 
     for name, need in zip(call.DIFFERENTIABLE, needs, strict=True):
         x = getattr(call, name)
         if need and x is not None:
-            results[name] = empty(
-                (*(each if name in _SHARED else ()), *x.shape), torch.float32 if name in _SUMMED else x.dtype
-            )
+            shape = (*each, *x.shape) if name in _SHARED else x.shape
+            results[name] = empty(shape, torch.float32 if name in _SUMMED else x.dtype)
     wanted = tuple(results.get(name) for name in call.DIFFERENTIABLE)
     steps.call("_cpu", f"{op}_backward", call, out, lse, dout, dlse, wanted, steps.THREADS)
     for name in [name for name in results if name in _SUMMED]:

@@ -80,11 +80,9 @@ def softmax_attend(
     A row without a visible key has out 0, lse -inf and zero gradients, even if `value` or its gradients are NaN.
     """
     logits = logits.masked_fill(~visible, float("-inf"))
-    top = (
-        logits.detach().amax(-1, keepdim=True)
-        if logits.shape[-1]
-        else logits.new_full((*logits.shape[:-1], 1), -torch.inf)
-    )
+    top = logits.new_full((*logits.shape[:-1], 1), -torch.inf)
+    if logits.shape[-1]:
+        top = logits.detach().amax(-1, keepdim=True)
     top = top.masked_fill(top == -torch.inf, 0)
     weights = torch.exp(logits - top)
     total = weights.sum(-1, keepdim=True)

@@ -18,16 +18,12 @@ def backward_of(forward: Callable) -> Callable:
         with torch.enable_grad(), private.autograd_on():
             inputs = [getattr(call, name).detach().requires_grad_() for name in names]
             recomputed = forward(call._replace(**dict(zip(names, inputs, strict=True))))
-            pairs = [
-                (out, grad)
-                for out, grad in zip(recomputed, grads, strict=True)
-                if grad is not None and out.requires_grad
-            ]
+            pairs = zip(recomputed, grads, strict=True)
+            pairs = [(out, grad) for out, grad in pairs if grad is not None and out.requires_grad]
+            results = [None] * len(inputs)
             if pairs:
                 outs, outgoing = zip(*pairs, strict=True)
                 results = torch.autograd.grad(outs, inputs, outgoing, allow_unused=True)
-            else:
-                results = [None] * len(inputs)
         results = [torch.zeros_like(x) if g is None else g for g, x in zip(results, inputs, strict=True)]
         by_name = dict(zip(names, results, strict=True))
         return [by_name.get(name) for name in call.DIFFERENTIABLE]

@@ -67,9 +67,8 @@ def check(op: str, kw: dict, backend: str, seed: int = 0) -> dict[str, Tensor]:
         if value.is_floating_point():
             assert_passes(f"{op}/{backend} {name}", got[name], value, eager[name], dtype)
         else:
-            assert torch.equal(got[name], value), (
-                f"{op}/{backend} {name}: {int((got[name] != value).sum())} entries differ"
-            )
+            different = int((got[name] != value).sum())
+            assert torch.equal(got[name], value), f"{op}/{backend} {name}: {different} entries differ"
     return got
 
 

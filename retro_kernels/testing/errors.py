@@ -41,9 +41,8 @@ def error(got: Tensor, want: Tensor) -> Error:
 def relative_error(got: Tensor, want: Tensor) -> float:
     """Return the Frobenius norm of `error`. Raises AssertionError for tensors that can't be compared."""
     relative = error(got, want).frobenius
-    assert relative is not None, (
-        f"not comparable: shapes {list(got.shape)} and {list(want.shape)}, or NaN or infinities that differ"
-    )
+    shapes = f"shapes {list(got.shape)} and {list(want.shape)}"
+    assert relative is not None, f"not comparable: {shapes}, or NaN or infinities that differ"
     return relative
 
 
@@ -61,10 +60,8 @@ def assert_passes(name: str, got: Tensor, want: Tensor, eager: Tensor | None, dt
     limit = tolerances.allowed(float("nan") if eager_error is None else eager_error, dtype)
     if relative > limit:
         gap = (got.double() - want).nan_to_num().abs()
-        at = torch.unravel_index(gap.argmax(), gap.shape) if gap.dim() else ()
-        at = tuple(int(i) for i in at)
+        at = tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape)) if gap.dim() else ()
         raise AssertionError(
             f"{name} ({dtype}): relative error {relative:.3e} > {limit:.3e} (eager {eager_error or float('nan'):.3e}); "
-            f"worst at {list(at)}: "
-            f"got {got[at].item():.6g}, want {want[at].item():.6g}"
+            f"worst at {list(at)}: got {got[at].item():.6g}, want {want[at].item():.6g}"
         )

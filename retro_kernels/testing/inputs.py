@@ -13,6 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from ..core import operator
+
 #: device of a builder's tensors without a `Draw`; tests of a GPU's backend set it to "cuda"
 DEVICE = "cpu"
 BIASES = ("content_bias", "position_bias")
@@ -40,9 +42,8 @@ class Draw:
         return (drawn * scale if scale != 1.0 else drawn).to(self.dtype)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
-        return (
-            low + (high - low) * torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.drawn_in)
-        ).to(self.dtype)
+        drawn = torch.rand(*shape, generator=self.generator, device=self.device, dtype=self.drawn_in)
+        return (low + (high - low) * drawn).to(self.dtype)
 
     def kept(self, *shape: int, share: float) -> Tensor:
         """bool, True for about `share` of the entries."""
@@ -103,14 +104,8 @@ def cross_attention(
     """
     G = H if G is None else G
     L = (query_start + N) // M + extra_chunks
-    kw = {
-        "query": g.normal(B, N, H, D),
-        "key": g.normal(B, L, K, R, G, D),
-        "value": g.normal(B, L, K, R, G, D),
-        "chunk_len": M,
-        "query_start": query_start,
-        "dropout_p": dropout_p,
-    }
+    kw = {"query": g.normal(B, N, H, D), "key": g.normal(B, L, K, R, G, D), "value": g.normal(B, L, K, R, G, D)}
+    kw |= {"chunk_len": M, "query_start": query_start, "dropout_p": dropout_p}
     _positions(g, kw, M + R - 1, **positions)
     if gate:
         kw["neighbour_gate"] = g.uniform(B, L, K, low=gate_low)
@@ -235,7 +230,8 @@ def entropy(g, *, N=19, V=33):
 
 def shapes_of(op: type, build: Callable[..., dict], dtype: torch.dtype, **options):
     """Return a checked call of the class `op` on the meta device, from a builder and its options."""
-    return op(**dict.fromkeys(op._fields) | build(dtype=dtype, draw=Draw(0, dtype, "meta"), **options)).checked()
+    kw = build(dtype=dtype, draw=Draw(0, dtype, "meta"), **options)
+    return operator.resolve(op(**dict.fromkeys(op._fields) | kw))
 
 
 def cast(kw: dict, dtype: torch.dtype) -> dict:

@@ -28,9 +28,8 @@ def sliced(tensor: Tensor) -> Tensor:
     if tensor.dim() < 2:
         return tensor
     fill = torch.nan if tensor.is_floating_point() else 0
-    padded = torch.full(
-        (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3), fill, dtype=tensor.dtype, device=tensor.device
-    )
+    shape = (*tensor.shape[:-2], 2 * tensor.shape[-2], tensor.shape[-1] + 3)
+    padded = torch.full(shape, fill, dtype=tensor.dtype, device=tensor.device)
     view = padded[..., ::2, 1 : 1 + tensor.shape[-1]]
     view.copy_(tensor)
     return view

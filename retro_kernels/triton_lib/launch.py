@@ -42,8 +42,9 @@ class Launch:
 
 
 def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:
-    """Return the launch of a kernel with a tile's options. `arguments` may have more than the kernel takes."""
-    taken = {name: arguments[name] for name in kernel.arg_names}
+    """Return the launch of a kernel with a tile's blocks and options. `arguments` may have others, which it drops."""
+    given = arguments | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+    taken = {name: given[name] for name in kernel.arg_names}
     return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
 
 
@@ -61,7 +62,13 @@ def settled(grad: Tensor, lse: Tensor) -> Tensor:
     return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 
-def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
-    """Return {"stride_<prefix><letter>": stride} of the leading dimensions; zeros where the tensor is None."""
+def strided(name: str, tensor: Tensor | None, prefix: str, letters: str) -> dict[str, Tensor | int | None]:
+    """Return {"<name>_ptr": tensor, "stride_<prefix><letter>": stride} of the leading dimensions, 0 for None."""
     tensor_strides = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
-    return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, tensor_strides, strict=True)}
+    return {f"{name}_ptr": tensor, **{f"stride_{prefix}{x}": s for x, s in zip(letters, tensor_strides, strict=True)}}
+
+
+def table(rel_key: Tensor | None) -> dict[str, Tensor | int | None]:
+    """Return the arguments of the relative keys. One table for all heads has stride 0 from head to head."""
+    shared = {"stride_rh": 0} if rel_key is not None and rel_key.shape[0] == 1 else {}
+    return {**strided("rel", rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}

@@ -23,19 +23,9 @@ def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], 
     b, n, h, d = out.shape
     parts = torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device)
     part_lses = torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)
-    arguments = {
-        "part_ptr": parts,
-        "part_lse_ptr": part_lses,
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "N": n,
-        "H": h,
-        "splits": count,
-        "D": d,
-        "BLOCK_D": power_of_two(d),
-        "BLOCK_S": _STEP,
-    }
-    launch = Launch(_merge_kernel, (n * h, b), arguments, num_warps=1, num_stages=1)
+    tensors = {"part_ptr": parts, "part_lse_ptr": part_lses, "out_ptr": out, "lse_ptr": lse}
+    sizes = {"N": n, "H": h, "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
+    launch = Launch(_merge_kernel, (n * h, b), tensors | sizes, num_warps=1, num_stages=1)
     return {"out_ptr": parts, "lse_ptr": part_lses}, [launch]
 
 

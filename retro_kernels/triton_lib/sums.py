@@ -51,16 +51,8 @@ def summed(
     size = like.numel() // groups
     part_size = size if part_rows is None else part_rows * width
     out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    arguments = {
-        "part_ptr": part,
-        "out_ptr": out,
-        "stride_part": groups * part_size,
-        "stride_group": part_size,
-        "count": part.numel() // (groups * part_size),
-        "size": size,
-        "part_size": part_size,
-        "shift": shift * width,
-        "BLOCK_P": _PARTS,
-        "BLOCK_X": _COLUMNS,
-    }
-    return out, Launch(_sum_kernel, (-(-size // _COLUMNS), groups), arguments, num_warps=4, num_stages=1)
+    tensors = {"part_ptr": part, "out_ptr": out, "stride_part": groups * part_size, "stride_group": part_size}
+    sizes = {"count": part.numel() // (groups * part_size), "size": size, "part_size": part_size}
+    constants = {"shift": shift * width, "BLOCK_P": _PARTS, "BLOCK_X": _COLUMNS}
+    launch = Launch(_sum_kernel, (-(-size // _COLUMNS), groups), tensors | sizes | constants, num_warps=4, num_stages=1)
+    return out, launch

@@ -1,7 +1,5 @@
-"""A call of `chunked_cross_attention` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N queries, M chunk length, L chunks, K neighbours, R neighbour tokens, H heads, G key/value heads, D
-head dimension, E width of the relative keys, T their rows.
+"""A call of `chunked_cross_attention` as a value. Letters: B batch, N queries, M chunk length, L chunks, K neighbours,
+R neighbour tokens, H heads, G key/value heads, D head dimension, E width of the relative keys, T their rows.
 """
 
 from __future__ import annotations
@@ -38,13 +36,7 @@ class ChunkedCrossAttention(NamedTuple):
     batch_start: Tensor | None = None  # int64 [B]; the host never reads it
 
     DIFFERENTIABLE = (
-        "query",
-        "key",
-        "value",
-        "rel_key",
-        "rel_query",
-        "content_bias",
-        "position_bias",
+        *("query", "key", "value", "rel_key", "rel_query", "content_bias", "position_bias"),
         "neighbour_gate",
     )
     MOVES = "query_start"
@@ -61,29 +53,19 @@ class ChunkedCrossAttention(NamedTuple):
         needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
         if batch_start is None and sizes["L"] < needed:
             start = f", query_start={query_start}" if query_start else ""
-            raise ValueError(
-                f"key: expected [B,L,K,R,G,D] with L >= {needed} chunks for N={sizes['N']}, "
-                f"chunk_len={chunk_len}{start}; "
-                f"got L={sizes['L']}"
-            )
+            chunks = f"L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}"
+            raise ValueError(f"key: expected [B,L,K,R,G,D] with {chunks}; got L={sizes['L']}")
         rows = chunk_len + sizes["R"] - 1
         rel_start = arguments.relative(self, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
         if self.neighbour_mask is not None:
             mask = checks.tensor("neighbour_mask", self.neighbour_mask)
             if mask.dim() not in (3, 4):
                 raise ValueError(f"neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape {list(mask.shape)}")
-            checks.shape("neighbour_mask", mask, "B,L,K" if mask.dim() == 3 else "B,L,K,R", sizes)
-            checks.like("neighbour_mask", mask, self.query, (torch.bool,))
-        if self.neighbour_gate is not None:
-            checks.shape("neighbour_gate", self.neighbour_gate, "B,L,K", sizes)
-            checks.like("neighbour_gate", self.neighbour_gate, self.query)
-        return self._replace(
-            query_start=query_start,
-            batch_start=batch_start,
-            rel_start=rel_start,
-            scale=arguments.default_scale(self.scale, sizes["D"]),
-            dropout_p=checks.probability("dropout_p", self.dropout_p),
-        )
+            dims = "B,L,K" if mask.dim() == 3 else "B,L,K,R"
+            arguments.given(self, "neighbour_mask", dims, sizes, (torch.bool,))
+        arguments.given(self, "neighbour_gate", "B,L,K", sizes)
+        positions = {"query_start": query_start, "batch_start": batch_start, "rel_start": rel_start}
+        return self._replace(**positions, **arguments.scale_and_dropout(self))
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
         """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one."""
@@ -96,8 +78,7 @@ class ChunkedCrossAttention(NamedTuple):
                 f"L={sizes['L']} chunks for N={sizes['N']}; got {self.chunk_len}"
             )
 
-    def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        return arguments.attention_outputs(self.query)
+    empty_outputs = arguments.attention_outputs
 
     def movable(self) -> range:
         """Range of positions for which a checked call stays valid: those whose chunks the keys have."""

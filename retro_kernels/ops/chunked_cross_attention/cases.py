@@ -13,10 +13,8 @@ PRESET = {"B": 8, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 128}
 def call(dtype: torch.dtype, *, batch_start=False, **options) -> ChunkedCrossAttention:
     """Return a checked call on the meta device. options: those of `inputs.cross_attention`, by default the preset's."""
     made = inputs.shapes_of(ChunkedCrossAttention, inputs.cross_attention, dtype, **PRESET | options)
-    return made._replace(
-        seed=torch.empty(1, dtype=torch.int64, device="meta") if made.dropout_p else None,
-        batch_start=torch.empty(len(made.query), dtype=torch.int64, device="meta") if batch_start else None,
-    )
+    positions = torch.empty(len(made.query), dtype=torch.int64, device="meta")
+    return made._replace(batch_start=positions) if batch_start else made
 
 
 BF16, ALL = (torch.bfloat16,), (torch.bfloat16, torch.float16, torch.float32)

@@ -5,17 +5,10 @@ Each thread uses scratch memory (about 1 MiB at RETRO's sizes). No input is copi
 
 from __future__ import annotations
 
-from torch import Tensor
+import functools
 
 from ...cpu_lib import attention
 from ...cpu_lib import unsupported as unsupported
 
-OP = "chunked_cross_attention"
-
-
-def forward(call) -> tuple[Tensor, Tensor]:
-    return attention.forward(OP, call)
-
-
-def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    return attention.backward(OP, call, outputs, grads, needs, call.batch_start)
+forward = functools.partial(attention.forward, "chunked_cross_attention")
+backward = functools.partial(attention.backward, "chunked_cross_attention")

@@ -6,6 +6,8 @@ Listing 1; positions as in its appendix B.1.2, Transformer-XL's form.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -30,11 +32,8 @@ def _by_chunk(call) -> tuple[Tensor, Tensor]:
             continue
         if not outs:  # rows before the first complete chunk attend nothing
             outs, lses = [out[:, : rows.start]], [lse[:, :, : rows.start]]
-        mine = {
-            name: None if (t := getattr(call, name)) is None else t[:, rows.start : rows.stop]
-            for name in ("query", "rel_query")
-        }
-        mine |= {name: None if (t := getattr(call, name)) is None else t[:, chunk] for name in _OF_CHUNK}
+        mine = _each(call, _OF_TOKEN, lambda x: x[:, rows.start : rows.stop])
+        mine |= _each(call, _OF_CHUNK, lambda x: x[:, chunk])
         index = torch.arange(rows.start - first, rows.stop - first, device=out.device)  # i in the attending chunk
         chunk_out, chunk_lse = _attend(call._replace(**mine), index.view(-1, 1), _keep(call, rows))
         outs.append(chunk_out)
@@ -54,11 +53,8 @@ def _by_row(call) -> tuple[Tensor, Tensor]:
     chunk = (position + 1) // call.chunk_len - 1
     exists = ((chunk >= 0) & (chunk < chunks)).flatten()
     at = (torch.arange(b, device=chunk.device).unsqueeze(1), chunk.clamp(0, chunks - 1))
-    mine = {
-        name: None if (t := getattr(call, name)) is None else t.flatten(0, 1).unsqueeze(1)
-        for name in ("query", "rel_query")
-    }
-    mine |= {name: None if (t := getattr(call, name)) is None else t[at].flatten(0, 1) for name in _OF_CHUNK}
+    mine = _each(call, _OF_TOKEN, lambda x: x.flatten(0, 1).unsqueeze(1))
+    mine |= _each(call, _OF_CHUNK, lambda x: x[at].flatten(0, 1))
     mask = mine["neighbour_mask"]
     mask = torch.ones_like(mine["key"][..., 0, 0], dtype=torch.bool) if mask is None else mask
     mine["neighbour_mask"] = mask & exists.view(-1, *[1] * (mask.dim() - 1))
@@ -69,8 +65,13 @@ def _by_row(call) -> tuple[Tensor, Tensor]:
     return out.view(b, n, h, d), lse.view(b, n, h).transpose(1, 2)
 
 
-#: arguments with one entry a chunk
-_OF_CHUNK = ("key", "value", "neighbour_mask", "neighbour_gate")
+#: arguments with one entry a token, and with one a chunk
+_OF_TOKEN, _OF_CHUNK = ("query", "rel_query"), ("key", "value", "neighbour_mask", "neighbour_gate")
+
+
+def _each(call, names: tuple[str, ...], function: Callable[[Tensor], Tensor]) -> dict[str, Tensor | None]:
+    """Return `function` of each of the call's tensors."""
+    return {name: None if (x := getattr(call, name)) is None else function(x) for name in names}
 
 
 def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -82,9 +83,8 @@ def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     key, value = call.key, call.value
     visible = torch.ones(b, neighbours, length, dtype=torch.bool, device=key.device)
     if call.neighbour_mask is not None:
-        visible = visible & (
-            call.neighbour_mask if call.neighbour_mask.dim() == 3 else call.neighbour_mask.unsqueeze(-1)
-        )
+        mask = call.neighbour_mask
+        visible = visible & (mask if mask.dim() == 3 else mask.unsqueeze(-1))
         # a masked token may be NaN
         hidden = ~visible[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
@@ -103,9 +103,8 @@ def _attend(call, index: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         displacement = index - torch.arange(length, device=key.device)
         position = attention.position_logits(rel_query, call.rel_key, displacement, call.rel_start)
         logits = logits + position.repeat(1, 1, 1, neighbours)  # the same rows serve all K neighbours
-    return attention.softmax_attend(
-        logits * call.scale, visible.view(b, 1, 1, neighbours * length), value, keep, call.dropout_p
-    )
+    visible = visible.view(b, 1, 1, neighbours * length)
+    return attention.softmax_attend(logits * call.scale, visible, value, keep, call.dropout_p)
 
 
 def _keep(call, rows: range) -> Tensor | None:

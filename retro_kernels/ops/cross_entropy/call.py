@@ -1,7 +1,4 @@
-"""A call of `cross_entropy` as a value: its arguments, their checks and the outputs they make.
-
-Letters: T rows, V classes.
-"""
+"""A call of `cross_entropy` as a value. Letters: T rows, V classes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A call of `leaky_average` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N tokens, H heads, D head dimension.
-"""
+"""A call of `leaky_average` as a value. Letters: B batch, N tokens, H heads, D head dimension."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A call of `linear` as a value: its arguments, their checks and the outputs they make.
-
-Letters: I, J width of a row before and after.
-"""
+"""A call of `linear` as a value. Letters: I, J width of a row before and after."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A call of `merge_attention` as a value: its arguments, their checks and the outputs they make.
-
-Letters: P parts, B batch, N queries, H heads, D head dimension.
-"""
+"""A call of `merge_attention` as a value. Letters: P parts, B batch, N queries, H heads, D head dimension."""
 
 from __future__ import annotations
 

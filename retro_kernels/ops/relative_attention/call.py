@@ -1,7 +1,5 @@
-"""A call of `relative_attention` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N queries, S keys, H heads, G key/value heads, D head dimension, E width of the relative keys, T their
-rows.
+"""A call of `relative_attention` as a value. Letters: B batch, N queries, S keys, H heads, G key/value heads, D head
+dimension, E width of the relative keys, T their rows.
 """
 
 from __future__ import annotations
@@ -60,32 +58,18 @@ class RelativeAttention(NamedTuple):
             raise ValueError(f"window_block: expected None where window is given; got {block}")
         arguments.attention_inputs(self, "B,S,G,D", sizes)
         default = sizes["S"] - sizes["N"] if causal else 0
-        offset, batch_offset = arguments.positions(
-            "query_offset", default if self.query_offset is None else self.query_offset, self.query, sizes
-        )
+        position = default if self.query_offset is None else self.query_offset
+        offset, batch_offset = arguments.positions("query_offset", position, self.query, sizes)
         if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
         rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
-        if self.key_mask is not None:
-            checks.shape("key_mask", self.key_mask, "B,S", sizes)
-            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
-        arguments.pair(
-            "query_segment", self.query_segment, "B,N", "key_segment", self.key_segment, "B,S", self.query, sizes
-        )
-        return self._replace(
-            query_offset=offset,
-            batch_offset=batch_offset,
-            rel_start=rel_start,
-            causal_gap=gap,
-            window=window,
-            window_block=block,
-            scale=arguments.default_scale(self.scale, sizes["D"]),
-            dropout_p=checks.probability("dropout_p", self.dropout_p),
-        )
+        arguments.given(self, "key_mask", "B,S", sizes, (torch.bool,))
+        arguments.pair(self, {"query_segment": "B,N", "key_segment": "B,S"}, sizes)
+        positions = {"query_offset": offset, "batch_offset": batch_offset, "rel_start": rel_start}
+        masks = {"causal_gap": gap, "window": window, "window_block": block}
+        return self._replace(**positions, **masks, **arguments.scale_and_dropout(self))
 
-    def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        return arguments.attention_outputs(self.query)
-
+    empty_outputs = arguments.attention_outputs
     movable = arguments.movable
 
     def flops(self) -> tuple[int, int]:

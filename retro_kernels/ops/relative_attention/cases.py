@@ -18,10 +18,8 @@ def call(dtype: torch.dtype, *, batch_offset=False, **options) -> RelativeAttent
     if "T" in options:
         options = {"rel": "bounded", "rel_start": 0} | options
     made = inputs.shapes_of(RelativeAttention, inputs.self_attention, dtype, **PRESET | options)
-    return made._replace(
-        seed=torch.empty(1, dtype=torch.int64, device="meta") if made.dropout_p else None,
-        batch_offset=torch.empty(len(made.query), dtype=torch.int64, device="meta") if batch_offset else None,
-    )
+    positions = torch.empty(len(made.query), dtype=torch.int64, device="meta")
+    return made._replace(batch_offset=positions) if batch_offset else made
 
 
 CALLS = {

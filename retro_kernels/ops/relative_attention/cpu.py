@@ -6,17 +6,10 @@ O((N+S)*(D+E)), never N*S. One or two queries read their keys in place.
 
 from __future__ import annotations
 
-from torch import Tensor
+import functools
 
 from ...cpu_lib import attention
 from ...cpu_lib import unsupported as unsupported
 
-OP = "relative_attention"
-
-
-def forward(call) -> tuple[Tensor, Tensor]:
-    return attention.forward(OP, call)
-
-
-def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    return attention.backward(OP, call, outputs, grads, needs, call.batch_offset)
+forward = functools.partial(attention.forward, "relative_attention")
+backward = functools.partial(attention.backward, "relative_attention")

@@ -19,25 +19,21 @@ def segments(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Te
     >>> [s.tolist() for s in segments(torch.tensor([0, 3, 5], dtype=torch.int32), queries, keys)]
     [[[0, 0, 0, 1, 1]], [[0, 0, 0, 1, 1]]]
     """
-    _check(cu_seqlens, query, key)
-    token = torch.arange(query.shape[1], dtype=torch.int32, device=query.device)
-    number = torch.bucketize(token, cu_seqlens, right=True, out_int32=True) - 1
-    beyond, before = number == cu_seqlens.shape[0] - 1, number < 0
-    return number[None], (number + beyond.to(torch.int32) - before.to(torch.int32))[None]
-
-
-def _check(cu_seqlens: Tensor, query: Tensor, key: Tensor) -> None:
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"cu_seqlens: expected a tensor or None; got {type(cu_seqlens).__name__}")
     checks.like("cu_seqlens", cu_seqlens, query, (torch.int32,))
     if cu_seqlens.dim() != 1 or cu_seqlens.shape[0] < 2:
         raise ValueError(f"cu_seqlens: expected [documents+1]; got {list(cu_seqlens.shape)}")
-    for name, tensor in (("query", query), ("key", key)):
+    for name, tensor, heads in (("query", query, "H"), ("key", key, "G")):
         if tensor.dim() != 4 or tensor.shape[0] != 1 or tensor.shape[1] != query.shape[1]:
-            expected = f"[1,{'N,H' if name == 'query' else 'N,G'},D]"
-            raise ValueError(f"{name}: expected {expected} where cu_seqlens is given; got {list(tensor.shape)}")
-    if query.device.type != "cpu" or torch.compiler.is_compiling() or type(cu_seqlens) is not Tensor:
-        return  # reading values would wait for the device, or put them into a trace
-    ends, n = cu_seqlens.tolist(), query.shape[1]
-    if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
-        raise ValueError(f"cu_seqlens: expected to begin with 0, never to fall and to end with N={n}; got {ends}")
+            raise ValueError(f"{name}: expected [1,N,{heads},D] where cu_seqlens is given; got {list(tensor.shape)}")
+    n = query.shape[1]
+    # reading values would wait for a GPU, or put them into a trace
+    if query.device.type == "cpu" and not torch.compiler.is_compiling() and type(cu_seqlens) is Tensor:
+        ends = cu_seqlens.tolist()
+        if ends[0] != 0 or ends[-1] != n or any(a > b for a, b in itertools.pairwise(ends)):
+            raise ValueError(f"cu_seqlens: expected to begin with 0, never to fall and to end with N={n}; got {ends}")
+    token = torch.arange(n, dtype=torch.int32, device=query.device)
+    number = torch.bucketize(token, cu_seqlens, right=True, out_int32=True) - 1
+    beyond, before = number == cu_seqlens.shape[0] - 1, number < 0
+    return number[None], (number + beyond.to(torch.int32) - before.to(torch.int32))[None]

@@ -12,34 +12,33 @@ from ...reference_lib import attention, autograd
 
 
 def forward(call) -> tuple[Tensor, Tensor]:
-    dtype = attention.accumulator(call.query)
+    narrow, call = call.query.dtype, attention.widened(call)
     b, n, h, _ = call.query.shape
-    groups = call.key.shape[2]
-    query, key, value = call.query.to(dtype), call.key.to(dtype), call.value.to(dtype)
+    query, key, value = call.query, call.key, call.value
     displacement, visible = visibility(call)
     if call.key_mask is not None:
         # a masked key may be NaN
         hidden = ~call.key_mask[..., None, None]
         key, value = key.masked_fill(hidden, 0), value.masked_fill(hidden, 0)
-    key, value = (t.repeat_interleave(h // groups, dim=2) for t in (key, value))
+    key, value = (x.repeat_interleave(h // key.shape[2], dim=2) for x in (key, value))
 
     # [B or 1,N,1,1]; 0 * NaN would be NaN, forward and backward
     hidden = ~visible.any(-1).squeeze(1)[..., None, None]
-    content_query = query if call.content_bias is None else query + call.content_bias.to(dtype)
+    content_query = query if call.content_bias is None else query + call.content_bias
     content_query = content_query.masked_fill(hidden, 0)
     logits = torch.einsum("bnhd,bshd->bhns", content_query, key)
     if call.rel_key is not None:
-        rel_query = query if call.rel_query is None else call.rel_query.to(dtype)
+        rel_query = query if call.rel_query is None else call.rel_query
         if call.position_bias is not None:
-            rel_query = rel_query + call.position_bias.to(dtype)
+            rel_query = rel_query + call.position_bias
         rel_query = rel_query.masked_fill(hidden, 0)
-        logits = logits + attention.position_logits(rel_query, call.rel_key.to(dtype), displacement, call.rel_start)
+        logits = logits + attention.position_logits(rel_query, call.rel_key, displacement, call.rel_start)
     keep = None
     if call.dropout_p > 0:
         rows = torch.arange(n, device=query.device)
         keep = attention.dropout_keep(call.seed, call.dropout_p, b, h, rows, key.shape[1])
     out, lse = attention.softmax_attend(logits * call.scale, visible, value, keep, call.dropout_p)
-    return out.to(call.query.dtype), lse
+    return out.to(narrow), lse
 
 
 def visibility(call) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
-"""A call of `relative_logits` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, N queries, H heads, E width of the relative keys, T their rows.
+"""A call of `relative_logits` as a value. Letters: B batch, N queries, H heads, E width of the relative keys, T their
+rows.
 """
 
 from __future__ import annotations
@@ -34,16 +33,9 @@ class RelativeLogits(NamedTuple):
         checks.floating("query", self.query)
         checks.like("query", self.query, self.query)
         checks.dense_rows("query", self.query)
-        start = arguments.rel_table(
-            self.rel_key,
-            self.rel_start,
-            self.query,
-            sizes,
-            offset - (key_len - 1),
-            sizes["N"] + key_len - 1,
-            "N+key_len-1",
-        )
-        arguments.bias("position_bias", self.position_bias, "H,E", self.query, sizes)
+        rows = sizes["N"] + key_len - 1
+        start = arguments.rel_table(self, sizes, offset - (key_len - 1), rows, "N+key_len-1")
+        arguments.bias(self, "position_bias", "H,E", sizes)
         return self._replace(rel_start=start)
 
     def empty_outputs(self) -> tuple[Tensor]:

@@ -1,7 +1,4 @@
-"""A call of `rms_norm` as a value: its arguments, their checks and the outputs they make.
-
-Letters: D width of a row.
-"""
+"""A call of `rms_norm` as a value. Letters: D width of a row."""
 
 from __future__ import annotations
 

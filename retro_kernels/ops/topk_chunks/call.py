@@ -1,7 +1,4 @@
-"""A call of `topk_chunks` as a value: its arguments, their checks and the outputs they make.
-
-Letters: B batch, Q queries, S keys, D embedding width.
-"""
+"""A call of `topk_chunks` as a value. Letters: B batch, Q queries, S keys, D embedding width."""
 
 from __future__ import annotations
 
@@ -49,16 +46,13 @@ class TopkChunks(NamedTuple):
         checks.floating("query", self.query)
         checks.shape("key", self.key, "B or 1,S,D", sizes)
         if not 1 <= sizes["D"] <= EMBEDDING_MAX:
-            raise ValueError(
-                f"query: expected [B,Q,D] with D (the embedding width) from 1 to {EMBEDDING_MAX}; got D={sizes['D']}"
-            )
+            width = f"D (the embedding width) from 1 to {EMBEDDING_MAX}"
+            raise ValueError(f"query: expected [B,Q,D] with {width}; got D={sizes['D']}")
         for name in ("query", "key"):
             checks.like(name, getattr(self, name), self.query)
             checks.dense_rows(name, getattr(self, name))
-        arguments.pair("query_doc", self.query_doc, "B,Q", "key_doc", self.key_doc, "B or 1,S", self.query, sizes)
-        if self.key_mask is not None:
-            checks.shape("key_mask", self.key_mask, "B or 1,S", sizes)
-            checks.like("key_mask", self.key_mask, self.query, (torch.bool,))
+        arguments.pair(self, {"query_doc": "B,Q", "key_doc": "B or 1,S"}, sizes)
+        arguments.given(self, "key_mask", "B or 1,S", sizes, (torch.bool,))
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:

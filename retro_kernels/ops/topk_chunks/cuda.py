@@ -15,7 +15,7 @@ from torch import Tensor
 from ...compile.target import OLDEST_ARCH, Target, current_target
 from ...core import steps
 from .call import TopkChunks
-from .splits import causal_shift, split
+from .splits import aligned, causal_shift, split
 
 #: queries below which reading the keys takes longer than multiplying them
 #: (H100: 990 TFLOP/s over 3.35 TB/s is 295 FLOP a byte, and q queries make q FLOP a byte of 16-bit keys)
@@ -49,7 +49,7 @@ def unsupported_on(call: TopkChunks, target: Target) -> str | None:
         return f"a block needs {shared} bytes of shared memory; sm_{target.arch} has {target.shared_memory}"
     if key.shape[1] > MAX_KEYS or query.shape[1] > MAX_KEYS:
         return f"Q={query.shape[1]}, S={key.shape[1]}: one exceeds {MAX_KEYS}"
-    if not (_aligned(query) and _aligned(key)):
+    if not (aligned(query, 8) and aligned(key, 8)):
         return "rows must start at multiples of 16 bytes, and D be a multiple of 8"
     for name, docs in (("query_doc", call.query_doc), ("key_doc", call.key_doc)):
         if docs is not None and docs.dtype not in (torch.int64, torch.int32):
@@ -79,9 +79,8 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     target = current_target(steps.device_of(query))
     tiles = b * -(-q // TILE_Q)
     count, length = split(call.key.shape[1], TILE_S, tiles, target.multiprocessors, TILES_PER_SPLIT)
-    scores = torch.empty((b, q, call.k), dtype=torch.float32, device=query.device)
-    indices = torch.empty((b, q, call.k), dtype=torch.int64, device=query.device)
-    partial = torch.empty((b, q, count, call.k), dtype=torch.int64, device=query.device)
+    scores, indices = call.empty_outputs()
+    partial = indices.new_empty((b, q, count, call.k))
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks, causal = min(target.multiprocessors, tiles * count), call.causal_gap is not None
     options = (call.k, call.metric == "l2", causal, causal_shift(call), count, length, blocks)
@@ -93,7 +92,3 @@ def backward(call: TopkChunks, outputs, grads, needs) -> list[Tensor | None]:
     from . import triton
 
     return triton.backward(call, outputs, grads, needs)
-
-
-def _aligned(tensor: Tensor) -> bool:
-    return tensor.shape[-1] % 8 == 0 and all(s % 8 == 0 for s in tensor.stride()[:-1]) and tensor.data_ptr() % 16 == 0

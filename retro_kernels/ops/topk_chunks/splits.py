@@ -1,8 +1,10 @@
-"""How a GPU's backend splits the keys, and the causal limit as its kernels take it."""
+"""How a GPU's backend splits the keys, and the causal limit and alignment that its kernels take."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
+
+from torch import Tensor
 
 from ...core.steps import derived
 from .call import TopkChunks
@@ -33,6 +35,12 @@ def split(keys: int, tile: int, blocks: int, places: int, least: int) -> Split:
     most = max(1, min(tiles // least, _ROUNDS * places // blocks))
     length = -(-tiles // max(range(1, most + 1), key=lambda parts: (busy(parts), -parts))) * tile
     return Split(-(-keys // length), length)
+
+
+def aligned(tensor: Tensor, elements: int) -> bool:
+    """Whether rows have multiples of `elements` and lie multiples of it apart, and the first begins at 16 bytes."""
+    steps = (tensor.shape[-1], *tensor.stride()[:-1])
+    return all(step % elements == 0 for step in steps) and tensor.data_ptr() % 16 == 0
 
 
 def causal_shift(call: TopkChunks):

@@ -94,28 +94,17 @@ class TopkStream:
         self.query, self.k, self.keep = query, k, k if keep is None else keep
         if self.keep < k:
             raise ValueError(f"keep: expected at least k={k}; got {keep}")
-        self.metric, self.causal_gap, self.query_offset = metric, causal_gap, query_offset
-        self.query_doc, self.backend = query_doc, backend
-        self.seen = 0
+        self.query_offset, self.seen = query_offset, 0
+        self._options = {"metric": metric, "causal_gap": causal_gap, "query_doc": query_doc, "backend": backend}
         self._scores: Tensor | None = None
         self._indices: Tensor | None = None
 
     def update(self, key: Tensor, *, key_doc: Tensor | None = None, key_mask: Tensor | None = None) -> None:
         """Add the next block of keys: key [B or 1,s,D], key_doc [B or 1,s], key_mask [B or 1,s]."""
         # key j of this block is key j + seen of the stream
-        offset = 0 if self.causal_gap is None else self.query_offset - self.seen
-        scores, indices = topk_chunks(
-            self.query,
-            key,
-            self.keep,
-            metric=self.metric,
-            causal_gap=self.causal_gap,
-            query_offset=offset,
-            query_doc=self.query_doc,
-            key_doc=key_doc,
-            key_mask=key_mask,
-            backend=self.backend,
-        )
+        offset = 0 if self._options["causal_gap"] is None else self.query_offset - self.seen
+        options = self._options | {"query_offset": offset, "key_doc": key_doc, "key_mask": key_mask}
+        scores, indices = topk_chunks(self.query, key, self.keep, **options)
         indices = torch.where(indices < 0, indices, indices + self.seen)
         if self._scores is not None:
             scores, indices = topk_merge(self._scores, self._indices, scores, indices, self.keep)

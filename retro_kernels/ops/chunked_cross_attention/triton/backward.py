@@ -18,25 +18,7 @@ from ....triton_lib.gradients import load_queries, row_products
 from ....triton_lib.loads import add_bias, load_keys, load_rows, wide
 from ....triton_lib.products import tile_product
 from ....triton_lib.softmax import LOG2E
-from .tile import first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
-
-#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
-SIZES = (
-    "N",
-    "M",
-    "K",
-    "R",
-    "H",
-    "L",
-    "HEADS_PER_GROUP",
-    "query_start",
-    "first_chunk",
-    "chunks",
-    "blocks",
-    "first_item",
-    "key_blocks",
-    "dropout_limit",
-)
+from .tile import SIZES, first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
 
 
 @triton.jit

@@ -16,26 +16,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import add_bias, load_rows, wide
 from ....triton_lib.position_logits import band_block, position_logits, position_query_gradient, reverse_skew
-from .tile import first_position, has_keys, locate
-
-#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
-SIZES = (
-    "N",
-    "M",
-    "R",
-    "H",
-    "L",
-    "T",
-    "rel_start",
-    "query_start",
-    "first_chunk",
-    "chunks",
-    "blocks",
-    "first_item",
-    "last_item",
-    "items_per_split",
-    "key_blocks",
-)
+from .tile import SIZES, first_position, has_keys, locate
 
 
 @triton.jit

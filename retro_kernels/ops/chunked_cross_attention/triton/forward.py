@@ -10,27 +10,7 @@ from ....triton_lib.loads import add_bias, load_keys, load_rows, wide
 from ....triton_lib.position_logits import position_logits
 from ....triton_lib.products import tile_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
-from .tile import first_position, has_keys, load_gate, visible_keys
-
-#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
-SIZES = (
-    "N",
-    "M",
-    "K",
-    "R",
-    "H",
-    "L",
-    "T",
-    "HEADS_PER_GROUP",
-    "rel_start",
-    "query_start",
-    "first_chunk",
-    "blocks",
-    "keys_per_split",
-    "neighbours_per_split",
-    "neighbour_splits",
-    "dropout_limit",
-)
+from .tile import SIZES, first_position, has_keys, load_gate, visible_keys
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -12,7 +12,7 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import attention, beyond
-from ....triton_lib.launch import Launch, of_tile, settled, strides
+from ....triton_lib.launch import Launch, of_tile, settled, strided
 from ....triton_lib.merge import of_splits
 from ....triton_lib.plan import Plan, needed
 from ....triton_lib.sums import summed
@@ -71,32 +71,21 @@ def inputs(call: ChunkedCrossAttention) -> dict:
     mask = None if call.neighbour_mask is None else call.neighbour_mask.view(torch.uint8)  # the same memory
     rel_query = None if call.rel_key is None else call.rel_query
     return {
-        **attention.inputs(call, "blkrg", rel_query, mask),
-        "gate_ptr": call.neighbour_gate,
+        **attention.inputs(call, "blkrg", rel_query),
+        **strided("gate", call.neighbour_gate, "g", "blk"),
+        "stride_mr": 0,
+        "MASK_TOKENS": mask is not None and mask.dim() == 4,
+        **strided("mask", mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
         "batch_start_ptr": call.batch_start,
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
-        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
-        "stride_mr": 0 if mask is None or mask.dim() == 3 else mask.stride(3),
-        **strides(call.neighbour_gate, "g", "blk"),
-        "M": call.chunk_len,
-        "K": call.key.shape[2],
-        "R": call.key.shape[3],
-        "L": call.key.shape[1],
         "query_start": call.query_start,
+        "M": call.chunk_len,
+        **dict(zip("LKR", call.key.shape[1:4])),
     }
 
 
-def constants(call: ChunkedCrossAttention, tile: configs.Tile) -> dict:
-    return {
-        **attention.constants(call, tile),
-        "MASK_TOKENS": call.neighbour_mask is not None and call.neighbour_mask.dim() == 4,
-        "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0,
-    }
-
-
-def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int, int, int]:
-    """Return (keys per split, neighbours per split, splits over neighbours, splits): one split if the programs fill the
-    device.
+def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[dict, int]:
+    """Return the kernel's arguments that tell the splits, and their number: one split if the programs fill the device.
 
     Keys are split before neighbours, because the neighbours of a key block share its position logits.
     """
@@ -105,33 +94,24 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
     blocks = -(-keys // tile.block_n)
     per_split = -(-blocks // min(blocks, want)) * tile.block_n
     key_splits = -(-keys // per_split)
-    neighbours_per_split = -(-neighbours // min(neighbours, -(-want // key_splits)))
-    neighbour_splits = -(-neighbours // neighbours_per_split)
-    return per_split, neighbours_per_split, neighbour_splits, key_splits * neighbour_splits
+    neighbours_each = -(-neighbours // min(neighbours, -(-want // key_splits)))
+    count = -(-neighbours // neighbours_each)
+    arguments = {"keys_per_split": per_split, "neighbours_per_split": neighbours_each, "neighbour_splits": count}
+    return arguments, key_splits * count
 
 
-def forward(call: ChunkedCrossAttention, target: Target, tile: configs.Tile | None = None) -> Plan:
+def forward(call: ChunkedCrossAttention, target: Target) -> Plan:
     """Plan out and lse."""
     b, n, h, _ = call.query.shape
-    tile = choose_tile(call, "forward", target) if tile is None else tile
+    tile = choose_tile(call, "forward", target)
     part = span(call)
     blocks = -(-min(call.chunk_len, n) // tile.block_m)
-    per_split, neighbours_per_split, neighbour_splits, count = splits(call, tile, part.count * blocks * h * b, target)
-    out = torch.empty(call.query.shape, dtype=call.query.dtype, device=call.query.device)
-    lse = torch.empty((b, h, n), dtype=torch.float32, device=out.device)
+    apart, count = splits(call, tile, part.count * blocks * h * b, target)
+    out, lse = call.empty_outputs()
     into, merge = of_splits(out, lse, count)
-    arguments = {
-        **inputs(call),
-        **into,
-        "first_chunk": part.first,
-        "blocks": blocks,
-        "keys_per_split": per_split,
-        "neighbours_per_split": neighbours_per_split,
-        "neighbour_splits": neighbour_splits,
-        **constants(call, tile),
-    }
-    grid = (part.count * blocks * h, b, count)
-    main = of_tile(_cca_forward_kernel, grid, arguments, tile)
+    arguments = inputs(call) | into | apart | {"first_chunk": part.first, "blocks": blocks}
+    arguments["EVEN_KEYS"] = call.key.shape[3] % tile.block_n == 0
+    main = of_tile(_cca_forward_kernel, (part.count * blocks * h, b, count), arguments, tile)
     return Plan([main, *merge], (out, lse))
 
 
@@ -187,52 +167,24 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
         slab = -(-items // -(-items // most) // blocks) * blocks  # of equal size
     bands = (block_m + band.block_n - 2) // band.block_n + 1
     diagonals = (blocks - 1) * (block_m // band.block_n) + bands + band_keys // band.block_n - 1
-    want = -(-WAVES * target.multiprocessors // (diagonals * heads))
-    return Layout(
-        core,
-        key,
-        band,
-        rel,
-        fused,
-        blocks,
-        -(-keys // core.block_n),
-        band_keys,
-        items,
-        slab,
-        diagonals,
-        -(-slab // min(slab, want)),
-    )
+    per_split = -(-slab // min(slab, -(-WAVES * target.multiprocessors // (diagonals * heads))))
+    key_blocks = -(-keys // core.block_n)
+    return Layout(core, key, band, rel, fused, blocks, key_blocks, band_keys, items, slab, diagonals, per_split)
 
 
-@dataclasses.dataclass
-class Buffers:
-    """Tensors that kernels write, by the names of the arguments; None where a gradient is not needed."""
-
-    dq_ptr: Tensor
-    drq_ptr: Tensor | None
-    dk_ptr: Tensor | None
-    dv_ptr: Tensor | None
-    dgate_ptr: Tensor | None
-    dcontent_ptr: Tensor | None
-    dposition_ptr: Tensor | None
-    delta_ptr: Tensor | None
-    band_ptr: Tensor | None
-    ds_ptr: Tensor | None
-    part_ptr: Tensor | None
-
-
-def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> Buffers:
-    dtype, device = call.query.dtype, call.query.device
+def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> dict[str, Tensor | None]:
+    """Return the tensors that kernels write, as arguments; None where a gradient is not needed."""
+    dtype = call.query.dtype
 
     def new(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty(shape, dtype=dtype, device=device) if wanted else None
+        return torch.empty(shape, dtype=dtype, device=call.query.device) if wanted else None
 
     b, n, h, d = call.query.shape
     chunks, neighbours = call.key.shape[1:3]
     has_rel, need_keys = call.rel_key is not None, need["key"] or need["value"]
     e = call.rel_key.shape[-1] if has_rel else d
     band = new(has_rel, cut.slab, h, cut.core.block_m, cut.band_keys, dtype=dtype)
-    made = Buffers(
+    made = dict(
         dq_ptr=new(True, b, n, h, d, dtype=dtype),
         drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
         dk_ptr=new(need_keys, *call.key.shape, dtype=dtype),
@@ -248,10 +200,10 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
     )
     # chunks that no row attends; with starts for each batch entry, any chunk may be one
     first, last = (chunks, chunks) if call.batch_start is not None else (max(part.first, 0), part.first + part.count)
-    for grad in (made.dk_ptr, made.dv_ptr, made.dgate_ptr):
-        if grad is not None and first > 0:
+    for grad in filter(torch.is_tensor, (made["dk_ptr"], made["dv_ptr"], made["dgate_ptr"])):
+        if first > 0:
             grad[:, :first].zero_()
-        if grad is not None and last < chunks:
+        if last < chunks:
             grad[:, last:].zero_()
     return made
 
@@ -269,72 +221,53 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         grad_out = settled(grad_out, lse)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
-    arguments = {
-        **inputs(call),
-        **constants(call, cut.core),
-        **vars(made),
-        "out_ptr": out,
-        "lse_ptr": lse,
-        "do_ptr": grad_out,
-        **strides(grad_out, "do", "bnh"),
-        "dlse_ptr": grad_lse,
-        **strides(grad_lse, "dl", "bhn"),
-        "first_chunk": part.first,
-        "chunks": part.count,
-        "blocks": cut.blocks,
-        "key_blocks": cut.key_blocks,
-        "band_keys": cut.band_keys,
-        "items_per_split": cut.items_per_split,
-        "WRITE_KEYS": cut.fused,
-    }
+    arguments = inputs(call) | made | {"out_ptr": out, "lse_ptr": lse}
+    arguments["EVEN_KEYS"] = call.key.shape[3] % cut.core.block_n == 0
+    arguments |= strided("do", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
+    arguments |= {"first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks, "key_blocks": cut.key_blocks}
+    arguments |= {"band_keys": cut.band_keys, "items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused}
     launches = []
     for first in range(0, cut.items, cut.slab):
-        launches += _slab(call, need, cut, made, {**arguments, "first_item": first}, min(cut.slab, cut.items - first))
-    input_grads = {"query": made.dq_ptr, "key": made.dk_ptr, "value": made.dv_ptr, "rel_query": made.drq_ptr}
-    for name, partial in {"content_bias": made.dcontent_ptr, "position_bias": made.dposition_ptr}.items():
-        if partial is not None:
-            input_grads[name], total = summed(partial, getattr(call, name))
+        launches += _slab(call, need, cut, arguments | {"first_item": first}, min(cut.slab, cut.items - first))
+    letters = {"query": "q", "key": "k", "value": "v", "rel_query": "rq"}
+    input_grads = {name: made[f"d{letter}_ptr"] for name, letter in letters.items()}
+    for name, pointer in {"content_bias": "dcontent_ptr", "position_bias": "dposition_ptr"}.items():
+        if made[pointer] is not None:
+            input_grads[name], total = summed(made[pointer], getattr(call, name))
             launches.append(total)
-    if made.part_ptr is not None:
+    if (rel := made["part_ptr"]) is not None:
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
-        input_grads["rel_key"], total = summed(
-            made.part_ptr, call.rel_key, call.rel_key.shape[0], made.part_ptr.shape[2], shift
-        )
+        input_grads["rel_key"], total = summed(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
         launches.append(total)
 
     def gradients() -> list[Tensor | None]:
-        if made.dgate_ptr is not None:
-            input_grads["neighbour_gate"] = made.dgate_ptr.sum(-1).to(out.dtype)
+        if made["dgate_ptr"] is not None:
+            input_grads["neighbour_gate"] = made["dgate_ptr"].sum(-1).to(out.dtype)
         return needed(call, need, input_grads)
 
     return Plan(launches, gradients=gradients)
 
 
 def _slab(
-    call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, made: Buffers, arguments: dict, count: int
+    call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, arguments: dict, count: int
 ) -> Iterator[Launch]:
     """Yield the launches of `count` items, from arguments["first_item"] on."""
     h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     has_rel = call.rel_key is not None
-    ds = made.band_ptr if made.ds_ptr is None else made.ds_ptr
+    ds = arguments["band_ptr" if arguments["ds_ptr"] is None else "ds_ptr"]
     if has_rel:
-        yield _launch(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
-    yield _launch(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
+        yield of_tile(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
+    yield of_tile(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
     if (need["key"] or need["value"]) and not cut.fused:
         key_blocks = -(-keys // cut.key.block_n)
         grid = (count // cut.blocks * neighbours * key_blocks * groups,)
         extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
-        yield _launch(_cca_backward_key_kernel, grid, {**arguments, **extra}, cut.key)
+        yield of_tile(_cca_backward_key_kernel, grid, arguments | extra, cut.key)
     if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
         extra = {"band_ptr": ds, "EVEN_KEYS": keys % cut.band.block_n == 0}
-        yield _launch(_cca_backward_band_kernel, (count * h,), {**arguments, **extra}, cut.band)
-    if made.part_ptr is not None:
+        yield of_tile(_cca_backward_band_kernel, (count * h,), arguments | extra, cut.band)
+    if arguments["part_ptr"] is not None:
         last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
         extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
-        yield _launch(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), {**arguments, **extra}, cut.rel)
-
-
-def _launch(kernel, grid: tuple[int, ...], arguments: dict, tile: configs.Tile) -> Launch:
-    blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    return of_tile(kernel, grid, {**arguments, **blocks}, tile)
+        yield of_tile(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), arguments | extra, cut.rel)

@@ -8,6 +8,11 @@ import triton.language as tl
 from ....triton_lib.gradients import dropped
 from ....triton_lib.positions import position_of
 
+#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
+SIZES = ("N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "chunks")
+SIZES += ("blocks", "first_item", "last_item", "items_per_split", "key_blocks", "dropout_limit")
+SIZES += ("keys_per_split", "neighbours_per_split", "neighbour_splits")
+
 
 @triton.jit
 def visible_keys(mask_ptr, stride_mr, j, R, MASK_TOKENS: tl.constexpr):

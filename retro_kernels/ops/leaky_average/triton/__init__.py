@@ -8,11 +8,10 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-import torch
-
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
+from ....testing import inputs
 from ....triton_lib import unsupported_grid, unsupported_tensors
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from ..call import LeakyAverage
@@ -32,12 +31,7 @@ def aot_cases(target: Target) -> Iterator[Case]:
     """Yield every kernel: for a call whose columns fill the device, and for one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
         for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):
-            x, initial = (
-                torch.empty((b, n, h, d), dtype=dtype, device="meta"),
-                torch.empty((b, h, d), dtype=dtype, device="meta"),
-            )
-            segment = torch.empty((b, n), dtype=torch.int64, device="meta") if documents else None
-            call = LeakyAverage(x, torch.empty(h, dtype=torch.float32, device="meta"), initial, segment)
-            yield from cases_of(
-                f"{name}, documents" if documents else name, call, target, launch.forward, launch.backward
-            )
+            call = inputs.shapes_of(LeakyAverage, inputs.leaky, dtype, B=b, N=n, H=h, D=d, segments=int(documents))
+            call = call._replace(decay=call.decay.float())
+            case = f"{name}, documents" if documents else name
+            yield from cases_of(case, call, target, launch.forward, launch.backward)

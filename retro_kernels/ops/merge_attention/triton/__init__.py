@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-import torch
-
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
+from ....testing import inputs
 from ....triton_lib import unsupported_grid, unsupported_tensors
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from ..call import MergeAttention
@@ -28,6 +27,5 @@ def aot_cases(target: Target) -> Iterator[Case]:
     sizes = {"two parts d64": (2, 8, 2048, 64), "two parts d128": (2, 8, 2048, 128), "decode d128": (16, 8, 1, 128)}
     for name, (p, b, n, d) in sizes.items():
         for dtype in KERNEL_DTYPES:
-            outs = torch.empty((p, b, n, 16, d), dtype=dtype, device="meta")
-            call = MergeAttention(outs, torch.empty((p, b, 16, n), dtype=torch.float32, device="meta"))
+            call = inputs.shapes_of(MergeAttention, inputs.merged, dtype, P=p, B=b, N=n, H=16, D=d)
             yield from cases_of(name, call, target, launch.forward, launch.backward)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ....compile.target import Target
-from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.launch import Launch, power_of_two, strided
 from ....triton_lib.plan import Plan
 from ..call import MergeAttention
 from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_kernel
@@ -14,7 +14,7 @@ from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_
 def forward(call: MergeAttention, target: Target) -> Plan:
     """Plan out and lse."""
     out, lse = call.empty_outputs()
-    arguments = {**_inputs(call), "out_ptr": out, "lse_ptr": lse}
+    arguments = _inputs(call) | {"out_ptr": out, "lse_ptr": lse}
     return Plan([_launch(_merge_attention_forward_kernel, call, arguments)], (out, lse))
 
 
@@ -22,25 +22,16 @@ def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> Pla
     """Plan the gradients of outs and lses."""
     (_, lse), (grad_out, grad_lse) = outputs, grads
     douts, dlses = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in call)
-    arguments = {
-        **_inputs(call),
-        "lse_ptr": lse,
-        "dout_ptr": grad_out,
-        **strides(grad_out, "do", "bnh"),
-        "dlse_ptr": grad_lse,
-        **strides(grad_lse, "dl", "bhn"),
-        "douts_ptr": douts,
-        "dlses_ptr": dlses,
-    }
+    arguments = _inputs(call) | strided("dout", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
+    arguments |= {"lse_ptr": lse, "douts_ptr": douts, "dlses_ptr": dlses}
     wanted = [grad if need else None for grad, need in zip((douts, dlses), needs, strict=True)]
     return Plan([_launch(_merge_attention_backward_kernel, call, arguments)], gradients=lambda: wanted)
 
 
 def _inputs(call: MergeAttention) -> dict:
     parts, *_, h, d = call.outs.shape
-    tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses}
     sizes = {"H": h, "parts": parts, "D": d, "BLOCK_D": power_of_two(d)}
-    return {**tensors, **strides(call.outs, "x", "pbnh"), **strides(call.lses, "l", "pbhn"), **sizes}
+    return strided("outs", call.outs, "x", "pbnh") | strided("lses", call.lses, "l", "pbhn") | sizes
 
 
 def _launch(kernel, call: MergeAttention, arguments: dict) -> Launch:

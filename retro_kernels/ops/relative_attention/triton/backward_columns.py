@@ -17,28 +17,7 @@ import triton.language as tl
 from ....triton_lib.loads import load_rows, wide
 from ....triton_lib.positions import position_of
 from .stored import joined, stored_keys
-
-#: sizes and positions to which kernels are not specialised
-SIZES = (
-    "N",
-    "S",
-    "X",
-    "H",
-    "offset",
-    "causal_gap",
-    "window",
-    "rel_start",
-    "first_block",
-    "heads",
-    "ring",
-    "count",
-    "per_first",
-    "per_second",
-    "per_item",
-    "items",
-    "last_item",
-    "again",
-)
+from .tile import SIZES
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -20,10 +20,10 @@ from ....triton_lib.positions import position_of
 from ....triton_lib.products import rows_product
 from ....triton_lib.softmax import LOG2E
 from .backward_tall import walk_tall
-from .forward import SIZES
 from .gradient import tile_gradient
-from .stored import SLAB, store_tile
+from .stored import store_tile
 from .tile import (
+    SIZES,
     TALL,
     load_segments,
     narrow,
@@ -140,7 +140,7 @@ def _walk_gradient(
     return dq, drq
 
 
-@triton.jit(do_not_specialize=(*SIZES, *SLAB))
+@triton.jit(do_not_specialize=SIZES)
 def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
     seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
-from ....triton_lib.launch import Launch, power_of_two, strides
+from ....triton_lib.launch import Launch, power_of_two, strided
 from ....triton_lib.loads import add_bias, load_rows
 from ..call import RelativeAttention
 
@@ -119,29 +118,11 @@ def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, li
     rel_query = query if rel_query is None else rel_query
     b, n, h, d = query.shape
     e = rel_query.shape[-1]
-    added = [
-        None if bias is None else torch.empty((b, n, h, width), dtype=query.dtype, device=query.device)
-        for bias, width in ((content, d), (position, e))
-    ]
-    arguments = {
-        "q_ptr": query,
-        "rq_ptr": rel_query,
-        "content_ptr": content,
-        "position_ptr": position,
-        "query_ptr": added[0],
-        "rel_query_ptr": added[1],
-        **strides(query, "q", "bnh"),
-        **strides(rel_query, "rq", "bnh"),
-        **strides(content, "c", "h"),
-        **strides(position, "p", "h"),
-        "N": n,
-        "H": h,
-        "D": d,
-        "E": e,
-        "BLOCK_M": _ROWS,
-        "BLOCK_D": power_of_two(d),
-        "BLOCK_E": power_of_two(e),
-    }
+    added = [None if bias is None else query.new_empty((b, n, h, w)) for bias, w in ((content, d), (position, e))]
+    arguments = strided("q", query, "q", "bnh") | strided("rq", rel_query, "rq", "bnh")
+    arguments |= strided("content", content, "c", "h") | strided("position", position, "p", "h")
+    arguments |= {"query_ptr": added[0], "rel_query_ptr": added[1], "N": n, "H": h, "D": d, "E": e}
+    arguments |= {"BLOCK_M": _ROWS, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
     launch = Launch(_relative_biases_kernel, (-(-n // _ROWS) * h, b), arguments, _WARPS, 1)
     new = {"query": query if added[0] is None else added[0]}
     if call.rel_key is not None:

@@ -12,6 +12,7 @@ from ....triton_lib.positions import position_of
 from ....triton_lib.products import rows_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
 from .tile import (
+    SIZES,
     load_segments,
     narrow,
     row_limits,
@@ -21,22 +22,6 @@ from .tile import (
     visible_pairs,
     walk_step,
     whole_tiles,
-)
-
-#: sizes and positions to which kernels are not specialised, not even to divisibility by 16
-SIZES = (
-    "N",
-    "S",
-    "T",
-    "H",
-    "HEADS_PER_GROUP",
-    "offset",
-    "causal_gap",
-    "window",
-    "rel_start",
-    "blocks",
-    "keys_per_split",
-    "dropout_limit",
 )
 
 

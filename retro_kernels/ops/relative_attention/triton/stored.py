@@ -7,8 +7,9 @@ adds to the gradients of the slabs before, so the order of the sums is that of t
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -19,13 +20,10 @@ from .tile import row_limits
 #: Bound in bytes of a slab's tiles. A single block of queries of one head may take more. A smaller bound makes more
 #: launches. Existing plans keep their slabs.
 STORED_BYTES = 512 << 20
-#: parameters of the kernels that name a launch's slab
-SLAB = ("first_batch", "first_block", "first_head", "heads", "ring")
 _MOST_ELEMENTS = 2**31  # of one head: offsets within it are 32 bits
 
 
-@dataclasses.dataclass(frozen=True)
-class Slab:
+class Slab(NamedTuple):
     """First and number of the batch entries, query blocks and heads that the launches of a slab serve."""
 
     first_batch: int
@@ -34,15 +32,6 @@ class Slab:
     blocks: int
     first_head: int
     heads: int
-
-    def arguments(self) -> dict[str, int]:
-        """Return the kernels' arguments that name the slab."""
-        names = ("first_batch", "first_block", "first_head", "heads")
-        return {name: getattr(self, name) for name in names}
-
-    def again(self, apart: bool) -> bool:
-        """Whether an earlier slab had heads of the same table. apart: each head has its own table."""
-        return bool(self.first_batch or self.first_block or (self.first_head and not apart))
 
 
 def width(call: RelativeAttention, block_m: int, block_n: int) -> tuple[int, int | None]:
@@ -73,17 +62,8 @@ def slabs(call: RelativeAttention, columns: int, block_m: int, tensors: int) -> 
     heads = min(h, max(most // (at_once * batches), 1)) if batches == b else 1
     per_group = h // call.key.shape[2]
     heads = max(x for x in range(1, heads + 1) if x % per_group == 0 or per_group % x == 0)
-    for head in range(0, h, heads):
-        for batch in range(0, b, batches):
-            for block in range(0, blocks, at_once):
-                yield Slab(
-                    batch,
-                    min(batches, b - batch),
-                    block,
-                    min(at_once, blocks - block),
-                    head,
-                    min(heads, h - head),
-                )
+    for head, batch, block in itertools.product(range(0, h, heads), range(0, b, batches), range(0, blocks, at_once)):
+        yield Slab(batch, min(batches, b - batch), block, min(at_once, blocks - block), head, min(heads, h - head))
 
 
 @triton.jit

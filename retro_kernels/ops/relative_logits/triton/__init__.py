@@ -7,11 +7,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-import torch
-
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
+from ....testing import inputs
 from ....triton_lib import unsupported_grid, unsupported_rows, unsupported_tensors
 from ....triton_lib.plan import cases_of, run_backward, run_forward
 from ..call import RelativeLogits
@@ -33,9 +32,8 @@ def unsupported(call: RelativeLogits) -> str | None:
 
 def aot_cases(target: Target) -> Iterator[Case]:
     """Yield every kernel, with wide and narrow relative keys."""
-    for name, (tables, e) in {"wide": (16, 128), "head": (16, 64), "narrow": (1, 16)}.items():
+    sizes = {"N": 2048, "H": 16, "key_len": 2048, "query_offset": 0}
+    for name, heads, e in (("wide", "each", 128), ("head", "each", 64), ("narrow", "shared", 16)):
         for dtype in KERNEL_DTYPES:
-            query = torch.empty((2, 2048, 16, e), dtype=dtype, device="meta")
-            rel_key = torch.empty((tables, 4095, e), dtype=dtype, device="meta")
-            call = RelativeLogits(query, rel_key, 2048, -2047, torch.empty((16, e), dtype=dtype, device="meta"), 0)
+            call = inputs.shapes_of(RelativeLogits, inputs.relative_logits, dtype, **sizes, heads=heads, E=e)
             yield from cases_of(name, call, target, launch.forward, launch.backward)

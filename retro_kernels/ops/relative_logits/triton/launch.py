@@ -7,7 +7,7 @@ import torch
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import derived
-from ....triton_lib.launch import of_tile, power_of_two, strides
+from ....triton_lib.launch import of_tile, power_of_two, strided, table
 from ....triton_lib.plan import Plan
 from ....triton_lib.sums import summed
 from ..call import RelativeLogits
@@ -21,20 +21,9 @@ def forward(call: RelativeLogits, target: Target) -> Plan:
     """Plan the logits."""
     b, n, h, _ = call.query.shape
     tile = _tile(call, "forward", target)
-    out = torch.empty((b, h, n, call.key_len), dtype=call.query.dtype, device=call.query.device)
-    blocks = _blocks(call, tile)
-    arguments = {
-        "q_ptr": call.query,
-        **strides(call.query, "q", "bnh"),
-        **_table(call),
-        **_bias(call),
-        "out_ptr": out,
-        **_sizes(call),
-        "H": h,
-        "blocks": blocks,
-        **_constants(call, tile),
-    }
-    grid = (-(-n // tile.block_m) * blocks, h, b)
+    (out,) = call.empty_outputs()
+    arguments = _arguments(call, tile) | {"out_ptr": out}
+    grid = (-(-n // tile.block_m) * arguments["blocks"], h, b)
     return Plan([of_tile(_logits_forward_kernel, grid, arguments, tile)], (out,))
 
 
@@ -43,24 +32,15 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
     (grad,) = grads
     b, n, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
-    device, acc_dtype = call.query.device, torch.float32
-    gradient = {"grad_ptr": grad, **strides(grad, "d", "bhn")}
+    device = call.query.device
+    gradient = strided("grad", grad, "d", "bhn")
     launches, dq, drel, dbias = [], None, None, None
     if needs[0] or needs[2]:
         tile = _tile(call, "query", target)
         count = -(-n // tile.block_m)
         dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
-        bias = torch.empty((b, count, h, e), dtype=acc_dtype, device=device) if needs[2] else None
-        arguments = {
-            **gradient,
-            **_table(call),
-            "dq_ptr": dq,
-            "bias_ptr": bias,
-            **_sizes(call),
-            "H": h,
-            "blocks": _blocks(call, tile),
-        }
-        arguments |= _constants(call, tile)
+        bias = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if needs[2] else None
+        arguments = _arguments(call, tile) | gradient | {"dq_ptr": dq, "bias_ptr": bias}
         launches.append(of_tile(_logits_query_kernel, (count, h, b), arguments, tile))
         if bias is not None:
             dbias, total = summed(bias, call.position_bias)
@@ -71,19 +51,9 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
         splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
         per_split = -(-items // splits)
         splits = -(-items // per_split)
-        part = torch.empty((splits, tables, rows, e), dtype=acc_dtype, device=device)
-        arguments = {
-            **gradient,
-            "q_ptr": call.query,
-            **strides(call.query, "q", "bnh"),
-            **_bias(call),
-            "drel_ptr": part,
-            **_sizes(call),
-            "items": items,
-            "items_per_split": per_split,
-            "heads_per_table": h // tables,
-            **_constants(call, tile),
-        }
+        part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=device)
+        sizes = {"items": items, "items_per_split": per_split, "heads_per_table": h // tables}
+        arguments = _arguments(call, tile) | gradient | sizes | {"drel_ptr": part}
         launches.append(of_tile(_logits_table_kernel, (count, tables, splits), arguments, tile))
         drel, total = summed(part, call.rel_key)
         launches.append(total)
@@ -92,39 +62,15 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Pla
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
     _, n, _, e = call.query.shape
-    return configs.choose(
-        OP, configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len), target
-    )
+    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
+    return configs.choose(OP, problem, target)
 
 
-def _blocks(call: RelativeLogits, tile: configs.Tile) -> int:
-    """Return the number of blocks of displacements between block_m queries and all keys."""
-    return -(-(call.key_len + tile.block_m - 1) // tile.block_n)
-
-
-def _table(call: RelativeLogits) -> dict:
-    table_strides = strides(call.rel_key, "r", "ht")
-    if call.rel_key.shape[0] == 1:
-        table_strides["stride_rh"] = 0  # one table for all heads
-    return {"rel_ptr": call.rel_key, **table_strides}
-
-
-def _bias(call: RelativeLogits) -> dict:
-    return {"position_ptr": call.position_bias, **strides(call.position_bias, "p", "h")}
-
-
-def _sizes(call: RelativeLogits) -> dict:
-    n, start = call.query.shape[1], call.rel_start
+def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
+    """Return the arguments of all kernels that follow from the call and the tile."""
+    (_, n, h, e), start = call.query.shape, call.rel_start
+    blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys
     shift = derived(call.query_offset, lambda offset: offset - start)
-    return {"N": n, "S": call.key_len, "T": call.rel_key.shape[1], "shift": shift}
-
-
-def _constants(call: RelativeLogits, tile: configs.Tile) -> dict:
-    e = call.query.shape[-1]
-    return {
-        "E": e,
-        "BLOCK_M": tile.block_m,
-        "BLOCK_N": tile.block_n,
-        "BLOCK_E": power_of_two(e),
-        "PRECISION": tile.precision,
-    }
+    query, bias = strided("q", call.query, "q", "bnh"), strided("position", call.position_bias, "p", "h")
+    sizes = {"N": n, "S": call.key_len, "H": h, "shift": shift, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
+    return query | table(call.rel_key) | bias | sizes

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....triton_lib.launch import Launch, power_of_two
+from ....triton_lib.launch import Launch, power_of_two, strided
 from ....triton_lib.plan import Plan
 from ..call import TopkChunks
-from ..splits import Split, causal_shift, split
+from ..splits import Split, aligned, causal_shift, split
 from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
 from .forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
 
@@ -31,9 +31,7 @@ _GATHER_ROWS, _GATHER_COLUMNS = 16, 256  # rows by columns that a step of a grad
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
-    """block_q queries by block_s keys, block_d elements a step, lists
-    of `slots`. `resident`: programs a multiprocessor holds.
-    """
+    """block_q queries by block_s keys, block_d elements a step, lists of `slots`. resident: programs at once."""
 
     block_q: int
     block_s: int
@@ -41,7 +39,7 @@ class Tile:
     num_warps: int
     num_stages: int
     precision: str
-    resident: int
+    resident: int  # programs that a multiprocessor holds
     slots: int
 
 
@@ -51,7 +49,7 @@ def kernel(call: TopkChunks) -> str:
     """
     if _direct(call):
         return "scan_differences"
-    if not (_aligned(call.query) and _aligned(call.key)):
+    if not (aligned(call.query, _ALIGNED) and aligned(call.key, _ALIGNED)):
         return "scan_unaligned"
     masked = call.causal_gap is not None or call.key_doc is not None or call.key_mask is not None
     return "scan_l2" if call.metric == "l2" else "scan_dot_masked" if masked else "scan_dot"
@@ -63,7 +61,7 @@ def choose_tile(call: TopkChunks, target: Target) -> Tile:
     choices = rows(call, target)
     for row in choices[:-1]:
         block_q, block_s = row["block_m"], row["block_n"]
-        blocks, parts = b * _cdiv(q, block_q), max(1, _cdiv(call.key.shape[1], block_s) // TILES_PER_SPLIT)
+        blocks, parts = b * -(-q // block_q), max(1, -(-call.key.shape[1] // block_s) // TILES_PER_SPLIT)
         if q > block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
             return tile_of(configs.served(OP, row))
     return tile_of(configs.served(OP, choices[-1]))
@@ -73,15 +71,9 @@ def rows(call: TopkChunks, target: Target) -> list[dict]:
     """Return the table's rows that fit the call, one for each number of queries: the one with the narrowest list. The
     most queries come first.
     """
-    ours = [
-        row for row in configs.table(OP) if row["kernel"] == kernel(call) and row["bytes"] == call.query.element_size()
-    ]
-    known = {row["arch"] for row in ours}
-    arch = max((a for a in known if a <= target.arch), default=min(known))
-    fits = sorted((row for row in ours if row["arch"] == arch and row["width"] >= call.k), key=lambda row: row["width"])
-    narrowest: dict[int, dict] = {}
-    for row in fits:
-        narrowest.setdefault(row["block_m"], row)
+    ours = configs.newest(configs.table(OP), kernel(call), call.query.element_size(), target)
+    fits = [row for row in ours if row["width"] >= call.k]
+    narrowest = {row["block_m"]: row for row in sorted(fits, key=lambda row: row["width"], reverse=True)}
     return [narrowest[block_q] for block_q in sorted(narrowest, reverse=True)]
 
 
@@ -93,66 +85,32 @@ def tile_of(row: dict) -> Tile:
 def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None) -> Plan:
     """Plan scores and indices: one launch, or a scan of split keys and its merge."""
     b, q, _ = call.query.shape
-    s = call.key.shape[1]
     tile = choose_tile(call, target) if tile is None else tile
-    blocks = b * _cdiv(q, tile.block_q)
-    places = target.multiprocessors * tile.resident
-    parts = split(s, tile.block_s, blocks, places, TILES_PER_SPLIT) if parts is None else parts
-    device = call.query.device
-    scores = torch.empty((b, q, call.k), dtype=torch.float32, device=device)
-    indices = torch.empty((b, q, call.k), dtype=torch.int64, device=device)
-    partial = torch.empty((b, q, parts.count, call.k), dtype=torch.int64, device=device) if parts.count > 1 else None
+    blocks = b * -(-q // tile.block_q)
+    if parts is None:
+        places = target.multiprocessors * tile.resident
+        parts = split(call.key.shape[1], tile.block_s, blocks, places, TILES_PER_SPLIT)
+    scores, indices = call.empty_outputs()
+    partial = indices.new_empty((b, q, parts.count, call.k)) if parts.count > 1 else None
     out = {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
-    arguments = {
-        **_inputs(call),
-        **out,
-        "splits": parts.count,
-        "split_len": parts.length,
-        **_constants(call, tile, parts),
-    }
+    arguments = _arguments(call, tile, parts) | out
     launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, tile.num_warps, tile.num_stages)]
     if partial is not None:
         launches.append(_merge(out, b * q, parts.count * call.k, call.k, tile.slots))
     return Plan(launches, (scores, indices))
 
 
-def _inputs(call: TopkChunks) -> dict:
-    """Return the arguments of the scan that depend on the call alone."""
+def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
+    """Return the arguments of the scan, except its outputs."""
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
-    return {
-        "query_ptr": call.query,
-        "key_ptr": call.key,
-        "query_doc_ptr": call.query_doc,
-        "key_doc_ptr": call.key_doc,
-        "key_mask_ptr": mask,
-        **_strides(call.query, "q", "bn"),
-        **_strides(call.key, "k", "bs"),
-        **_strides(call.query_doc, "qd", "bn"),
-        **_strides(call.key_doc, "kd", "bs"),
-        **_strides(mask, "m", "bs"),
-        "Q": call.query.shape[1],
-        "S": call.key.shape[1],
-        "D": call.key.shape[2],
-        "k": call.k,
-        "causal_shift": causal_shift(call),
-    }
-
-
-def _constants(call: TopkChunks, tile: Tile, parts: Split) -> dict:
-    return {
-        "IS_L2": call.metric == "l2",
-        "DIRECT": _direct(call),
-        "HAS_CAUSAL": call.causal_gap is not None,
-        "HAS_DOC": call.query_doc is not None,
-        "HAS_MASK": call.key_mask is not None,
-        "SPLIT": parts.count > 1,
-        "EVEN_D": call.key.shape[2] % tile.block_d == 0,
-        "PRECISION": tile.precision,
-        "SLOTS": tile.slots,
-        "BLOCK_Q": tile.block_q,
-        "BLOCK_S": tile.block_s,
-        "BLOCK_D": tile.block_d,
-    }
+    masks = {"HAS_CAUSAL": call.causal_gap, "HAS_DOC": call.query_doc, "HAS_MASK": call.key_mask}
+    sizes = {"S": call.key.shape[1], "causal_shift": causal_shift(call)}
+    sizes |= {"splits": parts.count, "split_len": parts.length, "EVEN_D": call.key.shape[2] % tile.block_d == 0}
+    constants = {"DIRECT": _direct(call), "SPLIT": parts.count > 1, "PRECISION": tile.precision, "SLOTS": tile.slots}
+    constants |= {"BLOCK_Q": tile.block_q, "BLOCK_S": tile.block_s, "BLOCK_D": tile.block_d}
+    constants |= {name: value is not None for name, value in masks.items()}
+    docs = _strided("query_doc", call.query_doc, "qd", "bn") | _strided("key_doc", call.key_doc, "kd", "bs")
+    return _pair(call) | docs | _strided("key_mask", mask, "m", "bs") | sizes | constants
 
 
 def _direct(call: TopkChunks) -> bool:
@@ -169,16 +127,15 @@ def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
     fit = _MERGE_TILE // (block_n + slots)
     block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
     arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
-    return Launch(_topk_chunks_merge_kernel, (_cdiv(rows, block_q),), arguments, num_warps=4, num_stages=1)
+    return Launch(_topk_chunks_merge_kernel, (-(-rows // block_q),), arguments, num_warps=4, num_stages=1)
 
 
 def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
     """Plan dquery and dkey, each by its own launches."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
     made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
-    return Plan(
-        [launch for _, launches in made for launch in launches], gradients=lambda: [gradient for gradient, _ in made]
-    )
+    launches = [launch for _, its_launches in made for launch in its_launches]
+    return Plan(launches, gradients=lambda: [gradient for gradient, _ in made])
 
 
 def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
@@ -187,22 +144,10 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
     """
     b, q, d = call.query.shape
     grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
-    arguments = {
-        "grad_ptr": grad,
-        "indices_ptr": indices,
-        "query_ptr": call.query,
-        "key_ptr": call.key,
-        "dquery_ptr": grad_query,
-        **_strides(call.query, "q", "bn"),
-        **_strides(call.key, "k", "bs"),
-        "Q": q,
-        "D": d,
-        "k": call.k,
-        "IS_L2": call.metric == "l2",
-        "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)),
-        "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
-    }
-    return grad_query, [Launch(_topk_chunks_dquery_kernel, (b * q, _cdiv(d, arguments["BLOCK_D"])), arguments)]
+    block_d = min(_GATHER_COLUMNS, power_of_two(d))
+    arguments = _pair(call) | {"grad_ptr": grad, "indices_ptr": indices, "dquery_ptr": grad_query}
+    arguments |= {"BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": block_d}
+    return grad_query, [Launch(_topk_chunks_dquery_kernel, (b * q, -(-d // block_d)), arguments)]
 
 
 def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
@@ -215,42 +160,19 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[
     grad_key = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
     first_row = torch.arange(b, device=grad_key.device).view(-1, 1, 1) * s
     target, slot = torch.sort(torch.where(indices < 0, b * s, indices + first_row).flatten(), stable=True)
-    arguments = {
-        "grad_ptr": grad,
-        "target_ptr": target,
-        "slot_ptr": slot,
-        "query_ptr": call.query,
-        "key_ptr": call.key,
-        "dkey_ptr": grad_key,
-        **_strides(call.query, "q", "bn"),
-        **_strides(call.key, "k", "bs"),
-        "count": target.numel(),
-        "keys": b * s,
-        "Q": call.query.shape[1],
-        "S": s,
-        "D": d,
-        "k": call.k,
-        "IS_L2": call.metric == "l2",
-        "BLOCK_N": _GATHER_ROWS,
-        "BLOCK_D": min(_GATHER_COLUMNS, power_of_two(d)),
-    }
-    return grad_key, [Launch(_topk_chunks_dkey_kernel, (target.numel(), _cdiv(d, arguments["BLOCK_D"])), arguments)]
+    count, block_d = target.numel(), min(_GATHER_COLUMNS, power_of_two(d))
+    arguments = _pair(call) | {"grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "dkey_ptr": grad_key}
+    arguments |= {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
+    return grad_key, [Launch(_topk_chunks_dkey_kernel, (count, -(-d // block_d)), arguments)]
 
 
-def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
-    """Return the strides over batch and rows. A tensor that all batch entries share has batch stride 0."""
-    pair = (0, 0) if tensor is None else tensor.stride()[:2]
-    pair = (0, pair[1]) if tensor is not None and tensor.shape[0] == 1 else pair
-    return {f"stride_{prefix}{letter}": s for letter, s in zip(letters, pair, strict=True)}
+def _pair(call: TopkChunks) -> dict:
+    """Return the arguments of every kernel that reads queries and keys."""
+    tensors = _strided("query", call.query, "q", "bn") | _strided("key", call.key, "k", "bs")
+    return tensors | {"Q": call.query.shape[1], "D": call.key.shape[2], "k": call.k, "IS_L2": call.metric == "l2"}
 
 
-def _aligned(tensor: Tensor) -> bool:
-    return (
-        tensor.shape[-1] % _ALIGNED == 0
-        and all(s % _ALIGNED == 0 for s in tensor.stride()[:-1])
-        and tensor.data_ptr() % 16 == 0
-    )
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
+def _strided(name: str, tensor: Tensor | None, prefix: str, letters: str) -> dict:
+    """Return a tensor and its strides over batch and rows. One that all batch entries share has batch stride 0."""
+    shared = {f"stride_{prefix}b": 0} if tensor is not None and tensor.shape[0] == 1 else {}
+    return strided(name, tensor, prefix, letters) | shared
