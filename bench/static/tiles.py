@@ -6,6 +6,7 @@ must not spill.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import tempfile
 from collections.abc import Callable, Iterator
@@ -144,10 +145,18 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
             if over():
                 return Tuned(op, row, trials, best)
             tried.append(new)
-            launches = changed(base, _with(op, case, dtype, machine, row, new))
+            now = _with(op, case, dtype, machine, row, new)
+            launches = changed(base, now)
             if not launches:
                 continue  # cut to the problem's size, it equals the committed tile
-            trials.append(trial := judge(new, launches, machine))
+            trial = judge(new, launches, machine)
+            # other launches may follow from the tile: of these the difference counts
+            gone = changed(mine, changed(now, base))
+            if gone and trial.status == "ok":
+                followed = judge(row, gone, machine, base=True)
+                rest = None if followed.seconds is None else trial.seconds - followed.seconds
+                trial = dataclasses.replace(followed, row=new, seconds=rest)
+            trials.append(trial)
             say(f"{op} {row['kernel']}: {text(trial)}")
             if trial.status == "ok" and (best.seconds is None or trial.seconds < (1 - LEAST_GAIN) * best.seconds):
                 best = trial
