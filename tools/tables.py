@@ -25,7 +25,7 @@ CASES = {  # first cells of a row -> a record's id
     "relative_attention, causal, 1024 tokens | forward + backward": "relative_attention/cpu/decoder-1k/float32/fwdbwd",
     "topk_chunks, 1024 queries of 100,000 chunks | forward": "topk_chunks/cpu/precompute-100k/float32/fwd",
 }
-PREDICTED, RANKED = "predicted-h200-2026-11-24.jsonl", "ranked-2026-11-24.jsonl"
+PREDICTED, RANKED = "predicted-h200-2026-11-25.jsonl", "ranked-2026-11-25.jsonl"
 BLOCK = re.compile(r"(<!-- (\w+)[^>]*-->\n\n).*?(\n\n<!-- end of \2 -->)", re.DOTALL)
 
 

@@ -15,10 +15,10 @@ from retro_kernels.triton_lib.combinations import WIDTHS
 TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, key_mask=True, window=512)
 #: by cost, the highest first: the order of rows in a table
-OPTIONS = ("dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "apart")
+OPTIONS = ("dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "padded", "apart")
 
-#: calls that are no combination of options: a short table, a separate relative query
-MORE = (dict(D=64, T=1024), dict(D=128, E=128))
+#: calls that are no combination of options: a short table, a separate relative query, a head that is padded
+MORE = (dict(D=64, T=1024), dict(D=128, E=128), dict(D=96))
 
 
 def call(**options):
@@ -37,6 +37,7 @@ def test_options_of_a_call():
     )
     assert relative_attention.launch.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
     assert relative_attention.launch.options(call(D=64, segments=True)) == ("masked",)
+    assert relative_attention.launch.options(call(D=96)) == ("padded",)
     assert relative_attention.launch.options(call(D=64, rel=None, biases=False)) == ()
     assert chunked_cross_attention.launch.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
     assert chunked_cross_attention.launch.options(

@@ -187,6 +187,22 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
         assert item.before in configs.table(OP)  # the table is restored
 
 
+def test_launches_that_follow_from_a_tile_count_by_their_difference():
+    """The products over the stored tiles depend on the query block; at a second a launch all tiles are alike."""
+    call = "relative_attention", "causal d64", "bfloat16", model.MACHINES["H200"]
+    told = []
+
+    def a_second_each(row, launches, machine, base=False):
+        told.append({launch.name for launch in launches})
+        return tune.Trial(row, "ok", float(len(launches)))
+
+    mine = [dict(block_m=32, block_n=64, num_warps=4, num_stages=2)]
+    options = {**STATIC, "tiles": mine, "kernels": ("query_rel",)}
+    (item,) = tiles.tune(*call, **options, judge=a_second_each)
+    assert told[0] == {"relative_query"} and "relative_columns" in told[1] & told[2]
+    assert [trial.seconds for trial in item.trials] == [4.0, 4.0]
+
+
 def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_path, capsys):
     path = tmp_path / "ranked.jsonl"
     monkeypatch.setattr(tiles, "tune", functools.partial(tiles.tune, judge=predicted))

@@ -41,7 +41,7 @@ def unsupported_on(call: TopkChunks, target: Target) -> str | None:
     query, key = call.query, call.key
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype not in (torch.bfloat16, torch.float16):
-            return f"{name} is {tensor.dtype}; have bfloat16, float16"
+            return f"{name} is {tensor.dtype}; have bfloat16, float16 (float32 is not served yet: triton serves it)"
     if target.arch < OLDEST_ARCH:
         return f"sm_{target.arch} has no asynchronous copies; needs sm_{OLDEST_ARCH}"
     shared = SHARED_BYTES_WGMMA if target.arch // 10 == 9 else SHARED_BYTES

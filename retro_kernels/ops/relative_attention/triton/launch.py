@@ -56,6 +56,7 @@ def options(call: RelativeAttention) -> tuple[str, ...]:
         "masked": edges or call.key_mask is not None or call.query_segment is not None,
         "window": windowed,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
+        "padded": call.query.shape[-1] != power_of_two(call.query.shape[-1]),
     }
     return tuple(name for name, present in flags.items() if present)
 
