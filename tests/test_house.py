@@ -1,6 +1,8 @@
 """Rules of the tree: imports, side effects of importing, form."""
 
 import ast
+import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -34,6 +36,8 @@ TILE_OPERATIONS = (
     *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
     *("scalar_position", "row_products"),
 )
+#: functions that hand named arguments on: to a configuration, a figure, an op, the model
+FORWARDING = ("retrofit", "retrofit_rpt", "plot_gains", "gathered_attention", "generate")
 SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "tools", "examples")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 
@@ -272,3 +276,23 @@ def test_the_api_pages_have_every_public_name():
     }
     assert public - {"retro_model.base", "retro_model.apps"} <= shown
     assert {f"retro_model.integrations.{path.stem}" for path in MODELS.glob("integrations/[a-z]*.py")} <= shown
+
+
+def test_a_public_constructor_tells_types_and_defaults():
+    """The API pages show signatures: a class or function of `__all__` takes no `**options`, and an optional argument of
+    a class has its type; `device`, `dtype` and `backend` mean the same everywhere.
+    """
+    untold = []
+    for package in [path.parent.name for path in MODELS.glob("*/__init__.py") if "__all__" in path.read_text()]:
+        module = importlib.import_module(f"retro_model.{package}")
+        for name in set(module.__all__) - set(FORWARDING):
+            entry = getattr(module, name)
+            is_class = inspect.isclass(entry)
+            if (not is_class and not inspect.isfunction(entry)) or getattr(entry, "_is_protocol", False):
+                continue
+            for argument in inspect.signature(entry).parameters.values():
+                optional = argument.default is not argument.empty
+                typed = argument.annotation is not argument.empty or argument.name in ("device", "dtype", "backend")
+                if argument.kind is argument.VAR_KEYWORD or (is_class and optional and not typed):
+                    untold.append(f"retro_model.{package}.{name}({argument})")
+    assert not untold

@@ -7,6 +7,9 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+Group = dist.ProcessGroup | DeviceMesh
 
 
 class Line:
@@ -20,7 +23,7 @@ class Line:
         group: a process group, or a device mesh of one dimension; None: all processes.
     """
 
-    def __init__(self, group=None) -> None:
+    def __init__(self, group: Group | None = None) -> None:
         self.group = group.get_group() if hasattr(group, "get_group") else group
         self.rank, self.size = dist.get_rank(self.group), dist.get_world_size(self.group)
         self.sent: Counter[str] = Counter()

@@ -19,7 +19,7 @@ from retro_model.retro.config import RetroConfig
 from retro_model.retro.encoder import NeighbourEncoder
 from retro_model.training import Batch
 
-from .collectives import GatherAll, Line, StateBefore
+from .collectives import GatherAll, Group, Line, StateBefore
 
 
 def gathered_attention(
@@ -50,7 +50,7 @@ def gathered_attention(
 class Range:
     """Base of a process's range of sequences: of N tokens in P processes, rank r holds r*N/P to (r+1)*N/P - 1."""
 
-    def __init__(self, group=None) -> None:
+    def __init__(self, group: Group | None = None) -> None:
         self.line = Line(group)
 
     def next_token_loss(self, x: Tensor, weight: Tensor, tokens: Tensor, counted: Tensor) -> NextTokenLoss:

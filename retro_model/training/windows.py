@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from retro_model.base.checks import RETRIEVED
 
 from .batches import Batch, batches
+
+if TYPE_CHECKING:
+    from retro_model.data.database import ChunkDatabase
 
 IGNORED = -100  # the label of a token that does not count
 AHEAD = 4  # batches that each worker holds ready
@@ -48,7 +52,7 @@ class WindowDataset(IterableDataset):
         batch_size: int,
         seed: int,
         neighbours: np.ndarray | None = None,
-        database=None,
+        database: ChunkDatabase | None = None,
         k: int | None = None,
         scores: bool = False,
         starts: np.ndarray | None = None,
