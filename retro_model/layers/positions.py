@@ -13,7 +13,9 @@ from .drop_in import Linear
 ENCODING_BASE = 10_000.0
 
 
-def encode_displacements(first: int, count: int, width: int, *, dtype=torch.float32, device=None) -> Tensor:
+def encode_displacements(
+    first: int, count: int, width: int, *, dtype: torch.dtype = torch.float32, device=None
+) -> Tensor:
     """Return positional encodings of consecutive displacements d.
 
         s(d) = [sin(d w_0) .. sin(d w_n) | cos(d w_0) .. cos(d w_n)],   w_i = 10000^(-2i/width), n = width/2 - 1

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from retro_model.base import checks
 
+from .config import MosaicsConfig
+
 EVICTIONS = ("oldest", "least_read")
 
 
@@ -42,7 +44,13 @@ class MosaicsCache:
     """
 
     def __init__(
-        self, config, batch: int, capacity: int | None = None, *, limit: int | None = None, evict: str = "oldest"
+        self,
+        config: MosaicsConfig,
+        batch: int,
+        capacity: int | None = None,
+        *,
+        limit: int | None = None,
+        evict: str = "oldest",
     ):
         self.config, self.batch, self.limit = config, checks.integer("batch", batch, low=1), limit
         given = {"capacity": capacity, "limit": limit}

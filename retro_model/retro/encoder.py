@@ -86,7 +86,14 @@ class NeighbourEncoder(nn.Module):
     """
 
     def __init__(
-        self, config: RetroConfig, embedding, *, backend=None, checkpoint: bool = False, device=None, dtype=None
+        self,
+        config: RetroConfig,
+        embedding: nn.Embedding,
+        *,
+        backend: str | None = None,
+        checkpoint: bool = False,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}

@@ -89,7 +89,9 @@ class Retro(nn.Module):
     Source: Borgeaud et al., arXiv 2112.04426, sections 2.4 and 2.5, Algorithm 1.
     """
 
-    def __init__(self, config: RetroConfig, *, backend=None, checkpoint: bool = False, device=None, dtype=None):
+    def __init__(
+        self, config: RetroConfig, *, backend: str | None = None, checkpoint: bool = False, device=None, dtype=None
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from torch import Tensor, nn
@@ -25,7 +26,15 @@ class RetrofittedDecoder(FrozenDecoder):
         blocks, attention: see `retrofit`.
     """
 
-    def __init__(self, decoder: nn.Module, config: RetroConfig, blocks, attention: str, *, backend: str | None = None):
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: RetroConfig,
+        blocks: Sequence[nn.Module],
+        attention: str,
+        *,
+        backend: str | None = None,
+    ):
         super().__init__(decoder, config)
         where = self.where
         embedding = nn.Embedding(config.vocab_size, config.encoder_d_model, **where)

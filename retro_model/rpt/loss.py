@@ -7,7 +7,12 @@ from torch import Tensor
 
 
 def lambda_rank(
-    scores: Tensor, target_scores: Tensor, tau: float | Tensor, *, positives: int | None = None, scored_only=False
+    scores: Tensor,
+    target_scores: Tensor,
+    tau: float | Tensor,
+    *,
+    positives: int | None = None,
+    scored_only: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of lambda_jl * max(0, tau - (s_q(l) - s_q(j))) over pairs (l, j) with s_t(l) > max(0, s_t(j)).
 

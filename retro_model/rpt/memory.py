@@ -117,7 +117,15 @@ class NeighbourGate(nn.Module):
     """
 
     def __init__(
-        self, d_model, num_heads, *, floor: float = 0.1, dropout: float = 0.0, backend=None, device=None, dtype=None
+        self,
+        d_model: int,
+        num_heads: int,
+        *,
+        floor: float = 0.1,
+        dropout: float = 0.0,
+        backend: str | None = None,
+        device=None,
+        dtype=None,
     ):
         super().__init__()
         where = {"device": device, "dtype": dtype}

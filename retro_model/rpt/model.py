@@ -45,7 +45,9 @@ class RPT(SelfMemory):
     Source: Rubin and Berant, arXiv 2306.13421, section 3.
     """
 
-    def __init__(self, config: RPTConfig, backend=None, *, checkpoint: bool = False, device=None, dtype=None):
+    def __init__(
+        self, config: RPTConfig, backend: str | None = None, *, checkpoint: bool = False, device=None, dtype=None
+    ):
         super().__init__()
         where = {"device": device, "dtype": dtype}
         self.config, self.checkpoint = config, checkpoint

@@ -109,7 +109,15 @@ class RetrofittedRPT(SelfMemory, Frozen):
         config: sizes of the added layers. blocks, attention, backend: see `retrofit_rpt`.
     """
 
-    def __init__(self, decoder: nn.Module, config: RPTConfig, blocks, attention: str, *, backend: str | None = None):
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: RPTConfig,
+        blocks: Sequence[nn.Module],
+        attention: str,
+        *,
+        backend: str | None = None,
+    ):
         super().__init__(decoder, config, "decodes retro_model.generate(model, ...)")
         weight = next(decoder.parameters())
         where = {"device": weight.device, "dtype": weight.dtype}
