@@ -37,12 +37,10 @@ struct Backward {
   template <class Begin, class SlotAt, class Other>
   void write(const View& own, const View& to, Begin&& begin, SlotAt&& slot_at, Other&& other) const {
     const int64_t rows = own.size[0] * own.size[1], dim = own.size[2];
-    const auto columns = [&](int64_t r, auto many, int64_t d, auto... n) {
+    const auto columns = [&](int64_t r, const T* base, T* into, auto many, int64_t d, auto... n) {
       constexpr int COUNT = many;
-      const T* base = l2 ? row<const T>(own, r) + d : nullptr;
-      T* const into = row<T>(to, r) + d;
       Vec sum[COUNT], origin[COUNT];
-      for (int c = 0; c < COUNT; ++c) sum[c] = zero(), origin[c] = base ? load(base + c * LANES, n...) : zero();
+      for (int c = 0; c < COUNT; ++c) sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES, n...) : zero();
       for (int64_t i = begin(r); i < begin(r + 1); ++i) {
         const int64_t slot = slot_at(i);
         const T* from = other(slot);
@@ -50,13 +48,17 @@ struct Backward {
         const Vec w = broadcast((l2 ? 2.f : 1.f) * row<const float>(dscores, slot / k)[slot % k]);
         for (int c = 0; c < COUNT; ++c) sum[c] = fma(w, load(from + d + c * LANES, n...) - origin[c], sum[c]);
       }
-      for (int c = 0; c < COUNT; ++c) store(into + c * LANES, sum[c], n...);
+      for (int c = 0; c < COUNT; ++c) store(into + d + c * LANES, sum[c], n...);
     };
     parallel_for(ceil_div(rows, TASK_ROWS), threads, [&](int64_t task) {
       for (int64_t r = task * TASK_ROWS; r < std::min(rows, (task + 1) * TASK_ROWS); ++r) {
+        const T* base = l2 ? row<const T>(own, r) : nullptr;
+        T* const into = row<T>(to, r);
+        const std::integral_constant<int, COLUMNS> many;
+        const std::integral_constant<int, 1> one;
         int64_t d = 0;
-        for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES) columns(r, std::integral_constant<int, COLUMNS>{}, d);
-        for (; d < dim; d += LANES) columns(r, std::integral_constant<int, 1>{}, d, static_cast<int>(dim - d));
+        for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES) columns(r, base, into, many, d);
+        for (; d < dim; d += LANES) columns(r, base, into, one, d, static_cast<int>(dim - d));
       }
     });
   }
