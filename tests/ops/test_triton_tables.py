@@ -49,12 +49,13 @@ CALLS = {
         },
     ),
 }
-#: calls that are no combination of options: tables that end before the keys, a separate relative query
+#: calls that are no combination of options: tables that end before the keys, a separate relative query, a padded head
 _SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
 MORE = {
     relative_attention: [
         *(dict(D=d, rel="bounded", rel_start=0, T=20, **more) for d in WIDTHS for more in _SHORT),
         dict(D=128, E=128),
+        dict(D=96),
     ],
     chunked_cross_attention: [],
 }
