@@ -217,25 +217,36 @@ inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   if (dim % 2) to[dim].bits = 0;
 }
 
-// Sum of the squares of row(i, count...), vectors of a row from element i on. Several sums, so that additions don't
-// wait for one another. Their number and order depend only on `dim`.
-template <class Row>
-RETRO_INLINE float squares(int64_t dim, Row&& row) {
+// Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
+template <class Term>
+RETRO_INLINE float reduce(int64_t dim, Term&& term) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};
-  const auto add = [&](Vec x, Vec& to) { to = fma(x, x, to); };
   int64_t i = 0;
   for (; i + 4 * LANES <= dim; i += 4 * LANES)
-    for (int u = 0; u < 4; ++u) add(row(i + u * LANES), sum[u]);
-  vectors(dim - i, [&](int64_t j, auto... count) { add(row(i + j, count...), sum[0]); });
+    for (int u = 0; u < 4; ++u) sum[u] = term(i + u * LANES, LANES, sum[u]);
+  for (; i < dim; i += LANES) sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
   return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
+
+template <class T>
+RETRO_INLINE Vec some(const T* p, int n) {
+  return n == LANES ? load(p) : load(p, n);
+}
+
 template <class T>
 inline float squares(const T* row, int64_t dim) {
-  return squares(dim, [=](int64_t i, auto... count) { return load(row + i, count...); });
+  return reduce(dim, [=](int64_t i, int n, Vec sum) {
+    const Vec x = some(row + i, n);
+    return fma(x, x, sum);
+  });
 }
+
 template <class T>
 inline float squared_distance(const T* a, const T* b, int64_t dim) {
-  return squares(dim, [=](int64_t i, auto... count) { return load(a + i, count...) - load(b + i, count...); });
+  return reduce(dim, [=](int64_t i, int n, Vec sum) {
+    const Vec x = some(a + i, n) - some(b + i, n);
+    return fma(x, x, sum);
+  });
 }
 
 }  // namespace retro::RETRO_ISA
