@@ -136,7 +136,13 @@ def _target_likelihood(lm: ReferenceLM, chunks: Tensor, rows: Tensor, batch_size
 
 
 def supervise(
-    tokens: Tensor, lm: ReferenceLM | None, *, chunk_len, excluded_chunks, candidates=CANDIDATES, batch_size=64
+    tokens: Tensor,
+    lm: ReferenceLM | None,
+    *,
+    chunk_len: int,
+    excluded_chunks: int,
+    candidates: int = CANDIDATES,
+    batch_size: int = 64,
 ) -> Supervision:
     """Return candidates and target scores of one sequence of tokens [N].
 
