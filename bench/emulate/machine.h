@@ -97,7 +97,7 @@ void finish(std::vector<T>& flying, Over over, F f) {
   flying.erase(done, flying.end());
 }
 
-// What a thread or a warpgroup began and has not waited for
+// Operations that a thread or a warpgroup began and has not waited for
 template <class T>
 struct Flying {
   int64_t group = 0;  // groups committed
@@ -178,7 +178,7 @@ struct Machine {
   std::vector<int64_t> fence_time, proxy_time;            // by warp: wgmma.fence, fence.proxy.async
   bool barrier = false, exits = false, branches = false;  // the request of a control instruction's handler
 
-  // What nothing wrote is neither 0 nor a number
+  // Unwritten registers and memory hold neither 0 nor a number
   Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
           const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed)
       : threads(threads), warps((threads + WARP - 1) / WARP), checks(checks),

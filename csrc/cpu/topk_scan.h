@@ -58,15 +58,21 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
     decltype(query_lanes<Key>(q)) lanes[MQ][UNROLL];
-    unrolled<MQ, UNROLL>([&](int m, int u) {
-      lanes[m][u] = query_lanes<Key>(q + m * q_tile + (s + u) * LANES);
-      __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
-    });
-    unrolled<NK, UNROLL>([&](int j, int u) {
-      const auto k = key_of(key + j * stride, s + u);
 #pragma GCC unroll 4
-      for (int m = 0; m < MQ; ++m) acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
-    });
+    for (int m = 0; m < MQ; ++m)
+#pragma GCC unroll 4
+      for (int u = 0; u < UNROLL; ++u) {
+        lanes[m][u] = query_lanes<Key>(q + m * q_tile + (s + u) * LANES);
+        __builtin_prefetch(q + m * q_tile + (s + u + Q_AHEAD) * LANES);
+      }
+#pragma GCC unroll 24
+    for (int j = 0; j < NK; ++j)
+#pragma GCC unroll 4
+      for (int u = 0; u < UNROLL; ++u) {
+        const auto k = key_of(key + j * stride, s + u);
+#pragma GCC unroll 4
+        for (int m = 0; m < MQ; ++m) acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
+      }
     if (ahead) {
 #pragma GCC unroll 8
       for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
