@@ -153,7 +153,7 @@ def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, jud
             if not launches:
                 continue  # cut to the problem's size, it equals the committed tile
             trial = judge(new, launches, machine)
-            # other launches may follow from the tile: of these the difference counts
+            # the tile may change other launches too: count the change of their time
             gone = changed(mine, changed(now, base))
             if gone and trial.status == "ok":
                 followed = judge(row, gone, machine, base=True)

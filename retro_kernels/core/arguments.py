@@ -20,7 +20,7 @@ _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torc
 
 
 def given(call, name: str, dims: str, sizes: dict[str, int], dtypes: tuple[torch.dtype, ...] | None = None) -> None:
-    """Check an optional tensor beside `query`: shape, type, device and, of a float tensor, rows without gaps."""
+    """Check an optional tensor: its shape, and type and device against `query`. A float tensor needs dense rows."""
     value = getattr(call, name)
     if value is not None:
         checks.shape(name, value, dims, sizes)

@@ -150,7 +150,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
             target.copy_(_like(tensors[name], target))
     if optimizer is not None:
         _load_optimizer(state, moments, model, optimizer)
-        for name, generator in _generators().items():  # one without a saved state keeps its own
+        for name, generator in _generators().items():  # a generator without a saved state is left alone
             if name in moments:
                 generator.set_state(moments[name])
     return state

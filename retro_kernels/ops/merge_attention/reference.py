@@ -20,7 +20,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
     # filled, not multiplied: 0 * NaN would be NaN, in outs and in the gradients of a query without keys
     weights = (weights / total).masked_fill(dead, 0)
     outs = call.outs.to(attention.accumulator(call.outs))
-    if lses.device.type != "cpu" or dead.any():  # the fill copies outs; only on the CPU is the question cheaper
+    if lses.device.type != "cpu" or dead.any():  # the fill copies outs; a GPU would wait for any()
         outs = outs.masked_fill(_rows(dead), 0)
     out = (_rows(weights).to(outs.dtype) * outs).sum(0)
     return out.to(call.outs.dtype), lse
