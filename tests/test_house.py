@@ -296,3 +296,16 @@ def test_a_public_constructor_tells_types_and_defaults():
                 if argument.kind is argument.VAR_KEYWORD or (is_class and optional and not typed):
                     untold.append(f"retro_model.{package}.{name}({argument})")
     assert not untold
+
+
+def test_decisions_are_short_and_listed():
+    """A record has at most 250 words and a status; the index lists every record, and numbers are not used twice."""
+    folder = ROOT / "docs" / "decisions"
+    index = (folder / "index.md").read_text(encoding="utf-8")
+    records = sorted(folder.glob("[0-9]*.md"))
+    for record in records:
+        text = record.read_text(encoding="utf-8")
+        assert re.match(rf"# {record.name[:3]} .+\n\nStatus: (accepted|replaced) \d{{4}}-\d\d-\d\d", text), record.name
+        assert len(text.split()) <= 250, record.name
+        assert f"({record.name})" in index, record.name
+    assert len({record.name[:3] for record in records}) == len(records) >= 20

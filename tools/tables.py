@@ -3,7 +3,6 @@
 `make docs` runs it (`python -m tools.tables`). A test compares the pages with the records.
 """
 
-import json
 import re
 import statistics
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from bench.report import ranges
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/performance.md", "docs/lab/predictions.md")
+PAGES = ("README.md", "docs/performance.md")
 PROCESSORS = {  # column -> its records
     "Zen 5, AVX-512": "cpu-zen5-2core-*.jsonl",
     "Zen 5 held to AVX2": "cpu-zen5-avx2-*.jsonl",
@@ -25,7 +24,6 @@ CASES = {  # first cells of a row -> a record's id
     "relative_attention, causal, 1024 tokens | forward + backward": "relative_attention/cpu/decoder-1k/float32/fwdbwd",
     "topk_chunks, 1024 queries of 100,000 chunks | forward": "topk_chunks/cpu/precompute-100k/float32/fwd",
 }
-PREDICTED, RANKED = "predicted-h200-2026-11-25.jsonl", "ranked-2026-11-25.jsonl"
 BLOCK = re.compile(r"(<!-- (\w+)[^>]*-->\n\n).*?(\n\n<!-- end of \2 -->)", re.DOTALL)
 
 
@@ -48,41 +46,7 @@ def _cell(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})"
 
 
-def predictions() -> str:
-    """Return a Markdown table of the launches that `bench estimate` estimated."""
-    rows = ["| launch | case | us | low to high | bound |", "|---|---|---:|---:|---|"]
-    for row in _lines(PREDICTED):
-        name, case, arch = row["id"].split("/")[2].split(":")
-        number = arch.partition("#")[2]
-        low, high = row["interval_us"]
-        times = f"{row['predicted_us']:.0f} | {low:.0f} to {high:.0f} | {row['bound']}"
-        rows.append(f"| `{name}`{f', number {number}' if number else ''} | {case} | {times} |")
-    return "\n".join(rows)
-
-
-def ranking() -> str:
-    """Return a Markdown table of the tiles that `bench tune --static` ranked."""
-    rows = ["| row | case | GPU | committed | us | others, us or why not |", "|---|---|---|---|---:|---|"]
-    for line in _lines(RANKED):
-        _, case, _, machine = line["tuned"].split("/")
-        for row in line["rows"]:
-            first, *others = row["trials"]
-            others.sort(key=lambda one: one.get("seconds", 1))
-            told = "; ".join(f"{one['tile']}: {_time(one)}" for one in others)
-            mine = f"{first['tile']} | {_time(first)}"
-            rows.append(f"| {row['before']['kernel']} | {case} | {machine} | {mine} | {told} |")
-    return "\n".join(rows)
-
-
-def _lines(name: str) -> list[dict]:
-    return [json.loads(line) for line in (ROOT / "bench" / "results" / name).read_text().splitlines()]
-
-
-def _time(trial: dict) -> str:
-    return f"{1e6 * trial['seconds']:.0f}" if "seconds" in trial else trial["reason"]
-
-
-TABLES = {"speeds": speeds, "predictions": predictions, "ranking": ranking}
+TABLES = {"speeds": speeds}
 
 
 def page(text: str) -> str:

@@ -7,7 +7,7 @@ no warp passes a barrier, a branch or a wait for copies. The result is the CTA's
 
 The launch's time joins six lower bounds: latency (waves of CTAs), each pipe of the busiest SM, L2 and HBM. They overlap
 imperfectly, so they are joined by a norm (`OVERLAP`); the longest names the bound. The constants below were fitted to
-times that others measured on real GPUs (`calibration`; docs/lab/calibration.md has the errors).
+times that others measured on real GPUs (`calibration`; docs/decisions, 019, has the errors).
 
 Left out: clocks that fall under load, cache misses of other launches, bank conflicts inside wgmma, and the order of
 instructions that ptxas chose (issue slots are PTX's, scaled by the ratio of the two lengths).

@@ -2,7 +2,7 @@
 
 An eager call goes straight to its plan unless a tracer, a transform, a dispatch mode or the profiler is active: then it
 goes through the registered operator. torch's dispatch of a registered operator takes longer than the rest of the host's
-work in such a call (docs/lab/host_time.md).
+work in such a call.
 """
 
 from __future__ import annotations

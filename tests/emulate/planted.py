@@ -1,7 +1,7 @@
 """Faults in compiled code: change or remove one statement of a kernel's PTX and see if the emulator reports it.
 
-python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6] prints the table of
-docs/lab/emulation.md.
+python -m tests.emulate.planted [--arch 80,90,100] [--dtype bfloat16] [--kernel forward] [--most 6] prints a table of
+the counts.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def test_float32_products_on_tensor_cores_are_three():
 )
 def test_planted_faults_are_reported(arch, kernel):
     """Most of them are: the last wait of a kernel can go unseen, or a barrier followed by another
-    (docs/lab/emulation.md has the counts).
+    (docs/decisions, 020, has the counts).
     """
     counts = {plant: found for _, plant, found in planted.count(arch, torch.bfloat16, kernel, most=4)}
     assert set(counts) >= {"a barrier gone", "a wait for copies gone", "a predicate of a load lost"}

@@ -6,7 +6,7 @@ the program of a (batch, chunk, head) reads everything once and writes dQ, dK an
 
 Position logits are read from a bounded workspace, slab by slab: a "band" of [M, R] for each (batch, chunk, head). The
 sum of dS over the neighbours replaces them. `band` has the kernels that write the logits and read the sums: with their
-products in this kernel, every variant spilled (docs/lab/chunked_cross_attention.md).
+products in this kernel, every variant spilled (docs/decisions, 002).
 """
 
 from __future__ import annotations
