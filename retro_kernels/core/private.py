@@ -1,14 +1,12 @@
 """All private names of torch and Triton that the package uses, with public fallbacks for versions that lack them.
 
 Tested with torch 2.11 to 2.13 and triton 3.6 to 3.9. Where torch lacks a name, eager calls go through the registered
-operator. Where Triton's launcher is unknown, launches go through Triton's public interface. Compilation ahead of time
-has no fallback.
+operator. Compilation ahead of time has no fallback.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 from collections.abc import Callable
 
@@ -137,59 +135,11 @@ def autograd_on() -> contextlib.AbstractContextManager:
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), keys)
 
 
-#: first and last version of Triton whose launcher takes the arguments of `Launched.run`; a test compares them
-KNOWN_TRITON = ((3, 6), (3, 9))
-
-
 def triton_driver():
     """Return Triton's module of the active GPU driver."""
     from triton.runtime import driver
 
     return driver
-
-
-@functools.cache
-def _triton():
-    """Return (driver, runtime knobs) of a Triton whose launcher is known, else None."""
-    import triton
-
-    driver = triton_driver()
-    version = tuple(int(part) for part in triton.__version__.split(".")[:2])
-    return (driver, triton.knobs.runtime) if KNOWN_TRITON[0] <= version <= KNOWN_TRITON[1] else None
-
-
-def stream():
-    """Return the current stream of the current GPU. NotImplemented where launches must go through Triton's public
-    interface: a hook of a profiler is set, or the launcher is unknown.
-    """
-    found = _triton()
-    if found is None:
-        return NotImplemented
-    driver, knobs = found
-    for hook in (knobs.launch_enter_hook, knobs.launch_exit_hook):
-        if hook is not None and getattr(hook, "calls", True):
-            return NotImplemented
-    return driver.active.get_current_stream(driver.active.get_current_device())
-
-
-class Launched:
-    """A launch whose arguments come in the kernel's order.
-
-    `run` is the compiled kernel's launcher: None until Triton has compiled it, and always under the interpreter. A call
-    of `run` takes a tenth of the time of Triton's public interface.
-    """
-
-    def __init__(self, launch):
-        self.launch, self.run, self.between = launch, None, None
-        self.grid = tuple((*launch.grid, 1, 1)[:3])
-
-    def by_triton(self, arguments: list) -> None:
-        """Launch through Triton's public interface, which compiles and calls hooks."""
-        compiled = self.launch.with_arguments(arguments).run()
-        if hasattr(compiled, "packed_metadata") and not self.launch.kernel.pre_run_hooks:
-            # the object that Triton returned keeps the kernel loaded
-            self.compiled, self.run = compiled, compiled.run
-            self.between = (compiled.function, compiled.packed_metadata, None, None, None)
 
 
 def specialised(kernel) -> frozenset[str]:

@@ -189,7 +189,27 @@ class Listing(private.DispatchMode):
         moves = [(i, self._slot(x)) for i, x in enumerate(arguments) if isinstance(x, (Tensor, Position))]
         rest = [None if isinstance(x, (Tensor, Position)) else x for x in arguments]
         self.launches.append((launch, target))
-        self.steps.append((_LAUNCH, private.Launched(launch), rest, moves))
+        self.steps.append((_LAUNCH, Bound(launch), rest, moves))
+
+
+class Bound:
+    """A launch whose arguments come in the kernel's order.
+
+    The first call compiles the kernel through Triton's launcher, which returns a handle. Later calls use the handle,
+    because it takes a tenth of the launcher's time. Under the interpreter there is no handle.
+    """
+
+    def __init__(self, launch):
+        self.launch, self.compiled = launch, None
+        self.grid = tuple((*launch.grid, 1, 1)[:3])
+
+    def __call__(self, arguments: list) -> None:
+        if self.compiled is not None:
+            self.compiled[self.grid](*arguments)
+            return
+        compiled = self.launch.with_arguments(arguments).run()
+        if compiled is not None and not self.launch.kernel.pre_run_hooks:
+            self.compiled = compiled
 
 
 class _Way:
@@ -237,7 +257,6 @@ class Pass:
         at = [*values, *way.blank]
         for slot, source, function in way.numbers:
             at[slot] = function(at[source])
-        stream = None
         empty = private.EMPTY[device.type]
         for step in way.steps:
             kind = step[0]
@@ -250,12 +269,7 @@ class Pass:
                 arguments = rest.copy()
                 for i, slot in moves:
                     arguments[i] = at[slot]
-                if stream is None and launched.run is not None:
-                    stream = private.stream()
-                if launched.run is None or stream is NotImplemented:
-                    launched.by_triton(arguments)
-                else:
-                    launched.run(*launched.grid, stream, *launched.between, *arguments)
+                launched(arguments)
             elif kind == _NATIVE:
                 _, function, name, template = step
                 if error := function(*_filled(template, at)):
