@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # a worker keeps the tests of a module together, and takes tests from another when it is done
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: setup build bench check check-compiled test nightly docs gpu sanitize mutants lint clean
+.PHONY: setup build bench check check-compiled test nightly docs gpu sanitize lint clean
 .DELETE_ON_ERROR:
 
 setup: .venv/ready build
@@ -71,10 +71,6 @@ gpu:
 SANITIZERS ?=
 sanitize: setup
 	$(PY) -m tools.sanitize $(SANITIZERS)
-
-# Plant faults of one line and list those that no test notices: about an hour. `python -m tools.mutants 'bench/*'` plants a part.
-mutants: setup
-	$(PY) -m tools.mutants
 
 lint: .venv/ready
 	$(PY) -m ruff check .
