@@ -6,7 +6,6 @@
 #include "cpu/cross_entropy.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
-#include "cpu/linear.h"
 #include "cpu/parallel.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
@@ -46,6 +45,5 @@ PYBIND11_MODULE(_cpu, m) {
   BIND_BOTH(relative_attention);
   BIND_BOTH(relative_logits);
   BIND_BOTH(rms_norm);
-  BIND(matmul);
   BIND(softmax_losses);
 }

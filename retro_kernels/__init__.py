@@ -14,7 +14,6 @@ from .core.backends import BackendStatus, backends, use_backend
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.cross_entropy import cross_entropy
 from .ops.leaky_average import leaky_average
-from .ops.linear import linear
 from .ops.merge_attention import merge_attention
 from .ops.relative_attention import relative_attention
 from .ops.relative_logits import relative_logits
@@ -30,7 +29,6 @@ __all__ = [
     "chunked_cross_attention",
     "cross_entropy",
     "leaky_average",
-    "linear",
     "merge_attention",
     "relative_attention",
     "relative_logits",

@@ -97,7 +97,6 @@ def _calls(dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "topk_chunks/decode", {"query": new(1, 4, D), "key": new(1, 64, D), "k": 2}
     yield "leaky_average/training", {"x": new(1, 16, 2, D), "decay": torch.rand(2)}
     yield "merge_attention/training", {"outs": new(2, 1, 16, 2, D), "lses": torch.randn(2, 1, 2, 16)}
-    yield "linear/training", {"input": new(16, D), "weight": new(D, D), "bias": new(D)}
     yield "rms_norm/training", {"input": new(16, D), "weight": new(D)}
     yield "cross_entropy/training", {"input": new(4, D), "target": torch.arange(4), "reduction": "none"}
 

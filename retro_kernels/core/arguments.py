@@ -55,17 +55,6 @@ def attention_outputs(call) -> tuple[Tensor, Tensor]:
     return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=accumulator(call.query))
 
 
-def weighted_rows(call, dims: str) -> dict[str, int]:
-    """Check `input` [...,D] and `weight`, whose dimensions `dims` end in D, and return the sizes of the letters."""
-    sizes: dict[str, int] = {}
-    checks.floating("input", checks.tensor("input", call.input))
-    checks.shape("weight", call.weight, dims, sizes)
-    letter, got = dims[-1], list(call.input.shape)
-    if got[-1:] != [sizes[letter]]:
-        raise ValueError(f"input: expected [...,{letter}] with {letter}={sizes[letter]}; got {got}")
-    return sizes
-
-
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
     """Raise if `value` is [B,H,N,...] instead of [B,N,H,...]: its dimension N then equals the `heads` of `other`."""
     _, tokens, found, _ = value.shape

@@ -72,8 +72,7 @@ def serve_or_torch(op: str, call, function):
 
     The default of `use_backend` serves the call if it can.
     """
-    narrowed = private.autocast() and not hasattr(call, "cast") and arguments.autocast_on(call[0])
-    if not narrowed and not private.watched(call, ORDINARY):
+    if not private.watched(call, ORDINARY):
         default = backends.named(None) if backends._open else None
         if backends.kernel_is_faster(op, call) if default is None else backends.serves(op, default, call):
             return serve(op, call, None)

@@ -210,13 +210,6 @@ def merged(g, *, P=3, B=2, N=5, H=2, D=16, dead=False):
 
 
 @_seeded
-def linear(g, *, B=2, N=19, I=16, J=24, bias=True):
-    """Keyword arguments of `linear`."""
-    kw = {"input": g.normal(B, N, I), "weight": g.normal(J, I, scale=I**-0.5)}
-    return kw | ({"bias": g.normal(J)} if bias else {})
-
-
-@_seeded
 def rms(g, *, B=2, N=19, D=16, eps=1e-5):
     """Keyword arguments of `rms_norm`."""
     return {"input": g.normal(B, N, D), "weight": g.normal(D), "eps": eps}

@@ -7,13 +7,13 @@ Attention runs in `retro_kernels`: `backend` names one of its backends, None pic
 from .attention import Attention, RelativeAttention
 from .cache import KeyValueCache, StepKeys
 from .chunked_cross_attention import ChunkedCrossAttention
-from .drop_in import Linear, RMSNorm
+from .drop_in import RMSNorm
 from .feed_forward import FeedForward
 from .initialisation import initialise
 from .loss import NextTokenLoss, linear_cross_entropy, next_token_loss
 from .positions import RelativePositions, encode_displacements
 from .rotary import RotaryAttention, Rotation, rotate, rotation
 
-__all__ = ["Attention", "ChunkedCrossAttention", "FeedForward", "KeyValueCache", "Linear", "NextTokenLoss", "RMSNorm"]
+__all__ = ["Attention", "ChunkedCrossAttention", "FeedForward", "KeyValueCache", "NextTokenLoss", "RMSNorm"]
 __all__ += ["RelativeAttention", "RelativePositions", "RotaryAttention", "Rotation", "StepKeys"]
 __all__ += ["encode_displacements", "initialise", "linear_cross_entropy", "next_token_loss", "rotate", "rotation"]

@@ -9,7 +9,6 @@ import retro_kernels as rk
 from retro_model.base import checks
 
 from .cache import KeyValueCache
-from .drop_in import Linear
 from .positions import RelativePositions
 
 
@@ -45,9 +44,9 @@ class Attention(nn.Module):
         self.context_dim = d_model if context_dim is None else context_dim
         self.dropout, self.backend = dropout, backend
         options = {"bias": bias, "device": device, "dtype": dtype}
-        self.query = Linear(d_model, num_heads * head_dim, **options)
-        self.key, self.value = (Linear(self.context_dim, kv_heads * head_dim, **options) for _ in range(2))
-        self.output = Linear(num_heads * head_dim, d_model, **options)
+        self.query = nn.Linear(d_model, num_heads * head_dim, **options)
+        self.key, self.value = (nn.Linear(self.context_dim, kv_heads * head_dim, **options) for _ in range(2))
+        self.output = nn.Linear(num_heads * head_dim, d_model, **options)
 
     def reset_parameters(self) -> None:
         """Set the biases of each head to 0."""

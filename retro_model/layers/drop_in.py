@@ -1,18 +1,10 @@
-"""Torch's modules by `retro_kernels`: same parameters, names, initial weights and hooks."""
+"""A module of torch that runs on `retro_kernels`, with the same parameters, names, initial weights and hooks."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
 import retro_kernels as rk
-
-
-class Linear(nn.Linear):
-    """`nn.Linear` by `retro_kernels.linear`, which takes the fastest product on this processor."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [...,out_features] of x [...,in_features]."""
-        return rk.linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.RMSNorm):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .drop_in import Linear
-
 
 class FeedForward(nn.Module):
     """Two linear maps with a GELU between them, or a SwiGLU: output(silu(gate x) * inner x).
@@ -35,9 +33,9 @@ class FeedForward(nn.Module):
         super().__init__()
         options = {"bias": bias, "device": device, "dtype": dtype}
         self.d_model, self.approximate = d_model, approximate
-        self.inner = Linear(d_model, d_ff, **options)
-        self.output = Linear(d_ff, d_model, **options)
-        self.gate = Linear(d_model, d_ff, **options) if gated else None
+        self.inner = nn.Linear(d_model, d_ff, **options)
+        self.output = nn.Linear(d_ff, d_model, **options)
+        self.gate = nn.Linear(d_model, d_ff, **options) if gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update [...,d_model] of x [...,d_model]."""

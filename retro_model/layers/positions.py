@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .drop_in import Linear
-
 #: Longest wavelength / 2 pi of a positional encoding. Source: Vaswani et al., arXiv 1706.03762, section 3.5.
 ENCODING_BASE = 10_000.0
 
@@ -56,7 +54,7 @@ class RelativePositions(nn.Module):
         if d_model % 2:
             raise ValueError(f"d_model: expected an even width (half of a positional encoding is sines); got {d_model}")
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, head_dim
-        self.projection = Linear(d_model, num_heads * head_dim, bias=False, device=device, dtype=dtype)
+        self.projection = nn.Linear(d_model, num_heads * head_dim, bias=False, device=device, dtype=dtype)
 
     def forward(self, first: int, count: int) -> Tensor:
         """Return relative keys [H,count,D]; row t belongs to displacement first + t."""

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 import retro_kernels as rk
 from retro_kernels.checks import HEAD_DIM_MIN, HEAD_DIM_STEP
 from retro_model.base import checks
-from retro_model.layers import Linear
 
 from .cache import ContextualState, PersistentState, Scalars
 from .config import check_heads
@@ -53,8 +52,8 @@ class _Memory(nn.Module):
         self.d_model, self.num_heads, self.head_dim = d_model, num_heads, check_heads(d_model, num_heads)
         self.attention_dropout = checks.probability("attention_dropout", attention_dropout)
         self.output_dropout, self.backend = checks.probability("output_dropout", output_dropout), backend
-        self.key = Linear(d_model, d_model, bias=False, **where)
-        self.output = Linear(d_model, d_model, bias=False, **where)
+        self.key = nn.Linear(d_model, d_model, bias=False, **where)
+        self.output = nn.Linear(d_model, d_model, bias=False, **where)
         for name in ("stored_decay", "stored_key_scale", "stored_value_scale"):
             self.register_parameter(name, nn.Parameter(torch.empty(num_heads, **where)))
 
@@ -148,7 +147,7 @@ class ContextualMemory(_Memory):
     ):
         dropout = {"attention_dropout": attention_dropout, "output_dropout": output_dropout}
         super().__init__(d_model, num_heads, **dropout, backend=backend, device=device, dtype=dtype)
-        self.value = Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
+        self.value = nn.Linear(d_model, d_model, bias=False, device=device, dtype=dtype)
         #: c [h], weight of a token in its own value; 0: the value depends on the next token alone
         self.value_now = nn.Parameter(torch.empty(num_heads, device=device, dtype=dtype))
         self.reset_parameters()

@@ -114,7 +114,7 @@ class MemoryMosaics(nn.Module):
 
     def readout(self, x: Tensor) -> Tensor:
         """Return logits [...,V] of final activations [...,d]."""
-        return rk.linear(x * self.config.logit_scale, self.embedding.weight)
+        return F.linear(x * self.config.logit_scale, self.embedding.weight)
 
     def activations(self, tokens: Tensor, *, segment=None, cache: MosaicsCache | None = None) -> Tensor:
         """Return final hidden states [B,N,d], the input of `readout`. Arguments as in `forward`."""

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from retro_model.layers import Linear
-
 from .config import RetroConfig
 
 #: Attribute paths of the blocks in Hugging Face decoders, and a block's name for its attention.
@@ -107,7 +105,7 @@ def readout_of(decoder: nn.Module) -> str | None:
     """Try by four tokens which linear map's plain output is the logits (no bias, no cap); return its name, or None."""
     base, where = base_of(decoder), next(decoder.parameters()).device
     head = base.get_output_embeddings() if hasattr(base, "get_output_embeddings") else None
-    if type(head) not in (nn.Linear, Linear) or head.bias is not None or where.type == "meta":
+    if type(head) is not nn.Linear or head.bias is not None or where.type == "meta":
         return None
     inputs: list[Tensor] = []
     handle = head.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))

@@ -100,7 +100,7 @@ class Retro(nn.Module):
             DecoderLayer(config, index, backend=backend, **where) for index in range(1, config.num_layers + 1)
         )
         self.norm = layers.RMSNorm(config.d_model, eps=NORM_EPS, **where)
-        self.readout = layers.Linear(config.d_model, config.vocab_size, bias=False, **where)
+        self.readout = nn.Linear(config.d_model, config.vocab_size, bias=False, **where)
         self.encoder = None
         if config.retrieves:
             embedding = self.embedding

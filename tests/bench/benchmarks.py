@@ -69,7 +69,6 @@ def test_host_overhead(benchmark, kernel):
         "topk_chunks": lambda: rk.topk_chunks(x[:, :, 0], x[:, :, 0], 2),
         "leaky_average": lambda: rk.leaky_average(x, torch.ones(1) / 2),
         "merge_attention": lambda: rk.merge_attention((x, x), (x[..., 0].mT, x[..., 0].mT)),
-        "linear": lambda: rk.linear(x, torch.ones(16, 16)),
         "rms_norm": lambda: rk.rms_norm(x, torch.ones(16)),
         "cross_entropy": lambda: rk.cross_entropy(x[0, :, 0], torch.arange(4)),
     }

@@ -23,14 +23,14 @@ def test_every_op_is_measured_on_both_backends(monkeypatch):
     for op in ("leaky_average", "merge_attention"):
         times = host.measure(("triton",), (op,))
         assert list(times) == [f"{op}/triton/training/fwd", f"{op}/triton/training/fwdbwd", "floor/fwdbwd"]
-    assert list(host.measure(("triton",), ("linear", "rms_norm", "cross_entropy"))) == ["floor/fwdbwd"]  # no kernel
+    assert list(host.measure(("triton",), ("rms_norm", "cross_entropy"))) == ["floor/fwdbwd"]  # no kernel
 
 
 def test_the_command_takes_patterns(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(host, "measure", lambda backends, kernels: asked.append(kernels) or {"a": 1e-6, "b": 1e-6})
-    assert main(["host", "--kernel", "r*_norm,linear"]) == 0 and asked == [("linear", "rms_norm")]
-    assert main(["host", "--kernel", "linear,norm*"]) == 4 and "--kernel norm*: matches none" in capsys.readouterr().err
+    assert main(["host", "--kernel", "r*_norm,leaky*"]) == 0 and asked == [("leaky_average", "rms_norm")]
+    assert main(["host", "--kernel", "topk*,norm*"]) == 4 and "--kernel norm*: matches none" in capsys.readouterr().err
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):

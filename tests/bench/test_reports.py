@@ -251,6 +251,19 @@ def test_static_records_are_rendered_too(tmp_path, capsys):
     assert "no kernel was timed" in capsys.readouterr().err
 
 
+def test_records_of_an_op_that_is_gone_are_still_read(tmp_path, capsys):
+    """Every reader takes the op's name from the record. The committed records name ops that were removed since."""
+    path = str(tmp_path / "a.jsonl")
+    record.Writer(tmp_path / "a.jsonl").write(timed(kernel="removed"))
+    for form in ("term", "md", "html"):
+        assert bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
+    assert bench.main(["compare", path, path]) == 0
+    assert bench.main(["history", path, "--record", str(tmp_path / "kept")]) == 0
+    page = tmp_path / "history.html"
+    assert bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
+    assert "removed/cpu" in page.read_text()
+
+
 def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):
     item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
     texts = [

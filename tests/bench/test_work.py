@@ -74,7 +74,6 @@ TINY = {
     "leaky_average": [
         small("leaky_average", "carried", "BNHD", (2, 300, 2, 4), {}, ("initial",)),
     ],
-    "linear": [Case("linear", "a", {"B": 2, "N": 9, "I": 5, "J": 7}, "a test")],
     "rms_norm": [Case("rms_norm", "a", {"B": 2, "N": 9, "D": 7}, "a test")],
     "cross_entropy": [Case("cross_entropy", "a", {"N": 9, "V": 7}, "a test")],
 }

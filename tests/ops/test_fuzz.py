@@ -75,25 +75,6 @@ class Weighted(torch.autograd.Function):
         return torch.einsum(PAIRS, grad, value), torch.einsum("bhns,bnhd->bshd", probabilities, grad)
 
 
-class Walked(torch.autograd.Function):
-    """A matrix product and its gradients, with the error of `rounding_of_sums` on each sum."""
-
-    @staticmethod
-    def forward(ctx, a, b, off):
-        ctx.save_for_backward(a, b)
-        ctx.off = off
-        return Walked.product(a, b, off)
-
-    @staticmethod
-    def backward(ctx, grad):
-        a, b = ctx.saved_tensors
-        return Walked.product(grad, b.T, ctx.off), Walked.product(a.T, grad, ctx.off), None
-
-    @staticmethod
-    def product(a, b, off):
-        return a @ b + off(a @ b, a.square() @ b.square(), a.shape[1])
-
-
 class Noise:
     """The effect of a last place of every input: inputs and upstream gradients move by up to half of eps.
 
@@ -132,7 +113,7 @@ class Noise:
     @contextmanager
     def of_sums(self, op: str) -> Iterator[None]:
         """Within this context the reference's sums have rounding errors: attention's products with keys and relative
-        keys and those of gradients with values, and every sum of `linear`.
+        keys and those of gradients with values.
         """
         honest = torch.einsum
 
@@ -145,19 +126,8 @@ class Noise:
             squares = honest(equation, *(x.detach().square() for x in operands))
             return exact + self.rounding_of_sums(exact.detach(), squares, operands[0].shape[-1])
 
-        def linear(x, weight, bias=None):
-            flat = x.flatten(0, -2)
-            out = Walked.apply(flat, weight.T, self.rounding_of_sums)
-            if bias is not None:
-                ones = flat.new_ones(len(flat), 1)
-                out = out + Walked.apply(ones, bias.unsqueeze(0), self.rounding_of_sums)
-            return out.view(*x.shape[:-1], -1)
-
         if op in ATTENTIONS:
             with mock.patch.object(torch, "einsum", einsum):
-                yield
-        elif op == "linear":
-            with mock.patch.object(torch.nn.functional, "linear", linear):
                 yield
         else:
             yield
@@ -511,7 +481,6 @@ rows = {name: common[name] for name in ("seed", "view")} | {"N": few_or_many}  #
 WIDE = st.one_of(st.integers(1, 80), st.integers(1, 700))
 #: builder of the arguments, and its draws; the gradient of a norm of one number cancels
 OF_ROWS = {
-    "linear": (inputs.linear, dict(B=st.integers(1, 3), I=WIDE, J=WIDE, bias=st.booleans())),
     "rms_norm": (
         inputs.rms,
         dict(B=st.integers(1, 3), D=WIDE.filter(lambda d: d > 1), eps=st.sampled_from([0.0, 1e-6, 0.1])),
@@ -536,7 +505,6 @@ FLOAT, HALF = (torch.float32, 1e-4), (torch.bfloat16, 0.05)
 SMALL = {
     "relative_attention": lambda dtype: inputs.self_attention(5, B=1, N=9, H=2, D=16, dtype=dtype),
     "merge_attention": lambda dtype: inputs.merged(5, B=1, dtype=dtype),
-    "linear": lambda dtype: inputs.linear(5, B=1, dtype=dtype),
     "rms_norm": lambda dtype: inputs.rms(5, B=1, dtype=dtype),
     "cross_entropy": lambda dtype: inputs.entropy(5, dtype=dtype),
 }
@@ -545,7 +513,6 @@ WRONG = [
         ["relative_attention"], ["grad_content_bias", "grad_position_bias", "grad_value", "out1"], [FLOAT, HALF]
     ),
     *itertools.product(["merge_attention"], ["out0", "grad_lses"], [FLOAT, HALF]),
-    *itertools.product(["linear"], ["out0", "grad_input", "grad_weight", "grad_bias"], [FLOAT]),
     *itertools.product(["rms_norm"], ["out0", "grad_input", "grad_weight"], [FLOAT]),
     *itertools.product(["cross_entropy"], ["out0", "grad_input"], [FLOAT]),
 ]

@@ -24,7 +24,6 @@ CALLS = {
     "merge_attention": lambda seed: inputs.merged(seed, B=1, dead=True),
     "topk_chunks": lambda seed: inputs.topk(seed, B=1, docs=True),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=9, segments=3),
-    "linear": lambda seed: inputs.linear(seed),
     "rms_norm": lambda seed: inputs.rms(seed),
     "cross_entropy": lambda seed: inputs.entropy(seed),
 }

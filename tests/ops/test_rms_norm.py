@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 
 import retro_kernels as rk
 from retro_kernels.core import eager, native
@@ -84,6 +85,29 @@ def test_what_is_torchs(served):
     assert not served
 
 
+def test_use_backend_decides(served):
+    kw = inputs.rms(1, N=100, D=384)
+    with rk.use_backend("reference"):
+        y = rk.rms_norm(**kw)
+    assert served[0][2] is None and torch.equal(y, rk.rms_norm(**kw, backend="reference"))
+
+
+def test_a_default_backend_without_a_kernel_leaves_the_call_to_torch(served):
+    x, weight, eps = inputs.rms(1, N=100, D=384).values()
+    for name, dtype in (("triton", torch.float32), ("cuda", torch.float32), ("cpu", torch.bfloat16)):
+        args = x.to(dtype), weight.to(dtype)
+        with rk.use_backend(name):
+            assert torch.equal(rk.rms_norm(*args, eps), F.rms_norm(args[0], (384,), args[1], eps))
+    assert not served
+
+
+def test_forward_mode_without_a_backend_is_torchs(served):
+    x, weight, eps = inputs.rms(1, N=100, D=384).values()
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(rk.rms_norm(forward_ad.make_dual(x, x), weight, eps)).tangent is not None
+    assert not served
+
+
 def test_without_eps_it_is_torchs_default():
     x, weight, _ = inputs.rms(1, N=100, D=384).values()
     torch.testing.assert_close(rk.rms_norm(x * 1e-4, weight), F.rms_norm(x * 1e-4, (384,), weight))
@@ -94,6 +118,8 @@ BAD = {
     "input: expected [...,D] with D=16; got [2, 19, 15]": dict(input=torch.zeros(2, 19, 15)),
     "input: expected float32, float16, bfloat16 or float64; got torch.int64": dict(input=torch.ones(2, 16).long()),
     "weight: expected [D] (1 dimensions); got shape [1, 16]": dict(weight=torch.zeros(1, 16)),
+    "weight: expected the device of input, cpu; got meta": dict(weight=torch.zeros(16, device="meta")),
+    "backend: expected None or one of": dict(backend="mkl"),
     "weight: expected torch.float32; got torch.float16": dict(weight=torch.zeros(16).half()),
     "eps: expected a number >= 0; got -1.0": dict(eps=-1.0),
     "eps: expected a number; got str": dict(eps="small"),

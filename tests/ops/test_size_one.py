@@ -50,12 +50,6 @@ SMALL = {
         "one token": dict(B=2, N=1, H=3, D=5),
         "one head": dict(B=1, N=40, H=1, D=40),
     },
-    "linear": {
-        "one product": dict(B=1, N=1, I=1, J=1),
-        "one row": dict(B=1, N=1),
-        "one number a row": dict(I=1),
-        "one column": dict(J=1),
-    },
     "rms_norm": {"one number": dict(B=1, N=1, D=1), "one row": dict(B=1, N=1), "one number a row": dict(D=1)},
     "cross_entropy": {"one class": dict(N=3, V=1), "one row": dict(N=1)},
 }
@@ -66,7 +60,6 @@ BUILD = {
     "merge_attention": inputs.merged,
     "topk_chunks": inputs.topk,
     "leaky_average": inputs.leaky,
-    "linear": inputs.linear,
     "rms_norm": inputs.rms,
     "cross_entropy": inputs.entropy,
 }

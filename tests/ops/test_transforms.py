@@ -22,7 +22,6 @@ CALLS = {
     "merge_attention": lambda seed: inputs.merged(seed, P=2, B=1, N=2, H=2, D=3),
     "topk_chunks": lambda seed: inputs.topk(seed, B=2, Q=3, S=5, D=4, k=7, shared=True, docs=True, metric="l2"),
     "leaky_average": lambda seed: inputs.leaky(seed, B=1, N=6, H=2, D=3, segments=2),
-    "linear": lambda seed: inputs.linear(seed, N=3, I=4, J=5),
     "rms_norm": lambda seed: inputs.rms(seed, N=3, D=5),
     "cross_entropy": lambda seed: inputs.entropy(seed, N=3, V=5),
 }
@@ -156,7 +155,6 @@ def probe_flops(op, backend):
         "merge_attention": (2 * 2 * 2 * 2 * 3, 4 * 2 * 2 * 2 * 3),
         "topk_chunks": (2 * 2 * 3 * 5 * 4, 4 * 2 * 3 * 7 * 4),
         "leaky_average": (2 * 6 * 2 * 3, 4 * 6 * 2 * 3),
-        "linear": (2 * 2 * 3 * 4 * 5, 4 * 2 * 3 * 4 * 5),
         "rms_norm": (4 * 2 * 3 * 5, 8 * 2 * 3 * 5),
         "cross_entropy": (3 * 3 * 5, 4 * 3 * 5),
     }

@@ -16,7 +16,6 @@
 #include "cpu/chunked_cross_attention.h"
 #include "cpu/cross_entropy.h"
 #include "cpu/leaky_average.h"
-#include "cpu/linear.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
 #include "cpu/rms_norm.h"
@@ -147,7 +146,6 @@ void dispatch(const std::string& name, const Argument& a) {
   KERNEL(relative_logits_forward)
   KERNEL(relative_logits_backward)
 #endif
-  KERNEL(matmul)
   KERNEL(rms_norm_forward)
   KERNEL(rms_norm_backward)
   KERNEL(softmax_losses)

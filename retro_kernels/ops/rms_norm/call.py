@@ -22,7 +22,11 @@ class RMSNorm(NamedTuple):
     TWICE = True
 
     def checked(self) -> RMSNorm:
-        arguments.weighted_rows(self, "D")
+        sizes: dict[str, int] = {}
+        checks.floating("input", checks.tensor("input", self.input))
+        checks.shape("weight", self.weight, "D", sizes)
+        if list(self.input.shape[-1:]) != [sizes["D"]]:
+            raise ValueError(f"input: expected [...,D] with D={sizes['D']}; got {list(self.input.shape)}")
         checks.like("input", self.input, self.input, first="input")
         types = tuple({self.input.dtype: None, torch.float32: None})
         checks.like("weight", self.weight, self.input, types, first="input")

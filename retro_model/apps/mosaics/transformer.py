@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model.base import checks
 from retro_model.base.config import Config
-from retro_model.layers import FeedForward, Linear, NextTokenLoss, next_token_loss
+from retro_model.layers import FeedForward, NextTokenLoss, next_token_loss
 
 ROTARY_BASE = 10_000.0  # longest wavelength / 2 pi: Su et al., arXiv 2104.09864, section 3.2
 NORM_EPS = 1e-5
@@ -61,7 +62,7 @@ class TransformerBlock(nn.Module):
         d = config.d_model
         self.num_heads, self.rotary = config.num_heads, config.positions == "rotary"
         self.attention_norm, self.feed_forward_norm = (nn.LayerNorm(d, eps=NORM_EPS, bias=False) for _ in range(2))
-        self.query, self.key, self.value, self.output = (Linear(d, d, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.output = (nn.Linear(d, d, bias=False) for _ in range(4))
         self.feed_forward = FeedForward(d, 4 * d)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,5 +114,5 @@ class Transformer(nn.Module):
             x = block(x)
         x = self.norm(x)
         if loss_mask is None:
-            return rk.linear(x, self.embedding.weight)
+            return F.linear(x, self.embedding.weight)
         return next_token_loss(x, self.embedding.weight, tokens, loss_mask)
