@@ -6,6 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PY = .venv/bin/python
+# so that an interpreter in which nothing is installed finds the harness
+export PYTHONPATH := $(CURDIR)/bench$(addprefix :,$(PYTHONPATH))
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # a worker keeps the tests of a module together, and takes tests from another when it is done
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
@@ -22,11 +24,11 @@ setup: .venv/ready build
 # In place and incremental; no network. On a machine that has torch and triton: make build PY=python3
 build:
 	$(PY) setup.py -q build_ext --inplace
-	$(PY) -c "from bench.emulate.program import library; library()"
+	$(PY) -c "from retro_bench.emulate.program import library; library()"
 
 bench: setup
-	COLUMNS=80 $(PY) -m bench run --json bench/out/latest.jsonl --fresh --deadline 420
-	$(PY) -m bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
+	COLUMNS=80 $(PY) -m retro_bench run --json bench/out/latest.jsonl --fresh --deadline 420
+	$(PY) -m retro_bench report bench/out/latest.jsonl --format html --output bench/out/latest.html
 
 # Without a network the folder is empty, and its test is skipped.
 .venv/oldest: .venv/ready
@@ -65,7 +67,7 @@ docs: .venv/ready
 # On a machine with a GPU, torch and triton: `make gpu PY=python3`. STAGE=right|fast|tune|look runs one stage.
 STAGE ?= all
 gpu:
-	$(PY) -m bench gpu $(STAGE)
+	$(PY) -m retro_bench gpu $(STAGE)
 
 # The C++ under the address, undefined-behaviour and thread sanitizers, or those that SANITIZERS names.
 SANITIZERS ?=

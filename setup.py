@@ -294,9 +294,8 @@ EXTENSIONS = [Extension(name, [], optional=True) for name in ("retro_kernels._cp
 if cuda_compiler():
     EXTENSIONS.append(Extension("retro_kernels._cuda", [], optional=True))
 
-# A top-level package `bench` could collide with a user's own, so it is installed under another name.
-PACKAGES = find_packages(include=["retro_kernels*", "retro_model*"])
-PACKAGES += ["retro_bench", *(f"retro_bench.{name}" for name in find_packages("bench"))]
+PACKAGES = [*find_packages(include=["retro_kernels*", "retro_model*"]), *find_packages("bench")]
+PLACES = {"retro_bench": "bench/retro_bench"}
 
 wanted = [] if os.environ.get("RETRO_KERNELS_NO_EXTENSIONS") else EXTENSIONS  # tools/setup.sh compiles them meanwhile
-setup(packages=PACKAGES, package_dir={"retro_bench": "bench"}, ext_modules=wanted, cmdclass={"build_ext": Build})
+setup(packages=PACKAGES, package_dir=PLACES, ext_modules=wanted, cmdclass={"build_ext": Build})

@@ -28,12 +28,12 @@ if INTERPRETER:
     interpreter.mend()
 
 #: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
-#: that architecture, executed by bench.emulate on CPU tensors
+#: that architecture, executed by retro_bench.emulate on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
 if COMPILED:
     import gc
 
-    from bench.emulate import launches
+    from retro_bench.emulate import launches
 
     gc.set_threshold(50_000)  # garbage collection takes a sixth of a compile
     _EMULATION = contextlib.ExitStack()  # keep a reference: without one the context closes at once

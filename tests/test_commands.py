@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main as harness
+from retro_bench.__main__ import main as harness
 from retro_kernels import __version__
 from retro_model import __main__ as program
 

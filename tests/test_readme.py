@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import bench.__main__
+import retro_bench.__main__
 import retro_model.__main__
 from tools import tables
 
@@ -21,10 +21,10 @@ BLOCKS = {
 #: (program, arguments) of every command line with options, in blocks and sentences
 COMMANDS = sorted(
     {
-        ("bench" if "bench" in program else "retro_model", arguments.rstrip("\\"))
+        ("retro_bench" if "bench" in program else "retro_model", arguments.rstrip("\\"))
         for page in PAGES
         for program, arguments in re.findall(
-            r"((?:python -m )?(?:retro-bench|retro-model|bench|retro_model)) ([a-z][a-z-]* [^`|\n]*--[^`|\n]*)",
+            r"((?:python -m )?(?:retro-bench|retro-model|retro_bench|retro_model)) ([a-z][a-z-]* [^`|\n]*--[^`|\n]*)",
             page.read_text(encoding="utf-8"),
         )
     }
@@ -69,8 +69,8 @@ def test_links_lead_somewhere(page):
 def test_a_command_has_the_options_that_are_shown(program, line, capsys):
     """The command's own parser reads the line; nothing is run."""
     command, *arguments = shlex.split(line.partition("&&")[0].replace("[", "").replace("]", ""), comments=True)
-    if program == "bench":
-        bench.__main__.parser(command).parse_args([command, *arguments])
+    if program == "retro_bench":
+        retro_bench.__main__.parser(command).parse_args([command, *arguments])
         return
     options = [i for i, word in enumerate(arguments) if word.startswith("-")]
     with pytest.raises(SystemExit) as left:

@@ -7,7 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
-from bench.report import ranges
+from retro_bench.report import ranges
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/performance.md")

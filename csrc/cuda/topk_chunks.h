@@ -31,7 +31,7 @@ int topk_chunks(const TopkChunks& call, int blocks, void* stream);
 constexpr int TOPK_TILE_Q = 128;  // queries a tile
 constexpr int TOPK_TILE_S = 256;  // keys a tile
 
-// Threads of a block and bytes of dynamic shared memory of each kernel, under its name; `python -m bench static` reads
+// Threads of a block and bytes of dynamic shared memory of each kernel, under its name; `retro-bench static` reads
 // these lines.
 struct LaunchShape {
   int threads, shared_bytes;

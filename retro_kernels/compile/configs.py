@@ -1,6 +1,6 @@
 """Tables of tiles as data: `ops/<op>/tiles.json`, one row for each (kernel, architecture, element size, width, rows).
 
-There is no autotuning. Tables are tuned offline (`python -m bench tune`) and committed, so a first call does not wait
+There is no autotuning. Tables are tuned offline (`retro-bench tune`) and committed, so a first call does not wait
 and the order of sums never changes. `replaced` tries other rows; `watched` lists the rows that were chosen.
 """
 

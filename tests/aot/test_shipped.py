@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import bench
+import retro_bench
 import retro_kernels as rk
-from bench.commands import exits
+from retro_bench.commands import exits
 from retro_kernels.compile import aot, shipped
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
@@ -28,7 +28,8 @@ ONLY = "leaky_average/leaky_scan"
 def folder(tmp_path_factory):
     """A folder that was made in one place and moved to another."""
     made, moved = (tmp_path_factory.mktemp("kernels") / name for name in ("made", "moved"))
-    assert bench.main(["compile", "--presets", "--kernel", ONLY, "--output", str(made), "--jobs", "1"]) == exits.OK
+    command = ["compile", "--presets", "--kernel", ONLY, "--output", str(made), "--jobs", "1"]
+    assert retro_bench.main(command) == exits.OK
     made.rename(moved)
     return moved
 
@@ -121,6 +122,6 @@ def test_a_manifest_that_is_no_file(tmp_path):
 
 
 def test_presets_want_a_folder(capsys):
-    assert bench.main(["compile", "--presets"]) == exits.USAGE
-    assert bench.main(["compile", "--output", str(Path("x"))]) == exits.USAGE
+    assert retro_bench.main(["compile", "--presets"]) == exits.USAGE
+    assert retro_bench.main(["compile", "--output", str(Path("x"))]) == exits.USAGE
     assert "--presets, --output: expected both or neither" in capsys.readouterr().err

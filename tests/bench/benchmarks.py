@@ -11,11 +11,11 @@ import secrets
 import pytest
 import torch
 
-import bench
+import retro_bench
 import retro_kernels as rk
-from bench.measure import choose as plan
-from bench.measure import runner, samples, timing
-from bench.records import environment, record
+from retro_bench.measure import choose as plan
+from retro_bench.measure import runner, samples, timing
+from retro_bench.records import environment, record
 
 OUT = environment.ROOT / "bench" / "out" / "pytest-benchmark.jsonl"
 ROUNDS = 10
@@ -56,7 +56,7 @@ def test_kernel(benchmark, case, contender, dtype, mode):
         record.Writer(OUT).write(done)
 
 
-@pytest.mark.parametrize("kernel", list(bench.OPERATORS))
+@pytest.mark.parametrize("kernel", list(retro_bench.OPERATORS))
 def test_host_overhead(benchmark, kernel):
     """The public function on the smallest call: validation, dispatch and launch, hardly any arithmetic."""
     x = torch.ones(1, 4, 1, 16)

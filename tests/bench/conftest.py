@@ -2,9 +2,9 @@
 
 import pytest
 
-import bench
-from bench import registry
-from bench.records import environment
+import retro_bench
+from retro_bench import registry
+from retro_bench.records import environment
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def tiny(tables):
     """`relative_attention` with a single case of a few thousand multiplications."""
     for key in [key for key in tables.CASES if key[0] == "relative_attention"]:
         del tables.CASES[key]
-    case = bench.Case(
+    case = retro_bench.Case(
         "relative_attention",
         "tiny",
         {"B": 1, "N": 12, "S": 12, "H": 2, "D": 16, "T": 12},
@@ -38,5 +38,5 @@ def tiny(tables):
         ("rel_key", "content_bias", "position_bias"),
         dtypes={"cpu": ("float32",), "cuda": ("float32",)},
     )
-    bench.register(case)
+    retro_bench.register(case)
     return case

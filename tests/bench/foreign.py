@@ -153,8 +153,8 @@ def restore(folder: Path) -> None:
 def bench(folder: Path, *words: str, installed: Path | None = None) -> subprocess.CompletedProcess:
     """Run `retro-bench` in the repository. installed: the program of a wheel; default: this tree's."""
     environ = {k: v for k, v in os.environ.items() if k not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    environ |= {} if installed else {"PYTHONPATH": str(ROOT)}
-    program = [str(installed)] if installed else [sys.executable, "-m", "bench"]
+    environ |= {} if installed else {"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}
+    program = [str(installed)] if installed else [sys.executable, "-m", "retro_bench"]
     return subprocess.run([*program, *words], cwd=folder, env=environ, capture_output=True, text=True)
 
 

@@ -1,8 +1,8 @@
 """Shared by these tests: the quick selection, a kernel off by a factor, a record of a compiled kernel."""
 
-import bench
+import retro_bench
 import retro_kernels as rk
-from bench.static import table
+from retro_bench.static import table
 
 QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
 PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd"]
@@ -12,7 +12,7 @@ def wrong(scale):
     def kernel(**arguments):
         return rk.relative_attention(**arguments, backend="reference") * scale
 
-    return bench.Contender("relative_attention", "mine", kernel, role="kernel")
+    return retro_bench.Contender("relative_attention", "mine", kernel, role="kernel")
 
 
 def static_record(kernel="topk_chunks", **metrics):

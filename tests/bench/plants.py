@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.records import environment
+from retro_bench.records import environment
 from tests import trees
 
 LOGITS, LEAKY = (

@@ -8,6 +8,7 @@ is built once.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.compare import ab as trees
+from retro_bench.compare import ab as trees
 from tests.bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
@@ -48,8 +49,9 @@ class Row:
 
 def ab(planted: str, expected: tuple[int, ...], base: Path, head: Path, arguments: list[str]) -> Row:
     begun = time.monotonic()
-    command = [sys.executable, "-m", "bench", "ab", "--base", str(base), *arguments]
-    done = subprocess.run(command, cwd=head, capture_output=True, text=True)
+    command = [sys.executable, "-m", "retro_bench", "ab", "--base", str(base), *arguments]
+    environ = os.environ | {"PYTHONPATH": str(head / "bench")}
+    done = subprocess.run(command, cwd=head, env=environ, capture_output=True, text=True)
     return Row(planted, expected, done.returncode, said(done.stdout, done.stderr), (time.monotonic() - begun) / 60)
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import bench
-from bench.commands import ab as ab_command
-from bench.compare import ab, ab_static, gate_statistics
-from bench.records import environment
+import retro_bench
+from retro_bench.commands import ab as ab_command
+from retro_bench.compare import ab, ab_static, gate_statistics
+from retro_bench.records import environment
 from tests.bench.helpers import static_record
 
 
@@ -39,15 +39,15 @@ def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
 PLUGIN = """
 import os
 
-import bench
+import retro_bench
 
 
 def dies(**arguments):
     os._exit(9)
 
 
-bench.register(bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
-bench.register(bench.Contender("leaky_average", "dies", dies, role="kernel"))
+retro_bench.register(retro_bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
+retro_bench.register(retro_bench.Contender("leaky_average", "dies", dies, role="kernel"))
 """
 
 
@@ -85,7 +85,7 @@ def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
         "--kernel",
         "leaky_average",
     ]
-    assert bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
+    assert retro_bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
     plugins = (("more_cases", str(tmp_path.resolve())),)
     names = ("cpu", "dies")  # every contender with the role of a kernel
     assert asked == [ab.Item("leaky_average", name, "own", "float32", "fwd", plugins) for name in names]
@@ -101,7 +101,7 @@ def test_ab_needs_a_ref_that_exists(ref, capsys, tmp_path):
     (tmp_path / "victim").write_text("untouched")
     ref = ref.format(folder=tmp_path)
     for more in (["--static-only"], ["--from-diff", "--no-static", "--no-build"]):
-        assert bench.main(["ab", f"--base={ref}", *more]) == 4
+        assert retro_bench.main(["ab", f"--base={ref}", *more]) == 4
         assert f"--base {ref!r}" in capsys.readouterr().err
     assert (tmp_path / "victim").read_text() == "untouched"
 
@@ -150,11 +150,11 @@ def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
         "--markdown",
         str(path),
     ]
-    assert bench.main(command) == 1
+    assert retro_bench.main(command) == 1
     assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
     out = capsys.readouterr().out
     assert (
         "1 regressions; 2 of 36 launches" in out and "spills: 8" in out and "- `a/triton/b: spills" in path.read_text()
     )
     monkeypatch.setattr(ab_static, "compare", lambda *_: None)
-    assert bench.main(command[:4]) == 5
+    assert retro_bench.main(command[:4]) == 5

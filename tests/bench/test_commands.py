@@ -6,28 +6,28 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import bench
-from bench.commands import doctor as doctor_command
-from bench.measure import ceilings, runner
-from bench.ops import relative_attention as baselines
-from bench.records import environment, record
+import retro_bench
+from retro_bench.commands import doctor as doctor_command
+from retro_bench.measure import ceilings, runner
+from retro_bench.ops import relative_attention as baselines
+from retro_bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 
 def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
-    assert bench.main(["run", "--case", "no-such-case"]) == 4
+    assert retro_bench.main(["run", "--case", "no-such-case"]) == 4
     assert "matches none of" in capsys.readouterr().err
-    assert bench.main(["check", *QUICK, "--dtype", "int8"]) == 4
-    assert bench.main(["frobnicate"]) == 4
-    assert bench.main(["report", str(tmp_path / "absent.jsonl")]) == 4
+    assert retro_bench.main(["check", *QUICK, "--dtype", "int8"]) == 4
+    assert retro_bench.main(["frobnicate"]) == 4
+    assert retro_bench.main(["report", str(tmp_path / "absent.jsonl")]) == 4
     if not torch.cuda.is_available():
-        assert bench.main(["run", "--device", "cuda"]) == 4
-    bench.register(
-        bench.Contender(
+        assert retro_bench.main(["run", "--device", "cuda"]) == 4
+    retro_bench.register(
+        retro_bench.Contender(
             "relative_attention", "absent", wrong(1.0).function, role="kernel", reason=lambda c, t, d: "not built"
         )
     )
-    assert bench.main(["check", *QUICK, "--backend", "absent"]) == 5
+    assert retro_bench.main(["check", *QUICK, "--backend", "absent"]) == 5
 
 
 def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path, capsys):
@@ -36,7 +36,7 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
     (tmp_path / "foreign").write_text('{"a": 1}\n')
     good, absent = str(tmp_path / "good.jsonl"), str(tmp_path / "no" / "such" / "folder")
     (tmp_path / "no").write_text("a file where a folder should be")
-    assert bench.main(["check", *QUICK, "--backend", "reference", "--json", good]) == 0
+    assert retro_bench.main(["check", *QUICK, "--backend", "reference", "--json", good]) == 0
     for command, word in (
         (["check", *QUICK, "--json", absent], "no/such"),
         (["check", *QUICK, "--json", str(tmp_path)], "directory"),
@@ -56,7 +56,7 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
         (["profile", *QUICK, "--device", "cpu", "--cuda-graph"], "--cuda-graph"),
         (["list", "--plugin", "no_such_module"], "no_such_module"),
     ):
-        assert bench.main(command) == 4, command
+        assert retro_bench.main(command) == 4, command
         assert word in capsys.readouterr().err, command
 
 
@@ -64,21 +64,21 @@ def test_doctor_says_what_to_fix(monkeypatch, capsys):
     monkeypatch.setattr(doctor_command, "installed", lambda package: package != "faiss")
     monkeypatch.setattr("retro_kernels.core.native.unavailable", lambda name: f"{name} is not built")
     monkeypatch.setattr(doctor_command, "noise", lambda: 0.03)
-    assert bench.main(["doctor"]) == 0
+    assert retro_bench.main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert all(
         word in out for word in ("pip install faiss-cpu", "_cpu is not built", "3.0%", "stop it", "python", "torch")
     )
     assert "pip install rich" not in out
     monkeypatch.setattr(doctor_command, "noise", lambda: 0.2)
-    assert bench.main(["doctor"]) == 3 and "not fit" in capsys.readouterr().out
+    assert retro_bench.main(["doctor"]) == 3 and "not fit" in capsys.readouterr().out
     monkeypatch.setattr(doctor_command, "remedies", lambda spread: [])
-    assert bench.main(["doctor", "--no-noise"]) == 0 and capsys.readouterr().out.endswith("to fix:\n  nothing\n")
+    assert retro_bench.main(["doctor", "--no-noise"]) == 0 and capsys.readouterr().out.endswith("to fix:\n  nothing\n")
 
 
 def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
-    assert bench.main([*PROFILE, "--trace", str(tmp_path), "--json", str(tmp_path / "a.jsonl")]) == 0
+    assert retro_bench.main([*PROFILE, "--trace", str(tmp_path), "--json", str(tmp_path / "a.jsonl")]) == 0
     (trace,) = tmp_path.glob("*.json")
     assert json.loads(trace.read_text())["traceEvents"]
     assert "retro_kernels::relative_attention" in trace.with_suffix(".txt").read_text()
@@ -89,7 +89,7 @@ def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypa
 def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")
-    assert bench.main([*PROFILE, "--json", str(tmp_path / "a.jsonl")]) == 3
+    assert retro_bench.main([*PROFILE, "--json", str(tmp_path / "a.jsonl")]) == 3
     said = capsys.readouterr()
     assert "heat, by the hardware" in said.err and not said.out and not (tmp_path / "a.jsonl").exists()
 
@@ -118,32 +118,32 @@ def test_why_a_clock_is_throttled(monkeypatch, answers, why):
 def test_a_plugin_that_breaks_is_named(tmp_path, monkeypatch, capsys):
     (tmp_path / "breaks.py").write_text("raise RuntimeError('by itself')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert bench.main(["list", "--plugin", "breaks"]) == 4
+    assert retro_bench.main(["list", "--plugin", "breaks"]) == 4
     assert "--plugin breaks: RuntimeError: by itself" in capsys.readouterr().err
 
 
 def test_what_calls_sys_exit_is_no_green_run(tiny, tmp_path, monkeypatch, capsys):
     (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert bench.main(["check", *QUICK, "--plugin", "leaves"]) == 4
+    assert retro_bench.main(["check", *QUICK, "--plugin", "leaves"]) == 4
     assert "--plugin leaves: SystemExit" in capsys.readouterr().err
 
     def leaves(**arguments):
         raise SystemExit(0)
 
-    bench.register(bench.Contender("relative_attention", "leaves", leaves, role="kernel"))
-    assert bench.main(["check", *QUICK, "--backend", "leaves"]) == 3
+    retro_bench.register(retro_bench.Contender("relative_attention", "leaves", leaves, role="kernel"))
+    assert retro_bench.main(["check", *QUICK, "--backend", "leaves"]) == 3
     assert "sys.exit(0)" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_harness_is_no_verdict(tiny, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_case", lambda *_: 1 / 0)
-    assert bench.main(["check", *QUICK]) == 3
+    assert retro_bench.main(["check", *QUICK]) == 3
     assert "ZeroDivisionError" in (said := capsys.readouterr().err) and "no verdict" in said
 
 
 def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
-    assert bench.main(["list", "--device", "cpu"]) == 0
+    assert retro_bench.main(["list", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert all(
         name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny")
@@ -155,29 +155,29 @@ def test_list_asks_the_backends_why(monkeypatch, capsys):
     """The plain list does not ask a kernel, and names no memory."""
     monkeypatch.setattr(environment, "free_memory", lambda device: 0)
     asked = ["list", "--device", "cpu", "--kernel", "leaky_average", "--case", "long"]
-    assert bench.main(asked) == 0
+    assert retro_bench.main(asked) == 0
     assert "GiB are free" not in capsys.readouterr().out
-    assert bench.main([*asked, "--why"]) == 0
+    assert retro_bench.main([*asked, "--why"]) == 0
     assert "needs 1 GiB; 0.0 GiB are free" in capsys.readouterr().out
 
 
 def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="is taken"):
-        bench.register(bench.Contender("relative_attention", "eager", baselines.eager))
+        retro_bench.register(retro_bench.Contender("relative_attention", "eager", baselines.eager))
     with pytest.raises(ValueError, match="not an operator"):
-        bench.register(bench.Case("no_such_op", "a", {}, "a test"))
+        retro_bench.register(retro_bench.Case("no_such_op", "a", {}, "a test"))
     with pytest.raises(TypeError, match="expected an Operator"):
-        bench.register("relative_attention")
+        retro_bench.register("relative_attention")
     with pytest.raises(ValueError, match="names an unknown role, kernal; known: baseline, kernel, reference"):
-        bench.register(bench.Contender("relative_attention", "mine", baselines.eager, role="kernal"))
+        retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, role="kernal"))
     with pytest.raises(ValueError, match="names an unknown device, gpu"):
-        bench.register(bench.Contender("relative_attention", "mine", baselines.eager, devices=("gpu",)))
+        retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, devices=("gpu",)))
     with pytest.raises(ValueError, match="names an unknown mode, backward"):
-        bench.register(
-            bench.Case("leaky_average", "a", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test", modes=("backward",))
+        retro_bench.register(
+            retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test", modes=("backward",))
         )
     with pytest.raises(ValueError, match=r"expected a name without '/'.*; got 'a/b'"):
-        bench.register(bench.Case("leaky_average", "a/b", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
+        retro_bench.register(retro_bench.Case("leaky_average", "a/b", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
     with pytest.raises(ValueError, match="case 'a': leaky_average needs 'H' in its shape"):
-        bench.register(bench.Case("leaky_average", "a", {"B": 1, "N": 8}, "a test"))
-    assert not {key for key in (*bench.CASES, *bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
+        retro_bench.register(retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8}, "a test"))
+    assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}

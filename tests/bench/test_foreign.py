@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import registry
+from retro_bench import registry
 from tests.bench import foreign
 from tests.conftest import INTERPRETER
 
@@ -78,7 +78,7 @@ def test_a_build_that_fails_and_a_folder_that_is_no_repository_are_said(reposito
     (repository / "decay.cpp").write_text("no C++")
     done = foreign.gate(repository, "--no-static")
     assert done.returncode == 4 and "--build" in done.stderr, done.stdout + done.stderr
-    environ = {"PYTHONPATH": str(foreign.ROOT), "PATH": "/usr/bin:/bin"}
-    command = [sys.executable, "-m", "bench", "ab", "--base", "HEAD"]
+    environ = {"PYTHONPATH": f"{foreign.ROOT}:{foreign.ROOT / 'bench'}", "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-m", "retro_bench", "ab", "--base", "HEAD"]
     outside = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
     assert outside.returncode == 4 and "in no git repository" in outside.stderr

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench.records import environment
+from retro_bench.records import environment
 from tests.bench.foreign import GIT
 
 PAGE = environment.ROOT / "docs" / "gate_your_kernel.md"
@@ -15,13 +15,17 @@ COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE.read_text(),
 
 def shell(command, cwd):
     """Run a line of the page with this tree's `retro-bench`; a gate takes one pair of processes."""
-    here = f"{sys.executable} -m bench"
+    here = f"{sys.executable} -m retro_bench"
     command = command.replace("retro-bench ", f"{here} ").replace("git ", f"{' '.join(GIT)} ")
     command = command.replace(
         "--no-static", "--no-static --pairs 1 --threads 1 --case narrow --dtype float32 --mode fwd"
     )
     command = command.replace("run --plugin", "run --seconds 0.05 --no-ceilings --case narrow --dtype float32 --plugin")
-    environ = {"PYTHONPATH": str(environment.ROOT), "PATH": "/usr/local/bin:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    environ = {
+        "PYTHONPATH": f"{environment.ROOT}:{environment.ROOT / 'bench'}",
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "OMP_NUM_THREADS": "1",
+    }
     return subprocess.run(["bash", "-c", command], cwd=cwd, env=environ, capture_output=True, text=True)
 
 

@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from bench.compare import ab, gate_statistics
-from bench.compare.gate_statistics import Ratio
+from retro_bench.compare import ab, gate_statistics
+from retro_bench.compare.gate_statistics import Ratio
 
 PAIRS, SAMPLES = 5, 40
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-import bench
-from bench.__main__ import parser
-from bench.commands import exits
-from bench.commands import gpu as gpu_command
-from bench.commands import predicted as predicted_command
-from bench.measure import choose as plan
-from bench.records import environment
+import retro_bench
+from retro_bench.__main__ import parser
+from retro_bench.commands import exits
+from retro_bench.commands import gpu as gpu_command
+from retro_bench.commands import predicted as predicted_command
+from retro_bench.measure import choose as plan
+from retro_bench.records import environment
 from tests.conftest import COMPILED, INTERPRETER
 
 STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]
@@ -30,7 +30,7 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
     assert not any("{" in word for word in words)
     if step.tool == "python":
         return
-    words_after = words[words.index("bench") + 1 :]
+    words_after = words[words.index("retro_bench") + 1 :]
     arguments = parser().parse_args(words_after)
     names = getattr(arguments, "case", None)
     if names:
@@ -54,21 +54,21 @@ class Processes:
     def __call__(self, command, log, variables, seconds):
         self.asked.append(shlex.join(command))
         self.variables = variables
-        return self.codes.get(command[3] if command[1:3] == ["-m", "bench"] else command[0], 0)
+        return self.codes.get(command[3] if command[1:3] == ["-m", "retro_bench"] else command[0], 0)
 
 
 def test_a_stage_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     first, second, third = Processes(report=exits.INCONCLUSIVE), Processes(), Processes()
     out = ["--out", str(tmp_path / "gpu"), "--rehearse"]
     monkeypatch.setattr(gpu_command, "supervised", first)
-    assert bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 6
+    assert retro_bench.main(["gpu", "fast", *out]) == 3 and len(first.asked) == 6
     state = json.loads((tmp_path / "gpu" / "fast.json").read_text())
     done = dict.fromkeys(("headline", "predictions", "baselines", "host time", "all"), 0)
     assert state == done | {"table": "exit code 3"}
     monkeypatch.setattr(gpu_command, "supervised", second)
-    assert bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
+    assert retro_bench.main(["gpu", "fast", *out]) == 0 and len(second.asked) == 1 and " report " in second.asked[0]
     monkeypatch.setattr(gpu_command, "supervised", third)
-    assert bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 6
+    assert retro_bench.main(["gpu", "fast", *out, "--again"]) == 0 and len(third.asked) == 6
     assert "done before" in capsys.readouterr().err
 
 
@@ -89,7 +89,7 @@ def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
 @pytest.mark.parametrize("name", gpu_command.STAGES)
 def test_a_stage_says_its_time_before_it_begins(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_command, "supervised", Processes())
-    bench.main(["gpu", name, "--out", str(tmp_path), "--rehearse"])
+    retro_bench.main(["gpu", name, "--out", str(tmp_path), "--rehearse"])
     assert sum(step.seconds for step in gpu_command.STAGES[name]) < 600
     assert capsys.readouterr().err.startswith(f"{name}: {len(gpu_command.STAGES[name])} steps, about ")
 
@@ -145,7 +145,7 @@ def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch):
 def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_command, "supervised", Processes(check=exits.NUMERICS))
     monkeypatch.setattr(gpu_command.shutil, "which", lambda name: None)
-    assert bench.main(["gpu", "right", "--out", str(tmp_path), "--rehearse"]) == 2
+    assert retro_bench.main(["gpu", "right", "--out", str(tmp_path), "--rehearse"]) == 2
     assert "compute-sanitizer is not installed" in capsys.readouterr().err
     state = json.loads((tmp_path / "right.json").read_text())
     assert state["races"] == "compute-sanitizer is not installed" and state["check"] == exits.NUMERICS
@@ -155,11 +155,11 @@ def test_a_tool_that_breaks_stops_nothing_and_is_tried_again(tmp_path, monkeypat
     processes = Processes(**{"compute-sanitizer": 1})
     monkeypatch.setattr(gpu_command, "supervised", processes)
     monkeypatch.setattr(gpu_command.shutil, "which", lambda name: name)
-    assert bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
+    assert retro_bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
     assert len(processes.asked) == len(gpu_command.STAGES["right"])
     assert json.loads((tmp_path / "right.json").read_text())["races"] == "exit code 1"
     processes.asked.clear()
-    assert bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
+    assert retro_bench.main(["gpu", "right", "--out", str(tmp_path)]) == exits.INCONCLUSIVE
     assert len(processes.asked) == 2 and all(command.startswith("compute-sanitizer") for command in processes.asked)
 
 
@@ -167,23 +167,23 @@ def test_a_rehearsals_records_are_no_results(tmp_path, monkeypatch, capsys):
     file = tmp_path / "run.jsonl"
     line = json.loads((environment.ROOT / "bench/results/cpu-zen5-2core-2026-11-22.jsonl").read_text().splitlines()[0])
     file.write_text(json.dumps(line | {"environment": line["environment"] | {"rehearsal": True}}) + "\n")
-    assert bench.main(["report", str(file)]) == bench.main(["compare", str(file), str(file)]) == exits.USAGE
+    assert retro_bench.main(["report", str(file)]) == retro_bench.main(["compare", str(file), str(file)]) == exits.USAGE
     assert "expected measured records; got those of a rehearsal" in capsys.readouterr().err
     monkeypatch.setenv(environment.REHEARSAL, "1")
-    assert bench.main(["report", str(file)]) == exits.OK
+    assert retro_bench.main(["report", str(file)]) == exits.OK
 
 
 def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     asked = Processes()
     monkeypatch.setattr(gpu_command, "supervised", asked)
-    assert bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
+    assert retro_bench.main(["gpu", "tune", "--out", str(tmp_path), "--rehearse", "--deadline", "0"]) == 3
     assert (
         not asked.asked and "no time is left" in capsys.readouterr().err and not Path(tmp_path / "tune.json").exists()
     )
 
 
 def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
-    assert bench.main(["compile", "--device", "cpu", "--case", "mosaics", "--jobs", "1"]) == exits.OK
+    assert retro_bench.main(["compile", "--device", "cpu", "--case", "mosaics", "--jobs", "1"]) == exits.OK
     assert capsys.readouterr().out.startswith("0 kernels of ")
 
 
@@ -200,10 +200,10 @@ def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatc
     lines = [row | {"id": f"leaky_average/triton/{name}:sm90/bfloat16/static"} for name in names]
     predictions.write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = ["predicted", "--device", "cpu", "--predictions", str(predictions), "--json", str(out)]
-    assert bench.main(command) == exits.OK
+    assert retro_bench.main(command) == exits.OK
     said = capsys.readouterr()
     assert "leaky_scan:gone" in said.err and "changed since" in said.out and "of 1 within 25%" in said.out
     (measured,) = map(json.loads, out.read_text().splitlines())
     assert measured["measured_us"] > 0 and measured["predicted_us"] == 10.0 and not measured["same_code"]
-    assert bench.main([*command, "--deadline", "0"]) == exits.INCONCLUSIVE
-    assert bench.main([*command, "--kernel", "nothing"]) == exits.USAGE
+    assert retro_bench.main([*command, "--deadline", "0"]) == exits.INCONCLUSIVE
+    assert retro_bench.main([*command, "--kernel", "nothing"]) == exits.USAGE

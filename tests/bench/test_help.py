@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from bench.__main__ import COMMANDS, WIDTH, described, parser
-from bench.records import environment
-from bench.registry import CASES, OPERATORS
-from bench.report import html, ranges
+from retro_bench.__main__ import COMMANDS, WIDTH, described, parser
+from retro_bench.records import environment
+from retro_bench.registry import CASES, OPERATORS
+from retro_bench.report import html, ranges
 from tests.bench.test_reports import timed
 
 
@@ -37,7 +37,7 @@ def test_one_flag_means_one_thing(name):
 
 def test_no_help_imports_torch_or_triton():
     code = (
-        "import sys\nfrom bench.__main__ import COMMANDS, main\n"
+        "import sys\nfrom retro_bench.__main__ import COMMANDS, main\n"
         "[main([name, '--help']) for name in COMMANDS]\n"
         "print([m for m in ('torch._C', 'triton') if m in sys.modules], file=sys.stderr)"
     )
@@ -52,7 +52,7 @@ def test_the_page_begins_with_the_verdict(tmp_path, monkeypatch):
 
 
 def test_a_ratio_stands_beside_its_range(tmp_path):
-    from bench.records import record
+    from retro_bench.records import record
 
     for number, ratio in enumerate((1.2, 1.9)):
         record.Writer(tmp_path / f"{number}.jsonl").write(timed() | {"speedup": {"eager": 2.0, "toeplitz": ratio}})

@@ -3,9 +3,9 @@
 import itertools
 import random
 
-import bench
-from bench.records import record
-from bench.report import changes
+import retro_bench
+from retro_bench.records import record
+from retro_bench.report import changes
 from tests.bench.test_reports import timed
 
 
@@ -41,9 +41,9 @@ def test_records_are_kept_once_and_drawn(tmp_path, capsys):
     for number in range(8):
         record.Writer(tmp_path / "run.jsonl").write(run_of(number, 1e-3 if number < 4 else 1.3e-3))
     command = ["history", str(tmp_path / "run.jsonl"), "--record", str(tmp_path / "kept")]
-    assert bench.main(command) == 0 and bench.main(command) == 5  # no record twice
+    assert retro_bench.main(command) == 0 and retro_bench.main(command) == 5  # no record twice
     page = tmp_path / "history.html"
-    assert bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
+    assert retro_bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
     out = capsys.readouterr().out
     assert "8 records added" in out and f"{4:040x}"[:9] + " 1.30x" in out
     drawn = page.read_text()
@@ -55,11 +55,11 @@ def test_machines_have_curves_of_their_own(tmp_path, capsys):
     there["device"] = there["device"] | {"name": "another"}
     for one in (run_of(0, 1e-3), there):
         record.Writer(tmp_path / "history.jsonl").write(one)
-    assert bench.main(["history", "--report", str(tmp_path)]) == 0
+    assert retro_bench.main(["history", "--report", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("a/float32/fwd") == 2
 
 
 def test_what_cannot_be_is_said(tmp_path, capsys):
-    assert bench.main(["history", "--report", str(tmp_path)]) == 4
-    assert bench.main(["history", "--record", str(tmp_path)]) == 4
-    assert bench.main(["history"]) == 4
+    assert retro_bench.main(["history", "--report", str(tmp_path)]) == 4
+    assert retro_bench.main(["history", "--record", str(tmp_path)]) == 4
+    assert retro_bench.main(["history"]) == 4

@@ -2,10 +2,10 @@
 
 import pytest
 
-from bench import main
-from bench.commands import ab as ab_command
-from bench.compare import ab_host
-from bench.measure import host
+from retro_bench import main
+from retro_bench.commands import ab as ab_command
+from retro_bench.compare import ab_host
+from retro_bench.measure import host
 from tests.conftest import COMPILED, INTERPRETER
 
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")

@@ -9,17 +9,17 @@ import time
 
 import pytest
 
-import bench
-from bench.commands import exits
-from bench.records import environment, record
-from bench.static import triton_kernels
+import retro_bench
+from retro_bench.commands import exits
+from retro_bench.records import environment, record
+from retro_bench.static import triton_kernels
 from tests.conftest import INTERPRETER
 
 #: a writer that pauses within each line, to be killed between two writes of one record
 SLOW = """
 import json, os, sys, time
 from pathlib import Path
-from bench.records import record
+from retro_bench.records import record
 path = Path(sys.argv[1])
 writer = record.Writer(path)
 good = json.loads(sys.stdin.read())
@@ -52,7 +52,7 @@ def finished(tiny, tmp_path):
     """A real record."""
     path = tmp_path / "good.jsonl"
     assert (
-        bench.main(
+        retro_bench.main(
             [
                 "check",
                 "--device",
@@ -96,7 +96,7 @@ def test_a_killed_run_is_resumed(tmp_path):
     path = tmp_path / "a.jsonl"
     environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench", *RUN, "--json", str(path)],
+        [sys.executable, "-m", "retro_bench", *RUN, "--json", str(path)],
         cwd=environment.ROOT,
         env=environ,
         stdout=subprocess.DEVNULL,
@@ -107,12 +107,12 @@ def test_a_killed_run_is_resumed(tmp_path):
     process.wait()
     kept = record.read(path)
     assert kept and all(record.validate(r) == [] for r in kept)
-    assert bench.main([*RUN, "--resume", str(path)]) == 0
+    assert retro_bench.main([*RUN, "--resume", str(path)]) == 0
     records = record.read(path)
     assert records[: len(kept)] == kept
     ours = [r["id"] for r in records if r["backend"] == "reference" and r["status"] != "error"]  # an error: tried again
     assert len(ours) == 4 and len(set(ours)) == 4, [(r["id"], r["status"], r["git"], r["reason"]) for r in records]
-    assert bench.main([*RUN, "--resume", str(path)]) == 0 and record.read(path) == records
+    assert retro_bench.main([*RUN, "--resume", str(path)]) == 0 and record.read(path) == records
 
 
 @pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
@@ -136,6 +136,6 @@ def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypa
         "--json",
         str(path),
     ]
-    assert bench.main(command) == exits.NOTHING_MEASURED
+    assert retro_bench.main(command) == exits.NOTHING_MEASURED
     (kept,) = record.read(path)
     assert record.validate(kept) == [] and kept["static"]["registers"] > 0

@@ -1,6 +1,6 @@
 """Whole training steps: every type and contender has a row; ratios are to the first contender."""
 
-from bench.models import steps
+from retro_bench.models import steps
 from retro_model.memory_mosaics import MosaicsConfig
 
 MOSAICS = MosaicsConfig(40, d_model=64, num_heads=1, num_layers=2, persistent_slots=224)

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from bench.commands import ab as ab_command
-from bench.compare import ab_static, affected
-from bench.records import environment
-from bench.registry import OPERATORS
+from retro_bench.commands import ab as ab_command
+from retro_bench.compare import ab_static, affected
+from retro_bench.records import environment
+from retro_bench.registry import OPERATORS
 from retro_kernels.core import native
 from tests.bench import plants
 from tests.conftest import INTERPRETER
@@ -68,7 +68,7 @@ def test_a_wrong_result_is_numerics(base, tmp_path):
     command = [
         sys.executable,
         "-m",
-        "bench",
+        "retro_bench",
         "ab",
         "--base",
         str(base),
@@ -79,6 +79,7 @@ def test_a_wrong_result_is_numerics(base, tmp_path):
     ]
     command += ["--case", "mosaics", "--dtype", "float32", "--mode", "fwd", "--pairs", "1", "--threads", "1"]
     environ = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environ["PYTHONPATH"] = str(head / "bench")
     done = subprocess.run(command, cwd=head, env=environ, capture_output=True, text=True)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "numerics" in done.stdout and "limit" in done.stdout
@@ -94,7 +95,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        (["README.md", "tests/ops/test_leaky_average.py", "bench/compare/ab.py"], ""),
+        (["README.md", "tests/ops/test_leaky_average.py", "bench/retro_bench/compare/ab.py"], ""),
         (["retro_kernels/ops/leaky_average/triton/kernels.py", "csrc/cuda/topk_chunks.cu"], ""),
         (["csrc/cpu/leaky_average.cpp"], "leaky_average"),
         (

@@ -5,22 +5,22 @@ import shlex
 import pytest
 import torch
 
-import bench.__main__ as command_line
-from bench.measure import ceilings, profilers, runner
-from bench.measure import choose as plan
-from bench.records import environment
-from bench.report import summary
+import retro_bench.__main__ as command_line
+from retro_bench.measure import ceilings, profilers, runner
+from retro_bench.measure import choose as plan
+from retro_bench.records import environment
+from retro_bench.report import summary
 
 from .test_run import PROFILE, QUICK
 
 
 def test_every_recipe_runs_a_command_of_ours():
     page = (environment.ROOT / "docs" / "profiling.md").read_text().replace("\\\n", "")
-    lines = [line for line in page.splitlines() if line.startswith(("ncu", "nsys")) and "-m bench" in line]
+    lines = [line for line in page.splitlines() if line.startswith(("ncu", "nsys")) and " retro-bench " in line]
     assert [line.split()[0] for line in lines] == ["ncu", "nsys"]
     for line in lines:
         words = shlex.split(line)
-        parsed = command_line.parser("profile").parse_args(words[words.index("bench") + 1 :])
+        parsed = command_line.parser("profile").parse_args(words[words.index("retro-bench") + 1 :])
         assert parsed.mode == ("fwd",) and parsed.calls >= 1
 
 

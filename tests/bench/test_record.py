@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from bench.records import environment, record
+from retro_bench.records import environment, record
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from bench.records import environment, record
-from bench.report import html
+from retro_bench.records import environment, record
+from retro_bench.report import html
 from tests import browser
 
 pytest.importorskip("matplotlib")

@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-import bench
-from bench.commands import ab as ab_command
-from bench.compare import ab, record_files
-from bench.records import environment, machines, record
-from bench.report import html, markdown, panels, terminal
+import retro_bench
+from retro_bench.commands import ab as ab_command
+from retro_bench.compare import ab, record_files
+from retro_bench.records import environment, machines, record
+from retro_bench.report import html, markdown, panels, terminal
 from tests.bench.helpers import static_record
 
 
@@ -223,12 +223,12 @@ def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
     for name, records in zip("ab", sides, strict=True):
         record.Writer(tmp_path / name).write(records)
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert bench.main(["compare", *files]) == 3 and "not comparable: " in capsys.readouterr().out
+    assert retro_bench.main(["compare", *files]) == 3 and "not comparable: " in capsys.readouterr().out
     for form in ("term", "md", "html"):
-        assert bench.main(["report", *files, "--format", form]) == 3
+        assert retro_bench.main(["report", *files, "--format", form]) == 3
         said = capsys.readouterr()
         assert words in said.err and not said.out
-    assert bench.main(["report", files[0], files[0]]) == 0
+    assert retro_bench.main(["report", files[0], files[0]]) == 0
 
 
 def test_a_share_above_the_ceiling_is_the_ceilings_error():
@@ -244,10 +244,10 @@ def test_static_records_are_rendered_too(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     record.Writer(path).write(static_record(registers=77, config="m64 w4"))
     for form in ("term", "md", "html"):
-        assert bench.main(["report", str(path), "--format", form]) == 0
+        assert retro_bench.main(["report", str(path), "--format", form]) == 0
         out = capsys.readouterr().out
         assert "77" in out and "m64 w4" in out and "Nothing to show" not in out
-    assert bench.main(["report", str(path), "--format", "png", "--output", str(tmp_path / "a.png")]) == 4
+    assert retro_bench.main(["report", str(path), "--format", "png", "--output", str(tmp_path / "a.png")]) == 4
     assert "no kernel was timed" in capsys.readouterr().err
 
 
@@ -256,11 +256,11 @@ def test_records_of_an_op_that_is_gone_are_still_read(tmp_path, capsys):
     path = str(tmp_path / "a.jsonl")
     record.Writer(tmp_path / "a.jsonl").write(timed(kernel="removed"))
     for form in ("term", "md", "html"):
-        assert bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
-    assert bench.main(["compare", path, path]) == 0
-    assert bench.main(["history", path, "--record", str(tmp_path / "kept")]) == 0
+        assert retro_bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
+    assert retro_bench.main(["compare", path, path]) == 0
+    assert retro_bench.main(["history", path, "--record", str(tmp_path / "kept")]) == 0
     page = tmp_path / "history.html"
-    assert bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
+    assert retro_bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
     assert "removed/cpu" in page.read_text()
 
 
@@ -272,7 +272,7 @@ def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, c
     ]
     for name, records in (("a", timed()), ("b", timed(case="b"))):
         record.Writer(tmp_path / name).write(records)
-    assert bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
+    assert retro_bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
     for text in (*texts, capsys.readouterr().out):
         assert text.startswith("<!-- retro_kernels bench -->\n") and text.count("<!--") == 1
 
@@ -287,7 +287,7 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
     ):
         (tmp_path / name).write_text(text + "\n")
         for command in (["report", str(tmp_path / name)], ["compare", str(tmp_path / name), str(tmp_path / name)]):
-            assert bench.main(command) == 4, name
+            assert retro_bench.main(command) == 4, name
             assert f"{name}:1" in capsys.readouterr().err
 
 
@@ -306,7 +306,7 @@ def test_what_measures_nothing_needs_no_torch(command, tmp_path):
     record.Writer(tmp_path / "a.jsonl").write(timed())
     arguments = [part.format(path=tmp_path / "a.jsonl") for part in command]
     loaded = "'torch._C' in sys.modules, 'triton' in sys.modules"
-    code = f"import sys, bench; code = bench.main({arguments!r}); print(code, {loaded})"
+    code = f"import sys, retro_bench; code = retro_bench.main({arguments!r}); print(code, {loaded})"
     done = subprocess.run([sys.executable, "-c", code], cwd=environment.ROOT, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "0 False False", done.stdout + done.stderr
 
@@ -314,15 +314,15 @@ def test_what_measures_nothing_needs_no_torch(command, tmp_path):
 def test_report_command_renders_files(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     record.Writer(path).write(timed())
-    assert bench.main(["report", str(path)]) == 0 and "leaky_average" in capsys.readouterr().out
-    assert bench.main(["report", str(path), "--format", "html", "--output", str(tmp_path / "a.html")]) == 0
-    assert bench.main(["report", str(path), "--format", "png"]) == 4
+    assert retro_bench.main(["report", str(path)]) == 0 and "leaky_average" in capsys.readouterr().out
+    assert retro_bench.main(["report", str(path), "--format", "html", "--output", str(tmp_path / "a.html")]) == 0
+    assert retro_bench.main(["report", str(path), "--format", "png"]) == 4
 
 
 def test_png_is_a_picture_of_every_row(tmp_path):
     """Two operators with a case of the same name have separate bars."""
     pytest.importorskip("matplotlib")
-    from bench.report import figures, summary
+    from retro_bench.report import figures, summary
 
     eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
     ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
@@ -339,7 +339,7 @@ def test_png_is_a_picture_of_every_row(tmp_path):
 
 
 def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
-    from bench.report import summary
+    from retro_bench.report import summary
 
     own = timed(speedup={"eager": 2.0}, run="r")
     own["time"] |= {"p10": 1.0, "p90": 2.0}
@@ -375,15 +375,15 @@ def test_compare_exit_codes(tmp_path):
         return str(path)
 
     a, other = file("a", timed()), file("other", timed(device={"name": "another processor"}))
-    assert bench.main(["compare", a, file("same", timed())]) == 0
-    assert bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
-    assert bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
-    assert bench.main(["compare", a, other]) == 3
+    assert retro_bench.main(["compare", a, file("same", timed())]) == 0
+    assert retro_bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
+    assert retro_bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
+    assert retro_bench.main(["compare", a, other]) == 3
 
 
 def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("bench.commands.list._shape", closed)
-    assert bench.main(["list"]) == 3
+    monkeypatch.setattr("retro_bench.commands.list._shape", closed)
+    assert retro_bench.main(["list"]) == 3

@@ -7,16 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import bench
+import retro_bench
 import retro_kernels as rk
-from bench.measure import ceilings, runner, timing
-from bench.measure.pace import LEAST_SHARE, Pace
-from bench.records import environment, record
+from retro_bench.measure import ceilings, runner, timing
+from retro_bench.measure.pace import LEAST_SHARE, Pace
+from retro_bench.records import environment, record
 from tests.bench.helpers import PROFILE, QUICK, wrong
 
 
 def run(path, *more):
-    code = bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--samples", "2", "--seconds", "0", *more])
+    command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--samples", "2", "--seconds", "0", *more]
+    code = retro_bench.main(command)
     return code, record.read(path) if path.exists() else []
 
 
@@ -50,13 +51,13 @@ def test_times_of_a_throttled_clock_are_not_recorded(tiny, tmp_path, monkeypatch
 
 
 def test_a_kernel_that_is_wrong_by_a_part_in_ten_thousand_fails_and_is_not_timed(tiny, tmp_path):
-    bench.register(wrong(1.0001))
+    retro_bench.register(wrong(1.0001))
     code, records = run(tmp_path / "a.jsonl", "--backend", "mine")
     mine = by_backend(records)["mine"]
     assert code == 2
     assert mine["status"] == "numerics_fail" and mine["time"] is None and "limit" in mine["reason"]
     assert by_backend(records)["eager"]["time"] is not None
-    assert bench.main(["check", *QUICK, "--backend", "mine"]) == 2
+    assert retro_bench.main(["check", *QUICK, "--backend", "mine"]) == 2
 
 
 def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
@@ -67,7 +68,7 @@ def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
         out[:, :-1] = rk.relative_attention(query, **arguments, backend="reference")[:, :-1]
         return out
 
-    bench.register(bench.Contender("relative_attention", "forgets", forgets, role="kernel"))
+    retro_bench.register(retro_bench.Contender("relative_attention", "forgets", forgets, role="kernel"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "forgets", "--mode", "fwd")
     assert code == 2
     tensor = by_backend(records)["forgets"]["numerics"]["tensors"]["out"]
@@ -80,7 +81,7 @@ def test_a_baseline_with_the_mask_inverted_is_refused(tiny, tmp_path):
         sides = [t.transpose(1, 2) for t in (query, key, value)]
         return torch.nn.functional.scaled_dot_product_attention(*sides, attn_mask=seen, scale=scale).transpose(1, 2)
 
-    bench.register(bench.Contender("relative_attention", "upside_down", inverted, without_positions=True))
+    retro_bench.register(retro_bench.Contender("relative_attention", "upside_down", inverted, without_positions=True))
     code, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
     of_backend = by_backend(records)
     assert of_backend["upside_down"]["status"] == "numerics_fail" and of_backend["upside_down"]["time"] is None
@@ -99,7 +100,7 @@ def test_out_of_memory_and_a_backend_that_declines_are_statuses(tiny, tmp_path):
         raise RuntimeError("illegal memory access")
 
     for name, function in (("greedy", greedy), ("picky", picky), ("broken", broken)):
-        bench.register(bench.Contender("relative_attention", name, function, role="kernel"))
+        retro_bench.register(retro_bench.Contender("relative_attention", name, function, role="kernel"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "greedy,picky,reference", "--mode", "fwd")
     statuses = {name: r["status"] for name, r in by_backend(records).items()}
     assert (
@@ -116,10 +117,10 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     def interrupts(**arguments):
         raise KeyboardInterrupt
 
-    bench.register(bench.Case(**{**vars(tiny), "name": "second"}))
-    bench.register(bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
-    bench.register(
-        bench.Contender(
+    retro_bench.register(retro_bench.Case(**{**vars(tiny), "name": "second"}))
+    retro_bench.register(retro_bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
+    retro_bench.register(
+        retro_bench.Contender(
             "relative_attention",
             "stops",
             interrupts,
@@ -128,24 +129,20 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
         )
     )
     path = tmp_path / "a.jsonl"
-    assert (
-        bench.main(["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"])
-        == 5
-    )
+    command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]
+    assert retro_bench.main(command) == 5
     kept = record.read(path)
     assert {r["case"]["name"] for r in kept} == {"tiny"}
     with open(path, "a") as f:
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
-    bench.register(bench.Contender("relative_attention", "stops", wrong(1.0).function, role="kernel"), replace=True)
-    assert (
-        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
-    )
+    right = retro_bench.Contender("relative_attention", "stops", wrong(1.0).function, role="kernel")
+    retro_bench.register(right, replace=True)
+    command = ["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]
+    assert retro_bench.main(command) == 0
     records = record.read(path)
     assert [r["case"]["name"] for r in records if r["backend"] == "mine"] == ["tiny", "second"]
-    assert (
-        bench.main(["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]) == 0
-    )
+    assert retro_bench.main(command) == 0
     assert len(record.read(path)) == len(records)
 
 
@@ -163,7 +160,7 @@ def test_a_ceiling_that_a_kernel_exceeds_is_measured_again_and_then_said_to_be_w
     for answers, code in (([low, high], 0), ([low] * 9, 3)):
         path, left = tmp_path / str(code), list(answers)
         monkeypatch.setattr(ceilings, "measure", lambda device, left=left: left.pop(0))
-        assert bench.main([*PROFILE, "--json", str(path)]) == code
+        assert retro_bench.main([*PROFILE, "--json", str(path)]) == code
         (kernel,) = [r for r in record.read(path) if r["backend"] == "reference"]
         assert (kernel["roofline"]["fraction"] < 1) == (code == 0) and kernel["ceilings"] == (
             high if code == 0 else low
@@ -181,7 +178,8 @@ def test_shares_are_of_the_highest_ceiling_of_a_run(tiny, tmp_path, monkeypatch)
         return machine | {"flops_per_s": {"float32": answers.pop(0), "bfloat16": None}}
 
     monkeypatch.setattr(ceilings, "measure", measure)
-    assert bench.main(["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]) == 0
+    command = ["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]
+    assert retro_bench.main(command) == 0
     timed = [r for r in record.read(path) if r["time"]]
     assert timed and not answers
     for one in timed:
@@ -195,7 +193,7 @@ def test_a_run_is_not_resumed_on_another_machine(tiny, tmp_path, monkeypatch, ca
     real = environment.environment()
     monkeypatch.setattr(environment, "environment", lambda: real | {"isa": ["another"]})
     assert (
-        bench.main(
+        retro_bench.main(
             [
                 "run",
                 *QUICK,
@@ -312,12 +310,12 @@ def test_the_pace_spends_less_where_the_rest_would_end_too_late():
 
 def test_a_deadline_leaves_out_the_rest_which_can_be_resumed(tiny, tmp_path, capsys):
     path = tmp_path / "a.jsonl"
-    bench.register(bench.Case(**{**vars(tiny), "name": "second"}))
+    retro_bench.register(retro_bench.Case(**{**vars(tiny), "name": "second"}))
     code, records = run(path, "--backend", "reference", "--mode", "fwd", "--deadline", "0")
     assert code == 3 and records == []
     path.touch()
     assert (
-        bench.main(
+        retro_bench.main(
             [
                 "run",
                 *QUICK,

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from bench.static import fingerprint, regressions, sass
+from retro_bench.static import fingerprint, regressions, sass
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
 from tests.bench.helpers import static_record

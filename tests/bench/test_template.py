@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from bench.__main__ import parser
-from bench.records import environment
-from bench.report import markdown
+from retro_bench.__main__ import parser
+from retro_bench.records import environment
+from retro_bench.report import markdown
 
 FOLDERS = environment.ROOT / "bench" / "ci", environment.ROOT / ".github" / "workflows"
 FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.yml"))}
@@ -25,13 +25,13 @@ def steps(name="pull_request.yml") -> list[dict]:
 
 
 def commands(name="pull_request.yml") -> list[str]:
-    """Return every `python -m bench ...` of every step without shell operators, for each value of its job's matrix."""
+    """Return every `.venv/bin/retro-bench` command of every step, for each value of its job's matrix."""
     every = []
     for job in workflow(name)["jobs"].values():
         text = "\n".join(step.get("run", "") for step in job["steps"])
         for key, values in job.get("strategy", {}).get("matrix", {}).items():
             text = "\n".join(text.replace(f"${{{{ matrix.{key} }}}}", str(value)) for value in values)
-        every += [command.strip() for command in re.findall(r"python -m bench ([^|;&>\n]+)", text)]
+        every += [command.strip() for command in re.findall(r"\.venv/bin/retro-bench ([^|;&>\n]+)", text)]
     return every
 
 

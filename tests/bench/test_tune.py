@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-import bench
-from bench.measure import samples, timing, tune
-from bench.records import environment
-from bench.static import estimate as model
-from bench.static import tiles
+import retro_bench
+from retro_bench.measure import samples, timing, tune
+from retro_bench.records import environment
+from retro_bench.static import estimate as model
+from retro_bench.static import tiles
 from retro_kernels.compile import configs
 from retro_kernels.compile.target import KNOWN
 
@@ -143,7 +143,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
 
 def test_the_command_tunes_interpreted_kernels(tmp_path):
     """Times mean nothing in the interpreter; kernels run, are checked and are replaced."""
-    command = [sys.executable, "-m", "bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
+    command = [sys.executable, "-m", "retro_bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
     command += ["--kernel", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
     command += ["--json", str(tmp_path / "tuned.jsonl")]
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
@@ -156,13 +156,13 @@ def test_the_command_tunes_interpreted_kernels(tmp_path):
 
 
 def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
-    assert bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
+    assert retro_bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
     assert "no CUDA GPU" in capsys.readouterr().err
 
 
 def test_other_backends_and_baselines_are_refused(capsys):
     for arguments in (["--backend", "cpu"], ["--baselines", "all"]):
-        assert bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
+        assert retro_bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
         assert "--backend, --baselines" in capsys.readouterr().err
 
 
@@ -207,13 +207,13 @@ def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_p
     path = tmp_path / "ranked.jsonl"
     monkeypatch.setattr(tiles, "tune", functools.partial(tiles.tune, judge=predicted))
     command = ["tune", "--static", "--kernel", OP, "--case", "wide", "--machine", "A100", "--json", str(path)]
-    assert bench.main(command) == bench.main(command) == 0
+    assert retro_bench.main(command) == retro_bench.main(command) == 0
     (line,) = map(json.loads, path.read_text().splitlines())
     assert line["tuned"] == f"{OP}/wide/bfloat16/A100" and line["rows"][0]["before"]["arch"] == 80
     assert {"tile", "seconds"} == line["rows"][0]["trials"][0].keys()
     assert any("16 bytes of stack" in trial.get("reason", "") for trial in line["rows"][0]["trials"])
     assert "predicted for one A100" in capsys.readouterr().out
-    assert bench.main([*command[:-4], "--machine", "H"]) == 4
+    assert retro_bench.main([*command[:-4], "--machine", "H"]) == 4
 
 
 def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_twice():

@@ -5,13 +5,13 @@ import importlib.util
 import pytest
 import torch
 
-import bench
+import retro_bench
 import retro_kernels as rk
-from bench import Work, ops
-from bench.check import numerics, oracle
-from bench.measure import ceilings, runner
-from bench.ops import _shared, chunked_cross_attention, relative_attention
-from bench.registry import Case
+from retro_bench import Work, ops
+from retro_bench.check import numerics, oracle
+from retro_bench.measure import ceilings, runner
+from retro_bench.ops import _shared, chunked_cross_attention, relative_attention
+from retro_bench.registry import Case
 from retro_kernels.testing import errors
 
 
@@ -96,7 +96,7 @@ def test_visible_pairs_are_counted_one_by_one(case):
 
 
 def test_flops_and_bytes_of_retro_by_hand():
-    case = bench.CASES[("chunked_cross_attention", "retro-172m")]
+    case = retro_bench.CASES[("chunked_cross_attention", "retro-172m")]
     counted = chunked_cross_attention.work(case, 4, "fwd")
     attending = 2048 - 63
     assert counted.flops == attending * 16 * (2 * 256 * 64 * 2 + 2 * 128 * 64)
@@ -122,7 +122,7 @@ def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads
 
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
-    operator = bench.OPERATORS[case.kernel]
+    operator = retro_bench.OPERATORS[case.kernel]
     arguments = case.make(3, "cpu", torch.float32)
     backward = case.kernel != "topk_chunks"
     whole = oracle.solve(operator, case, arguments, 3, backward)
@@ -136,9 +136,9 @@ def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
 
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_every_cpu_baseline_is_the_function_it_says(case):
-    operator = bench.OPERATORS[case.kernel]
+    operator = retro_bench.OPERATORS[case.kernel]
     full = case.make(4, "cpu", torch.float32)
-    for contender in [c for c in bench.CONTENDERS.values() if c.kernel == case.kernel and c.role == "baseline"]:
+    for contender in [c for c in retro_bench.CONTENDERS.values() if c.kernel == case.kernel and c.role == "baseline"]:
         if (
             "cpu" not in contender.devices
             or contender.name.endswith("_compiled")
@@ -165,9 +165,9 @@ def test_retro_pytorch_can_run_where_it_is_installed():
         {},
         ("neighbour_mask",),
     )
-    contender = bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
+    contender = retro_bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
     assert contender.reason(case, "float32", "cpu") is None
-    operator, arguments = bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
+    operator, arguments = retro_bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
     arguments["neighbour_mask"][:, :, 0] = True  # without neighbours: 0 here, an average there
     truth = oracle.solve(operator, case, arguments, 4, backward=True)
     errors = numerics.errors(operator, contender, arguments, truth)
@@ -179,14 +179,14 @@ def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
     monkeypatch.setattr(oracle, "TOTAL_ELEMENTS", {"cpu": 1})
     long = Case(**{**vars(case), "shape": dict(case.shape) | {"N": 40, "S": 40, "T": 40}})
     arguments = long.make(5, "cpu", torch.float32)
-    sampled = oracle.solve(bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
+    sampled = oracle.solve(retro_bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
     assert sampled.rows.tolist() == [0, 1, 2, 3, 36, 37, 38, 39] and "of 40 queries" in sampled.checked
     assert not sampled.upstream[:, 4:36].any() and sampled.upstream[:, :4].all()
 
 
 def test_top_k_judges_the_choice_not_the_order_of_equals():
     """Swapped near-equal keys pass; a repeated index, a forbidden key and a worse key do not."""
-    from bench.check import topk
+    from retro_bench.check import topk
 
     query, key = torch.ones(1, 1, 1), torch.tensor([[[3.0], [3.0], [2.0], [9.0]]])
     arguments = {"query": query, "key": key, "k": 2, "key_mask": torch.tensor([[True, True, True, False]])}
@@ -212,7 +212,7 @@ def test_top_k_judges_the_choice_not_the_order_of_equals():
 
 def test_a_choice_beyond_the_causal_limit_is_no_candidate():
     """Query i sees keys up to i: at query 1, key 1 is the last; an offset moves the limit."""
-    from bench.check import topk
+    from retro_bench.check import topk
 
     arguments = {"query": torch.ones(1, 2, 1), "key": torch.ones(1, 4, 1), "k": 1, "causal_gap": 0}
     rows = torch.tensor([0, 1])
@@ -250,4 +250,4 @@ def test_the_names_of_backends_are_the_dispatchers():
 
     from retro_kernels.core import backends
 
-    assert ops.BACKENDS == backends.ORDER and set(bench.OPERATORS) == set(backends.OPS)
+    assert ops.BACKENDS == backends.ORDER and set(retro_bench.OPERATORS) == set(backends.OPS)

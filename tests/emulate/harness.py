@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.emulate.program import Program, Region
+from retro_bench.emulate.program import Program, Region
 
 THREADS = 32
 #: registers by letter: how they are declared, and bytes

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import torch
 
-from bench.emulate import launches
-from bench.emulate.parse import Constant, Kernel
-from bench.emulate.program import EmulationError, Program
+from retro_bench.emulate import launches
+from retro_bench.emulate.parse import Constant, Kernel
+from retro_bench.emulate.program import EmulationError, Program
 from retro_kernels.testing import compare, inputs
 
 #: fault -> the statements that it applies to, and the new statement (None: removed)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.emulate.parse import PtxError
-from bench.emulate.program import EmulationError
+from retro_bench.emulate.parse import PtxError
+from retro_bench.emulate.program import EmulationError
 from tests.emulate import harness
 
 COVERED = {"atom", "red"}

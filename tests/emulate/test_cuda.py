@@ -10,8 +10,8 @@ import subprocess
 import pytest
 import torch
 
-from bench.emulate import parse
-from bench.emulate.program import EmulationError, Program, Region, Structure, built
+from retro_bench.emulate import parse
+from retro_bench.emulate.program import EmulationError, Program, Region, Structure, built
 from retro_kernels.ops.topk_chunks import reference as reference
 from tests.conftest import COMPILED, INTERPRETER
 from tests.cuda.test_topk_chunks import SOURCE, launched, problem

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.__main__ import main
+from retro_bench.__main__ import main
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:
@@ -65,8 +65,8 @@ def theirs(tmp_path_factory):
 
 def test_their_tests(theirs):
     """One passes, one fails with its line of source, one needs an unsupported feature; without the option all skip."""
-    base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", "-p", "bench.emulate.plugin", theirs.name]
-    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
+    base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", "-p", "retro_bench.emulate.plugin", theirs.name]
+    env = {"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an installed package brings the plug-in
     run = lambda *more: subprocess.run([*base, *more], cwd=theirs.parent, capture_output=True, text=True, env=env)  # noqa: E731
     done = run("--emulate", "90")

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bench import emulate
+from retro_bench import emulate
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:

@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 
-from bench import emulate
-from bench.emulate import launches
+from retro_bench import emulate
+from retro_bench.emulate import launches
 from retro_kernels.triton_lib.launch import Launch
 from tests.conftest import COMPILED, INTERPRETER
 

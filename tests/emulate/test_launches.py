@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from bench.emulate import counters, launches
-from bench.emulate.program import Program, Region
+from retro_bench.emulate import counters, launches
+from retro_bench.emulate.program import Program, Region
 from retro_kernels.testing import compare, inputs
 from tests.conftest import COMPILED, INTERPRETER
 from tests.emulate import harness, planted
@@ -125,7 +125,7 @@ def test_counters_see_a_lost_coalescing():
 
 def test_a_lost_coalescing_and_a_bank_conflict_are_regressions_of_static_rows(tmp_path):
     """`ab --static-only` reports a row of counters for a copy whose lanes are a row apart."""
-    from bench.static import regressions, table
+    from retro_bench.static import regressions, table
 
     plan = table.plan([80], ("leaky_scan:wide:sm80/bfloat16",))
     (row,) = table.rows(plan, tmp_path, 1, counters=True)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.emulate.program import EmulationError, Program, Region
+from retro_bench.emulate.program import EmulationError, Program, Region
 from tests.emulate import harness
 
 COVERED = {

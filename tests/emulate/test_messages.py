@@ -6,7 +6,7 @@ import triton.language as tl
 from triton import jit
 from triton.language.extra import libdevice
 
-from bench import emulate
+from retro_bench import emulate
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bench.emulate.program import Program, Region
-from bench.static import estimate as model
+from retro_bench.emulate.program import Program, Region
+from retro_bench.static import estimate as model
 from tests.conftest import COMPILED, INTERPRETER
 from tests.emulate import harness
 
@@ -73,7 +73,7 @@ def test_a_copy_is_bound_by_its_bytes():
 
 
 def test_a_product_reads_its_operands_from_shared_memory_while_it_runs():
-    from bench.emulate.parse import Constant, Register, Statement, Vector
+    from retro_bench.emulate.parse import Constant, Register, Statement, Vector
 
     def cycles(shape: str, a) -> float:
         opcode = f"wgmma.mma_async.sync.aligned.{shape}.f32.bf16.bf16"
@@ -87,9 +87,9 @@ def test_a_product_reads_its_operands_from_shared_memory_while_it_runs():
 
 def test_the_estimate_is_within_its_stated_spread_of_published_times():
     """Three of the 59 rows of `retro-bench estimate --calibration`."""
-    from bench.commands.estimate import SPREAD
-    from bench.static.calibration import judge
-    from bench.static.calibration.published import ROWS
+    from retro_bench.commands.estimate import SPREAD
+    from retro_bench.static.calibration import judge
+    from retro_bench.static.calibration.published import ROWS
 
     for row in (
         ROWS[0],
@@ -101,15 +101,15 @@ def test_the_estimate_is_within_its_stated_spread_of_published_times():
 
 
 def test_an_estimates_interval_is_wider_for_attention_which_comes_out_too_fast():
-    from bench.commands import estimate
+    from retro_bench.commands import estimate
 
     assert [round(time) for time in estimate.interval("topk_chunks", 82)] == [69, 100]
     assert [round(time) for time in estimate.interval("relative_attention", 76)] == [64, 100]
 
 
 def test_a_third_of_each_kernels_rows_is_held_back():
-    from bench.static.calibration import judge
-    from bench.static.calibration.published import ROWS
+    from retro_bench.static.calibration import judge
+    from retro_bench.static.calibration.published import ROWS
 
     held = judge.held_back()
     for kernel in {row.kernel for row in ROWS}:
@@ -119,8 +119,8 @@ def test_a_third_of_each_kernels_rows_is_held_back():
 
 def test_the_fastest_of_tiles_is_chosen():
     """The fastest and the slowest published tile of one of the ten sizes of `retro-bench estimate --calibration`."""
-    from bench.static.calibration import judge
-    from bench.static.calibration.published import TILED
+    from retro_bench.static.calibration import judge
+    from retro_bench.static.calibration.published import TILED
 
     sizes, measured = (64, 4096, 4096), TILED[64, 4096, 4096]
     ends = min(measured, key=measured.get), max(measured, key=measured.get)

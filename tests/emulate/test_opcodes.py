@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.emulate import assemble
-from bench.emulate.parse import PtxError
+from retro_bench.emulate import assemble
+from retro_bench.emulate.parse import PtxError
 from tests.emulate import harness
 from tests.emulate.meanings import FLOAT, INTEGER, M16, M32, bf16, bits16, bits32, bits_bf16, f16, f32, s32
 

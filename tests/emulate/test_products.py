@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.emulate.program import EmulationError
+from retro_bench.emulate.program import EmulationError
 from tests.emulate import harness
 
 COVERED = {"mma", "wgmma"}

@@ -6,8 +6,8 @@ import triton.language as tl
 from triton import jit
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from bench import emulate
-from bench.emulate import program
+from retro_bench import emulate
+from retro_bench.emulate import program
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:
@@ -81,7 +81,7 @@ def test_what_is_missing_is_reported(monkeypatch, gone, message):
                     statement.opcode, statement.operands = "membar.cta", []
         return kernel
 
-    from bench.emulate import driver
+    from retro_bench.emulate import driver
 
     driver.loaded.cache_clear()
     monkeypatch.setattr(program.parse, "kernel", without)

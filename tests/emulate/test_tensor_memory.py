@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from bench.emulate.parse import PtxError
-from bench.emulate.program import EmulationError
+from retro_bench.emulate.parse import PtxError
+from retro_bench.emulate.program import EmulationError
 from tests.emulate import harness
 from tests.emulate.test_products import OPERAND, descriptor, exact, matrices, place, raw
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench import emulate
+from retro_bench import emulate
 from tests.conftest import COMPILED, INTERPRETER
 
 if INTERPRETER or COMPILED:

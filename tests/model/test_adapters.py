@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 import torch
 
-from bench.ops.chunked_cross_attention import retro_pytorch_package
+from retro_bench.ops.chunked_cross_attention import retro_pytorch_package
 from retro_kernels.testing import assert_passes
 from retro_model.retro.adapters import RetroPytorchCCA, swap_retro_pytorch
 

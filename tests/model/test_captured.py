@@ -129,7 +129,7 @@ def test_where_there_is_no_graph_to_be_had():
 def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monkeypatch):
     """For sm_90, emulated: plain and replayed tokens agree, and every replay has the same launches."""
     pytest.importorskip("triton")
-    from bench.emulate import launches
+    from retro_bench.emulate import launches
 
     make, sizes = {
         "retro": (tiny.model, {"num_layers": 2, "cca_layers": (2,)}),

@@ -111,7 +111,7 @@ def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
     names = (getattr(arguments, option) for option in ("kernel", "backend", "case", "dtype", "mode"))
     selected = choose.Selection(device, *names, baselines)
     if not choose.cases(selected):
-        raise exits.UsageError("the selection holds no case; `python -m bench list` shows them")
+        raise exits.UsageError("the selection holds no case; `retro-bench list` shows them")
     return selected
 
 

@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ISA_FLAGS = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 #: NVML's reasons for a clock below the requested one (nvmlClocksEventReasons). The power cap, 0x4, is left out, because
 #: a loaded GPU usually meets it.

@@ -4,8 +4,9 @@ retro-bench check --plugin bench_plugin    right?
 retro-bench run --plugin bench_plugin      fast?
 """
 
-import retro_bench
 import torch
+
+import retro_bench
 
 OP = "row_norm"
 EPS = 1e-6

@@ -1,4 +1,4 @@
-"""`retro-bench COMMAND`, or `python -m bench COMMAND` in a checkout."""
+"""`retro-bench COMMAND`, or `python -m retro_bench COMMAND`."""
 
 import argparse
 import ast

@@ -1,7 +1,7 @@
 """Time whole training steps of language models beside their baselines.
 
-    python -m bench.models.steps --out steps.json  # Memory Mosaics and a rotary transformer
-    python -m bench.models.steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
+    python -m retro_bench.models.steps --out steps.json  # Memory Mosaics and a rotary transformer
+    python -m retro_bench.models.steps retro --out steps.json  # RETRO and its own baseline at 425m's proportions
 
 A step is `training.train_step`: forward, loss, backward, clipping and AdamW. For bfloat16 it runs under autocast, with
 parameters in float32. The process keeps freed memory, as `training.train` does with keep_memory. Contenders take turns,
@@ -108,7 +108,7 @@ def run(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.models.steps", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m retro_bench.models.steps", description=__doc__.split("\n\n")[0])
     parser.add_argument("family", nargs="?", choices=("mosaics", "retro"), default="mosaics")
     parser.add_argument("--out", type=Path, help="write the record to this file, as JSON")
     for name, default in (("threads", 2), ("batch", 2), ("length", 512), ("rounds", 2), ("steps", 2)):

@@ -1,6 +1,6 @@
 """The harness: is every kernel right, and how fast is it on this machine? `retro-bench --help`.
 
-A wheel installs this package as `retro_bench`; in a checkout it is `bench` too. A plug-in registers kernels of its own:
+A plug-in registers kernels of its own:
 
     import retro_bench
 
@@ -8,13 +8,11 @@ A wheel installs this package as `retro_bench`; in a checkout it is `bench` too.
     retro_bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
 """
 
-from . import names, ops
+from . import ops
 from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, launch, register
 
 __all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "launch", "main", "register"]
 
-if __name__ != names.INSTALLED:
-    names.alias(__name__)
 ops.fill()
 
 

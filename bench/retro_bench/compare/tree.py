@@ -1,4 +1,4 @@
-"""Run this harness on the code of another tree: `python bench/compare/tree.py TREE ROOT FOLDERS ARGUMENTS...`.
+"""Run this harness on the code of another tree: `python retro_bench/compare/tree.py TREE ROOT FOLDERS ARGUMENTS...`.
 
 `ab` measures an older commit with it, so that harness and checks are the same on both sides. `retro_kernels` comes from
 the tree if it lies there, and so does every module that the head imports from its repository, ROOT.
@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-HARNESS = HERE.parent  # `bench` in a checkout, `retro_bench` where it is installed
-HOME = HARNESS.parent
+HARNESS = HERE.parent
+#: the folder of this harness's `retro_kernels`: the root of a checkout, or site-packages
+HOME = next((p for p in HARNESS.parents if (p / "retro_kernels").is_dir()), HARNESS.parent)
 
 
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):

@@ -65,10 +65,10 @@ def prepare(side: Side, wanted: dict):
 
     if refusal := side.load(wanted["plugins"]):
         return None, refusal
-    bench, choose, runner = side.harness, side.module("measure.choose"), side.module("measure.runner")
+    harness, choose, runner = side.harness, side.module("measure.choose"), side.module("measure.runner")
     torch.set_num_threads(wanted["threads"])
-    case, dtype = bench.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
-    contender = bench.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
+    case, dtype = harness.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
+    contender = harness.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
     if case is None or contender is None:
         if wanted["plugins"]:
             return None, {"status": "unsupported", "reason": "no plug-in of this tree registers it"}
@@ -79,7 +79,7 @@ def prepare(side: Side, wanted: dict):
     ):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:
-        eager = bench.CONTENDERS.get((wanted["kernel"], choose.YARDSTICK))
+        eager = harness.CONTENDERS.get((wanted["kernel"], choose.YARDSTICK))
         run = runner.Run("cpu", timed=False, seed=wanted["seed"])
         record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [c for c in (eager, contender) if c]))[-1]
         if record["status"] != "ok":

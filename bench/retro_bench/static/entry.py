@@ -13,7 +13,7 @@ class NoToolchain(RuntimeError):
     """Error: a tool for compiling without a GPU is missing."""
 
 
-#: counters of one CTA by `bench.emulate`, where nothing was counted
+#: counters of one CTA by `retro_bench.emulate`, where nothing was counted
 NOT_EMULATED: dict[str, Any] = dict.fromkeys((*counters.summary([]), "emulation_fault"))
 
 

@@ -40,7 +40,7 @@ class Step:
     """One command of a stage."""
 
     name: str
-    command: str  # arguments of `bench`, or of the program `tool`; `words` fills in {device}, {cases} and the like
+    command: str  # arguments of `retro-bench`, or of the program `tool`; `words` fills in {device}, {cases} and others
     seconds: int  # estimate for an H200 with compiled kernels
     tool: str | None = None
     needs: tuple[str, ...] = ()  # modules without which the step is skipped
@@ -51,8 +51,8 @@ _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
 _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
 _FOUND = "--error-exitcode 2"
 #: Nsight Compute replays each launch some 40 times, so each shipped launch runs once and at most 60 are counted.
-_FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m bench predicted --once --device {device} {launches}"
-_CHECKED = "{python} -m bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
+_FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m retro_bench predicted --once --device {device} {launches}"
+_CHECKED = "{python} -m retro_bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
 
 #: The caching allocator puts many tensors into one block: memcheck would miss accesses past the end of a tensor.
 _UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
@@ -188,7 +188,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
     filled = shlex.split(step.command.format(**blanks))
     if step.tool == "python":
         return [sys.executable, *filled]
-    return [step.tool, *filled] if step.tool else [sys.executable, "-m", "bench", *filled]
+    return [step.tool, *filled] if step.tool else [sys.executable, "-m", "retro_bench", *filled]
 
 
 def records(arguments: argparse.Namespace, name: str) -> str:

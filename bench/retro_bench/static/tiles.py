@@ -24,7 +24,7 @@ from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
 from . import entry, estimate, sass
 
 #: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
-#: (`bench estimate --calibration`)
+#: (`retro-bench estimate --calibration`)
 LEAST_GAIN = 0.10
 
 

@@ -75,7 +75,7 @@ def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
     paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)
     rows = [row for file in paths for row in map(json.loads, file.read_text().splitlines()) if row["mode"] == "model"]
     if not rows:
-        raise exits.UsageError("--predictions: found none; `python -m bench estimate --json FILE` makes some")
+        raise exits.UsageError("--predictions: found none; `retro-bench estimate --json FILE` makes some")
     ours = [row for row in rows if device is None or row["machine"] in device.split()]
     if not ours:
         have = ", ".join(sorted({row["machine"] for row in rows}))

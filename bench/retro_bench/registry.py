@@ -1,4 +1,4 @@
-"""Tables of operators, cases and contenders: declarative values that the rest of `bench` reads.
+"""Tables of operators, cases and contenders: declarative values that the rest of the harness reads.
 
 An operator says how its inputs are drawn, what its float64 definition is and how much work a case is. A case is one
 shape. A contender computes the operator: a backend of `retro_kernels`, a baseline, or a user's own function.

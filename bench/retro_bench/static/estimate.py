@@ -31,7 +31,7 @@ _SAMPLES = (0.18, 0.47, 0.83)  # of the grid: causal launches have short and lon
 _COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
 
-# Fitted to published times (bench/static/calibration), all machines alike.
+# Fitted to published times (bench/retro_bench/static/calibration), all machines alike.
 COPY = 0.88  # share of the data sheet's memory rate that a copy reaches
 L2_BYTES = 40.0  # of L2, a cycle and SM
 START, LIFE = 120.0, 700.0  # cycles of a CTA's start and end: issue slots of its SM; latency

@@ -1,7 +1,7 @@
 """estimate the time of GPU launches from their compiled code
 
 Measures nothing. Compiles launches of the shipped cases, executes three CTAs of each on the emulator, and times their
-instructions by a scoreboard. bench/static/estimate.py lists its simplifications. Records have the mode "model".
+instructions by a scoreboard. retro_bench/static/estimate.py lists its simplifications. Records have the mode "model".
 """
 
 import argparse
