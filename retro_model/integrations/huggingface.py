@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from retro_model.base import checks, disk
@@ -33,22 +33,34 @@ from retro_model.retro.inputs import row_starts
 from retro_model.retro.retrofit import retrofit
 from retro_model.training.windows import IGNORED
 
+from . import _saved_decoder as saved_decoder
+
 WEIGHTS = "model.safetensors"  # file of the added weights
 DECODER = "decoder"  # folder of a decoder that is saved whole
+ADAPTERS = "adapters"  # folder of PEFT's adapters
+CHANGED = "changed."  # prefix, in the file of the added weights, of tensors that the decoder's folder lacks
+GENERATION = "generation_config.json"
 
 
 class RetrofitConfig(PretrainedConfig):
     """Configuration of a retrofitted decoder.
 
-    decoder: the decoder's own. retrieval: `RetroConfig.to_dict` of the added layers. base: name or folder of the
-    decoder; None: it is in the same folder. sha256: of the added weights' file. base_sha256: `digest_of` the decoder.
+    Args:
+        decoder: the decoder's own configuration.
+        retrieval: options of `retrofit`. Blocks that the caller named are given by their paths in the decoder.
+        base: name or folder of the decoder; None if its weights are in the same folder.
+        sha256: digest of the file of the added weights.
+        base_sha256: `digest_of` the decoder's folder; None if it has no weight files, like a name on the hub.
+        adapters: whether the folder holds PEFT's adapters; None in folders of version 0.2.0.
     """
 
     model_type = "retro_retrofit"
 
-    def __init__(self, decoder=None, retrieval=None, base=None, sha256=None, base_sha256=None, **options):
+    def __init__(
+        self, decoder=None, retrieval=None, base=None, sha256=None, base_sha256=None, adapters=None, **options
+    ):
         self.decoder, self.retrieval, self.base, self.sha256 = decoder or {}, retrieval or {}, base, sha256
-        self.base_sha256 = base_sha256
+        self.base_sha256, self.adapters = base_sha256, adapters
         super().__init__(**options)
 
     def get_text_config(self, *_, **__) -> PretrainedConfig:
@@ -79,21 +91,25 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def from_decoder(cls, decoder: PreTrainedModel, **changes) -> RetrofitForCausalLM:
         """Return a decoder with retrieval; `changes` as in `retrofit`."""
+        named = _named_blocks(decoder, **changes)
         model = retrofit(decoder, **changes)
-        theirs = decoder.config
-        base = getattr(theirs, "_name_or_path", None) or None
+        base = getattr(decoder.config, "_name_or_path", None) or None
         if base is not None and Path(base).is_dir():
             base = str(Path(base).resolve())
-        return cls(RetrofitConfig(theirs.to_dict(), model.config.to_dict(), base), model)
+        return cls(RetrofitConfig(decoder.config.to_dict(), model.config.to_dict() | named, base), model)
 
     def _init_weights(self, module) -> None:
         """Do nothing: `retrofit` has drawn the weights."""
 
-    def trained_state_dict(self) -> dict[str, Tensor]:
-        """Return the weights that training changes and `save_pretrained` writes: added ones, and PEFT's."""
+    def trained_state_dict(self, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+        """Return the weights that training changes and `save_pretrained` writes: added ones, and PEFT's.
+
+        state: weights by name, from which they are taken; None for the model's.
+        """
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
         trained = {f"model.{name}" for name in trained | self.model.added_state_dict().keys()}
-        return {name: tensor for name, tensor in self.state_dict().items() if name in trained}
+        state = self.state_dict() if state is None else state
+        return {name: tensor for name, tensor in state.items() if name in trained}
 
     def forward(
         self,
@@ -199,28 +215,68 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the decoder's."""
         return self.model.decoder.get_input_embeddings()
 
-    def save_pretrained(self, folder: str | os.PathLike, *, whole: bool | None = None, **_) -> None:
-        """Write the added weights and the configuration, which names the decoder by its origin.
+    def resize_token_embeddings(self, *_, **__):
+        """Refuse, because what is added has the decoder's vocabulary. Raises: ValueError."""
+        raise ValueError("resize_token_embeddings: expected a call on the decoder, before `from_decoder`")
 
-        PEFT writes its adapters beside the added weights.
-        whole: write the decoder's weights too; None: only if the decoder has no origin. Never with adapters.
-        Raises: ValueError for adapters without their PeftModel, which alone can save them.
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike,
+        *,
+        whole: bool | None = None,
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        push_to_hub: bool = False,
+        **options,
+    ) -> None:
+        """Write the added weights, the configuration and PEFT's adapters, if there are any.
+
+        The configuration names the decoder by its origin if the decoder's weights are still those of its origin. To
+        find out, the origin is loaded and compared with the decoder bit by bit. A decoder without an origin, or whose
+        weights have changed, is written too, with the configuration that it has now. Buffers that the decoder's folder
+        lacks, or has in another type, are written next to the added weights.
+
+        Args:
+            whole: True to write the decoder's weights in any case; False to raise instead of writing them.
+            is_main_process: nothing is written if it is False.
+            state_dict: weights by name, from which the added ones are taken; None for the model's.
+            options: of the decoder's `save_pretrained`.
+
+        Raises: ValueError for adapters without their PeftModel, which alone can save them, for a decoder that its
+            configuration does not rebuild, and for push_to_hub.
         """
-        decoder = self.model.decoder
-        tuned = bool(adapters(decoder))
-        if tuned and base_of(decoder) is decoder:
-            wanted = "the PeftModel whose adapters these are, to save them"
-            raise ValueError(f"decoder: expected {wanted}; got the model within")
-        folder = Path(folder)
+        if push_to_hub:
+            raise ValueError("push_to_hub: expected False; got True; upload the folder with huggingface_hub")
+        if not is_main_process:
+            return
+        decoder, origin, folder = self.model.decoder, self.config.base, Path(folder)
+        tuned = _check_saved(self.model)
+        changed, reason = ({}, None) if whole else _changed_since(decoder, origin)
+        if whole is False and reason:
+            raise ValueError(f"whole: expected None or True, because {reason}; got False")
         folder.mkdir(parents=True, exist_ok=True)
-        whole = not tuned and (self.config.base is None if whole is None else whole)
-        weights = save({name: tensor.contiguous() for name, tensor in self.trained_state_dict().items()})
+        if whole or reason:
+            origin = None
+            saved_decoder.save(decoder, folder / DECODER, **options)
+            try:
+                changed = saved_decoder.differing(decoder, folder / DECODER)
+            except saved_decoder.Unloadable as error:
+                raise ValueError(f"decoder: {error}") from error
+        if tuned:
+            decoder.save_pretrained(folder / ADAPTERS)
+        if self.generation_config is not None:
+            self.generation_config.save_pretrained(folder)
+        held = self.trained_state_dict(state_dict) | {CHANGED + name: tensor for name, tensor in changed.items()}
+        weights = save({name: tensor.contiguous() for name, tensor in held.items()})
         disk.write_plain(folder / WEIGHTS, weights)
-        base, digest = None if whole else self.config.base, hashlib.sha256(weights).hexdigest()
-        config = RetrofitConfig(self.config.decoder, self.config.retrieval, base, digest, base and digest_of(base))
-        config.save_pretrained(folder)
-        if whole or tuned:
-            decoder.save_pretrained(folder / DECODER)
+        RetrofitConfig(
+            saved_decoder.config_of(decoder),
+            self.config.retrieval,
+            origin,
+            hashlib.sha256(weights).hexdigest(),
+            digest_of(origin or folder / DECODER),
+            tuned,
+        ).save_pretrained(folder)
 
     @classmethod
     def from_pretrained(
@@ -231,43 +287,106 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         decoder: a decoder that is loaded already, without the saved adapters; None: load it. options: of the decoder's
         from_pretrained.
         Raises: ValueError if the configuration is corrupt, the added weights do not match it, or the weights in the
-        decoder's folder have changed.
+        decoder's folder have changed. FileNotFoundError if the decoder's folder is missing.
         """
-        config = _config_of(Path(folder))
-        state = _weights(Path(folder) / WEIGHTS, config.sha256)
-        saved = Path(folder) / DECODER
-        tuned = (saved / "adapter_config.json").exists()
-        if decoder is None and tuned and config.base is None:
+        folder = Path(folder)
+        config = _config_of(folder)
+        state = _weights(folder / WEIGHTS, config.sha256)
+        # version 0.2.0 wrote the adapters into the decoder's folder, and no entry for them
+        old = config.adapters is None and (folder / DECODER / "adapter_config.json").exists()
+        tuned = ADAPTERS if config.adapters else DECODER if old else None
+        if decoder is None and old and config.base is None:
             wanted = "the one that the saved adapters belong to, because the folder names none"
             raise ValueError(f"decoder: expected {wanted}; got None")
         if decoder is None:
-            if config.base and config.base_sha256 not in (None, digest_of(config.base)):
-                raise ValueError(f"{config.base}: expected the decoder that was retrofitted; its weights have changed")
-            decoder = AutoModelForCausalLM.from_pretrained(config.base or saved, **options)
+            decoder = saved_decoder.load(_checked_origin(folder, config), config.decoder, **options)
+        changed = {name: state.pop(name) for name in list(state) if name.startswith(CHANGED)}
+        saved_decoder.put(decoder, {name.removeprefix(CHANGED): tensor for name, tensor in changed.items()})
         if tuned:
             from peft import PeftModel
 
-            decoder = PeftModel.from_pretrained(decoder, saved, is_trainable=True)
+            decoder = PeftModel.from_pretrained(decoder, folder / tuned, is_trainable=True)
         fixed = ("vocab_size", "d_model", "d_ff", "num_layers", "share_embeddings")  # `retrofit` takes the decoder's
         changes = {name: value for name, value in config.retrieval.items() if name not in fixed}
         try:
+            if "blocks" in changes:
+                changes["blocks"] = [base_of(decoder).get_submodule(name) for name in changes["blocks"]]
             model = cls(config, retrofit(decoder, **changes))
         except (TypeError, AttributeError) as error:
             raise ValueError(f"{folder}/config.json: corrupt (retrieval: {error})") from error
-        expected = model.trained_state_dict().keys()
-        if state.keys() != expected:
-            got = f"{len(state)}, without or beside {min(state.keys() ^ expected)}"
+        expected = model.trained_state_dict()
+        if state.keys() != expected.keys():
+            got = f"{len(state)}, without or beside {min(state.keys() ^ expected.keys())}"
             raise ValueError(f"folder: expected the {len(expected)} weights of its configuration; got {got}")
-        for name, weight in model.trained_state_dict().items():
+        for name, weight in expected.items():
             if state[name].shape != weight.shape:
                 raise ValueError(f"folder: expected {name} {list(weight.shape)}; got {list(state[name].shape)}")
         model.load_state_dict(state, strict=False)
+        if (folder / GENERATION).exists():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
         return model
+
+
+def _named_blocks(decoder: nn.Module, blocks: Sequence[nn.Module] | None = None, attention=None, **_) -> dict:
+    """Return the options `blocks` and `attention` of `retrofit` with paths in place of modules; {} without blocks.
+
+    Raises: ValueError for a block that is not part of the decoder, because a saved folder could not name it.
+    """
+    if blocks is None:
+        return {}
+    paths = {module: path for path, module in base_of(decoder).named_modules()}
+    if any(block not in paths for block in blocks):
+        raise ValueError("blocks: expected modules of the decoder; got a module that is not part of it")
+    return {"blocks": [paths[block] for block in blocks], "attention": attention}
+
+
+def _changed_since(decoder: nn.Module, origin: str | None) -> tuple[dict[str, Tensor], str | None]:
+    """Return the decoder's tensors that its origin lacks, and the reason to write all weights, if there is one."""
+    if origin is None:
+        return {}, "the decoder has no origin to be loaded from"
+    try:
+        changed = saved_decoder.differing(decoder, origin)
+    except saved_decoder.Unloadable as error:
+        return {}, f"the decoder is not the one in {origin} ({error})"
+    moved = min((name for name, tensor in changed.items() if isinstance(tensor, nn.Parameter)), default=None)
+    return changed, moved and f"the decoder's {moved} differs from the one in {origin}"
+
+
+def _check_saved(model: FrozenDecoder) -> bool:
+    """Return whether PEFT has to save adapters. Raises: ValueError for a decoder whose folder would not load."""
+    decoder, base = model.decoder, base_of(model.decoder)
+    layers = adapters(decoder)
+    if layers and base is decoder:
+        wanted = "the PeftModel whose adapters these are, to save them"
+        raise ValueError(f"decoder: expected {wanted}; got the model within")
+    if any(getattr(layer, "merged", False) for layer in layers):
+        raise ValueError("decoder: expected adapters that are not merged; call unmerge_adapter() or merge_and_unload()")
+    if base is not decoder and list(decoder.peft_config) != ["default"]:
+        raise ValueError(f"decoder: expected one adapter, named 'default'; got {', '.join(decoder.peft_config)}")
+    for ours, theirs in (("vocab_size", "vocab_size"), ("num_layers", "num_hidden_layers")):
+        before, now = getattr(model.config, ours), getattr(base.config, theirs)
+        if before != now:
+            wanted = f"{theirs} = {before}, as when it was retrofitted"
+            raise ValueError(f"decoder: expected {wanted}; got {now}; change the decoder before `from_decoder`")
+    return base is not decoder
+
+
+def _checked_origin(folder: Path, config: RetrofitConfig) -> str | Path:
+    """Return the decoder's name or folder. Raises: FileNotFoundError, ValueError if its weights have changed."""
+    origin = config.base or folder / DECODER
+    if config.base_sha256 is None:
+        return origin
+    if not Path(origin).is_dir():
+        raise FileNotFoundError(f"{origin}: expected the folder of the decoder that was retrofitted; it is missing")
+    if config.base_sha256 != digest_of(origin):
+        raise ValueError(f"{origin}: expected the decoder that was retrofitted; its weights have changed")
+    return origin
 
 
 def _config_of(folder: Path) -> RetrofitConfig:
     """Return the saved configuration. Raises: ValueError naming the file, and the field of a wrong type."""
     kinds = {"decoder": dict, "retrieval": dict, "base": (str, type(None)), "sha256": str}
+    kinds["adapters"] = (bool, type(None))
     file = folder / "config.json"
     content = disk.read_plain(file)
     try:

@@ -68,6 +68,11 @@ def retrofit(
     """
     if neighbours not in NEIGHBOURS:
         raise ValueError(f"neighbours: expected 'new' or 'own'; got {neighbours!r}")
+    if neighbours == "own" or isinstance(decoder, Retro):
+        kind = "neighbours='own'" if neighbours == "own" else "a Retro"
+        for name, value in (("blocks", blocks), ("attention", attention)):
+            if value is not None:
+                raise ValueError(f"{name}: expected None for {kind}, whose blocks are known; got a value")
     if neighbours == "own":
         return retrofit_own(decoder, backend=backend, **changes)
     if cca_output not in ("zero", "fresh"):

@@ -115,8 +115,6 @@ def test_adapters_are_saved_with_what_was_added(tmp_path):
     ours = RetrofitForCausalLM.from_decoder(peft.get_peft_model(base, config), **ADDED, cca_output="fresh").eval()
     ours.save_pretrained(tmp_path / "saved")
     batch = NeighbourCollator(M, retrieve)(rows(2))
-    with pytest.raises(ValueError, match="decoder: expected the one that the saved adapters belong to"):
-        RetrofitForCausalLM.from_pretrained(tmp_path / "saved")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     again = RetrofitForCausalLM.from_pretrained(tmp_path / "saved", decoder=plain).eval()
     assert torch.equal(again(**batch).logits, ours(**batch).logits)
