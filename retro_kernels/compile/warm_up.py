@@ -23,7 +23,7 @@ def warm_up(
 ) -> int:
     """Compile the Triton kernels that `calls` launch, in parallel processes, into Triton's cache on disk.
 
-    Each call is made once without its launches: outputs and gradients of this package's ops are zeros, everything else
+    Each call is made once without its launches: outputs and gradients of the Triton backend are zeros, everything else
     runs. So give calls without lasting effects, such as a forward and backward pass without the optimizer, on tensors
     of the shapes and types to come:
 
@@ -100,18 +100,27 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
     if backend.unavailable() or backend.interpreted():
         return []
-    from ..core import steps
-    from . import aot
+    from ..core import eager
+    from ..triton_lib.launch import launches_to
+    from . import aot, target
 
     distinct: dict[tuple, tuple] = {}
-    with steps.collecting() as collected:
-        for call in calls:
-            call()
-    for launch, target in collected:
+
+    def note(launch) -> None:
+        given = next(x for x in launch.arguments.values() if isinstance(x, torch.Tensor))
+        gpu = target.current_target(given.device)
         arguments = {k: _Stand(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
         named = launch.kernel.__module__, launch.kernel.__name__
         options = launch.num_warps, launch.num_stages, launch.max_registers
-        distinct.setdefault(aot._key(aot.Case("", "", launch), target), (*named, arguments, options, target.arch))
+        distinct.setdefault(aot._key(aot.Case("", "", launch), gpu), (*named, arguments, options, gpu.arch))
+
+    eager.forget()  # plans that are made here fill their outputs with zeros
+    try:
+        with launches_to(note, zeros=True):
+            for call in calls:
+                call()
+    finally:
+        eager.forget()
     return list(distinct.values())
 
 

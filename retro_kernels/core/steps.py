@@ -8,9 +8,8 @@ A position that moves from call to call is a slot too: `derived` computes number
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,8 +27,6 @@ _SAME = (_ATEN.detach.default, _ATEN.alias.default)  # operations whose result s
 _ACTIVE = threading.local()
 #: arguments of a compiled function that are read at each call: number of threads, current stream of the GPU
 THREADS, STREAM = torch.get_num_threads, lambda: torch.cuda.current_stream().cuda_stream
-#: launches that an open context of `collecting` has collected
-_collected: list | None = None
 
 
 class Seen(NamedTuple):
@@ -53,17 +50,6 @@ def rows(x: Tensor) -> Seen:
 def flat(x: Tensor) -> Seen:
     """View a contiguous x as a vector."""
     return Seen(x, (x.numel(),), (1,))
-
-
-@contextlib.contextmanager
-def collecting() -> Iterator[list]:
-    """Inside, nothing runs: launches are collected, and outputs and gradients are zeros. Not thread-safe."""
-    global _collected
-    _collected = launches = []
-    try:
-        yield launches
-    finally:
-        _collected = None
 
 
 class Position:
@@ -100,7 +86,6 @@ class Listing(private.DispatchMode):
     def __init__(self, values):
         super().__init__()
         self.steps: list[tuple] = []
-        self.launches: list = []
         self.guards: list[tuple[int, Callable, object]] = []
         self.numbers: list[tuple[int, int, Callable]] = []
         self.slots: dict[int, int] = {}
@@ -181,47 +166,25 @@ class Listing(private.DispatchMode):
                 made.append((_ASKED if callable(value) else _VALUE, None, value))
         return made
 
-    def launch(self, launch, target) -> None:
-        """Add a launch of a Triton kernel."""
+    def launch(self, launch, bound: Callable[[list], None]) -> None:
+        """Add a launch of a Triton kernel. bound: runs it with arguments in the kernel's order."""
         fixed = private.specialised(launch.kernel)
         given = [(name, launch.arguments[name]) for name in launch.kernel.arg_names]
         arguments = [decided(x, int) if isinstance(x, Position) and name in fixed else x for name, x in given]
         moves = [(i, self._slot(x)) for i, x in enumerate(arguments) if isinstance(x, (Tensor, Position))]
         rest = [None if isinstance(x, (Tensor, Position)) else x for x in arguments]
-        self.launches.append((launch, target))
-        self.steps.append((_LAUNCH, Bound(launch), rest, moves))
-
-
-class Bound:
-    """A launch whose arguments come in the kernel's order.
-
-    The first call compiles the kernel through Triton's launcher, which returns a handle. Later calls use the handle,
-    because it takes a tenth of the launcher's time. Under the interpreter there is no handle.
-    """
-
-    def __init__(self, launch):
-        self.launch, self.compiled = launch, None
-        self.grid = tuple((*launch.grid, 1, 1)[:3])
-
-    def __call__(self, arguments: list) -> None:
-        if self.compiled is not None:
-            self.compiled[self.grid](*arguments)
-            return
-        compiled = self.launch.with_arguments(arguments).run()
-        if compiled is not None and not self.launch.kernel.pre_run_hooks:
-            self.compiled = compiled
+        self.steps.append((_LAUNCH, bound, rest, moves))
 
 
 class _Way:
     """List of steps for one set of decisions."""
 
     def __init__(self, listing: Listing, results):
-        self.steps, self.launches = listing.steps, listing.launches
+        self.steps = listing.steps
         self.guards, self.numbers = listing.guards, listing.numbers
         self.blank = [None] * (len(listing.alive) - len(listing.given))
         self.kind = type(results)
         self.results = [None if x is None else listing._slot(x) for x in results]
-        self.made = list(results)
 
 
 class Pass:
@@ -251,9 +214,6 @@ class Pass:
         else:
             way = self._listed(values)
         device = values[0].device
-        if _collected is not None:
-            _collected.extend(way.launches)
-            return way.kind([None if x is None else torch.zeros_like(x, device=device) for x in way.made])
         at = [*values, *way.blank]
         for slot, source, function in way.numbers:
             at[slot] = function(at[source])

@@ -1,14 +1,20 @@
-"""A kernel launch as a value: `run` executes it on a GPU, and `aot` compiles it without one."""
+"""Launches of Triton kernels: `launch` runs one, or hands it to the sink of an open `launches_to`."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 from triton import JITFunction
 
 from ..compile.configs import Tile
+from ..core import steps
+
+#: open contexts of `launches_to`, as (sink, zeros); the last one receives the launches
+_sinks: list[tuple[Callable[[Launch], object], bool]] = []
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +38,98 @@ class Launch:
         limit = {} if self.max_registers is None else {"maxnreg": self.max_registers}
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, **limit}
 
-    def with_arguments(self, values: list) -> Launch:
-        """Return the launch with other arguments, in the kernel's order."""
-        return dataclasses.replace(self, arguments=dict(zip(self.kernel.arg_names, values, strict=True)))
-
     def run(self):
-        """Launch, and return the compiled kernel; None under Triton's interpreter."""
+        """Launch through Triton's launcher, and return the compiled kernel; None under Triton's interpreter."""
         return self.kernel[self.grid](**self.arguments, **self.options)
+
+
+class Scalars:
+    """The part of a launch that the layout of a call determines: grid, options, and the arguments that are not given
+    anew with each launch. It holds no tensor.
+
+    arguments: may have names that the kernel lacks.
+    """
+
+    def __init__(
+        self, grid: tuple[int, ...], arguments: dict, num_warps: int = 4, num_stages: int = 2, max_registers=None
+    ):
+        self.grid, self.arguments = grid, arguments
+        self.options = num_warps, num_stages, max_registers
+
+    @classmethod
+    def of_tile(cls, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Scalars:
+        """Return the scalars of a kernel with a tile's blocks and options."""
+        blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
+        return cls(grid, arguments | blocks, tile.num_warps, tile.num_stages, tile.max_registers)
+
+
+def launch(kernel: JITFunction, given: dict[str, Tensor | int | None], scalars: Scalars) -> None:
+    """Launch a kernel.
+
+    given: the tensors by name, and the numbers that differ between calls of one layout; the kernel must not be
+    specialised to these numbers. Names that the kernel lacks are ignored.
+    """
+    arguments = {name: given[name] if name in given else scalars.arguments[name] for name in kernel.arg_names}
+    made = Launch(kernel, scalars.grid, arguments, *scalars.options)
+    if (listing := steps.active()) is not None:
+        listing.launch(made, Bound(made))
+    else:
+        run(made)
+
+
+def run(launch: Launch):
+    """Run a launch and return its compiled kernel, or hand it to an open sink and return None."""
+    if not _sinks:
+        return launch.run()
+    _sinks[-1][0](launch)
+    return None
+
+
+@contextlib.contextmanager
+def launches_to(sink: Callable[[Launch], object], zeros: bool = False) -> Iterator[None]:
+    """Inside, each launch is handed to `sink` instead of running.
+
+    The sink serves every thread, because autograd runs the backward pass of a GPU in a thread of its own. zeros: the
+    backend returns zeros, because a sink that runs nothing leaves outputs and gradients unfilled.
+    """
+    _sinks.append((sink, zeros))
+    try:
+        yield
+    finally:
+        _sinks.pop()
+
+
+def filled(results: Sequence[Tensor | None]):
+    """Return the outputs or gradients of a pass; under `launches_to(..., zeros=True)` they become zeros."""
+    if _sinks and _sinks[-1][1]:
+        for x in results:
+            if x is not None:
+                x.zero_()
+    return results
+
+
+class Bound:
+    """A launch whose arguments come in the kernel's order.
+
+    The first call compiles the kernel through Triton's launcher, which returns a handle. Later calls use the handle,
+    because it takes a tenth of the launcher's time. Under the interpreter there is no handle.
+    """
+
+    def __init__(self, launch: Launch):
+        self.launch, self.compiled = launch, None
+        self.grid = tuple((*launch.grid, 1, 1)[:3])
+
+    def __call__(self, values: list) -> None:
+        if self.compiled is not None and not _sinks:
+            self.compiled[self.grid](*values)
+            return
+        arguments = dict(zip(self.launch.kernel.arg_names, values, strict=True))
+        made = dataclasses.replace(self.launch, arguments=arguments)
+        self.keep(run(made))
+
+    def keep(self, compiled) -> None:
+        if compiled is not None and not self.launch.kernel.pre_run_hooks:
+            self.compiled = compiled
 
 
 def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..compile.aot import Case
 from ..compile.target import Target, current_target
 from ..core import steps
-from .launch import Launch
+from .launch import Bound, Launch, filled, launches_to, run
 
 
 @dataclasses.dataclass
@@ -28,23 +28,32 @@ class Plan:
     outputs: tuple[Tensor, ...] = ()
     gradients: Callable[[], list[Tensor | None]] | None = None
 
-    def run(self, target: Target) -> Plan:
+    def run(self) -> Plan:
         listing = steps.active()
         for launch in self.launches:
-            launch.run() if listing is None else listing.launch(launch, target)
+            if listing is None:
+                run(launch)
+            else:
+                listing.launch(launch, Bound(launch))
         return self
 
 
 def run_forward(plan: Callable[..., Plan], call) -> tuple[Tensor, ...]:
-    """Run `plan(call, target)` and return its outputs."""
-    target = current_target(steps.device_of(call[0]))
-    return plan(call, target).run(target).outputs
+    """Run `plan(call, target)` on the device of the call, and return its outputs."""
+    return filled(_ran(plan, call, current_target(steps.device_of(call[0]))))
 
 
 def run_backward(plan: Callable[..., Plan], call, outputs, grads, needs) -> list[Tensor | None]:
-    """Run `plan(call, outputs, grads, needs, target)` and return its gradients."""
-    target = current_target(steps.device_of(call[0]))
-    return plan(call, outputs, grads, needs, target).run(target).gradients()
+    """Run `plan(call, outputs, grads, needs, target)` on the device of the call, and return its gradients."""
+    return filled(_ran(plan, call, outputs, grads, needs, current_target(steps.device_of(call[0]))))
+
+
+def _ran(plan, *arguments):
+    made = plan(*arguments)
+    if not isinstance(made, Plan):
+        return made
+    made.run()
+    return made.outputs if made.gradients is None else made.gradients()
 
 
 def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:
@@ -59,14 +68,14 @@ def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -
 
 
 def cases_of(
-    name: str, call, target: Target, forward: Callable[..., Plan], backward: Callable[..., Plan] | None
+    name: str, call, target: Target, forward: Callable[..., tuple], backward: Callable[..., list] | None
 ) -> Iterator[Case]:
     """Yield the launches of a call on the meta device, as in training: only the first output has a gradient."""
-    plan = forward(call, target)
-    launches = list(plan.launches)
-    if backward is not None:
-        needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
-        grads = (plan.outputs[0], *[None] * (len(plan.outputs) - 1))
-        launches += backward(call, plan.outputs, grads, needs, target).launches
+    launches: list[Launch] = []
+    with launches_to(launches.append):
+        outputs = _ran(forward, call, target)
+        if backward is not None:
+            needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
+            _ran(backward, call, outputs, (outputs[0], *[None] * (len(outputs) - 1)), needs, target)
     for launch in launches:
         yield Case(name, str(call[0].dtype).removeprefix("torch."), launch)

@@ -18,7 +18,8 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from retro_kernels.triton_lib.launch import Launch
+from retro_kernels.triton_lib import launch as triton_launch
+from retro_kernels.triton_lib.launch import Bound, Scalars, launches_to
 
 CALLS = {
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
@@ -42,8 +43,7 @@ def test_bound_launches_are_tritons(op, monkeypatch):
         seen = {}
         for kind in ("bound", "anew"):
             if kind == "anew":
-                anew = lambda bound, arguments: bound.launch.with_arguments(arguments).run()  # noqa: E731
-                monkeypatch.setattr(steps.Bound, "__call__", anew)
+                monkeypatch.setattr(Bound, "keep", lambda bound, compiled: None)
             eager.forget()
             kept = []  # else one call would reuse the freed memory of another
             for _ in range(4):
@@ -116,12 +116,12 @@ def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
 
     def made(values):
         x, position = values
-        given = {"x_ptr": x, "size": position, "offset": steps.derived(position, lambda p: p + 1), "BLOCK": 16}
-        steps.active().launch(Launch(_kernel, (1,), given), None)
+        numbers = {"size": position, "offset": steps.derived(position, lambda p: p + 1)}
+        triton_launch.launch(_kernel, {"x_ptr": x, **numbers}, Scalars((1,), {"BLOCK": 16}))
         return [x]
 
     each = steps.Pass(made, True)
-    with steps.collecting():
+    with launches_to(lambda launch: None):
         for position in (1, 1, 2):
             each.run([torch.ones(3), position])
     assert [[guard[2] for guard in way.guards] for way in each.ways] == [[2], [1]]

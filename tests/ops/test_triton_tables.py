@@ -15,7 +15,7 @@ from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.testing import compare, inputs
 from retro_kernels.triton_lib import plan
 from retro_kernels.triton_lib.combinations import WIDTHS, combinations
-from retro_kernels.triton_lib.launch import Launch
+from retro_kernels.triton_lib.launch import launches_to
 from tests.conftest import INTERPRETER
 
 OP = "relative_attention"
@@ -63,7 +63,7 @@ MORE = {
 
 def rows_that_serve(name: str, call: dict) -> list[dict]:
     """Return the rows that the launches of a call, forward and backward, look up; nothing is launched."""
-    with mock.patch.object(Launch, "run", lambda self: None), configs.watched() as seen:
+    with launches_to(lambda launch: None), configs.watched() as seen:
         compare.run(name, call, "triton")
     return [row for _, row in seen]
 
@@ -104,11 +104,12 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
             leaves = {name: call[name].clone().requires_grad_() for name in names}
             out = rk.relative_attention(**{**call, **leaves}, backend="triton")[0]
             grad = inputs.randn(inputs.generator(1), *out.shape, dtype=out.dtype)
-            with mock.patch.object(Launch, "run", autospec=True, side_effect=Launch.run) as ran:
+            ran = []
+            with launches_to(lambda launch, ran=ran: ran.append(launch) or launch.run()):
                 found.append(dict(zip(names, torch.autograd.grad(out, list(leaves.values()), grad), strict=True)))
             launched = {}
-            for one in ran.call_args_list:  # the first of a name: the keys' among the columns' launches
-                launched.setdefault(one.args[0].name, one.args[0].arguments)
+            for one in ran:  # the first of a name: the keys' among the columns' launches
+                launched.setdefault(one.name, one.arguments)
             whole = "key" in names
             assert (launched["relative_query"]["BLOCK_M"] >= 64) == whole
             assert whole == any(launched.get("relative_columns", {}).get(f"d{n[:-5]}_ptr") is not None for n in wanted)

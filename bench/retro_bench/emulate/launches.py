@@ -140,7 +140,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     log: every launch is appended to it before it runs.
     """
     from retro_kernels import triton_lib as backend
-    from retro_kernels.triton_lib.launch import Launch
+    from retro_kernels.triton_lib.launch import launches_to
 
     if arch not in KNOWN:
         raise ValueError(f"arch: expected one of {sorted(KNOWN)}; got {arch}")
@@ -152,7 +152,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
 
     target = Target(arch, KNOWN[arch].shared_memory, MULTIPROCESSORS)
     with (
-        mock.patch.object(Launch, "run", emulated),
+        launches_to(emulated),
         mock.patch.object(backend, "interpreted", lambda: True),
         mock.patch.object(targets, "INTERPRETED", target),
         contextlib.ExitStack() as stack,
