@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor, nn
-from transformers import AutoConfig, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, DynamicCache, GenerationConfig, GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from retro_model.base import checks, disk
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
-from retro_model.retro.cache import completed
+from retro_model.retro.cache import completed, left_mask
 from retro_model.retro.decoders import adapters, base_of
 from retro_model.retro.frozen_decoder import FrozenDecoder, RetrofitCache
 from retro_model.retro.inputs import row_starts
@@ -113,7 +114,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         neighbours: Tensor | None = None,
         neighbour_mask: Tensor | None = None,
@@ -123,73 +124,130 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         past_key_values=None,
         use_cache: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        **_,
-    ) -> CausalLMOutputWithPast:
+        position_ids: Tensor | None = None,
+        return_dict: bool | None = None,
+        **options,
+    ) -> CausalLMOutputWithPast | tuple:
         """Return logits [B,N,V] and, with labels [B,N], the mean loss over the labels that are not -100.
 
         In training with labels the logits are None: the logits of all tokens are never in memory together.
-        neighbours, neighbour_mask, neighbour_scores: of complete chunks, as in `FrozenDecoder`. cache, before
-        transformers 5.24 past_key_values: the library's own, in `generate`; filled unless use_cache is False.
+
+        Args:
+            attention_mask: [B,N], or [B, tokens held + N] with a cache that holds tokens. Padding is on the left if
+                there is a cache.
+            neighbours, neighbour_mask, neighbour_scores: of the chunks that these tokens complete, as in
+                `FrozenDecoder`; None within `generate`, which retrieves them.
+            cache, before transformers 5.24 past_key_values: the library's own. It must hold the tokens that this model
+                has read into it, and no others. It is filled unless use_cache is False. Calls with a cache are not
+                differentiable.
+            use_cache: True to make and return a cache if none is given; None to make none.
+            num_items_in_batch: number by which the loss is divided; None for the number of labels.
+            position_ids, options: as in `FrozenDecoder`, which names the keywords that are refused.
+            return_dict: False for a tuple.
+
+        Raises: TypeError, ValueError: naming the argument.
         """
+        self.model.decoder_options(options)
         sizes: dict[str, int] = {}
         checks.shape("input_ids", input_ids, "B,N", sizes)
         if labels is not None:
             checks.shape("labels", labels, "B,N", sizes)
             ids = labels.masked_fill(labels == IGNORED, 0)
             checks.token_ids("labels", ids, self.model.config.vocab_size, input_ids.device)
+            if options.get("logits_to_keep"):
+                raise ValueError("logits_to_keep: expected None with labels, which need all logits; got a value")
         inputs = dict(zip(checks.RETRIEVED, (neighbours, neighbour_mask, neighbour_scores)))
-        inputs["attention_mask"] = attention_mask
-        if labels is not None and self.training:
-            total = self.model(input_ids, **inputs, loss_mask=labels != IGNORED, targets=labels.clamp(min=0)).total
-            return CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
+        if position_ids is not None:
+            options["position_ids"] = position_ids
+        if cache is not None and past_key_values is not None:
+            raise ValueError("past_key_values: expected None next to cache, its other name; got both")
         past = past_key_values if cache is None else cache
+        if labels is not None and self.training:
+            if past is not None or use_cache:
+                raise ValueError("use_cache: expected no cache in training with labels, which is not differentiable")
+            inputs |= {"loss_mask": labels != IGNORED, "targets": labels.clamp(min=0)}
+            total = self.model(input_ids, attention_mask=attention_mask, **inputs, **options).total
+            out = CausalLMOutputWithPast(loss=total / self._count(labels, num_items_in_batch))
+            return out.to_tuple() if return_dict is False else out
+        if use_cache is False and past is not None and past.get_seq_length():
+            raise ValueError("use_cache: expected None or True with a cache that holds tokens; got False")
+        if use_cache and past is None:
+            past = DynamicCache(config=self.config.get_text_config())
         if past is None or use_cache is False:
-            logits = self.model(input_ids, **inputs)
+            logits = self.model(input_ids, attention_mask=attention_mask, **inputs, **options)
         else:
-            logits = self._decode(input_ids, attention_mask, past)
+            logits = self._decode(input_ids, attention_mask, past, inputs, options)
         loss = None
         if labels is not None:
             targets = labels[:, 1:].flatten()
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), targets, ignore_index=IGNORED, reduction="sum")
             loss = loss / self._count(labels, num_items_in_batch)
-        return CausalLMOutputWithPast(loss, logits, past)  # by position: the last field has had two names
+        out = CausalLMOutputWithPast(loss, logits, past)  # by position: the last field has had two names
+        return out.to_tuple() if return_dict is False else out
 
     @staticmethod
     def _count(labels: Tensor, counted: Tensor | int | None) -> Tensor | int:
         """Return the number of tokens whose loss counts: the Trainer's, or the labels after a row's first token."""
         return (labels[:, 1:] != IGNORED).sum().clamp(min=1) if counted is None else counted
 
-    def generate(self, *args, retrieve: Retrieve | EllipsisType | None = ..., **options):
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        retrieve: Retrieve | EllipsisType | None = ...,
+        **options,
+    ):
         """Run the library's `generate`; `retrieve` gets the chunks that complete, as in `retro_model.generate`.
 
-        retrieve: None: no retrieval. If it is left out there is none either, and a warning.
-        Raises: ValueError for beam search, which reorders rows: the neighbours would not follow.
+        Greedy decoding and sampling are served, with every processor and criterion of the library.
+
+        Args:
+            retrieve: None: no retrieval; the decoder's own `generate` runs, with all of its options. If it is left out
+                there is no retrieval either, and a warning.
+            inputs, generation_config, options: the library's.
+
+        Raises: ValueError for options under which rows or tokens would part from their neighbours, wherever they are
+            set: beams, assisted decoding, guidance, caches of fixed size, no cache, neighbours of the caller's.
         """
         if isinstance(retrieve, EllipsisType):
             wanted = "a function, or None to decode without retrieval"
             warnings.warn(f"retrieve: expected {wanted}; got nothing", stacklevel=2)
             retrieve = None
-        if options.get("num_beams", 1) > 1:
-            raise ValueError(f"num_beams: expected 1 for a model that retrieves; got {options['num_beams']}")
-        if retrieve is not None:
-            self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
+        if retrieve is None:
+            decoder = base_of(self.model.decoder)
+            decoder.generation_config = self.generation_config
+            return type(decoder).generate(decoder, inputs, generation_config, **options)
+        _check_generation(self._prepare_generation_config(generation_config, **options)[0], options)
+        self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
         try:
-            return super().generate(*args, **options)
+            return super().generate(inputs, generation_config, **options)
         finally:
             self._neighbours = None
 
-    def _decode(self, tokens: Tensor, attention_mask: Tensor | None, past) -> Tensor:
+    def _decode(self, tokens: Tensor, attention_mask: Tensor | None, past, inputs: dict, options: dict) -> Tensor:
         """Return logits of tokens after those in the library's cache, whose attribute `retrofit` is our cache."""
+        if getattr(past, "is_compileable", False):
+            raise ValueError(f"cache: expected one that grows, such as DynamicCache; got a {type(past).__name__}")
         cache = getattr(past, "retrofit", None)
-        if cache is None:
+        if cache is None or not past.get_seq_length():
             cache = past.retrofit = self.model.make_cache(len(tokens))
             cache.decoder, cache.history = past, tokens[:, :0]
-        mask = attention_mask if cache.length == 0 else None
-        if starts := row_starts("attention_mask", mask, tokens):
+        if attention_mask is not None and cache.length:
+            known = left_mask(cache.starts, cache.length + tokens.shape[1], tokens.device)
+            if attention_mask.shape != known.shape or not torch.equal(attention_mask.bool(), known):
+                wanted = f"{list(known.shape)}, 0 on the padding of the first call alone"
+                raise ValueError(
+                    f"attention_mask: expected {wanted}; got {list(attention_mask.shape)} with other zeros"
+                )
+            attention_mask = None
+        self.model.check_cache(cache, attention_mask)  # before anything is retrieved for these tokens
+        if starts := row_starts("attention_mask", attention_mask, tokens):
             cache.pad(starts)
         cache.history = torch.cat([cache.history, tokens], 1)
-        inputs = self._completed(cache, tokens.shape[1]) if self._neighbours is not None else {}
-        return self.model(tokens, cache=cache, attention_mask=mask, **inputs)
+        if self._neighbours is not None:
+            inputs = self._completed(cache, tokens.shape[1])
+        return self.model(tokens, cache=cache, attention_mask=attention_mask, **inputs, **options)
 
     def _completed(self, cache: RetrofitCache, count: int) -> dict:
         """Return the result of `retrieve` for the chunks that complete in the history's last `count` columns."""
@@ -325,6 +383,41 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         if (folder / GENERATION).exists():
             model.generation_config = GenerationConfig.from_pretrained(folder)
         return model
+
+
+#: Options of the library's generation that part rows or tokens from their neighbours, and the values that do not.
+PARTING = {
+    "num_beams": (None, 1),
+    "num_beam_groups": (None, 1),
+    "constraints": (None,),
+    "force_words_ids": (None,),
+    "penalty_alpha": (None, 0),
+    "dola_layers": (None,),
+    "assistant_model": (None,),
+    "prompt_lookup_num_tokens": (None,),
+    "assistant_early_exit": (None,),
+    "use_mtp": (None, False),
+    "guidance_scale": (None, 1),
+    "negative_prompt_ids": (None,),
+    "use_cache": (None, True),
+    "cache_implementation": (None, "dynamic", "offloaded"),
+    "custom_generate": (None,),
+    "inputs_embeds": (None,),
+    **dict.fromkeys(checks.RETRIEVED, (None,)),
+}
+
+
+def _check_generation(config: GenerationConfig, options: dict) -> None:
+    """Raise ValueError for an option of `generate` in `PARTING`. config: resolved from all of the library's sources."""
+    for name, served in PARTING.items():
+        value = options.get(name, getattr(config, name, None))
+        if not any(value is one or (isinstance(value, (int, float, str)) and value == one) for one in served):
+            wanted = " or ".join(str(one) for one in served)
+            got = value if isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
+            raise ValueError(f"{name}: expected {wanted} in a generation that retrieves; got {got}")
+    mode = config.get_generation_mode(options.get("assistant_model"))
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise ValueError(f"generation_config: expected greedy decoding or sampling; got {mode.value}")
 
 
 def _named_blocks(decoder: nn.Module, blocks: Sequence[nn.Module] | None = None, attention=None, **_) -> dict:

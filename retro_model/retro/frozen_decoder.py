@@ -16,13 +16,19 @@ from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import ChunkCache, left_mask
-from .decoders import adapters, base_of, cache_name, generate_alone, readout_of
-from .inputs import check_inputs, row_starts
+from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, readout_of
+from .inputs import check_inputs, check_positions, row_starts
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
 THEIRS = ("generate", "save_pretrained", "push_to_hub")
 ABROAD = "its Trainer, generate and save_pretrained take huggingface.RetrofitForCausalLM.from_decoder(decoder, ...)"
 HALF = (torch.float16, torch.bfloat16)
+#: Keywords of decoders that no retrofit serves, and the reason.
+REFUSED = {
+    **dict.fromkeys((*CACHES, "inputs_embeds"), "whose chunks are counted from the first token"),
+    **dict.fromkeys(("output_hidden_states", "output_attentions", "output_router_logits"), "which returns logits"),
+    "labels": "which returns logits",
+}
 
 
 class Frozen(nn.Module):
@@ -40,6 +46,7 @@ class Frozen(nn.Module):
         self.config = config
         self.decoder = decoder.eval()
         self._cache_name = cache_name(decoder)
+        self._keywords = frozenset(inspect.signature(base_of(decoder).forward).parameters)
         if not adapters(decoder):  # where there are some, PEFT has frozen the rest
             decoder.requires_grad_(False)
         base = base_of(decoder)
@@ -97,12 +104,29 @@ class Frozen(nn.Module):
         """Device of the decoder."""
         return next(self.decoder.parameters()).device
 
-    def _check_options(self, options: dict) -> None:
-        """Raise ValueError for options that make the decoder read other tokens than the model counts."""
-        for name in ("past_key_values", "inputs_embeds"):
-            if options.get(name) is not None:
-                why = "whose chunks are counted from the first token; use the cache of make_cache"
-                raise ValueError(f"{name}: not supported by a retrofitted decoder, {why}")
+    def decoder_options(self, options: dict, cached: bool = False) -> dict:
+        """Return the keywords of a call that are handed to the decoder.
+
+        cached: whether the call has a cache of `make_cache`.
+        Raises: ValueError for keywords of the decoder that a retrofit does not serve. TypeError for keywords that the
+            decoder's forward does not name, because the decoder would ignore them.
+        """
+        handed_on = {}
+        for name, value in options.items():
+            if name in REFUSED:
+                if value is not None and value is not False:
+                    instead = "; use the cache of make_cache" if name in CACHES else ""
+                    raise ValueError(f"{name}: not supported by a retrofitted decoder, {REFUSED[name]}{instead}")
+            elif name not in self._keywords:
+                forward = f"{type(base_of(self.decoder)).__name__}.forward"
+                raise TypeError(f"{name}: expected a keyword of the model or of {forward}; got another")
+            else:
+                handed_on[name] = value
+        use_cache = handed_on.get("use_cache")
+        if use_cache is not None and bool(use_cache) != cached:
+            wanted = "None or True with a cache" if cached else "None or False without a cache of make_cache"
+            raise ValueError(f"use_cache: expected {wanted}; got {use_cache}")
+        return handed_on
 
     def added_parameters(self) -> list[nn.Parameter]:
         """Return the weights that were added, without the decoder's."""
@@ -203,7 +227,10 @@ class FrozenDecoder(Frozen):
                 all tokens are never in memory together, unless the decoder caps or shifts them.
             targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
             input_ids, labels: refused: what the Trainer calls is a `RetrofitForCausalLM`.
-            options: handed to the decoder.
+            options: keywords of the decoder's forward, which are handed to it. With neighbours or a cache, position_ids
+                [B or 1, N] must increase by one from token to token: packed rows would share their chunks. Refused are
+                past_key_values, inputs_embeds, use_cache=True without a cache, outputs besides the logits, and
+                keywords that the decoder does not name.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -214,18 +241,22 @@ class FrozenDecoder(Frozen):
         if loss_mask is not None:
             options |= {"neighbour_mask": neighbour_mask, "neighbour_scores": neighbour_scores}
             return self._losses(tokens, neighbours, loss_mask, targets, attention_mask=attention_mask, **options)
-        self._check_options(options)
+        options = self.decoder_options(options, cache is not None)
         self._check_trainable()
         starts = row_starts("attention_mask", attention_mask, tokens)
-        if cache is not None and starts is not None:
-            checks.own_cache(cache, self.config)
-            cache.pad(starts)
+        if cache is not None:
+            self.check_cache(cache, attention_mask)
+            if starts is not None:
+                cache.pad(starts)
         found = neighbours, neighbour_mask, neighbour_scores
         if cache is None:
             found = self._cut(tokens, starts, found)
         check_inputs(self.config, tokens, *found[:2], self.device, cache, starts)
         self._check_scores(found[0], found[2])
-        options |= self._padding(tokens, attention_mask, starts, cache)
+        positions = options.get("position_ids")
+        if positions is not None and (found[0] is not None or cache is not None):
+            check_positions(positions, tokens, attention_mask)
+        options = self._padding(tokens, attention_mask, starts, cache) | options
         if found[0] is not None and not found[0].shape[1]:
             found = None, None, None
         if cache is not None:
@@ -259,6 +290,18 @@ class FrozenDecoder(Frozen):
             mask = left_mask(starts, columns, device).long()
         positions = torch.arange(held, columns, device=device) - transfer.numbers(starts, device)[:, None]
         return {"attention_mask": mask, "position_ids": positions.clamp(min=0)}
+
+    def check_cache(self, cache: RetrofitCache, mask: Tensor | None) -> None:
+        """Raise ValueError unless the decoder's own cache has our length and the new columns end with tokens."""
+        checks.own_cache(cache, self.config)
+        count = getattr(cache.decoder, "get_seq_length", lambda: cache.length)()
+        if count != cache.length:
+            wanted = f"the {cache.length} tokens that this model has read into it"
+            raise ValueError(f"cache: expected {wanted}; got {count} tokens, whose neighbours are unknown")
+        if mask is not None and not mask[:, -1].all():
+            raise ValueError(
+                "attention_mask: expected padding before a row's tokens alone with a cache; got some after"
+            )
 
     def _check_scores(self, neighbours: Tensor | None, scores: Tensor | None) -> None:
         wants = neighbours is not None and getattr(self.config, "score_bias", False)
@@ -304,6 +347,8 @@ class FrozenDecoder(Frozen):
             yield inputs
 
     def _losses(self, tokens: Tensor, neighbours, loss_mask: Tensor, targets, **options) -> NextTokenLoss:
+        if options.get("logits_to_keep"):
+            raise ValueError("logits_to_keep: expected None with loss_mask, which needs all logits; got a value")
         checks.shape("loss_mask", loss_mask, "B,N", {"B": tokens.shape[0], "N": tokens.shape[1]})
         targets = tokens if targets is None else targets
         with self._last_only() as inputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from retro_model.base import checks
@@ -62,3 +63,26 @@ def row_starts(name: str, mask: Tensor | None, tokens: Tensor) -> list[int] | No
         raise ValueError(f"{name}: expected padding before or after a row's tokens; got some between them")
     starts = real.int().argmax(1).tolist()
     return starts if any(starts) else None
+
+
+def check_positions(positions: Tensor, tokens: Tensor, mask: Tensor | None) -> None:
+    """Check that position_ids [B or 1, N] increase by one from token to token. Waits for the device if N > 1.
+
+    Rows whose positions start again hold several documents. The library attends within each, but a chunk would extend
+    over two of them.
+
+    mask: [B,N], True (or 1) on a row's tokens; None if all are.
+    Raises: TypeError, ValueError, naming `position_ids`.
+    """
+    rows, count = tokens.shape
+    checks.shape("position_ids", positions, "B,N", {"N": count} if len(positions) == 1 else {"B": rows, "N": count})
+    if positions.dtype != torch.int64:
+        raise TypeError(f"position_ids: expected torch.int64; got {positions.dtype}")
+    if count == 1:
+        return
+    good = positions.diff(dim=1) == 1
+    if mask is not None:
+        good = good | ~(mask[:, 1:].bool() & mask[:, :-1].bool())
+    if not good.all():
+        wanted = "positions that increase by one from token to token of a row"
+        raise ValueError(f"position_ids: expected {wanted} in a model that retrieves; got packed rows or gaps")

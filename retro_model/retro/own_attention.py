@@ -218,7 +218,7 @@ class OwnAttention(FrozenDecoder):
         return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in found)
 
     def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
-        attending = self._attending(tokens, found, starts, cache)
+        attending = self._attending(tokens, found, starts, cache, options.get("position_ids"))
         if attending is None:
             return self.decoder(tokens, **options)
         register()
@@ -227,7 +227,7 @@ class OwnAttention(FrozenDecoder):
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         return out
 
-    def _attending(self, tokens, found, starts, cache: RetrofitCache | None) -> Attending | None:
+    def _attending(self, tokens, found, starts, cache: RetrofitCache | None, positions) -> Attending | None:
         """Return the pass for the layers, or None if no token attends a neighbour. Update the cache."""
         neighbours, neighbour_mask, neighbour_scores = found
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
@@ -259,23 +259,29 @@ class OwnAttention(FrozenDecoder):
             cache.states = pool[laid.place[rows, laid.last]]
             cache.neighbour_mask, cache.scores = (t[rows, laid.last].clone() for t in (laid.mask, laid.scores))
         key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
-        turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1])
-        return Attending(self, pool, laid, tokens.shape[1], turns, key_mask)
+        turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
+        return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask)
 
-    def _turns(self, first: Sequence[int], count: int, neighbour_len: int) -> Turns | None:
-        """Return rotations of queries from their own positions to those after a neighbour; None if learnt."""
+    def _turns(self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None) -> Turns | None:
+        """Return rotations of queries from their own positions to those after a neighbour; None if learnt.
+
+        positions: the decoder's position_ids; None if each row's positions are counted from its first token.
+        """
         base = base_of(self.decoder)
         name = DECODERS[base.config.model_type]
         if name is None:
             return None
         rows = first if len(set(first)) > 1 else first[:1]
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
-        position = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
-        position = position.clamp(min=0)  # padding stands at 0
-        there = neighbour_len + 1 + (position + 1) % m
+        index = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
+        index = index.clamp(min=0)  # padding has position 0
+        there = neighbour_len + 1 + (index + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)
         tables = getattr(base.base_model, name)  # the decoder's own angles, as it rounds them
-        here, there = (tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at)) for at in (position, there))
+        here, there = (
+            tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at))
+            for at in (index if positions is None else positions, there)
+        )
         return Turns.between(here, there)
 
 

@@ -183,13 +183,23 @@ class Attending:
         model: an `OwnAttention`.
         pool: states [U,A,2,R,G,D].
         laid: their places. With a bias by score, each neighbour is a part of the softmax of its own.
-        count: N, the pass' columns.
+        count: N, the pass' columns. total: S, with the columns of earlier calls.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
     """
 
-    def __init__(self, model, pool: Tensor, laid: Slots, count: int, turns: Turns | None, key_mask: Tensor | None):
+    def __init__(
+        self,
+        model,
+        pool: Tensor,
+        laid: Slots,
+        count: int,
+        total: int,
+        turns: Turns | None,
+        key_mask: Tensor | None,
+    ):
         self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
+        self.total = total
         self.layers, self.parts = model.layers, 1
         if model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
@@ -198,8 +208,8 @@ class Attending:
     def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
         """Return [B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
         began = time.perf_counter()
-        if self.key_mask is not None and key.shape[1] != self.key_mask.shape[1] and window is None:
-            raise ValueError(f"cache: expected keys of the {self.key_mask.shape[1]} columns so far; got {key.shape[1]}")
+        if window is None and key.shape[1] != self.total:
+            raise ValueError(f"cache: expected keys of the {self.total} columns so far; got {key.shape[1]}")
         model, laid = self.model, self.laid
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
         key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]

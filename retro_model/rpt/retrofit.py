@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from retro_model.layers import initialise, rotation
 from retro_model.retro.decoders import around, check_fixed, named_blocks
 from retro_model.retro.frozen_decoder import Frozen
+from retro_model.retro.inputs import check_positions, row_starts
 
 from .cache import RPTCache
 from .config import RPTConfig
@@ -147,9 +148,11 @@ class RetrofittedRPT(SelfMemory, Frozen):
     ) -> Tensor | tuple[Tensor, Retrieved | None]:
         """Return logits [B,N,V] of tokens [B,N], without padding on the left. Arguments as in `RPT.forward`.
 
-        options: arguments of the decoder.
+        options: arguments of the decoder; with retrieval, no padding on the left and no packed rows. With a cache, no
+            attention_mask and no position_ids.
         """
-        self._check_options(options)
+        options = self.decoder_options(options, cache is not None)
+        self._check_rows(tokens, retrieval, cache, options)
         check_tokens(self, tokens, cache)
         check_index(self, tokens, index, retrieval, cache)
         if cache is not None:
@@ -162,6 +165,20 @@ class RetrofittedRPT(SelfMemory, Frozen):
         out = self._run(here, tokens, options)
         logits = getattr(out, "logits", out)
         return (logits, None if here is None else here.retrieved) if return_retrieved else logits
+
+    @staticmethod
+    def _check_rows(tokens: Tensor, retrieval: bool, cache: RPTCache | None, options: dict) -> None:
+        """Raise ValueError for masks and positions under which a row's chunks do not begin in column 0."""
+        mask, positions = (options.get(name) for name in ("attention_mask", "position_ids"))
+        for name, value in (("attention_mask", mask), ("position_ids", positions)):
+            if cache is not None and value is not None:
+                raise ValueError(f"{name}: expected None with a cache, whose rows begin together; got a tensor")
+        if not retrieval:
+            return
+        if row_starts("attention_mask", mask, tokens):
+            raise ValueError("attention_mask: expected padding after a row's tokens alone; got some before them")
+        if positions is not None:
+            check_positions(positions, tokens, mask)
 
     @torch.no_grad()
     def _decode(self, tokens: Tensor, index, retrieval: bool, cache: RPTCache, return_retrieved: bool, options: dict):
