@@ -18,7 +18,7 @@ from tests.bench.helpers import PROFILE, QUICK, wrong
 def run(path, *more):
     command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--samples", "2", "--seconds", "0", *more]
     code = retro_bench.main(command)
-    return code, record.read(path) if path.exists() else []
+    return code, list(record.latest(record.read(path)).values()) if path.exists() else []
 
 
 def by_backend(records, mode="fwd"):
@@ -132,7 +132,8 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "mine,stops", "--mode", "fwd"]
     assert retro_bench.main(command) == 5
     kept = record.read(path)
-    assert {r["case"]["name"] for r in kept} == {"tiny"}
+    timed = {r["case"]["name"] for r in kept if r["time"]}
+    assert timed == {"tiny"} and "stops" in {i.split("/")[1] for i in record.left(path)}
     with open(path, "a") as f:
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
@@ -141,7 +142,8 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     command = ["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]
     assert retro_bench.main(command) == 0
     records = record.read(path)
-    assert [r["case"]["name"] for r in records if r["backend"] == "mine"] == ["tiny", "second"]
+    timed = [r for r in record.latest(records).values() if r["backend"] == "mine" and r["time"]]
+    assert [r["case"]["name"] for r in timed] == ["tiny", "second"]
     assert retro_bench.main(command) == 0
     assert len(record.read(path)) == len(records)
 
@@ -230,8 +232,9 @@ def test_one_seed_repeats_the_inputs_and_none_does_not(tiny):
 
 def test_records_are_json_lines(tiny, tmp_path):
     _, records = run(tmp_path / "a.jsonl", "--backend", "reference", "--mode", "fwd")
-    lines = (tmp_path / "a.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == records
+    request, *lines = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert list(record.latest(lines).values()) == records
+    assert request["requested"] == [r["id"] for r in records] and request["run"] == records[0]["run"]
     assert len({r["run"] for r in records}) == 1
 
 
@@ -281,7 +284,7 @@ def test_samples_that_agree_end_early_and_others_do_not(monkeypatch, device, lea
             self.count = 0
 
         def prepare(self, name, call):
-            pass
+            return 0.0
 
         def sample(self, name):
             self.count += 1
@@ -298,38 +301,12 @@ def test_samples_that_agree_end_early_and_others_do_not(monkeypatch, device, lea
 
 def test_the_pace_spends_less_where_the_rest_would_end_too_late():
     now = [0.0]
-    at = Pace([10.0] * 10, limit=100, clock=lambda: now[0])
-    assert at.share(0) == 1.0 and not at.over() and Pace([1.0]).share(0) == 1.0
+    at = Pace([10.0] * 10, limit=100, begun=0.0, clock=lambda: now[0])
+    assert at.share() == 1.0 and not at.over() and Pace([1.0]).share() == 1.0
     now[0] = 60.0  # three steps took 60 s of 30 expected: seven more would take 140 s, and 40 s are left
-    assert at.share(3) == pytest.approx(40 / 140)
-    now[0] = 99.0
-    assert at.share(4) == LEAST_SHARE and not at.over()
-    now[0] = 100.0
-    assert at.over() and at.share(10) == 1.0
-
-
-def test_a_deadline_leaves_out_the_rest_which_can_be_resumed(tiny, tmp_path, capsys):
-    path = tmp_path / "a.jsonl"
-    retro_bench.register(retro_bench.Case(**{**vars(tiny), "name": "second"}))
-    code, records = run(path, "--backend", "reference", "--mode", "fwd", "--deadline", "0")
-    assert code == 3 and records == []
-    path.touch()
-    assert (
-        retro_bench.main(
-            [
-                "run",
-                *QUICK,
-                "--resume",
-                str(path),
-                "--no-ceilings",
-                "--backend",
-                "reference",
-                "--mode",
-                "fwd",
-                "--deadline",
-                "600",
-            ]
-        )
-        == 0
-    )
-    assert {r["case"]["name"] for r in record.read(path)} == {"tiny", "second"}
+    at.done = 3
+    assert at.share() == pytest.approx(40 / 140)
+    now[0], at.done = 99.0, 4
+    assert at.share() == LEAST_SHARE and not at.over()
+    now[0], at.done = 100.0, 10
+    assert at.over() and at.share() == 1.0

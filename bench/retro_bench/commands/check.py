@@ -21,12 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     selection = options.selection(arguments)
     run = measuring.start(arguments, selection, timed=False)
-    writer, records = record.Writer(arguments.json), []
+    writer, records = record.Writer(arguments.json), {}
 
     def keep(measured: dict) -> None:
-        records.append(measured)
+        records[measured["id"]] = measured
         writer.write(measured)
 
-    counts = measuring.walk(run, selection, arguments, keep)
-    print(terminal.checks(records))
-    return measuring.exit_code(counts, sum(r["status"] == "ok" and r["role"] != "baseline" for r in records))
+    measuring.walk(run, selection, arguments, writer, keep)
+    print(terminal.checks(list(records.values())))
+    print(terminal.verdict(list(records.values()), writer.requested, arguments.json))
+    return measuring.exit_code(records.values())

@@ -9,6 +9,7 @@ that every command is accepted. Its records are marked, and reports and comparis
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import json
 import os
 import shlex
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from ..records import environment
+from ..records import environment, record
 from . import exits, options
 from .progress import say
 
@@ -31,6 +32,8 @@ LIMIT_S = 570  # deadline of a stage, which stays under ten minutes with its sta
 HEADLINE = ("retro-1.5b", "rpt-16k", "decoder-2k", "encoder-self-b512", "rpt-window-16k", "decoder-1k")
 HEADLINE += ("precompute-1m", "rpt-retriever-b32", "mosaics-b64")
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
+#: commands whose files show what the time limit left out
+MEASURING = ("check", "run", "profile")
 #: exit codes of a step that ran to its end; a step with another exit code runs again
 FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
 
@@ -147,12 +150,18 @@ def missing(step: Step) -> str | None:
 
 
 def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
-    """Run one step in its own process until the stage's time is over. Its output goes to a log beside the records."""
+    """Run one step in its own process until the stage's time is over. Its output goes to a log beside the records.
+
+    Return its exit code, or INCONCLUSIVE if the time limit left out a part of what the step was going to measure.
+    """
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
     variables = {environment.REHEARSAL: "1"} if arguments.rehearse else {"TRITON_INTERPRET": "0"} | dict(step.variables)
     with open(arguments.out / f"{step.name.replace(' ', '-')}.log", "a", encoding="utf-8") as log:
-        return supervised(command, log, variables, left + 20)
+        code = supervised(command, log, variables, left + 20)
+    name, files = step.command.split()[0], [b for a, b in itertools.pairwise(command) if a in ("--json", "--resume")]
+    kept = [Path(file) for file in files if name in MEASURING and step.tool is None and Path(file).exists()]
+    return exits.INCONCLUSIVE if code == exits.OK and any(map(record.left, kept)) else code
 
 
 def supervised(command: list[str], log: IO[str], variables: dict[str, str], seconds: float) -> int:

@@ -6,8 +6,7 @@ import argparse
 import dataclasses
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..measure import choose
@@ -33,60 +32,71 @@ def start(arguments: argparse.Namespace, selection: choose.Selection, **more) ->
     return runner.Run(selection.device, seed=arguments.seed, oracle_share=share, **more)
 
 
+def planned(selection: choose.Selection) -> list[tuple[Any, str, list[str]]]:
+    """Return (case, type, modes) in their order: one case of every op in its first type, then in its other types, then
+    the second case of every op. A run that is cut short still shows every op.
+    """
+    work, cases = [], {}
+    for case in choose.cases(selection):
+        if modes := choose.modes(case, selection):
+            rank = cases[case.kernel] = cases.get(case.kernel, -1) + 1
+            work += [(rank, i, case, dtype, modes) for i, dtype in enumerate(choose.dtypes(case, selection))]
+    return [tuple(one[2:]) for one in sorted(work, key=lambda one: one[:2])]
+
+
 def walk(
     run: runner.Run,
     selection: choose.Selection,
     arguments: argparse.Namespace,
+    writer: record.Writer,
     keep: Callable[[dict[str, Any]], None],
     skip: frozenset[str] = frozenset(),
-) -> Counter[str]:
-    """Run the selected cases but the ids in `skip`. Count their records by status; "late": cases after the deadline."""
+) -> None:
+    """Run the selected cases but the ids in `skip`. `writer` notes the ids that are requested.
+
+    Pass each record on as soon as it is made; the last one of an id counts. A requested id without a record was left
+    out because of the deadline.
+    """
     from ..measure import runner
 
-    work = [
-        (case, dtype, modes)
-        for case in choose.cases(selection)
-        for dtype in choose.dtypes(case, selection)
-        if (modes := choose.modes(case, selection))
-    ]
-    counts, limit = Counter(), arguments.deadline
-    bar = progress.Progress(len(work), arguments.quiet)
+    work, requested = [], []
+    for case, dtype, modes in planned(selection):
+        names = {m: _ids(case, dtype, m, selection) for m in (modes if run.timed else [runner.CHECK])}
+        left = [mode for mode, ids in names.items() if not skip.issuperset(ids)]
+        requested += [one for mode in left for one in names[mode]]
+        work.append((case, dtype, left if run.timed else modes if left else []))
+    work = [step for step in work if step[2]]
+    writer.request(run.run, requested)
+    limit, bar = arguments.deadline, progress.Progress(len(work), arguments.quiet)
     if selection.device == "cuda":
-        spent = compile_ahead(selection, limit, bar)
-        limit = None if limit is None else max(limit - spent, 0.0)
-    pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit)
+        compile_ahead(selection, limit, bar)
+    ops = len({case.kernel for case, _, _ in work})
+    run.pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit, ops, run.begun)
     effort, share = run.effort, run.oracle_share
     most = f", at most {limit / 60:.1f} min" if limit else ""
-    bar.note(f"about {sum(pace.work) / 60:.0f} min on two quiet cores{most}")
-    for done, (case, dtype, modes) in enumerate(work):
-        if pace.over():
-            bar.note(f"the deadline is over: {len(work) - done} of {len(work)} are left; --resume measures them")
-            counts["late"] = len(work) - done
+    bar.note(f"about {sum(run.pace.work) / 60:.0f} min on two quiet cores{most}")
+    failed = set()
+    for case, dtype, modes in work:
+        if run.pace.over():
             break
-        run.effort = dataclasses.replace(effort, seconds=effort.seconds * pace.share(done))
-        run.oracle_share = share * pace.share(done)
-        left = [m for m in modes if not _done(case, dtype, m, selection, skip)]
-        bar.step(f"{case.kernel}/{case.name} {dtype}" + ("" if left else ": already measured"))
-        if not left:
-            continue
-        for measured in runner.run_case(run, case, dtype, left, list(choose.contenders(case, selection))):
+        run.effort = dataclasses.replace(effort, seconds=effort.seconds * run.pace.share())
+        run.oracle_share = share * run.pace.share()
+        bar.step(f"{case.kernel}/{case.name} {dtype}")
+        for measured in runner.run_case(run, case, dtype, modes, list(choose.contenders(case, selection))):
             keep(measured)
-            # a baseline that breaks is shown and not used; a baseline with wrong results fails the run
-            broken = measured["status"] == "error" and measured["role"] == "baseline"
-            counts["baseline error" if broken else measured["status"]] += 1
-            if measured["status"] in record.FAILED:
+            if measured["status"] in record.FAILED and measured["id"] not in failed:
                 bar.note(f"{measured['status']}: {measured['id']}: {measured['reason']}")
-    return counts
+                failed.add(measured["id"])
+        run.pace.done += 1
 
 
-def compile_ahead(selection: choose.Selection, limit: float | None, bar: progress.Progress) -> float:
-    """Compile the selection's kernels in parallel and return the seconds. One that fails here fails in its call too."""
+def compile_ahead(selection: choose.Selection, limit: float | None, bar: progress.Progress) -> None:
+    """Compile the selection's kernels in parallel. A kernel that fails here fails in its call too."""
     from ..measure import compiling
 
     begun = time.monotonic()
     count, _, _ = compiling.compile_selection(selection, lambda text: None, limit=limit and limit / 2)
     bar.note(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s")
-    return time.monotonic() - begun
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:
@@ -95,16 +105,21 @@ def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selecti
     return CHECK_S + able * len(modes) * USED_SHARE * run.effort.seconds
 
 
-def _done(case, dtype: str, mode: str, selection: choose.Selection, skip: frozenset[str]) -> bool:
-    """Whether every contender of this case, type and mode has a record: a ratio needs all of them from one run."""
-    wanted = {"/".join((case.kernel, c.name, case.name, dtype, mode)) for c in choose.contenders(case, selection)}
-    return wanted <= skip
+def _ids(case, dtype: str, mode: str, selection: choose.Selection) -> list[str]:
+    """Return the ids of every contender of this case, type and mode. A ratio needs all of them from one run."""
+    return [record.identity(case.kernel, c.name, case.name, dtype, mode) for c in choose.contenders(case, selection)]
 
 
-def exit_code(counts: Counter[str], kernels_ok: int) -> int:
-    """Return 2 if a check failed or a contender broke, 3 if the deadline left cases out, 5 if no kernel ran."""
-    if counts["numerics_fail"] or counts["error"]:
-        return exits.NUMERICS
-    if counts["late"]:
-        return exits.INCONCLUSIVE
-    return exits.OK if kernels_ok else exits.NOTHING_MEASURED
+def exit_code(records: Iterable[dict[str, Any]]) -> int:
+    """Return 2 if a check failed or a kernel broke, 5 if a kernel that this machine serves has no result, else 0.
+
+    A baseline that breaks is shown and not used. A baseline with wrong results fails the run.
+    """
+    done, served = set(), set()
+    for one in record.latest(list(records)).values():
+        if one["status"] == "numerics_fail" or (one["status"] == "error" and one["role"] != "baseline"):
+            return exits.NUMERICS
+        if one["role"] != "baseline":
+            served |= {one["kernel"]} if one["status"] != "unsupported" else set()
+            done |= {one["kernel"]} if one["status"] == "ok" and (one["time"] or one["mode"] == "check") else set()
+    return exits.OK if done and served <= done else exits.NOTHING_MEASURED

@@ -121,11 +121,11 @@ def add_effort(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, help="draw inputs with this seed, e.g. of a record (default: a fresh seed)")
     add("--exhaustive", action="store_true", help="check every element, however long the float64 oracle takes")
     add("--quiet", action="store_true", help="print no progress")
-    add_deadline(parser)
+    text = "limit the time, with less effort per case as it runs short; one case of every op runs in any case"
+    add_deadline(parser, text)
 
 
-def add_deadline(parser: argparse.ArgumentParser) -> None:
-    text = "limit the time, with less effort per case as it runs short; exit with 3 if cases are left"
+def add_deadline(parser: argparse.ArgumentParser, text: str = "limit the time; exit with 3 if cases are left") -> None:
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 

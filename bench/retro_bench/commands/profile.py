@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..records import environment
 from ..records.record import Writer
 from ..registry import CASES, CONTENDERS
-from ..report import summary, tables
+from ..report import summary, tables, terminal
 from . import exits, measuring, options
 from .progress import say
 
@@ -52,14 +52,16 @@ def execute(arguments: argparse.Namespace) -> int:
     writer = Writer(arguments.json)  # fails before the measurements if the file can't be written
     best = ceilings.measure(selection.device)
     run = measuring.start(arguments, selection, ceilings=best, graphs=arguments.cuda_graph)
-    records, slow = [], set()
+    latest, slow = {}, set()
 
     def keep(measured: dict) -> None:
-        records.append(measured)
+        latest[measured["id"]] = measured
         if why := environment.throttled(selection.device):
             slow.add(why)
 
-    counts = measuring.walk(run, selection, arguments, keep)
+    asked = Writer(None)  # nothing is written if the clock was throttled
+    measuring.walk(run, selection, arguments, asked, keep)
+    records = list(latest.values())
     if slow:
         say(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own")
         return exits.INCONCLUSIVE
@@ -67,6 +69,7 @@ def execute(arguments: argparse.Namespace) -> int:
     print("\n".join(summary.machine(timed or records)) + "\n")
     rows = [("measurement", *COLUMNS), *((record["id"], *_cells(record)) for record in timed)]
     print(tables.align(rows) if timed else "no kernel was timed")
+    writer.request(run.run, asked.requested)
     for record in records:
         writer.write(record)
     if arguments.trace:
@@ -77,7 +80,8 @@ def execute(arguments: argparse.Namespace) -> int:
         say(wrong)
         if not environment.rehearsing():  # other work may lower the ceiling of a rehearsal
             return exits.INCONCLUSIVE
-    return measuring.exit_code(counts, len(timed))
+    print(terminal.verdict(records, writer.requested, arguments.json))
+    return measuring.exit_code(records)
 
 
 def _cells(record: dict) -> tuple[str, ...]:

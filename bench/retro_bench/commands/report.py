@@ -41,7 +41,7 @@ def execute(arguments: argparse.Namespace) -> int:
             print(text)
             return exits.OK
         arguments.output.write_text(text, encoding="utf-8")
-    print(f"written: {arguments.output}")
+    print(f"{'Page:     ' if arguments.format == 'html' else 'written: '}{arguments.output}")
     return exits.OK
 
 

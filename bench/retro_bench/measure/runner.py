@@ -3,6 +3,7 @@
 import gc
 import secrets
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -13,9 +14,10 @@ from ..check import numerics, oracle
 from ..records import environment, record
 from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, memory, samples, timing
+from .pace import Pace
 
-CHECK = "check"  # the mode of a record that holds numerics alone
 LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
+CHECK = "check"  # the mode of a record that holds numerics alone
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
@@ -32,6 +34,8 @@ class Run:
     graphs: bool = False  # GPU: time the replay of a CUDA graph
     seed: int | None = None
     oracle_share: float = 1.0  # of the oracle's usual budget; infinite: cover every case whole
+    begun: float = field(default_factory=lambda: time.monotonic())
+    pace: Pace = field(default_factory=lambda: Pace([]))
     ceilings: dict[str, Any] | None = None
     remeasured: int = 0  # how often the ceilings were measured again
     run: str = field(default_factory=record.new_run)
@@ -51,30 +55,38 @@ class Entry:
     status: str = "ok"
     reason: str | None = None
     verdict: numerics.Verdict | None = None
+    only: dict[str, Any] | None = None  # the time of a baseline whose forward pass was too slow to be repeated
+    late: bool = False  # a baseline that the deadline left out: it has no record
 
     def fail(self, status: str, reason: str) -> None:
         self.status, self.reason = status, reason
 
 
 def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[Record]:
-    """Yield the records of every contender and mode. One check covers all modes of a type."""
+    """Yield the records of every contender and mode. One check covers all modes of a type.
+
+    A contender's record is yielded as soon as its check ends, again when its timing ends, and again with the ratios to
+    the others. The last record of an id counts, and an interrupted case has those of the contenders that ended.
+    """
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
     arguments, failure = {}, ("unsupported", why)
+    shown = modes if run.timed else [CHECK]
     try:
         if not why:
             arguments = case.make(seed, run.device, getattr(torch, dtype))
-            _check(run, case, dtype, arguments, seed, "fwdbwd" in modes, entries)
+            for entry in _check(run, case, dtype, arguments, seed, "fwdbwd" in modes, entries):
+                yield from (blank_record(run, case, dtype, mode, entry, seed) for mode in shown)
     except Exception as e:  # mostly out of memory
         failure = _status_of(e)
     for entry in entries:
-        if entry.status == "ok" and entry.verdict is None:  # an unchecked contender is never timed
+        if entry.status == "ok" and entry.verdict is None and not entry.late:  # it is never timed without a check
             entry.fail(*failure)
-    if not run.timed:
-        yield from (blank_record(run, case, dtype, CHECK, entry, seed) for entry in entries)
+            yield from (blank_record(run, case, dtype, mode, entry, seed) for mode in shown)
+    passed = [entry for entry in entries if entry.status == "ok" and not entry.late]
     for mode in modes if run.timed else ():
-        yield from _timed(run, case, dtype, mode, arguments, seed, entries)
+        yield from _timed(run, case, dtype, mode, arguments, seed, passed)
     arguments = None
     gc.collect()
     if "torch._dynamo" in sys.modules:
@@ -83,8 +95,12 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
         torch.cuda.empty_cache()
 
 
-def _check(run: Run, case: Case, dtype: str, arguments: dict, seed: int, backward: bool, entries: list[Entry]) -> None:
-    """Fill in every entry's verdict. Contenders without positions have an oracle of their own."""
+def _check(
+    run: Run, case: Case, dtype: str, arguments: dict, seed: int, backward: bool, entries: list[Entry]
+) -> Iterator[Entry]:
+    """Yield every entry with its verdict, or with the reason why it has none. Contenders without positions have an
+    oracle of their own. A baseline that the deadline leaves out is marked and not yielded.
+    """
     operator = OPERATORS[case.kernel]
     yardstick = None
     yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != choose.YARDSTICK)
@@ -94,16 +110,23 @@ def _check(run: Run, case: Case, dtype: str, arguments: dict, seed: int, backwar
             why = choose.unsupported(entry.contender, case, dtype, run.device, False)
             if why:
                 entry.fail("unsupported", why)
+                yield entry
         if all(entry.status != "ok" for entry in group):
             continue
         kwargs = without_positions(arguments) if bare else arguments
         truth = oracle.solve(operator, case, kwargs, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
-        for entry in group:
-            if entry.status == "ok":
-                judged = yardstick if entry.contender.role != "baseline" else None
-                measured = _judge(operator, entry, kwargs, truth, judged, dtype)
-                if entry.contender.name == choose.YARDSTICK and entry.status == "ok":
-                    yardstick = measured
+        for entry in (entry for entry in group if entry.status == "ok"):
+            baseline, first = entry.contender.role == "baseline", entry.contender.name == choose.YARDSTICK
+            if baseline and not run.pace.affords(dtype, first):
+                entry.late = True
+                continue
+            begun = run.pace.spent
+            measured = _judge(run, case, entry, kwargs, truth, None if baseline else yardstick, dtype)
+            if baseline:
+                run.pace.count(dtype, run.pace.spent - begun, entry.only["minimum"] if entry.only else 0.0)
+            if first and entry.status == "ok":
+                yardstick = measured
+            yield entry
 
 
 def checked(
@@ -112,14 +135,26 @@ def checked(
     """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
     entries = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)]
     arguments = case.make(seed, run.device, getattr(torch, dtype))
-    _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries)
+    for _ in _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries):
+        pass
     return entries[1], arguments
 
 
-def _judge(operator, entry: Entry, arguments, truth, yardstick, dtype: str) -> dict[str, numerics.Error] | None:
-    """Return the contender's errors. An exception becomes its status."""
+def _judge(
+    run: Run, case: Case, entry: Entry, arguments, truth, yardstick, dtype: str
+) -> dict[str, numerics.Error] | None:
+    """Return the contender's errors. An exception becomes its status. A baseline's backward pass follows if its
+    forward pass is fast enough.
+    """
+    operator, contender = OPERATORS[case.kernel], entry.contender
+    costly = contender.role == "baseline" and run.device == "cpu"
     try:
-        measured = numerics.errors(operator, entry.contender, arguments, truth)
+        begun = time.perf_counter()
+        measured = numerics.errors(operator, contender, arguments, replace(truth, upstream=None) if costly else truth)
+        if costly and time.perf_counter() - begun >= run.effort.once_s:
+            entry.only = _only(run, step(contender, case, arguments, False, 0))
+        if costly and not entry.only and truth.upstream is not None and contender.differentiable:
+            measured = numerics.errors(operator, contender, arguments, truth)
     except Exception as e:  # of any contender: the record has the message
         entry.fail(*_status_of(e))
         return None
@@ -127,6 +162,14 @@ def _judge(operator, entry: Entry, arguments, truth, yardstick, dtype: str) -> d
     if not entry.verdict.passed:
         entry.fail("numerics_fail", entry.verdict.complaint())
     return measured
+
+
+def _only(run: Run, call) -> dict[str, Any] | None:
+    """Return the time of a slow call, which is its only sample. None if the call is fast: its first call compiled."""
+    took = timing.measure({"": call}, run.device, replace(run.effort, least=1, most=1))[""]
+    if isinstance(took, Exception):
+        raise took
+    return took if took["minimum"] >= run.effort.once_s else None
 
 
 def _status_of(e: Exception) -> tuple[str, str]:
@@ -139,35 +182,37 @@ def _status_of(e: Exception) -> tuple[str, str]:
 
 
 def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[Record]:
-    """Time the contenders that passed, in turns, and yield a record for each, timed or not."""
+    """Time the contenders that passed, in turns. Yield the record of each as it ends, and finally with its ratios."""
     backward = mode == "fwdbwd"
-    now = [replace(entry) for entry in entries]
-    calls = {}
-    for entry in now:
-        if entry.status == "ok" and (why := choose.unsupported(entry.contender, case, dtype, run.device, backward)):
+    now = {entry.contender.name: replace(entry) for entry in entries}
+    calls, times = {}, {}
+    for name, entry in now.items():
+        if backward and entry.only:
+            slow = f"its forward pass takes {entry.only['minimum']:.2g} s"
+            entry.fail("unsupported", f"{slow}, so that its backward pass is not run")
+        elif why := choose.unsupported(entry.contender, case, dtype, run.device, backward):
             entry.fail("unsupported", why)
-        if entry.status == "ok":
-            calls[entry.contender.name] = step(entry.contender, case, arguments, backward, seed)
-    times = timing.measure(calls, run.device, run.effort, run.graphs)
-    extra = {}
-    for entry in now:
-        outcome = times.get(entry.contender.name)
+        elif entry.only:
+            times[name] = entry.only
+        else:
+            calls[name] = step(entry.contender, case, arguments, backward, seed)
+        if entry.status != "ok":
+            yield blank_record(run, case, dtype, mode, entry, seed)
+    for name, outcome in timing.outcomes(calls, run.device, run.effort, run.graphs):
         if isinstance(outcome, Exception):
-            entry.fail(*_status_of(outcome))
-        elif outcome is not None and samples.estimate(outcome) < LONG_CALL_S:
-            extra[entry.contender.name] = memory.observe(calls[entry.contender.name], run.device)
-    seconds = {name: samples.estimate(t) for name, t in times.items() if not isinstance(t, Exception)}
-    rivals = [e.contender.name for e in now if e.contender.role == "baseline"]
-    baselines = {name: seconds[name] for name in rivals if name in seconds}
-    for entry in now:
-        name = entry.contender.name
-        done = blank_record(run, case, dtype, mode, entry, seed)
-        if name in seconds:
-            done["time"] = times[name]
-            done["roofline"] = _roofline(run, case, dtype, mode, seconds[name])
-            done["ceilings"] = run.ceilings
-            done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
-            done["memory"], done["launches"] = extra.get(name, (None, None))
+            now[name].fail(*_status_of(outcome))
+        else:
+            times[name] = outcome
+        yield blank_record(run, case, dtype, mode, now[name], seed) | {"time": times.get(name)}
+    seconds = {name: samples.estimate(taken) for name, taken in times.items()}
+    baselines = {name: s for name, s in seconds.items() if now[name].contender.role == "baseline"}
+    for name, taken in times.items():
+        done = blank_record(run, case, dtype, mode, now[name], seed) | {"time": taken}
+        done["roofline"] = _roofline(run, case, dtype, mode, seconds[name])
+        done["ceilings"] = run.ceilings
+        done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
+        if name in calls and seconds[name] < LONG_CALL_S:
+            done["memory"], done["launches"] = memory.observe(calls[name], run.device)
         yield done
 
 
@@ -193,7 +238,7 @@ def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: 
         with torch.enable_grad():
             result = function(**both)
         out = result if isinstance(result, torch.Tensor) else result[0]
-        if upstream is None:  # drawn in the first, untimed call
+        if upstream is None:  # drawn in the first call
             generator = torch.Generator(device=out.device).manual_seed(seed + 1)
             upstream = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
         return torch.autograd.grad(out, inputs, upstream, allow_unused=True)

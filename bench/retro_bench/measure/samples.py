@@ -7,12 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Effort:
-    """Bounds on the samples of a contender: their number, and seconds. A call that takes `slow_s` is sampled once."""
+    """Bounds on the samples of a contender: their number, and seconds.
+
+    A call that takes `slow_s` is sampled once after its warm-up. If the first call takes `once_s`, then it is the only
+    sample, because another call would use the time of other contenders and cases.
+    """
 
     least: int = 3
     most: int = 50
     seconds: float = 0.4
     slow_s: float = 0.4
+    once_s: float = 1.0
 
 
 def summary(samples: list[float], method: dict[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Timing by raw samples. Contenders take turns, so that drift of the machine hits all alike.
 
 CPU: wall clock, with inputs warm as in a training step. Every sample is kept. The minimum is the estimate, because it
-repeats best. GPU: device events. Before each sample other memory is read through the L2 cache, and a delay kernel lets
-the host run ahead. The host's time to launch the call is recorded too. Sampling ends early if samples agree.
+repeats best. If the first call takes long, then it is the only sample. GPU: device events. Before each sample other
+memory is read through the L2 cache, and a delay kernel lets the host run ahead. The host's time to launch the call is
+recorded too. Sampling ends early if samples agree.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -26,23 +27,40 @@ def measure(
     calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
 ) -> dict[str, dict[str, Any] | Exception]:
     """Return the `time` record of every call, or of its replay as a CUDA graph, or the exception that it raised."""
+    found = dict(outcomes(calls, device, effort, graphs))
+    return {name: found[name] for name in calls}
+
+
+def outcomes(
+    calls: dict[str, Callable[[], Any]], device: str, effort: Effort, graphs: bool = False
+) -> Iterator[tuple[str, dict[str, Any] | Exception]]:
+    """Yield the name of a call, and its `time` record or the exception that it raised, as soon as the call ends."""
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
-    failed: dict[str, Exception] = {}
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
+
+    def ended(name: str) -> tuple[str, dict[str, Any]]:
+        return name, summary(samples[name], sampler.method(name)) | sampler.more(name)
+
+    pending = []
     for name, call in calls.items():
         try:
-            sampler.prepare(name, call)
+            first = sampler.prepare(name, call)
         except Exception as e:  # out of memory or a launch that fails: the run goes on
-            failed[name] = e
-    pending = [name for name in calls if name not in failed]
+            yield name, e
+            continue
+        if first >= effort.once_s:
+            samples[name].append(first)
+            yield ended(name)
+        else:
+            pending.append(name)
     while pending:
         for name in list(pending):
             begun = time.perf_counter()
             try:
                 samples[name].append(sampler.sample(name))
             except Exception as e:
-                failed[name] = e
                 pending.remove(name)
+                yield name, e
                 continue
             spent[name] += time.perf_counter() - begun
             count = len(samples[name])
@@ -50,9 +68,14 @@ def measure(
             agree = count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name])
             if count >= effort.most or (count >= least and (agree or spent[name] >= effort.seconds)):
                 pending.remove(name)
-    return {
-        name: failed.get(name) or summary(samples[name], sampler.method(name)) | sampler.more(name) for name in calls
-    }
+                yield ended(name)
+
+
+def seconds(call: Callable[[], Any]) -> float:
+    """Return the seconds of one call on a CPU."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 class _CpuSampler:
@@ -60,15 +83,15 @@ class _CpuSampler:
         self.calls: dict[str, Callable[[], Any]] = {}
         self.repeats: dict[str, int] = {}
 
-    def prepare(self, name: str, call: Callable[[], Any]) -> None:
+    def prepare(self, name: str, call: Callable[[], Any]) -> float:
+        """Warm the call up, and return the seconds of its first call."""
         self.calls[name] = call
-        for _ in range(WARMUPS):
-            begun = time.perf_counter()
-            call()
-            took = time.perf_counter() - begun
-            if took > LONG_CALL_S:
-                break
+        first = took = seconds(call)
+        for _ in range(WARMUPS - 1):
+            if took <= LONG_CALL_S:
+                took = seconds(call)
         self.repeats[name] = max(int(LEAST_SAMPLE_S / max(took, 1e-7)), 1)
+        return first
 
     def sample(self, name: str) -> float:
         call, repeats = self.calls[name], self.repeats[name]
@@ -101,7 +124,8 @@ class _CudaSampler:
         self.cycles: dict[str, int] = {}
         self.host: dict[str, list[float]] = {}
 
-    def prepare(self, name: str, call: Callable[[], Any]) -> None:
+    def prepare(self, name: str, call: Callable[[], Any]) -> float:
+        """Warm the call up. Return 0, because the host's time of a call is not a sample."""
         self.calls[name] = call = captured(call) if self.graphs else call
         for _ in range(WARMUPS):
             torch.cuda.synchronize()
@@ -110,6 +134,7 @@ class _CudaSampler:
             launched = time.perf_counter() - begun
         torch.cuda.synchronize()
         self.cycles[name] = int(min(2 * launched + 50e-6, 0.05) * SLEEP_CYCLES_PER_S)
+        return 0.0
 
     def sample(self, name: str) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,6 +1,8 @@
 """The record of one measurement, a JSON object in a line of a file. A missing value is null, never 0.
 
-`FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema.
+`FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema. Before its
+records a run writes one line {"schema", "run", "requested"} with the ids that it is going to measure, so that a file of
+an interrupted run shows what is missing. A run may write several records of one id, of which the last counts.
 """
 
 import json
@@ -188,16 +190,25 @@ class Writer:
 
     def __init__(self, path: Path | None):
         self.path = path
+        self.requested: list[str] = []
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             _drop_torn_line(path)
 
+    def request(self, run: str, ids: list[str]) -> None:
+        """Note the ids that the run is going to measure."""
+        self.requested += ids
+        self._append({"schema": SCHEMA, "run": run, "requested": ids})
+
     def write(self, record: dict[str, Any]) -> None:
         if wrong := validate(record):
             raise BadRecord(f"{record.get('id')}: {'; '.join(wrong)}")
+        self._append(record)
+
+    def _append(self, line: dict[str, Any]) -> None:
         if self.path is None:
             return
-        line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+        line = json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
             os.write(descriptor, line.encode())
@@ -206,27 +217,60 @@ class Writer:
 
 
 def replace(path: Path, records: list[dict[str, Any]]) -> None:
-    """Replace the file's records of the same run and id. The file is whole at any moment."""
+    """Replace the file's records of the same run and id by one each. The file is whole at any moment."""
     new = {(one["run"], one["id"]): one for one in records}
-    lines = [json.dumps(new.get((old["run"], old["id"]), old), separators=(",", ":")) for old in read(path)]
+    lines: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(_lines(path)):
+        key = (line["run"], line.get("id"))
+        lines[key if key in new else number] = new.get(key, line)
     beside = path.with_name(path.name + ".new")
-    beside.write_text("".join(line + "\n" for line in lines))
+    beside.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines.values()))
     os.replace(beside, path)
 
 
+def torn(path: Path) -> bool:
+    """Whether the last line is incomplete, because its process was killed while it wrote."""
+    last = path.read_bytes().rpartition(b"\n")[2]
+    try:
+        return bool(last.strip()) and not isinstance(json.loads(last), dict)
+    except ValueError:
+        return True
+
+
 def _drop_torn_line(path: Path) -> None:
-    """Cut off an incomplete last line, which a process leaves if it is killed while it writes."""
+    """Cut off an incomplete last line. A whole one gets its end of line."""
     if not path.exists():
         return
+    whole = not torn(path)
     with open(path, "rb+") as f:
         data = f.read()
         if data and not data.endswith(b"\n"):
-            f.truncate(data.rfind(b"\n") + 1)
+            f.write(b"\n") if whole else f.truncate(data.rfind(b"\n") + 1)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Read all records of a file. An incomplete last line is left out. Raises BadRecord for any other fault."""
-    records = []
+    return [line for line in _lines(path) if "requested" not in line]
+
+
+def requested(path: Path) -> list[str]:
+    """Return the ids that the runs of a file were going to measure. Raises BadRecord as `read` does."""
+    return list(dict.fromkeys(one for line in _lines(path) for one in line.get("requested", ())))
+
+
+def left(path: Path) -> list[str]:
+    """Return the ids that the last run of a file requested and did not record."""
+    asked, made = [], set()
+    for line in _lines(path):
+        if "requested" in line:
+            asked, made = line["requested"], set()
+        else:
+            made.add(line["id"])
+    return [one for one in asked if one not in made]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield each line of a file, parsed and validated."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as e:
@@ -235,8 +279,8 @@ def read(path: Path) -> list[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            wrong = validate(record)
+            found = json.loads(line)
+            wrong = _unreadable(found) if isinstance(found, dict) and "requested" in found else validate(found)
         except json.JSONDecodeError as e:
             if number == len(lines):
                 break
@@ -245,8 +289,19 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise BadRecord(f"{path}:{number}: {type(e).__name__}: {e}") from None
         if wrong:
             raise BadRecord(f"{path}:{number}: {'; '.join(wrong)}")
-        records.append(record)
-    return records
+        yield found
+
+
+def _unreadable(line: dict[str, Any]) -> list[str]:
+    """List the faults of a line of requested ids."""
+    wrong = [f"{name}: not a field of a request" for name in line if name not in ("schema", "run", "requested")]
+    wrong += [] if line.get("schema") == SCHEMA else [f"schema: expected {SCHEMA}; got {line.get('schema')}"]
+    ids = line["requested"]
+    if not isinstance(line.get("run"), str):
+        wrong.append("run: expected a text")
+    if not isinstance(ids, list) or not all(isinstance(one, str) and one.count("/") == 4 for one in ids):
+        wrong.append("requested: expected a list of ids")
+    return wrong
 
 
 def latest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Rows of every format: one for each kernel, case, type and mode, with its best rivals of the same run."""
 
+import statistics
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,6 +9,8 @@ from ..measure.samples import estimate
 
 #: baselines that compute another function than the op: they show a cost and do not compete
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
+#: instructions with which a processor multiplies in a half type; without them torch converts to float32 and back
+NATIVE = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "float16": ("avx512_fp16", "asimdhp")}
 #: columns of a row in every table
 COLUMNS = ("case", "type", "mode", "backend")
 COLUMNS += ("time", "vs eager", "vs best baseline", "roofline", "MB extra", "error/limit")
@@ -27,6 +31,7 @@ class Row:
     rival: str | None
     rival_speedup: float | None
     spread: tuple[float, float] | None = None
+    rival_once: bool = False  # the rival's time is a single sample
 
     @property
     def fraction(self) -> float | None:
@@ -53,15 +58,63 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
     theirs = timed.get((record["run"], record["id"].replace(f"/{record['backend']}/", f"/{rival}/", 1)))
     known = time and theirs and all(side.get(name) for side in (time, theirs) for name in ("p10", "p90"))
     spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if known else None
-    return Row(record, estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival), spread)
+    shown = (estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival))
+    return Row(record, *shown, spread, once(theirs))
+
+
+def native(record: dict[str, Any]) -> bool:
+    """Whether the device of a record computes in its type, instead of converting to float32 and back."""
+    wanted = NATIVE.get(record["dtype"])
+    return (
+        wanted is None
+        or record["device"].get("type") == "cuda"
+        or any(name in wanted for name in record["environment"].get("isa") or ())
+    )
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Speed-ups over the fastest baseline in one type: the geometric mean of `count` rows, and the worst row."""
+
+    mean: float
+    worst: Row
+    count: int
+
+
+def headline(rows: Iterable[Row]) -> Headline | None:
+    """Summarise the compared rows. None if there are none."""
+    compared = [row for row in rows if row.rival_speedup]
+    if not compared:
+        return None
+    mean = statistics.geometric_mean(row.rival_speedup for row in compared)
+    return Headline(mean, min(compared, key=lambda row: row.rival_speedup), len(compared))
+
+
+def left_out(requested: Iterable[str], records: Iterable[dict[str, Any]]) -> list[str]:
+    """Return a line per op with its cases and types that were requested and have no record. Contenders are named if
+    the case has a record of another contender.
+    """
+    made = {record["id"] for record in records}
+    parts: dict[str, dict[str, dict[str, list[str]]]] = {}
+    some = {(i.split("/")[0], *i.split("/")[2:4]) for i in made}
+    for kernel, name, case, dtype, _ in (i.split("/") for i in requested if i not in made):
+        names = parts.setdefault(kernel, {}).setdefault(case, {}).setdefault(dtype, [])
+        if (kernel, case, dtype) in some and name not in names:
+            names.append(name)
+
+    def typed(types: dict[str, list[str]]) -> str:
+        return ", ".join(dtype + (f" ({', '.join(names)})" if names else "") for dtype, names in types.items())
+
+    return [f"{op}: {'; '.join(f'{c} {typed(types)}' for c, types in cases.items())}" for op, cases in parts.items()]
 
 
 def cells(row: Row) -> tuple[str, ...]:
     """Return the text of every column of COLUMNS."""
     record = row.record
-    rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}"
+    rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}{', 1 sample' * row.rival_once}"
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
-    times = (duration(row.seconds), ratio(row.speedup), rival, percent(row.fraction))
+    own = duration(row.seconds) + ", 1 sample" * once(record["time"])
+    times = (own, ratio(row.speedup), rival, percent(row.fraction))
     return (*names, *times, megabytes(record), number(row.margin))
 
 
@@ -77,6 +130,11 @@ def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
     shown = ("-" if value is None else str(value) for value in numbers)
     first = ((s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-")
     return (*first, *shown, "-" if cycles is None else f"{cycles:.0f}")
+
+
+def once(time: dict[str, Any] | None) -> bool:
+    """Whether a time is a single sample."""
+    return bool(time) and len(time["samples"]) == 1
 
 
 def margin(record: dict[str, Any]) -> float | None:

@@ -1,5 +1,7 @@
 """Tables of records for a terminal: times, checks, compiled kernels, and the cases that did not run."""
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from . import summary
@@ -20,6 +22,51 @@ def times(records: list[dict[str, Any]]) -> str:
             parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)], DROP_TIMES)]
     wrong = summary.beyond(records)
     return "\n".join([*parts, *notes(["", wrong] if wrong else []), *_problems(records)])
+
+
+def verdict(
+    records: list[dict[str, Any]], requested: Iterable[str], path: Path | None, why: str = "the time limit was reached"
+) -> str:
+    """List what was left out, and answer the questions of somebody who ran the command for the first time."""
+    lacking = summary.left_out(requested, records)
+    parts = ["", *notes([f"Left out, because {why}:", *lacking])] if lacking else []
+    kernels = [r for r in records if r["role"] != "baseline" and r["status"] != "unsupported"]
+    wrong = [r["id"] for r in records if r["status"] in ("numerics_fail", "error")]
+    checked = {r["id"].rpartition("/")[0] for r in kernels}
+    bad = {r["id"].rpartition("/")[0] for r in kernels if r["status"] != "ok"}
+    ops = len({r["kernel"] for r in kernels})
+    answer = "no" if wrong else "yes" if checked else "nothing was checked"
+    passed = f"{len(checked - bad)} of {len(checked)} checks of {ops} ops pass against the float64 reference"
+    parts += ["", *notes([f"Right?    {answer}: {passed}"])]
+    if wrong:
+        parts += notes([f"Wrong:    {', '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"])
+    if any(r["mode"] != "check" for r in records):
+        parts += _fast(records)
+    left = f"cases of {len(lacking)} ops, listed above; --resume measures them" if lacking else "nothing"
+    return "\n".join([*parts, f"Missing?  {left}", *([f"Records:  {path}"] if path else [])])
+
+
+def _fast(records: list[dict[str, Any]]) -> list[str]:
+    """Say how fast the kernels are, for each type in which the device computes."""
+    rows = [row for row in summary.rows(records) if row.seconds is not None]
+    compared = [row for row in rows if row.rival]
+    if not compared:
+        return [f"Fast?     {len(rows)} times, without a baseline to compare with"]
+    types = list(dict.fromkeys(row.record["dtype"] for row in compared if summary.native(row.record)))
+    rivals = ", ".join(dict.fromkeys(row.rival for row in compared))
+    said = notes([f"Fast?     times the speed of the fastest baseline of the same run ({rivals})"])
+    table = [("op", *(name for dtype in types for name in (f"{dtype} mean", "worst")))]
+    for kernel in [*dict.fromkeys(row.record["kernel"] for row in rows), "all"]:
+        cells = []
+        for dtype in types:
+            own = (r for r in compared if r.record["dtype"] == dtype and kernel in ("all", r.record["kernel"]))
+            best = summary.headline(own)
+            cells += [summary.ratio(best.mean), summary.ratio(best.worst.rival_speedup)] if best else ["-", "-"]
+        table.append((kernel, *cells))
+    said += [align(table)] if types else []
+    emulated = ", ".join(dict.fromkeys(r.record["dtype"] for r in compared if not summary.native(r.record)))
+    why = "does not count here, because torch emulates it on this processor"
+    return said + (notes([f"          {emulated} {why}"]) if emulated else [])
 
 
 def checks(records: list[dict[str, Any]]) -> str:
