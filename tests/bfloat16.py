@@ -7,6 +7,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+from retro_kernels import triton_lib
+
 
 def mend() -> None:
     """Patch the interpreter for the rest of this process."""
@@ -35,6 +37,7 @@ def mend() -> None:
 
     builder.cast_impl = cast_impl
     builder.create_dot, builder.binary_op, builder.unary_op = create_dot, binary_op, unary_op
+    triton_lib.INTERPRETS_BFLOAT16 = True
 
 
 def wide(builder, handle):

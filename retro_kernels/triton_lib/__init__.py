@@ -11,6 +11,8 @@ from torch import Tensor
 from ..compile.target import OLDEST_ARCH, current_target
 from ..core import arguments
 
+#: whether Triton's interpreter computes with bfloat16 correctly; the tests set it after they mended the interpreter
+INTERPRETS_BFLOAT16 = False
 MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
 
 
@@ -49,6 +51,10 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
     """Why no kernel of this backend can read the tensors; None if it can."""
     if why := arguments.unsupported_tensors(tensors, device_type()):
         return why
+    if interpreted() and not INTERPRETS_BFLOAT16:
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.dtype == torch.bfloat16:
+                return f"{name} is torch.bfloat16, whose bits Triton's interpreter takes for integers; use float32"
     arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)
     return too_old(arch) if arch < OLDEST_ARCH else None
 

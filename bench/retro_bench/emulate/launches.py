@@ -154,6 +154,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
     with (
         launches_to(emulated),
         mock.patch.object(backend, "interpreted", lambda: True),
+        mock.patch.object(backend, "INTERPRETS_BFLOAT16", True),
         mock.patch.object(targets, "INTERPRETED", target),
         contextlib.ExitStack() as stack,
     ):
