@@ -71,7 +71,7 @@ struct Backward {
     const float *const lse2 = st.lse2, *const inverse = st.inverse;
     scores(count, soon, unit, w, st, [=](int at, Vec s, Vec x) {
       const int i = at % QUERY_BLOCK;
-      store(p + at, exp2(s - load(lse2 + i)) * load(inverse + i));
+      store(p + at, exp2(s - load(lse2 + i), HIGHEST_EXCESS) * load(inverse + i));
       if (gate) store(products + at, x);
     });
   }

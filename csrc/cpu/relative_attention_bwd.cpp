@@ -57,7 +57,8 @@ struct Backward {
       Visibility::Row row{};
       if (MASKED) row = w.visible.row(i + r);
       for (int x = 0; x < columns; x += LANES) {
-        const Vec e = exp2(fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]))) * broadcast(w.inverse[r]);
+        const Vec excess = fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]));
+        const Vec e = exp2(excess, HIGHEST_EXCESS) * broadcast(w.inverse[r]);
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
       if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
@@ -138,7 +139,8 @@ struct Backward {
                      w.visible.row(i + r));
     }
     for (int r = 0; r < rows; ++r) {
-      if (w.lse[r] == INFINITY || !std::isfinite(total[r].row_max)) continue;
+      // at huge logits, the rounding error of the maximum is a factor that a float cannot represent
+      if (w.lse[r] == INFINITY || !total[r].finite()) continue;
       w.lse[r] = total[r].row_max, w.inverse[r] = 1.f / total[r].row_sum;
       w.at_max[r] = total[r].at_max, w.delta[r] = total[r].rest / total[r].row_sum;
     }

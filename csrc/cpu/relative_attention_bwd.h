@@ -109,6 +109,7 @@ struct WeightedMean {
 struct RunningMean {
   float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
 
+  bool finite() const { return std::isfinite(row_max) && row_sum > 0 && std::isfinite(row_sum) && std::isfinite(rest); }
   // Adds a tile. `scores` are not yet scaled by `scale2`; weights replace them.
   void add(float* scores, const float* dp, int columns, Vec scale2, const Visibility::Row& row) {
     Vec tile_max = broadcast(row_max), total = zero();

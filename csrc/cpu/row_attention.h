@@ -55,10 +55,15 @@ inline float log_sum_exp(float row_max, float row_sum) {
   return row_sum == 0 ? -INFINITY : static_cast<float>((row_max + std::log2(double{row_sum})) * LN2_EXACT);
 }
 
+// Bound of (score - lse2) in a backward pass. The difference is at most 0 except for the rounding of lse, which reaches
+// millions at huge logits. The bound keeps gradients finite there.
+constexpr float HIGHEST_EXCESS = 1.f;
+
 // For probabilities inverse * 2^(score - lse2): `lse` in base 2 as a float, and the factor of its rounding error.
 inline void base2(float lse, float& lse2, float& inverse) {
   const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
-  lse2 = static_cast<float>(exact), inverse = std::isnan(rest) ? 1.f : static_cast<float>(std::exp2(rest));
+  lse2 = static_cast<float>(exact), inverse = 1.f;
+  if (!std::isnan(rest)) inverse = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
 }
 
 struct RowSizes {

@@ -150,10 +150,10 @@ RETRO_INLINE Vec exp(Vec x) {
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
 }
 
-// 2^x to about 1 ulp, for a softmax in base 2: 0 below the least normal number, NaN stays NaN. Polynomial: Cephes'
-// exp2f.
-RETRO_INLINE Vec exp2(Vec x) {
-  x = min(broadcast(HIGHEST_POWER), max(broadcast(LOWEST_POWER), x));
+// 2^x to about 1 ulp, for a softmax in base 2: 0 below the least normal number, 2^highest above `highest`, NaN stays
+// NaN. Polynomial: Cephes' exp2f.
+RETRO_INLINE Vec exp2(Vec x, float highest = HIGHEST_POWER) {
+  x = min(broadcast(highest), max(broadcast(LOWEST_POWER), x));
   Vec power;
   const Vec r = x - power_of_two(x, power);
   const Vec p = polynomial(r, 1.535336188319500e-4f, 1.339887440266574e-3f, 9.618437357674640e-3f,

@@ -40,6 +40,16 @@ def load_queries(
 
 
 @triton.jit
+def weight_of(excess):
+    """Probabilities from the logits minus lse in base 2.
+
+    The difference is at most 0 except for the rounding of lse, which reaches millions at huge logits. The bound keeps
+    gradients finite there. NaN stays NaN.
+    """
+    return tl.exp2(tl.minimum(excess, 1.0, propagate_nan=tl.PropagateNan.ALL))
+
+
+@triton.jit
 def dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch):
     """(probabilities that the values were multiplied by, gradient of p), after dropout."""
     kept = p

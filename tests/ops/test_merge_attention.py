@@ -61,6 +61,26 @@ def test_one_part_alone_counts_and_nan_spreads_in_its_row(backend):
     torch.testing.assert_close(lse, kw["lses"][0])
 
 
+@every
+@pytest.mark.parametrize("size", [1e4, 1e7, 1e14, 1e30, -1e30])
+def test_weights_of_huge_lses_sum_to_one(backend, size):
+    """lse rounds the sum of the parts away, so gradients must not take their weights from lse alone."""
+    kw = inputs.merged(4, P=3)
+    kw["lses"] = torch.full_like(kw["lses"], size)
+    leaves = inputs.differentiable(kw)
+    outs = rk.merge_attention(**leaves, backend=backend)
+    grads = [torch.randn_like(x) for x in outs]
+    douts, dlses = torch.autograd.grad(outs, (leaves["outs"], leaves["lses"]), grads)
+    torch.testing.assert_close(douts, (grads[0] / 3).expand_as(douts))
+    torch.testing.assert_close(dlses.sum(0), grads[1], rtol=1e-5, atol=1e-5)
+    tangents = tuple(torch.randn_like(x) for x in kw.values())
+    _, (out, lse) = torch.func.jvp(lambda *x: rk.merge_attention(*x, backend=backend), tuple(kw.values()), tangents)
+    torch.testing.assert_close(lse, tangents[1].mean(0), rtol=1e-5, atol=1e-5)
+    pushed = (out * grads[0]).sum() + (lse * grads[1]).sum()
+    pulled = (tangents[0] * douts).sum() + (tangents[1] * dlses).sum()
+    torch.testing.assert_close(pushed, pulled, rtol=1e-4, atol=1e-4)
+
+
 def test_definition_by_gradcheck():
     kw = inputs.merged(2, dtype=torch.float64, P=3, B=1, N=2, H=1, D=3)
     leaves = [value.requires_grad_() for value in kw.values()]

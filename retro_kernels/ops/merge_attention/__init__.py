@@ -64,12 +64,12 @@ def _stacked(name: str, parts, dims: str) -> Tensor:
 
 
 def _tangents(call: MergeAttention, outs: tuple[Tensor, Tensor], moved: MergeAttention, backend):
-    """Return the tangents: with the weights w = exp(lse_p - lse), dlse = sum w dlse_p and
+    """Return the tangents: with the weights w, the softmax of the lses, dlse = sum w dlse_p and
     dout = sum w (dout_p + (out_p - out) dlse_p).
     """
-    out, lse = outs
+    out, _ = outs
     counts = call.lses > -torch.inf
-    weights = torch.where(counts, torch.exp(call.lses - lse), 0)
+    weights = torch.where(counts, call.lses.softmax(0), 0)  # NaN where no part counts
 
     def of_rows(x: Tensor) -> Tensor:
         return x.transpose(-1, -2).unsqueeze(-1)  # [P,B,H,N] -> [P,B,N,H,1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.gradients import dropped
+from ....triton_lib.gradients import dropped, weight_of
 from ....triton_lib.positions import position_of
 
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
@@ -121,7 +121,7 @@ def tile_gradients(
         logits = logits * gate
     if HAS_POSITION:
         logits = logits + position
-    p = tl.exp2(logits * scale2 - lse2[:, None])
+    p = weight_of(logits * scale2 - lse2[:, None])
     if MASKED:
         p = tl.where(visible[None, :], p, 0.0)
     kept, dp = dropped(p, dp_raw, seed_ptr, dropout_limit, dropout_scale, key_index[None, :], n[:, None], head, batch)

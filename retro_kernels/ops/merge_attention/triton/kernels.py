@@ -87,7 +87,11 @@ def _merge_attention_backward_kernel(
     D: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """d out_p = w_p d out, d lse_p = w_p (d out . out_p - sum_r w_r d out . out_r + d lse), w_p = exp(lse_p - lse)."""
+    """d out_p = w_p d out, d lse_p = w_p (d out . out_p - sum_r w_r d out . out_r + d lse).
+
+    w_p is exp(lse_p - lse) divided by the sum over the parts, because the rounding error of a large lse is a factor of
+    all weights.
+    """
     n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
     N = tl.num_programs(0) // H
@@ -99,20 +103,24 @@ def _merge_attention_backward_kernel(
     dout = tl.zeros([BLOCK_D], tl.float32)
     if dout_ptr is not None:
         dout = _load(dout_ptr + batch * stride_dob + n * stride_don + head * stride_doh, some, D, BLOCK_D)  # [BLOCK_D]
-    rest = 0.0
-    if dlse_ptr is not None:
-        rest = tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + n * stride_dln, mask=some, other=0.0)
-    for part in range(0, parts):
-        at = tl.full([], 0, tl.int64) + part
-        lse_p = tl.load(lses_at + at * stride_lp)
-        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
-        rest -= tl.exp2((lse_p - lse) * LOG2E) * tl.sum(dout * x, 0)
-    column = tl.arange(0, BLOCK_D)
+    total, mean = 0.0, 0.0
     for part in range(0, parts):
         at = tl.full([], 0, tl.int64) + part
         lse_p = tl.load(lses_at + at * stride_lp)
         x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
         weight = tl.exp2((lse_p - lse) * LOG2E)
+        total += weight
+        mean += weight * tl.sum(dout * x, 0)
+    inverse = 1.0 / tl.where(some, total, 1.0)
+    rest = -mean * inverse
+    if dlse_ptr is not None:
+        rest += tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + n * stride_dln, mask=some, other=0.0)
+    column = tl.arange(0, BLOCK_D)
+    for part in range(0, parts):
+        at = tl.full([], 0, tl.int64) + part
+        lse_p = tl.load(lses_at + at * stride_lp)
+        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        weight = tl.exp2((lse_p - lse) * LOG2E) * inverse
         row = (at * tl.num_programs(1) + batch) * N * H
         grad = (dout * weight).to(douts_ptr.dtype.element_ty)
         tl.store(douts_ptr + (row + n * H + head) * D + column, grad, mask=column < D)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.gradients import dropped, row_products
+from ....triton_lib.gradients import dropped, row_products, weight_of
 from ....triton_lib.loads import load_rows
 
 
@@ -78,7 +78,7 @@ def tile_gradient(
     """(probabilities that the values were multiplied by, gradient of the scaled logits) of one tile. key_index and
     query_index broadcast together.
     """
-    p = tl.where(visible, tl.exp2(logits * scale2 - lse2[:, None]), 0.0)
+    p = tl.where(visible, weight_of(logits * scale2 - lse2[:, None]), 0.0)
     kept, dp = dropped(p, dp, seed_ptr, dropout_limit, dropout_scale, key_index, query_index, head, batch)
     # an invisible key may be NaN, and 0 * NaN is NaN
     return kept, tl.where(visible, p * (dp - delta[:, None]), 0.0)

@@ -1,0 +1,63 @@
+"""Gradients of attentions at large logits: the limits that docs/ops.md states."""
+
+import pytest
+import torch
+
+import retro_kernels as rk
+from retro_kernels.testing import inputs
+from tests.conftest import COMPILED, INTERPRETER, fast_backends
+
+MADE = {
+    "relative_attention": lambda n: inputs.self_attention(1, B=1, N=n, S=max(n, 11), H=2, causal=True),
+    "chunked_cross_attention": lambda n: inputs.cross_attention(1, B=1, N=n, M=4, R=5, H=2, gate=True, query_start=3),
+}
+EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
+every = pytest.mark.parametrize("op, backend", EVERY)
+TOKENS = [9] if INTERPRETER or COMPILED else [1, 2, 9, 140]  # few rows of queries have their own CPU kernel
+
+
+def results(op, kw, backend):
+    kw = inputs.differentiable(kw)
+    outs = getattr(rk, op)(**kw, backend=backend, return_lse=True)
+    g = torch.Generator().manual_seed(3)
+    upstream = [torch.randn(x.shape, generator=g).to(x).where(x != -torch.inf, 0) for x in outs]
+    leaves = {n: v for n, v in kw.items() if isinstance(v, torch.Tensor) and v.requires_grad}
+    return outs, dict(zip(leaves, torch.autograd.grad(outs, list(leaves.values()), upstream), strict=True))
+
+
+@every
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("factor", [1.0, 1e2, 1e3, 1e4, 1e5])
+def test_errors_grow_with_lse_as_documented(op, backend, factor, tokens):
+    """By at most |lse| / 4e6, relative to the largest element, up to |lse| = 1e6."""
+    kw = MADE[op](tokens) | {"scale": 0.25 * factor}
+    outs, grads = results(op, kw, backend)
+    _, exact = results(op, inputs.cast(kw, torch.float64), "reference")
+    largest = outs[1].where(outs[1] != -torch.inf, 0).abs().max().item()
+    assert largest < 1e6
+    for name, grad in grads.items():
+        error = (grad.double() - exact[name]).abs().max() / exact[name].abs().max()
+        assert error < 1e-5 + largest / 4e6, name
+
+
+@every
+@pytest.mark.parametrize("tokens", TOKENS)
+@pytest.mark.parametrize("factor", [1e8, 1e10, 1e14, 1e20, 1e33])
+def test_finite_logits_of_any_size_give_finite_gradients(op, backend, factor, tokens):
+    outs, grads = results(op, MADE[op](tokens) | {"scale": 0.25 * factor}, backend)
+    assert outs[0].isfinite().all()
+    for name, grad in grads.items():
+        assert grad.isfinite().all(), name
+
+
+@every
+def test_large_terms_that_cancel_give_finite_gradients(op, backend):
+    """The logits are far smaller than the terms of their sums, so that their rounding errors are large."""
+    kw = MADE[op](TOKENS[-1])
+    for name in ("query", "key"):
+        wide = kw[name].to(torch.float32) * 1e6
+        kw[name] = torch.cat([wide[..., :8], wide[..., :8] * (1 if name == "query" else -1)], -1)
+    outs, grads = results(op, kw, backend)
+    assert outs[0].isfinite().all()
+    for name, grad in grads.items():
+        assert grad.isfinite().all(), name
