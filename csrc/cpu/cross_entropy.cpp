@@ -3,6 +3,8 @@
 #include "cross_entropy.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 
 #include "parallel.h"
 #include "simd.h"
@@ -63,16 +65,35 @@ float loss(float* row, int64_t width, int64_t target, float weight, bool gradien
     vectors(width, [&](int64_t i, int, auto... count) { store(row + i, load(row + i, count...) * scale, count...); });
     row[target] -= weight;
   }
-  return weight * (std::log(total) + top - at_target);
+  // this order of the sum keeps log(total), which would be rounded away next to a large maximum
+  return weight * (std::log(total) + (top - at_target));
+}
+
+// A target becomes an address, so the check is here, where no caller can bypass it.
+void check_targets(const View& targets, int64_t classes, int64_t ignore_index) {
+  for (int64_t t = 0; t < targets.size[0]; ++t) {
+    const int64_t target = *targets.at<const int64_t>(t);
+    if (target == ignore_index || (target >= 0 && target < classes)) continue;
+    throw std::invalid_argument("target: expected 0 to V-1=" + std::to_string(classes - 1) +
+                                " or ignore_index=" + std::to_string(ignore_index) + "; got " + std::to_string(target));
+  }
 }
 
 }  // namespace
 
-void softmax_losses(const View& logits, const View& targets, const View& weights, const View& losses, bool gradient,
-                    int threads) {
+void softmax_losses(const View& logits, const View& targets, int64_t ignore_index, const View& weights,
+                    const View& losses, bool gradient, int threads) {
+  const int64_t classes = logits.size[1];
+  check_targets(targets, classes, ignore_index);
   parallel_for(logits.size[0], threads, [&](int64_t t) {
-    *losses.at<float>(t) =
-        loss(logits.at<float>(t), logits.size[1], *targets.at<const int64_t>(t), *weights.at<const float>(t), gradient);
+    const int64_t target = *targets.at<const int64_t>(t);
+    float *const row = logits.at<float>(t), *const to = losses.at<float>(t);
+    if (target != ignore_index) {
+      *to = loss(row, classes, target, *weights.at<const float>(t), gradient);
+      return;
+    }
+    *to = 0.f;
+    if (gradient) std::fill_n(row, classes, 0.f);
   });
 }
 

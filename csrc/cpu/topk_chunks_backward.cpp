@@ -2,6 +2,8 @@
 // queries of each key; a counting sort keeps a key's slots in ascending order. So there are no atomics, and the order
 // of the sums does not depend on the threads.
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "parallel.h"
@@ -85,10 +87,21 @@ struct Backward {
   }
 };
 
+// An index becomes an address, so the check is here, where no caller can bypass it.
+void check_indices(const View& indices, int64_t keys) {
+  const auto* const index = indices.at<const int64_t>();
+  const int64_t count = indices.size[0] * indices.size[1] * indices.size[2];
+  const auto wrong = [=](int64_t j) { return j < -1 || j >= keys; };
+  if (const int64_t* found = std::find_if(index, index + count, wrong); found != index + count)
+    throw std::invalid_argument("indices: expected -1 to S-1=" + std::to_string(keys - 1) + "; got " +
+                                std::to_string(*found));
+}
+
 }  // namespace
 
 void topk_chunks_backward(const View& query, const View& key, const View& indices, const View& dscores,
                           const View& dquery, const View& dkey, bool l2, int threads) {
+  check_indices(indices, key.size[1]);
   by_type(query.type, [&](auto t) {
     const Backward<decltype(t)> gradient{query, key, indices, dscores, l2, threads};
     if (dquery) gradient.of_query(dquery);

@@ -38,6 +38,25 @@ def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[i
     return 0, value
 
 
+def check_resolved(call) -> None:
+    """Check a call whose defaults are filled in, as `checked` checks a caller's arguments."""
+    given: dict = {}
+    start = getattr(call, "rel_start", 0)
+    # the default of rel_start is not an argument; it may lie beyond the bound by the number of keys
+    if abs(start) > checks.POSITION_MAX or getattr(call, "rel_key", call) is None:
+        given["rel_start"] = None
+    for name, own in (("query_offset", "batch_offset"), ("query_start", "batch_start")):
+        if getattr(call, own, None) is not None:
+            checks.position(name, getattr(call, name))
+            given[name] = getattr(call, own)
+    for name in call.DIFFERENTIABLE:  # a backend copies or refuses a tensor without dense rows
+        x = getattr(call, name)
+        if name not in ANY_STRIDE and x is not None and x.dim() and not checks.has_rows(x):
+            given[name] = x.contiguous()
+    if getattr(call._replace(**given).checked(), "rel_start", 0) != start:
+        checks.position("rel_start", start)
+
+
 def kept(problem) -> tuple[str, ...]:
     """Return the names of the outputs that a backward pass reads: KEPT of a call or its class, by default all."""
     return getattr(problem, "KEPT", problem.RETURNS)
@@ -123,7 +142,7 @@ def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
     checks.head_dim("query", sizes["D"], of="D (the head dimension) to be ", got="D=")
     n, h, g, swapped = sizes["N"], sizes["H"], sizes["G"], call.key.shape[-3]
     if g == 0 or h % g:
-        fits = swapped and h % swapped == 0  # with key and value heads before their tokens
+        fits = h and swapped and h % swapped == 0  # with key and value heads before their tokens
         if g and not fits and n % g == 0:
             got = f"H={h} (shape {list(call.query.shape)}): did you pass [B,H,N,D]?"
             raise ValueError(f"query: expected [B,N,H,D] with H that the G={g} key/value heads divide; got {got}")

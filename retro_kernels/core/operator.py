@@ -1,7 +1,8 @@
 """Registration of an op with torch.library: schema, implementation, fake and autograd, from the class of its calls.
 
 For an op `f`, `register` makes the raw operators `retro_kernels::f(<arguments>, str? backend)` and
-`retro_kernels::f_backward`. Raw operators do not check their arguments; the public functions do.
+`retro_kernels::f_backward`. The public functions check their arguments. Raw operators check resolved arguments, once
+per layout, because sizes and integers become addresses.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         given = args[fields + 1 : -1]
         with _full_precision(call), _on_device(call[0]):
             made = plan.of_resolved(op, call, backend, configs.epoch())
+            made.check_given_back(call, given)
             wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
             results = made.gradients((*[call[at] for at in made.tensors], *given), wanted)
         places = zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checks import has_rows
 from . import backends
-from .arguments import ANY_STRIDE, kept
+from .arguments import ANY_STRIDE, check_resolved, kept
 from .steps import Pass
 
 # both caches evict the least recently used entry
@@ -52,8 +52,22 @@ class Plan:
         self.backwards: OrderedDict[tuple, Pass] = OrderedDict()
         #: layouts of the tensors of `given` and of the kept outputs, set by the first call
         self.layouts: list[tuple] | None = None
+        #: (name, type, shape) of the kept outputs and all gradients, set by the first raw backward pass
+        self.outputs: list[tuple] | None = None
         #: quick check that saved tensors have the layouts of the first backward pass, which was checked in full
         self.like: Callable[..., bool] | None = None
+
+    def check_given_back(self, call, values: Sequence[Tensor | None]) -> None:
+        """Raise unless the kept outputs and the gradients of all outputs have the types and shapes of the outputs."""
+        if self.outputs is None:
+            meta = call._make(x.to("meta") if isinstance(x, Tensor) else x for x in call)
+            outs = dict(zip(call.RETURNS, meta.empty_outputs(), strict=True))
+            named = [*((n, outs[n]) for n in kept(call)), *((f"grad_{n}", out) for n, out in outs.items())]
+            self.outputs = [(name, out.dtype, out.shape) for name, out in named]
+        for (name, dtype, shape), value in zip(self.outputs, values, strict=True):
+            if value is not None and (value.dtype != dtype or value.shape != shape):
+                got = f"{value.dtype} {list(value.shape)}"
+                raise ValueError(f"{name}: expected {dtype} {list(shape)}; got {got}")
 
     def call(self, given):
         """Return the resolved call whose fields of `given` have these values."""
@@ -117,13 +131,19 @@ def forget() -> None:
 
 
 def of_resolved(op: str, call, backend: str | None, epoch: int) -> Plan:
-    """Return the plan of a resolved call."""
+    """Return the plan of a resolved call of a raw operator. The first call of a layout is checked here, because sizes
+    and integers become addresses and no check precedes a raw operator.
+    """
     layout = [
         (x.dtype, x.shape, x.stride(), x.get_device(), x.data_ptr() & 15) if isinstance(x, Tensor) else (type(x), x)
         for x in call
     ]
     key = (op, backend, epoch, *layout)  # tuples, where an eager call's key is flat
-    return used(_PLANS, key) or keep(key, Plan(op, call, call, backend))
+    found = used(_PLANS, key)
+    if found is None:
+        check_resolved(call)
+        found = keep(key, Plan(op, call, call, backend))
+    return found
 
 
 def _place(i: int, call, resolved) -> int | None:

@@ -14,6 +14,8 @@ from retro_model.base import checks
 #: Logits of a block: 256 MiB in float32, 524 rows of a vocabulary of 128,000. A smaller block would read the matrix
 #: more often.
 LOGITS_AT_ONCE = 2**26
+#: Target of a token without a loss, as in torch.
+IGNORED = -100
 #: Logits that one thread's softmax reads at a time, so that its passes stay in the cache.
 LOGITS_IN_CACHE = 2**20
 
@@ -44,7 +46,7 @@ def linear_cross_entropy(
     Args:
         x: [T,d].
         weight: [V,d].
-        targets: int64 [T], from 0 to V-1, also where the weight is 0.
+        targets: int64 [T], each from 0 to V-1, also where the weight is 0; or -100, a token without a loss.
         weights: [T], bool or real; None: 1.
         rows: rows of a block; None: LOGITS_AT_ONCE // V.
 
@@ -109,7 +111,7 @@ def _softmax_losses_(logits: Tensor, targets: Tensor, weights: Tensor, wanted: b
     losses = torch.empty_like(weights)
     for first in range(0, len(logits), rows):
         part = slice(first, first + rows)
-        call = logits[part], targets[part].contiguous(), None
+        call = logits[part], targets[part].contiguous(), IGNORED, None
         losses[part] = torch.ops.retro_kernels.cross_entropy(*call) * weights[part]
         if wanted:
             (logits[part],) = torch.ops.retro_kernels.cross_entropy_backward(*call, weights[part], [True])

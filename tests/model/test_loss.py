@@ -145,3 +145,17 @@ def test_without_the_kernels_it_is_torchs(monkeypatch):
         (*ours, *torch.autograd.grad(ours[0], (x, weight))), (*theirs, *torch.autograd.grad(theirs[0], (x, weight)))
     ):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_ignored_targets_have_no_loss_and_no_gradient():
+    """-100, as in torch; any other target out of range raises."""
+    g = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(6, 8, generator=g, requires_grad=True), torch.randn(11, 8, generator=g, requires_grad=True)
+    targets = torch.tensor([1, -100, 10, 0, -100, 5])
+    total, losses = linear_cross_entropy(x, weight, targets, rows=4)
+    want = F.cross_entropy(x @ weight.T, targets, reduction="none")
+    torch.testing.assert_close(losses, want.detach())
+    for got, right in zip(torch.autograd.grad(total, (x, weight)), torch.autograd.grad(want.sum(), (x, weight))):
+        torch.testing.assert_close(got, right, rtol=1e-5, atol=1e-5)
+    with pytest.raises(ValueError, match="target: expected 0 to V-1=10 or ignore_index=-100; got 11"):
+        linear_cross_entropy(x, weight, targets.clamp(min=11))

@@ -42,6 +42,7 @@ def resolved(op, kw):
     """Return the arguments of the raw operator."""
     problem = CALLS[op]
     defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
+    defaults |= problem._field_defaults
     if op in ("topk_chunks", "relative_logits"):
         defaults["query_offset"] = 0
     return problem(**{f: kw.get(f, defaults.get(f)) for f in problem._fields}).checked()

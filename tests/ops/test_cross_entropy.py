@@ -1,5 +1,7 @@
 """`cross_entropy`: losses and gradients of rows of logits on every instruction set."""
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -80,6 +82,67 @@ def test_strides_do_not_matter():
     assert torch.equal(rk.cross_entropy(wide, kw["target"]), rk.cross_entropy(kw["input"], kw["target"]))
 
 
+def losses_and_gradient(function, logits, target, **options):
+    leaf = logits.clone().requires_grad_()
+    losses = function(leaf, target, reduction="none", **options)
+    return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
+
+
+@every
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("ignore_index", [-100, 3])
+def test_ignored_targets_are_torchs(backend, reduction, ignore_index):
+    kw = inputs.entropy(2)
+    kw["target"][:4] = ignore_index
+    kw |= {"reduction": reduction, "ignore_index": ignore_index}
+    results = []
+    for function in (functools.partial(rk.cross_entropy, backend=backend), F.cross_entropy):
+        leaf = kw["input"].clone().requires_grad_()
+        losses = function(**kw | {"input": leaf})
+        results.append([losses, *torch.autograd.grad(losses.square().sum(), leaf)])
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@every
+def test_an_ignored_row_may_be_nan(backend):
+    kw = inputs.entropy(2)
+    kw["target"][:4] = -100
+    kw["input"][:4] = torch.nan
+    losses, grad = losses_and_gradient(rk.cross_entropy, kw["input"], kw["target"], backend=backend)
+    assert (losses[:4] == 0).all() and (grad[:4] == 0).all()
+    assert losses.isfinite().all() and grad.isfinite().all()
+    assert rk.cross_entropy(kw["input"], kw["target"], backend=backend).isfinite()
+    assert rk.cross_entropy(kw["input"], torch.full_like(kw["target"], -100), backend=backend).isnan()
+
+
+@every
+@pytest.mark.parametrize("shift", [0.0, 1e5, -1e5, 2.0**100])
+def test_a_shift_of_the_logits_changes_nothing(backend, shift):
+    """The logits are whole numbers, so that the shift of 1e5 loses nothing. With 2**100 all logits are equal."""
+    logits = torch.arange(-8.0, 8.0).repeat(3, 1)
+    logits = torch.zeros(3, 16) if shift > 1e9 else logits
+    target = torch.tensor([0, 7, 15])
+    want = losses_and_gradient(F.cross_entropy, logits.double(), target)
+    for got, exact in zip(losses_and_gradient(rk.cross_entropy, logits + shift, target, backend=backend), want):
+        torch.testing.assert_close(got.double(), exact, rtol=1e-6, atol=1e-7)
+
+
+@every
+def test_infinite_logits_give_what_torch_gives(backend):
+    """+inf gives NaN; -inf has probability 0; a row of -inf alone gives NaN."""
+    logits = torch.randn(8, 40)
+    logits[0, 3] = logits[1, 5] = torch.inf
+    logits[2, 3] = logits[3, 5] = -torch.inf
+    logits[4] = -torch.inf
+    logits[5] = torch.inf
+    logits[6, 39] = torch.inf
+    target = torch.full((8,), 3)
+    want = losses_and_gradient(F.cross_entropy, logits, target)
+    for got, right in zip(losses_and_gradient(rk.cross_entropy, logits, target, backend=backend), want):
+        torch.testing.assert_close(got, right, equal_nan=True)
+
+
 BAD = {
     "input: expected a torch.Tensor; got list": dict(input=[1.0]),
     "input: expected [T,V] (2 dimensions); got shape [19]": dict(input=torch.zeros(19)),
@@ -88,8 +151,9 @@ BAD = {
     "input: expected a contiguous last dimension": dict(input=torch.zeros(33, 19).mT),
     "target: expected [T] with T=19; got T=18": dict(target=torch.zeros(18).long()),
     "target: expected torch.int64; got torch.int32": dict(target=torch.zeros(19).int()),
-    "target: expected 0 to V-1=32; got 33": dict(target=torch.full((19,), 33)),
-    "target: expected 0 to V-1=32; got -100": dict(target=torch.full((19,), -100)),
+    "target: expected 0 to V-1=32 or ignore_index=-100; got 33": dict(target=torch.full((19,), 33)),
+    "target: expected 0 to V-1=32 or ignore_index=7; got -100": dict(target=torch.full((19,), -100), ignore_index=7),
+    "ignore_index: expected an int; got float": dict(ignore_index=-100.0),
     "reduction: expected 'none', 'sum' or 'mean'; got 'max'": dict(reduction="max"),
 }
 

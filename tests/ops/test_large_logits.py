@@ -1,4 +1,4 @@
-"""Gradients of attentions at large logits: the limits that docs/ops.md states."""
+"""Gradients of attentions at large logits: the limits that docs/nan_and_infinity.md states."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Propagation of NaN and infinity by docs/ops.md: visible ones show; masked ones and those of another batch entry or
-head do not.
+"""Propagation of NaN and infinity by docs/nan_and_infinity.md: visible ones show; masked ones and those of another
+batch entry or head do not.
 """
 
 import functools

@@ -308,6 +308,18 @@ def test_another_layout_or_chunk_len_is_named_first(op, change, message, biases)
         getattr(rk, op)(**kw)
 
 
+@pytest.mark.parametrize(
+    "op, build",
+    [("relative_attention", inputs.self_attention), ("chunked_cross_attention", inputs.cross_attention)],
+)
+def test_no_head_is_no_other_layout(op, build):
+    kw = build(1, rel=None, biases=False)
+    for name in ("query", "key", "value"):
+        kw[name] = kw[name][..., :0, :]
+    with pytest.raises(ValueError, match=r"^key: expected G key/value heads that divide the H=0 query heads; got G=0$"):
+        getattr(rk, op)(**kw)
+
+
 def test_one_token_and_one_table_for_all_heads_are_no_other_layout():
     for op, kw in (
         ("relative_attention", inputs.self_attention(1, N=1, heads="shared")),

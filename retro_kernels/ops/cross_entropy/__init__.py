@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from ...core import eager, operator, private
+from ...core import eager, operator
 from .call import CrossEntropy
 
 
-def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", backend: str | None = None) -> Tensor:
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    backend: str | None = None,
+) -> Tensor:
     """loss_t = -log softmax(input_t)[target_t] in nats, like `torch.nn.functional.cross_entropy` of class indices.
 
         >>> loss = cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([1]))
         >>> round(loss.item(), 4)
         0.6931
 
-    There is no ignore_index: to leave targets out, multiply the losses of reduction="none" by weights.
-
     Args:
         input: [T,V], logits.
-        target: int64 [T], from 0 to V-1. Values are checked on the CPU alone; on a GPU the host does not read them.
-        reduction: "none", "sum" or "mean".
+        target: int64 [T], each from 0 to V-1 or ignore_index. On the CPU, the kernel that uses the values checks them.
+            The host does not read the values on a GPU: a row whose target is out of range has loss NaN and gradient
+            NaN there.
+        ignore_index: rows with this target have loss 0 and gradient 0, even if their logits are NaN, and do not count
+            in the mean.
+        reduction: "none", "sum" or "mean". The mean of no row is NaN.
         backend: "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
@@ -30,21 +38,14 @@ def cross_entropy(input: Tensor, target: Tensor, *, reduction: str = "mean", bac
     Differentiable in input, any number of times. The gradient is as large as the logits and computed from them again.
 
     Raises:
-        ValueError, TypeError: naming the argument, before any kernel runs.
+        ValueError, TypeError: naming the argument, before any result is written.
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction: expected 'none', 'sum' or 'mean'; got {reduction!r}")
-    call = CrossEntropy(input, target)
-    if isinstance(target, Tensor) and target.device.type == "cpu" and not private.watched(call, eager.ORDINARY):
-        readable = target.dtype == torch.int64 and target.layout == torch.strided and not target.is_nested
-        if readable and target.numel() and isinstance(input, Tensor) and input.dim() == 2:
-            low, high = (x.item() for x in target.aminmax())
-            if low < 0 or high >= input.shape[1]:
-                call.checked()  # an error of shape or type comes first
-                wrong = low if low < 0 else high
-                raise ValueError(f"target: expected 0 to V-1={input.shape[1] - 1}; got {wrong}")
-    losses = eager.serve("cross_entropy", call, backend)
-    return losses if reduction == "none" else losses.sum() if reduction == "sum" else losses.mean()
+    losses = eager.serve("cross_entropy", CrossEntropy(input, target, ignore_index), backend)
+    if reduction == "none":
+        return losses
+    return losses.sum() if reduction == "sum" else losses.sum() / (target != ignore_index).sum()
 
 
 operator.register("cross_entropy", CrossEntropy)

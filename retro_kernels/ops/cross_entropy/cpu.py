@@ -25,4 +25,6 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
 
 
 def _run(logits: Tensor, call, weights: Tensor, losses: Tensor, gradient: bool) -> None:
-    steps.call("_cpu", "softmax_losses", logits, call.target.contiguous(), weights, losses, gradient, steps.THREADS)
+    """Call the kernel, which raises ValueError for a target that is out of range."""
+    target, ignored = call.target.contiguous(), call.ignore_index
+    steps.call("_cpu", "softmax_losses", logits, target, ignored, weights, losses, gradient, steps.THREADS)

@@ -124,7 +124,8 @@ def relative_attention(
         query_segment, key_segment: integers [B,N] and [B,S], packed documents. If they ascend, a tile reads only the
             keys of its documents.
         cu_seqlens: int32 [documents+1], in place of segments for B = 1 and N = S: document d is tokens cu_seqlens[d] to
-            cu_seqlens[d+1]. Values are checked on the CPU alone; on a GPU tokens outside all documents attend nothing.
+            cu_seqlens[d+1]. Values are checked on the CPU alone, in compiled and traced calls too. On a GPU, tokens
+            outside all documents attend nothing, and boundaries that decrease give unspecified documents.
         scale: default D**-0.5.
         dropout_p: probability that an attention weight is dropped; `torch.manual_seed` makes it repeatable.
         return_lse: also return the log-sum-exp of the logits.

@@ -18,6 +18,7 @@ def _topk_chunks_dquery_kernel(
     stride_kb,
     stride_ks,
     Q,
+    S,
     D,
     k,
     IS_L2: tl.constexpr,
@@ -35,7 +36,7 @@ def _topk_chunks_dquery_kernel(
     for start in range(0, k, BLOCK_K):
         slot = start + tl.arange(0, BLOCK_K)
         index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
-        valid = index >= 0
+        valid = (index >= 0) & (index < S)
         grad = tl.load(grad_ptr + row * k + slot, mask=valid, other=0.0)
         key = tl.load(
             key_base + index[:, None] * stride_ks + d[None, :], mask=valid[:, None] & d_ok[None, :], other=0.0

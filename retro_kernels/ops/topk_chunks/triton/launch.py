@@ -146,6 +146,7 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, lis
     grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
     block_d = min(_GATHER_COLUMNS, power_of_two(d))
     arguments = _pair(call) | {"grad_ptr": grad, "indices_ptr": indices, "dquery_ptr": grad_query}
+    arguments |= {"S": call.key.shape[1]}
     arguments |= {"BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": block_d}
     return grad_query, [Launch(_topk_chunks_dquery_kernel, (b * q, -(-d // block_d)), arguments)]
 
@@ -159,7 +160,8 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[
     b, s, d = call.key.shape
     grad_key = torch.zeros((b, s, d), dtype=call.key.dtype, device=call.key.device)
     first_row = torch.arange(b, device=grad_key.device).view(-1, 1, 1) * s
-    target, slot = torch.sort(torch.where(indices < 0, b * s, indices + first_row).flatten(), stable=True)
+    chosen = (indices >= 0) & (indices < s)  # the host does not read indices, so wrong ones are skipped
+    target, slot = torch.sort(torch.where(chosen, indices + first_row, b * s).flatten(), stable=True)
     count, block_d = target.numel(), min(_GATHER_COLUMNS, power_of_two(d))
     arguments = _pair(call) | {"grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "dkey_ptr": grad_key}
     arguments |= {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
