@@ -35,7 +35,7 @@ from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.data.text import longest_common_substrings
 from retro_model.data.tokens import Tokenizer
-from retro_model.retro.copying import start_copying
+from retro_model.layers.copying import start_copying
 
 #: Held-out modules. Each has a sibling to retrieve from, as ntpath has posixpath.
 HELD_OUT = (

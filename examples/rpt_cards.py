@@ -26,8 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from retro_model.apps.rpt.start import start_copying
 from retro_model.evaluation.rpt import random_chunks
+from retro_model.layers.copying import start_rpt_copying
 from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import Supervision, stack, supervise
 from retro_model.training import Settings
@@ -165,7 +165,8 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     model = RPT(
         RPTConfig(deck.vocab_size, chunk_len=deck.chunk_len, excluded_chunks=EXCLUDED, score_scale=0.125, **sizes)
     )
-    start_copying(model)  # Learning to read a neighbour would take thousands of steps. Which chunk to read is learned.
+    # Learning to read a neighbour would take thousands of steps. Which chunk to read is learned.
+    start_rpt_copying(model)
     settings = Settings(options.steps, 3e-3, warmup_steps=options.steps // 12, weight_decay=0.0, betas=(0.9, 0.99))
     alpha = 30.0 if options.reworded else 1.0  # weight of the retrieval loss
     plan = Lessons(options.steps, alpha_ret=alpha, retriever_alpha=alpha, alpha_steps=0, tau=4.0)

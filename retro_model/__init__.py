@@ -7,9 +7,10 @@ does.
     base/          argument checks, files and locks, progress
     layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
-    retro/         RETRO: configuration, model, cache, encoder; retrofit adds retrieval to a frozen decoder
+    retro/         RETRO: configuration, model, cache, encoder
     memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
     rpt/           RPT: a decoder that retrieves from its own past
+    retrofit/      retrieval for a decoder that is trained already
     generation/    sampling, with retrieval in the loop
     training/      batches, optimiser, schedule, step, checkpoints
     evaluation/    bits per byte, leakage, control scores, tasks
@@ -19,23 +20,18 @@ does.
 """
 
 import importlib
+import sys
+import types
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .generation import generate
+    from .integrations.retro_pytorch import swap_retro_pytorch
     from .layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RelativePositions
     from .memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsCache, MosaicsConfig, PersistentMemory
-    from .retro import (
-        NeighbourEncoder,
-        OwnAttention,
-        Retro,
-        RetroCache,
-        RetroConfig,
-        RetrofittedDecoder,
-        retrofit,
-        swap_retro_pytorch,
-    )
-    from .rpt import RPT, NeighbourGate, RPTCache, RPTConfig, SelfIndex, SelfRetriever, lambda_rank, retrofit_rpt
+    from .retro import NeighbourEncoder, Retro, RetroCache, RetroConfig
+    from .retrofit import OwnAttention, RetrofittedDecoder, retrofit, retrofit_rpt
+    from .rpt import RPT, NeighbourGate, RPTCache, RPTConfig, SelfIndex, SelfRetriever, lambda_rank
     from .training import checkpoint
 
 __all__ = [
@@ -73,23 +69,38 @@ _HOMES = {
     "generation": "generate",
     "layers": "ChunkedCrossAttention FeedForward RelativeAttention RelativePositions",
     "memory_mosaics": "ContextualMemory MemoryMosaics MosaicsCache MosaicsConfig PersistentMemory",
-    "retro": "NeighbourEncoder OwnAttention Retro RetroCache RetroConfig RetrofittedDecoder "
-    "retrofit swap_retro_pytorch",
-    "rpt": "RPT NeighbourGate RPTCache RPTConfig SelfIndex SelfRetriever lambda_rank retrofit_rpt",
+    "retro": "NeighbourEncoder Retro RetroCache RetroConfig",
+    "retrofit": "OwnAttention RetrofittedDecoder retrofit retrofit_rpt",
+    "rpt": "RPT NeighbourGate RPTCache RPTConfig SelfIndex SelfRetriever lambda_rank",
     "training": "checkpoint",
+    "integrations.retro_pytorch": "swap_retro_pytorch",
 }
-_PACKAGES = ("base", "data", "evaluation", "parallel", *_HOMES)
+_PACKAGES = ("base", "data", "evaluation", "parallel", *(home for home in _HOMES if "." not in home))
 
 
 def __getattr__(name: str):
     """Import a name's subpackage when the name is first used: a command's help needs none of them."""
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
     for home, names in _HOMES.items():
         if name in names.split():
             found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{home}"), name)
             return found
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+class _Names(types.ModuleType):
+    """Module whose attribute `retrofit` is the function, although importing a subpackage sets an attribute of its name.
+
+    `from retro_model.retrofit import ...` reaches the subpackage.
+    """
+
+    def __setattr__(self, name: str, value) -> None:
+        is_package = name == "retrofit" and isinstance(value, types.ModuleType)
+        super().__setattr__(name, value.retrofit if is_package else value)
+
+
+sys.modules[__name__].__class__ = _Names
 
 
 def __dir__() -> list[str]:

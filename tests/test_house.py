@@ -22,12 +22,13 @@ STOREYS = (
     {"base"},
     {"layers", "data"},
     {"retro", "memory_mosaics", "rpt"},
+    {"retrofit"},
     {"generation", "training", "evaluation"},
 )
 BACKENDS = ("triton", "cuda", "cpu", "reference")
 LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
 #: parts of retro_model that load nothing optional
-LIGHT = ("retro", "layers", "generation", "training", "evaluation")
+LIGHT = ("retro", "retrofit", "layers", "generation", "training", "evaluation")
 MOST_ARGUMENTS = 40  # arguments that the formatter puts one a line; the attentions' kernels have more, in rows
 ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 #: operations of their kernels that make a tile

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from retro_model.layers import NextTokenLoss
 from retro_model.layers.loss import linear_cross_entropy
-from retro_model.retro.decoders import base_of, readout_of
+from retro_model.retrofit.decoders import base_of, readout_of
 
 
 class Decoder(nn.Module):

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.retro import NeighbourEncoder, OwnAttention
+from retro_model.retro import NeighbourEncoder
+from retro_model.retrofit import OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
 from .decoders import as_ours, check_takes_neighbours

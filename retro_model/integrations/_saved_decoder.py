@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from retro_model.retro.decoders import adapters, base_of
+from retro_model.retrofit.decoders import adapters, base_of
 
 #: Names of the modules that PEFT puts around a module of the decoder.
 WRAPPED = (".base_layer.", ".original_module.")

@@ -28,10 +28,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from retro_model.base import checks, disk
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 from retro_model.retro.cache import completed, left_mask
-from retro_model.retro.decoders import adapters, base_of
-from retro_model.retro.frozen_decoder import FrozenDecoder, RetrofitCache
 from retro_model.retro.inputs import row_starts
-from retro_model.retro.retrofit import retrofit
+from retro_model.retrofit import retrofit
+from retro_model.retrofit.base import FrozenDecoder, RetrofitCache
+from retro_model.retrofit.decoders import adapters, base_of
 from retro_model.training.windows import IGNORED
 
 from . import _saved_decoder as saved_decoder

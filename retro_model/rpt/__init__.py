@@ -6,7 +6,7 @@ inputs.py       checks of tokens and neighbours
 layers.py       window attention, chunked cross-attention, the decoder layer
 retriever.py    SelfRetriever: chunk encoder, W_Q, W_K, search
 memory.py       SelfMemory: retriever, NeighbourEncoder and NeighbourGate
-model.py        RPT; retrofit.py adds a memory to a trained decoder
+model.py        RPT; retro_model/retrofit/rpt.py adds a memory to a trained decoder
 loss.py         lambda_rank
 supervision.py  BM25 candidates and the reference language model's scores of them, on disk
 index.py        SelfIndex, which grows with a document; cache.py RPTCache; decoding.py decoding with it
@@ -23,7 +23,6 @@ from .loss import lambda_rank
 from .memory import NeighbourEncoder, NeighbourGate
 from .model import RPT
 from .retriever import SelfRetriever
-from .retrofit import RetrofittedRPT, retrofit_rpt
 
-__all__ = ["OWN", "RPT", "NeighbourEncoder", "NeighbourGate", "RPTCache", "RPTConfig", "Retrieved", "RetrofittedRPT"]
-__all__ += ["SelfIndex", "SelfRetriever", "lambda_rank", "retrofit_rpt"]
+__all__ = ["OWN", "RPT", "NeighbourEncoder", "NeighbourGate", "RPTCache", "RPTConfig", "Retrieved"]
+__all__ += ["SelfIndex", "SelfRetriever", "lambda_rank"]

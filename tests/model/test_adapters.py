@@ -9,7 +9,7 @@ import torch
 
 from retro_bench.ops.chunked_cross_attention import retro_pytorch_package
 from retro_kernels.testing import assert_passes
-from retro_model.retro.adapters import RetroPytorchCCA, swap_retro_pytorch
+from retro_model.integrations.retro_pytorch import RetroPytorchCCA, swap_retro_pytorch
 
 pytest.importorskip("einops")
 

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from retro_model.retro import Retro, copying
+from retro_model.layers import copying
+from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
 
 CONFIG = RetroConfig.small(300, 64, 128, num_heads=2, num_layers=3, chunk_len=8, share_embeddings=True, max_len=64)

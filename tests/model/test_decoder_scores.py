@@ -11,7 +11,7 @@ import torch
 
 from retro_model import evaluation
 from retro_model.evaluation.knn_lm import TokenDatastore, score_knn
-from retro_model.retro.retrofit import retrofit
+from retro_model.retrofit import retrofit
 from tests.model import decoders, toys
 
 transformers = pytest.importorskip("transformers")

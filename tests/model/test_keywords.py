@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from retro_model.retro.decoders import cache_name
-from retro_model.retro.retrofit import retrofit
-from retro_model.rpt.retrofit import retrofit_rpt
+from retro_model.retrofit import retrofit
+from retro_model.retrofit.decoders import cache_name
+from retro_model.retrofit.rpt import retrofit_rpt
 from tests.model import decoders
 from tests.model.test_huggingface import retrieve
 from tests.model.test_own_attention import make

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retro_model.generation import generate
-from retro_model.retro.retrofit import retrofit
+from retro_model.retrofit import retrofit
 from tests.model import decoders, joint
 
 transformers = pytest.importorskip("transformers")

@@ -4,6 +4,8 @@ causality.
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ from retro_model.generation import generate
 from retro_model.layers import ChunkedCrossAttention
 from retro_model.retro import Retro
 from retro_model.retro.config import RetroConfig
-from retro_model.retro.retrofit import retrofit
-from retro_model.retro.retrofitted_decoder import RetrofittedDecoder
+from retro_model.retrofit import retrofit
+from retro_model.retrofit.new import RetrofittedDecoder
 from tests.model import decoders
 
 transformers = pytest.importorskip("transformers")
@@ -298,3 +300,16 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="neighbours: "):
         model(tokens, neighbours[:, :2])
     decoders.assert_wrong_input_is_named(model, tokens, neighbours, mask)
+
+
+def test_the_function_has_the_name_of_its_package():
+    """In each order of imports, `retro_model.retrofit` is the function."""
+    for first in (
+        "from retro_model.retrofit import base",
+        "from retro_model import OwnAttention",
+        "import retro_model",
+    ):
+        lines = [first, "from retro_model import retrofit", "import retro_model.retrofit.rpt"]
+        lines += ["from retro_model.retrofit import own, retrofit as same"]
+        lines += ["assert retro_model.retrofit is retrofit is same"]
+        subprocess.run([sys.executable, "-c", "; ".join(lines)], check=True)

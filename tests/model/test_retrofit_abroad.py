@@ -5,7 +5,7 @@ import torch
 
 from retro_kernels.testing import assert_passes
 from retro_model.generation import generate
-from retro_model.retro.retrofit import retrofit
+from retro_model.retrofit import retrofit
 from tests.model import decoders
 from tests.model.test_retrofit import ADDED, LAYERS, K, M, N, R, V, batch, gpt2, llama, retrofitted
 

@@ -20,7 +20,7 @@ from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve import reader
 from retro_model.base import disk
 from retro_model.base.progress import counting
-from retro_model.retro import copying
+from retro_model.layers import copying
 
 from .corpus import Corpus, prepare, stream
 from .options import DEFAULT, SMOKE, Plan, parser

@@ -16,7 +16,7 @@ class Plan:
     config: arguments of `RetroConfig.small`; the vocabulary's size is added. database_bytes, train_bytes,
     validation_bytes: most characters to retrieve from, to train on (a part of the database) and to score. dim, index:
     width of the keys; FAISS factory string, None: exact search. neighbours, evaluation_neighbours: K in training; each
-    K that is scored. start_copying: begin both models with weights that copy, see `retro.copying`.
+    K that is scored. start_copying: begin both models with weights that copy, see `layers.copying`.
     """
 
     config: dict

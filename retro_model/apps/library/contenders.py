@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from retro_model import evaluation
 from retro_model.evaluation import knn_lm
-from retro_model.retro.retrofit import retrofit
+from retro_model.retrofit import retrofit
 
 from .fitting import changes, fit
 from .library import Library, read_decoder, stream

@@ -21,7 +21,7 @@ from retro_model import evaluation
 from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve import reader
 from retro_model.base.progress import counting
-from retro_model.retro import OwnAttention
+from retro_model.retrofit import OwnAttention
 
 from . import texts
 from .compare import show_line

@@ -23,6 +23,7 @@ from retro_model.apps.serve import folder as folders
 from retro_model.apps.serve.symbols import Symbols
 from retro_model.data.store import Document
 from retro_model.evaluation.rpt import random_chunks
+from retro_model.layers.copying import start_rpt_copying
 from retro_model.rpt import RPT, RPTConfig
 from retro_model.rpt.supervision import CANDIDATES, Supervision, bm25_index, stack, supervise
 from retro_model.training import Settings, checkpoint
@@ -30,7 +31,6 @@ from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
 from .deck import Copyist, Deck, Reader
 from .options import Variant
-from .start import start_copying
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def fit(
     """
     torch.manual_seed(seed)
     model = RPT(plan.config(**variant.changes))
-    start_copying(model)
+    start_rpt_copying(model)
     rates = {"max_lr": plan.max_lr, "warmup_steps": min(20, plan.steps // 10)}
     settings = Settings(plan.steps, **rates, weight_decay=0.0, betas=(0.9, 0.99))
     weights = {"alpha_ret": variant.trunk_share * plan.alpha, "retriever_alpha": plan.alpha, "alpha_steps": 0}

@@ -7,7 +7,8 @@ import torch
 
 from retro_kernels.testing import relative_error
 from retro_model import generate
-from retro_model.rpt import RetrofittedRPT, lambda_rank, retrofit_rpt
+from retro_model.retrofit import RetrofittedRPT, retrofit_rpt
+from retro_model.rpt import lambda_rank
 from tests.model import decoders
 from tests.model.rpt import tiny
 

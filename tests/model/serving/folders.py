@@ -8,13 +8,13 @@ import torch
 from retro_model import MemoryMosaics, MosaicsConfig, Retro, RetroConfig, checkpoint
 from retro_model.apps.rpt import cards
 from retro_model.apps.rpt.deck import Deck
-from retro_model.apps.rpt.start import start_copying as start_rpt
 from retro_model.apps.serve import folder as folders
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
 from retro_model.data.tokens import Tokenizer
-from retro_model.retro import copying
+from retro_model.layers import copying
+from retro_model.layers.copying import start_rpt_copying as start_rpt
 from retro_model.rpt import RPT
 
 HOSTILE = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"

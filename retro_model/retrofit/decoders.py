@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .config import RetroConfig
+from retro_model.retro.config import RetroConfig
 
 #: Attribute paths of the blocks in Hugging Face decoders, and a block's name for its attention.
 PLACES = (("transformer.h", "attn"), ("model.layers", "self_attn"))

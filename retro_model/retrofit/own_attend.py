@@ -60,7 +60,7 @@ def hook_attention(decoder: nn.Module) -> None:
     decoder.config._attn_implementation = PREFIX + before
 
 
-class Read(Exception):
+class StopReading(Exception):
     """Raised to end the pass that reads neighbours, after the last layer whose keys and values are needed."""
 
 
@@ -68,7 +68,7 @@ class Reading:
     """Pass in which the decoder reads neighbours. It keeps the attending layers' keys and values but the first token's.
 
     layers: layer, from 0 -> its place among the attending layers. into: [U,A,2,R,G,D].
-    Raises: Read, from the last attending layer, once its keys and values are there.
+    Raises: StopReading, from the last attending layer, once its keys and values are there.
     """
 
     def __init__(self, layers: dict[int, int], into: Tensor):
@@ -78,7 +78,7 @@ class Reading:
         """Keep keys and values. Return None: the attention itself stays the decoder's."""
         self.into[:, place, 0], self.into[:, place, 1] = key[:, 1:], value[:, 1:]
         if place == len(self.layers) - 1:
-            raise Read
+            raise StopReading
 
 
 class Slots(NamedTuple):

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
+from retro_model.retro.cache import ChunkCache, left_mask
+from retro_model.retro.inputs import check_inputs, check_positions, row_starts
 
-from .cache import ChunkCache, left_mask
 from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, readout_of
-from .inputs import check_inputs, check_positions, row_starts
 
 #: Methods of the Hugging Face library's models; `RetrofitForCausalLM` has them.
 THEIRS = ("generate", "save_pretrained", "push_to_hub")

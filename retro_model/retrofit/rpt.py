@@ -8,17 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.layers import initialise, rotation
-from retro_model.retro.decoders import around, check_fixed, named_blocks
-from retro_model.retro.frozen_decoder import Frozen
 from retro_model.retro.inputs import check_positions, row_starts
+from retro_model.rpt.cache import RPTCache
+from retro_model.rpt.config import RPTConfig
+from retro_model.rpt.decoding import Call, begin
+from retro_model.rpt.inputs import check_index, check_tokens
+from retro_model.rpt.layers import CrossAttention, Memory, Retrieved, norm
+from retro_model.rpt.memory import SelfMemory
+from retro_model.rpt.model import RPT
 
-from .cache import RPTCache
-from .config import RPTConfig
-from .decoding import Call, begin
-from .inputs import check_index, check_tokens
-from .layers import CrossAttention, Memory, Retrieved, norm
-from .memory import SelfMemory
-from .model import RPT
+from .base import Frozen
+from .decoders import around, check_fixed, named_blocks
 
 HEAD_DIM = 64  # of the added attentions, if the width allows it
 #: fields that an RPT without neighbours determines

@@ -1,4 +1,11 @@
-"""Retrieval for a decoder that is already trained."""
+"""Retrieval for a decoder that is already trained: three retrofits on one base.
+
+base.py        the base classes: calls, padding, caches, losses and gradient checkpointing around a frozen decoder
+decoders.py    the decoders of other libraries: their blocks, their residual form, their frozen weights
+own.py         "own": the decoder reads and attends neighbours itself; own_attend.py has its attention
+new.py         "new": an encoder and chunked cross-attentions are added
+rpt.py         retrieval from the decoder's own past
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,14 @@ from collections.abc import Sequence
 from torch import nn
 
 from retro_model.layers import ChunkedCrossAttention
+from retro_model.retro import Retro, RetroConfig
 
-from .config import RetroConfig
 from .decoders import around, check_blocks, check_fixed, config_of, named_blocks
-from .model import Retro
-from .own_attention import retrofit_own
-from .retrofitted_decoder import RetrofittedDecoder
+from .new import RetrofittedDecoder
+from .own import OwnAttention, retrofit_own
+from .rpt import RetrofittedRPT, retrofit_rpt
+
+__all__ = ["OwnAttention", "RetrofittedDecoder", "RetrofittedRPT", "retrofit", "retrofit_rpt"]
 
 #: Fields that the decoder fixes; ours also has its heads, another's chunked cross-attention may have more or fewer.
 FIXED = ("vocab_size", "d_model", "d_ff", "num_layers")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
+from retro_model.retro.cache import left_mask
+from retro_model.retro.recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
 
-from .cache import left_mask
+from .base import FrozenDecoder, RetrofitCache
 from .decoders import base_of
-from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .own_pass import ARGUMENT, Attending, Read, Reading, Turns, hook_attention, register, slots
-from .recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
+from .own_attend import ARGUMENT, Attending, Reading, StopReading, Turns, hook_attention, register, slots
 
 #: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
 #: positions. Decoders that are not here place tokens in other ways (ALiBi, paired rotary entries, bases by layer) or
@@ -184,7 +184,7 @@ class OwnAttention(FrozenDecoder):
         states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            with contextlib.suppress(Read):
+            with contextlib.suppress(StopReading):
                 base(part, use_cache=False, **{ARGUMENT: Reading(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states

@@ -8,11 +8,11 @@ from contextlib import nullcontext
 from torch import Tensor, nn
 
 from retro_model.layers import ChunkedCrossAttention, RMSNorm, initialise
+from retro_model.retro.config import RetroConfig
+from retro_model.retro.encoder import NORM_EPS, NeighbourEncoder
+from retro_model.retro.retrieval import Encoded, Retrieval
 
-from .config import RetroConfig
-from .encoder import NORM_EPS, NeighbourEncoder
-from .frozen_decoder import FrozenDecoder, RetrofitCache
-from .retrieval import Encoded, Retrieval
+from .base import FrozenDecoder, RetrofitCache
 
 
 class RetrofittedDecoder(FrozenDecoder):

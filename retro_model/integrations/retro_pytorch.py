@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import retro_kernels as rk
-
-from .own_pass import turned
+from retro_model.retrofit.own_attend import turned
 
 ORIGINAL = "ChunkedCrossAttention"
 

@@ -1,9 +1,8 @@
-"""Initial weights with which a small model copies before training: from its context, and RETRO from its neighbours.
+"""Initial weights with which small models copy before training: from their context and from their neighbours.
 
 Copying is an induction circuit of three parts. One attention writes the previous token into each token's state. A
-second attention looks up the current token among those and takes the token that follows. The readout recognises that
-token. Large models learn the circuit in thousands of steps. A demonstration of minutes starts with it, RETRO and its
-baseline alike.
+second attention finds the current token among these states and takes the token that follows. The readout recognises
+that token. Large models learn the circuit in thousands of steps. A model that trains for minutes starts with it.
 """
 
 from __future__ import annotations
@@ -11,15 +10,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from retro_model.layers import encode_displacements
-
-from .model import Retro
+from .positions import encode_displacements
+from .rotary import rotate, rotation
 
 SHARPNESS = 24.0  # of the attention to the previous token: the logits of its neighbours are lower by about 16
 MATCH = 2.0  # scale of queries: one matching token of 128 takes about half of the attention
 GAIN = 2.0  # scale of the copied token, beside a residual stream of unit scale
 # of CCA: larger, because the stream's norm then includes the token copied by self-attention
 LATER_MATCH, LATER_GAIN = (8.0, 3.0)
+# of an RPT
+AHEAD = 1  # token; where a neighbour equals the chunk, the token to predict is the next one
+CONSTANT = 2.0  # value of the embedding's first coordinate, in standard deviations of the others
+RPT_SHARPNESS = 20.0  # factor on the query; tokens next to the one ahead get a logit that is lower by about 5
 
 
 def _rotation(width: int, generator: torch.Generator) -> Tensor:
@@ -28,8 +30,8 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 
 
 @torch.no_grad()
-def align(model: Retro, seed: int = 0) -> Tensor:
-    """Set embeddings of unit scale and, as readout, their transpose times a random rotation.
+def align(model: nn.Module, seed: int = 0) -> Tensor:
+    """Set a Retro's embeddings to unit scale and its readout to their transpose times a random rotation.
 
     At unit scale the embeddings are not small beside the first residual updates. The rotation keeps a token from
     predicting itself. Returns the rotation [d_model, d_model].
@@ -42,11 +44,12 @@ def align(model: Retro, seed: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def start_copying(model: Retro, seed: int = 0) -> None:
-    """Call `align`, then set the circuit: layer 1 attends the previous token, layer 2 copies from the context.
+def start_copying(model: nn.Module, seed: int = 0) -> None:
+    """Call `align` for a Retro, then set the circuit.
 
-    In a RETRO the encoder's first attention attends the previous token, and every chunked cross-attention copies from
-    the neighbours. All weights stay trainable. A RETRO and its baseline get equal weights in the layers that both have.
+    Layer 1 attends the previous token, and layer 2 copies from the context. In a RETRO the encoder's first attention
+    attends the previous token, and every chunked cross-attention copies from the neighbours. All weights stay
+    trainable. A RETRO and its baseline get equal weights in the layers that both have.
 
     Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA
         begins in layer 2 or later.
@@ -68,6 +71,26 @@ def start_copying(model: Retro, seed: int = 0) -> None:
         _look_one_back(model.encoder.layers[0].attention, before)
         for layer in c.cca_layers:
             _copy(model.layers[layer - 1].cca, before, turn, LATER_MATCH, LATER_GAIN)
+
+
+@torch.no_grad()
+def start_rpt_copying(model: nn.Module) -> None:
+    """Set the weights of an RPT with which every head of chunked cross-attention attends `AHEAD` and copies.
+
+    The first coordinate of the embedding is constant, and queries and keys are made of it. Value and output start as
+    the identity. All weights stay trainable. Which chunks to retrieve is still to be learned.
+    """
+    deviation = model.embedding.weight.std()
+    model.embedding.weight[:, 0] = CONSTANT * deviation
+    for cca in (layer.cca for layer in model.layers if layer.cca is not None):
+        direction = torch.zeros(cca.head_dim)
+        direction[::2] = 1.0  # one of each pair, so that every frequency counts
+        ahead = rotate(direction.view(1, 1, -1), rotation(torch.tensor([AHEAD]), cca.head_dim)).flatten()
+        for module, column in ((cca.query, ahead * RPT_SHARPNESS / CONSTANT**2), (cca.key, direction / deviation / 8)):
+            module.weight.mul_(0.3)
+            module.weight[:, 0] = column.repeat(cca.num_heads)
+        for module in (cca.value, cca.output):
+            module.weight.copy_(torch.eye(len(module.weight)))
 
 
 def _copy(attention: nn.Module, before: Tensor, turn: Tensor, match: float, gain: float) -> None:
