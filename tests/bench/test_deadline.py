@@ -9,7 +9,7 @@ import retro_bench
 import retro_kernels as rk
 from retro_bench.check import numerics
 from retro_bench.commands import measuring
-from retro_bench.measure import choose, timing
+from retro_bench.measure import ceilings, choose, timing
 from retro_bench.measure.pace import Pace
 from retro_bench.measure.samples import Effort
 from retro_bench.records import record
@@ -236,3 +236,36 @@ def test_the_last_lines_of_a_run_answer_a_newcomer(small, tmp_path, capsys, monk
         "Records:",
     ):
         assert words in text, text
+
+
+def test_a_slow_product_is_called_once_for_its_ceiling(clock):
+    calls = []
+
+    def product():
+        calls.append(1)
+        clock.skipped += 20
+
+    assert ceilings._best(product, "cpu") == pytest.approx(20, rel=0.01) and len(calls) == 1
+
+
+def test_ceilings_take_a_tenth_of_a_run_and_interrupt_no_timing(small, clock, tmp_path, monkeypatch):
+    """The clock runs 100 times faster, so that they are always due."""
+    clock.rate, running, measured = 100, [], []
+    made = {"bytes_per_s": 1e12, "cached_bytes_per_s": None, "cache_bytes": None}
+
+    def measure(device):
+        assert not running
+        measured.append(clock())
+        clock.skipped += 40
+        return made | {"flops_per_s": {"float32": 1e13, "bfloat16": None}}
+
+    def outcomes(*arguments, true=timing.outcomes):
+        running.append(True)
+        yield from true(*arguments)
+        running.pop()
+
+    monkeypatch.setattr(ceilings, "measure", measure)
+    monkeypatch.setattr(timing, "outcomes", outcomes)
+    begun = clock()
+    retro_bench.main(["run", "--device", "cpu", "--quiet", "--json", str(tmp_path / "a.jsonl"), "--deadline", "3000"])
+    assert len(measured) >= 3 and 40 * (len(measured) - 2) <= 0.1 * (clock() - begun)

@@ -67,7 +67,9 @@ def walk(
         work.append((case, dtype, left if run.timed else modes if left else []))
     work = [step for step in work if step[2]]
     writer.request(run.run, requested)
-    limit, bar = arguments.deadline, progress.Progress(len(work), arguments.quiet)
+    # a run measures its ceilings once more in the end
+    limit = arguments.deadline and max(arguments.deadline - run.ceilings_s, 0.0)
+    bar = progress.Progress(len(work), arguments.quiet)
     if selection.device == "cuda":
         compile_ahead(selection, limit, bar)
     ops = len({case.kernel for case, _, _ in work})

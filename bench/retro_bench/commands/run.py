@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..measure import runner
 
 CEILINGS_EVERY_S = 30  # on CPUs: other work lowers the ceilings for a while, and the highest of a run count
+CEILINGS_SHARE = 0.1  # most of a run's time that they take
 #: default folder of records: with the others in a checkout, else in the working directory
 RESULTS = environment.ROOT / "bench" / "results" if (environment.ROOT / "setup.py").exists() else Path("bench-results")
 
@@ -61,18 +62,21 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.no_ceilings:
         run.measure_ceilings()
     records: dict[str, dict] = {}  # by id: the last one counts
-    looked, slow = time.monotonic(), set()
+    looked, steps, slow = time.monotonic(), 0, set()
 
     def keep(measured: dict) -> None:
-        nonlocal looked
+        nonlocal looked, steps
         if measured["time"] and (why := environment.throttled(run.device)):
             slow.add(why)
             return  # --resume measures it again
         writer.write(measured)
         records[measured["id"]] = measured
-        if run.ceilings and run.device == "cpu" and time.monotonic() - looked > CEILINGS_EVERY_S:
+        pause = max(CEILINGS_EVERY_S, run.ceilings_s / CEILINGS_SHARE)
+        between = run.pace.done > steps  # the first record of a case: no other contender is being timed
+        if run.ceilings and run.device == "cpu" and between and time.monotonic() - looked > pause:
             run.measure_ceilings()
             looked = time.monotonic()
+        steps = run.pace.done
 
     try:
         measuring.walk(run, selection, arguments, writer, keep, skip)

@@ -22,6 +22,7 @@ GEMMS = {
 }
 REPEATS = {"cpu": 5, "cuda": 20}
 LEAST_S, MOST_REPEATS = 0.2, 2000
+MOST_S = 0.5  # a call is not repeated after this time: torch's bfloat16 takes seconds on some processors
 
 
 def measure(device: str) -> dict[str, Any]:
@@ -82,10 +83,12 @@ def _formulations(a, b, device: str):
 
 
 def _best(call, device: str) -> float:
-    """Return the least seconds of several calls. Short calls are repeated for LEAST_S."""
+    """Return the least seconds of several calls. Short calls are repeated for LEAST_S, long ones end after MOST_S."""
     times = []
     with torch.no_grad():
-        while len(times) <= REPEATS[device] or (sum(times) < LEAST_S and len(times) < MOST_REPEATS):
+        while (len(times) <= REPEATS[device] and sum(times) < MOST_S) or (
+            sum(times) < LEAST_S and len(times) < MOST_REPEATS
+        ):
             if device == "cuda":
                 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 begin.record()
@@ -97,7 +100,7 @@ def _best(call, device: str) -> float:
                 begun = time.perf_counter()
                 call()
                 times.append(time.perf_counter() - begun)
-    return min(times[1:])
+    return min(times[1:] or times)
 
 
 def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
@@ -105,7 +108,7 @@ def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
     rates = ceilings["flops_per_s"]
     # a half type has at least the rate of float32: its operands can be widened
     names = (dtype, "float32") if dtype in ("float16", "bfloat16") else (dtype,)
-    return max((rates[name] for name in names if name in rates), default=None)
+    return max((rates[name] for name in names if rates.get(name)), default=None)
 
 
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:

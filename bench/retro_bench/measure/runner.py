@@ -37,14 +37,17 @@ class Run:
     begun: float = field(default_factory=lambda: time.monotonic())
     pace: Pace = field(default_factory=lambda: Pace([]))
     ceilings: dict[str, Any] | None = None
+    ceilings_s: float = 0.0  # seconds that the last measurement of the ceilings took
     remeasured: int = 0  # how often the ceilings were measured again
     run: str = field(default_factory=record.new_run)
     git: dict[str, Any] = field(default_factory=environment.git_state)
 
     def measure_ceilings(self) -> None:
         """Measure the machine. The higher of old and new rates counts, because other work only lowers a rate."""
+        begun = time.monotonic()
         new = ceilings.measure(self.device)
         self.ceilings = ceilings.better(self.ceilings, new) if self.ceilings else new
+        self.ceilings_s = time.monotonic() - begun
 
 
 @dataclass
