@@ -87,11 +87,8 @@ def serve_or_torch(op: str, call, function):
 
 def _by_operator(op: str, call, backend: str | None):
     """Serve a resolved call by the registered operator, for modes and transforms."""
-    if not private.transformed():
-        flops.announce()
-        return operator.registered(op)(*call, backend)
-    outs = transforms.forward(op, call, backend)
-    return outs if len(outs) > 1 else outs[0]
+    flops.announce()
+    return operator.registered(op)(*call, backend)
 
 
 def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: tuple[bool, ...]):
@@ -101,8 +98,6 @@ def _gradients_by_operator(plan: Plan, saved: tuple[Tensor, ...], grads, needs: 
     transforms.refuse_batched(plan.op, grads)
     if getattr(call, "TWICE", False) and torch.is_grad_enabled():
         listed = iter(_by_definition(plan.op, call, grads, named))
-    elif private.transformed():
-        listed = iter(transforms.backward(plan.op, call, plan.backend, outs, grads, named))
     else:
         registered = operator.registered(plan.op, "_backward")
         listed = iter(registered(*call, plan.backend, *outs, *grads, list(named)))
@@ -134,7 +129,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.plan = plan
         kept = [outs[at] for at in plan.kept]
         if plan.layouts is None:
-            plan.layouts = operator.layouts((*tensors, *kept))
+            plan.layouts = transforms.layouts((*tensors, *kept))
         ctx.save_for_backward(*tensors, *kept)
         ctx.set_materialize_grads(False)
         if not outs[-1].is_floating_point():  # the indices of topk_chunks
@@ -149,7 +144,7 @@ class _Differentiable(torch.autograd.Function):
             return (None,) * (len(needs) + 1)
         if plan.like is None or not plan.like(*saved):
             names = [plan.make._fields[at] for at in plan.tensors] + ["output"] * (len(saved) - len(plan.tensors))
-            operator.check_saved(plan.op, names, saved, plan.layouts)
+            transforms.check_saved(plan.op, names, saved, plan.layouts)
             plan.like = plan.like or private.like(saved)
         plain = all([g is None or private.dispatch_keys(g).raw_repr() in _PLAIN or _plain(g) for g in grads])
         if torch.is_grad_enabled() or not plain or private.autocast() or not private.unheard():

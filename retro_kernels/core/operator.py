@@ -8,13 +8,13 @@ per layout, because sizes and integers become addresses.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..compile import configs
-from . import flops, plan, transforms
+from . import flops, plan, private, transforms
 from .arguments import CALLS, cast, kept
 
 NAMESPACE = "retro_kernels"
@@ -41,7 +41,6 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
-        transforms.refuse_tangents(op, args)
         call = problem(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
             made = plan.of_resolved(op, call, args[fields], configs.epoch())
@@ -49,19 +48,20 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
-        transforms.refuse_tangents(op, args)
         outs = problem(*args[:fields]).empty_outputs()
         return outs if count > 1 else outs[0]
 
     def backward(*args):
-        transforms.refuse_tangents(op, args)
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
+        saved = len(kept(problem))
         given = args[fields + 1 : -1]
+        # A saved-tensor hook may return a layout that the chosen backend does not read.
+        call, outs, grads = plan.readable(call, given[:saved], given[saved:])
         with _full_precision(call), _on_device(call[0]):
             made = plan.of_resolved(op, call, backend, configs.epoch())
             made.check_given_back(call, given)
             wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
-            results = made.gradients((*[call[at] for at in made.tensors], *given), wanted)
+            results = made.gradients((*[call[at] for at in made.tensors], *outs, *grads), wanted)
         places = zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
         listed = [(name, at) for name, at, needed in places if needed]
         return [torch.zeros_like(getattr(call, name)) if at is None else results[at] for name, at in listed]
@@ -71,11 +71,23 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         wanted = [x for x, needed in zip(inputs, args[-1], strict=True) if needed]
         return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
-    for name, run, fake in ((op, forward, forward_fake), (f"{op}_backward", backward, backward_fake)):
+    def forward_transformed(*args):
+        outs = transforms.forward(op, problem(*args[:fields]), args[fields])
+        return outs if count > 1 else outs[0]
+
+    def backward_transformed(*args):
+        given, saved = args[fields + 1 : -1], len(kept(problem))
+        call, needs = problem(*args[:fields]), tuple(args[-1])
+        return list(transforms.backward(op, call, args[fields], given[:saved], given[saved:], needs))
+
+    for name, run, fake, transformed in (
+        (op, forward, forward_fake, forward_transformed),
+        (f"{op}_backward", backward, backward_fake, backward_transformed),
+    ):
         for device in ("CPU", "CUDA"):
             _LIBRARY.impl(name, run, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-    _register_autograd(op, problem)
+        _register_derivatives(name, transformed)
     flops.register(op, problem)
     if tangents is not None:
         transforms.FORWARD_MODE[op] = tangents
@@ -91,54 +103,23 @@ def schema(problem: type) -> str:
     return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
 
 
-def _register_autograd(op: str, problem: type) -> None:
-    fields, saves = len(problem._fields), kept(problem)
-    where = [problem._fields.index(name) for name in problem.DIFFERENTIABLE]
+def _register_derivatives(name: str, transformed: Callable) -> None:
+    """Let `transformed` serve the calls of an operator that autograd, forward mode or a transform tracks."""
 
-    def setup_context(ctx, inputs, output):
-        outs = output if isinstance(output, tuple) else (output,)
-        outs = [outs[problem.RETURNS.index(name)] for name in saves]
-        tensors = [x if isinstance(x, Tensor) else None for x in inputs]
-        ctx.save_for_backward(*tensors, *outs)
-        ctx.options = [None if isinstance(x, Tensor) else x for x in inputs]
-        ctx.layouts = layouts((*tensors, *outs))
-        ctx.set_materialize_grads(False)
+    def differentiated(*args):
+        if transforms.tracked(args):
+            return transformed(*args)
+        with private.below_autograd():
+            return registered(name)(*args)
 
-    def differentiate(ctx, *grads):
-        grads_in = [None] * (fields + 1)
-        needs = [ctx.needs_input_grad[i] for i in where]
-        if not any(needs) or all(g is None for g in grads):
-            return tuple(grads_in)
-        saved = ctx.saved_tensors
-        transforms.refuse_batched(op, grads)
-        check_saved(op, (*problem._fields, "backend", *saves), saved, ctx.layouts)
-        args = [option if t is None else t for t, option in zip(saved[: fields + 1], ctx.options, strict=True)]
-        results = iter(registered(op, "_backward")(*args, *saved[fields + 1 :], *grads, needs))
-        for i, needed in zip(where, needs, strict=True):
-            grads_in[i] = next(results) if needed else None
-        return tuple(grads_in)
+    def inside_transforms(*args):
+        if private.functionalizing():
+            return private.functionalized(registered(name), args)
+        return transformed(*args)
 
-    def no_second_derivative(ctx, *grads):
-        raise transforms.no_second_derivative(op)
-
-    name = f"{NAMESPACE}::{op}"
-    torch.library.register_autograd(name, differentiate, setup_context=setup_context, lib=_LIBRARY)
-    torch.library.register_autograd(f"{name}_backward", no_second_derivative, lib=_LIBRARY)
-
-
-def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return type, shape, device and layout of each tensor. Those of saved tensors must not change."""
-    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
-
-
-def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
-    """Raise where a saved-tensor hook returned a tensor of another layout."""
-    found = layouts(saved)
-    if found == expected:
-        return
-    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
-    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
-    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
+    _LIBRARY.impl(name, differentiated, "Autograd")
+    # The kernels below this key receive tensors that have lost their tangents and batch dimensions.
+    _LIBRARY.impl(name, inside_transforms, "FuncTorchDynamicLayerFrontMode")
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -106,17 +106,32 @@ def untraced() -> bool:
     return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
 
 
-def transformed() -> bool:
-    """Whether vmap, grad, jvp or forward mode is on for this thread. Functionalisation does not count."""
-    interpreter, level = _interpreter(), getattr(forward_ad, "_current_level", -1)
-    return level >= 0 if interpreter is None else interpreter.key() != _functionalize
+def functionalizing() -> bool:
+    """Whether the innermost transform is `func.functionalize`."""
+    interpreter = _interpreter()
+    return interpreter is not None and interpreter.key() == _functionalize
+
+
+def functionalized(function: Callable, args: tuple):
+    """Call a function that has no side effects below `func.functionalize`, on unwrapped tensors."""
+    from torch._functorch.pyfunctorch import retrieve_current_functorch_interpreter
+    from torch._subclasses.functional_tensor import FunctorchFunctionalizeAPI
+
+    level = FunctorchFunctionalizeAPI(retrieve_current_functorch_interpreter())
+    with level.redispatch_to_next():
+        outs = function(*level.unwrap_tensors(args))
+    return level.wrap_tensors(outs)
+
+
+#: context inside which torch calls the kernel of an operator below its autograd kernel
+below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def watched(values, ordinary: frozenset[type]) -> bool:
     """Whether a compiler or transform is on, or a value's class is not in `ordinary`."""
     if torch.compiler.is_compiling():  # first, because the compiler can't trace the other conditions
         return True
-    interpreter = _interpreter()  # as `transformed`: a warm call enters few functions
+    interpreter = _interpreter()
     if getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize:
         return True
     return any([value.__class__ not in ordinary for value in values])

@@ -1,14 +1,14 @@
-"""Ops under torch's transforms: func.grad, vjp, vmap, jvp and autograd.forward_ad.
+"""Derivatives of the registered operators: reverse mode, forward mode, and torch's transforms.
 
-The operator serves none of them: the autograd function that `torch.library` registers has no `setup_context`, and it
-drops tangents. So a call under a transform goes through two autograd functions, one for the op and one for its
+Every entrance to an op ends here unless nothing differentiates the call: the public function, the raw operator, and
+exported, traced and compiled graphs. A call goes through two autograd functions, one for the op and one for its
 gradient. vmap makes one call for each entry. An op registers its formula for forward mode; an op without one raises an
 error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -39,10 +39,13 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx, inputs, outs):
-        ctx.op, ctx.make, ctx.backend, *fields = inputs
+        ctx.op, make, ctx.backend, *fields = inputs
+        ctx.make = make
         ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
         tensors = [x if isinstance(x, Tensor) else None for x in fields]
-        ctx.save_for_backward(*tensors, *outs)
+        reads = [outs[make.RETURNS.index(name)] for name in kept(make)]
+        ctx.layouts = layouts((*tensors, *reads))
+        ctx.save_for_backward(*tensors, *reads)
         ctx.save_for_forward(*tensors, *outs)
         ctx.set_materialize_grads(False)
         if not outs[-1].is_floating_point():  # the indices of topk_chunks
@@ -55,8 +58,9 @@ class _Forward(torch.autograd.Function):
         needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
         results = [None] * (3 + len(call))
         if any(needs) and not all(grad is None for grad in grads):
-            saved = [outs[call.RETURNS.index(name)] for name in kept(call)]
-            found = iter(backward(ctx.op, call, ctx.backend, saved, grads, needs))
+            refuse_batched(ctx.op, grads)
+            check_saved(ctx.op, (*call._fields, *kept(call)), ctx.saved_tensors, ctx.layouts)
+            found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
             for place, needed in zip(places, needs):
                 results[3 + place] = next(found) if needed else None
         return tuple(results)
@@ -97,7 +101,7 @@ class _Backward(torch.autograd.Function):
 
 
 def _saved(ctx):
-    """Return (call, outputs) as `setup_context` saved them."""
+    """Return the call and the outputs that `setup_context` saved: those of forward mode, or those of reverse mode."""
     tensors, fields = ctx.saved_tensors, len(ctx.options)
     call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
     return call, tensors[fields:]
@@ -123,12 +127,29 @@ def no_forward_mode(op: str) -> Exception:
     return NotImplementedError(f"retro_kernels.{op}: forward-mode derivatives are not implemented; {remedy}")
 
 
-def refuse_tangents(op: str, values) -> None:
-    """Raise where a tensor has a tangent, which an operator's kernel would drop."""
-    if private.may_have_tangents():
-        for value in values:
-            if isinstance(value, Tensor) and forward_ad.unpack_dual(value).tangent is not None:
-                raise no_forward_mode(op)
+def tracked(values) -> bool:
+    """Whether reverse mode or forward mode differentiates a call of these values."""
+    reverse, tangents = torch.is_grad_enabled(), private.may_have_tangents()
+    return any(
+        (reverse and value.requires_grad) or (tangents and forward_ad.unpack_dual(value).tangent is not None)
+        for value in values
+        if isinstance(value, Tensor)
+    )
+
+
+def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    """Return type, shape, device and layout of each tensor. Those of saved tensors must not change."""
+    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
+
+
+def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+    """Raise where a saved-tensor hook returned a tensor of another layout."""
+    found = layouts(saved)
+    if found == expected:
+        return
+    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
+    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
+    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
 
 
 def refuse_batched(op: str, grads) -> None:

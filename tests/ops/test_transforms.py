@@ -1,12 +1,15 @@
 """torch's transforms of every op give the right values or are refused by name, as the guide's table says."""
 
 import functools
+import io
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
@@ -35,9 +38,10 @@ EVERY = [
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 
-def function(op: str, backend: str, seed: int = 1):
+@functools.cache
+def function(op: str, backend: str, entrance: str = "public function"):
     """Return (f, primals): the first output, where finite, as a function of the call's floating tensors."""
-    kw = CALLS[op](seed)
+    kw = CALLS[op](1)
     names = [n for n, v in kw.items() if isinstance(v, torch.Tensor) and v.is_floating_point()]
 
     def f(*values):
@@ -45,7 +49,79 @@ def function(op: str, backend: str, seed: int = 1):
         out = outs[0] if isinstance(outs, tuple) else outs
         return torch.where(out.isfinite(), out, 0)
 
-    return f, tuple(kw[n] for n in names)
+    primals = tuple(kw[n] for n in names)
+    return ENTRANCES[entrance](f, primals), primals
+
+
+class AsModule(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *values):
+        return self.function(*values)
+
+
+class Caught(TorchDispatchMode):
+    """Mode that collects the arguments of each raw operator."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace == "retro_kernels":
+            self.found[operator] = args
+        return operator(*args, **(kwargs or {}))
+
+
+def raw_operator(f, primals):
+    with Caught() as caught:
+        f(*primals)
+    ((operator, args),) = caught.found.items()
+    places = [next(i for i, arg in enumerate(args) if arg is x) for x in primals]
+
+    def raw(*values):
+        given = dict(zip(places, values, strict=True))
+        outs = operator(*[given.get(i, arg) for i, arg in enumerate(args)])
+        out = outs[0] if isinstance(outs, tuple) else outs
+        return torch.where(out.isfinite(), out, 0)
+
+    return raw
+
+
+def exported(f, primals):
+    return torch.export.export(AsModule(f), primals)
+
+
+def exported_and_loaded(f, primals):
+    file = io.BytesIO()
+    torch.export.save(exported(f, primals), file)
+    file.seek(0)
+    return torch.export.load(file).module()
+
+
+def traced(f, primals):
+    return torch.jit.trace(f, primals, check_trace=False)
+
+
+def traced_and_loaded(f, primals):
+    file = io.BytesIO()
+    torch.jit.save(traced(AsModule(f), primals), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
+#: ways to call an op: (f, primals) -> a function of the primals
+ENTRANCES = {
+    "public function": lambda f, primals: f,
+    "raw operator": raw_operator,
+    "make_fx graph": lambda f, primals: make_fx(f)(*primals),
+    "exported program": lambda f, primals: exported(f, primals).module(),
+    "loaded exported program": exported_and_loaded,
+    "traced function": traced,
+    "loaded traced function": traced_and_loaded,
+}
 
 
 def loss(f):
@@ -72,8 +148,8 @@ def tangents_of(primals, seed: int = 5):
 # ---------------------------------------------------------------- one probe for each row of the guide's table
 
 
-def probe_grad(op, backend):
-    f, primals = function(op, backend)
+def probe_grad(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     every_one = tuple(range(len(primals)))
     want = gradients(f, primals)
     close(torch.func.grad(loss(f), argnums=every_one)(*primals), want)
@@ -87,8 +163,8 @@ def probe_grad(op, backend):
     )
 
 
-def probe_vmap(op, backend):
-    f, primals = function(op, backend)
+def probe_vmap(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     stacks = [torch.stack([x, y, x]) for x, y in zip(primals, tangents_of(primals))]
     calls = [[x[i] for x in stacks] for i in range(3)]
     close(torch.func.vmap(f)(*stacks), [f(*call) for call in calls])
@@ -103,8 +179,8 @@ def probe_vmap(op, backend):
     close([shared(*rest)], [sum(gradients(f, (call[0], *rest))[1] for call in calls)])
 
 
-def probe_jvp(op, backend):
-    f, primals = function(op, backend)
+def probe_jvp(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     tangents = tangents_of(primals)
     out, pushed = torch.func.jvp(f, primals, tangents)
     close([out], [f(*primals)])
@@ -121,26 +197,26 @@ def probe_jvp(op, backend):
         close([forward_ad.unpack_dual(dual).tangent.flatten()], [want])
 
 
-def probe_hessian(op, backend):
-    f, primals = function(op, backend)
+def probe_hessian(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     torch.func.hessian(loss(f))(*primals)
 
 
-def probe_grad_of_grad(op, backend):
-    f, primals = function(op, backend)
+def probe_grad_of_grad(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     torch.func.grad(lambda *v: torch.func.grad(loss(f))(*v).sum())(*primals)
 
 
-def probe_batched_gradients(op, backend):
+def probe_batched_gradients(op, backend, entrance):
     """As torch.autograd.functional.jacobian(vectorize=True) does."""
-    f, primals = function(op, backend)
+    f, primals = function(op, backend, entrance)
     leaves = [x.clone().requires_grad_() for x in primals]
     out = f(*leaves)
     torch.autograd.grad(out, leaves, torch.stack([out.detach(), torch.ones_like(out)]), is_grads_batched=True)
 
 
-def probe_flops(op, backend):
-    f, primals = function(op, backend)
+def probe_flops(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     leaves = [x.clone().requires_grad_() for x in primals]
     f(*leaves).sum().backward()  # counting must see the call although a plan may exist
     with FlopCounterMode(display=False) as counter:
@@ -172,20 +248,21 @@ class Heard(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-def probe_torch_function(op, backend):
-    f, primals = function(op, backend)
+def probe_torch_function(op, backend, entrance):
+    f, primals = function(op, backend, entrance)
     f(*primals)  # the subclass must see the call although a plan may exist
     for at in range(len(primals)):
         Heard.calls.clear()
         got = f(*[x.as_subclass(Heard) if i == at else x for i, x in enumerate(primals)])
-        assert any(op in str(func) for func in Heard.calls)
-        assert isinstance(got, Heard)
+        if "traced" not in entrance:  # TorchScript calls operators without Python
+            assert any(op in str(func) for func in Heard.calls)
+            assert isinstance(got, Heard)
         close([got.as_subclass(torch.Tensor)], [f(*primals)])
 
 
-def probe_saved_tensors_hooks(op, backend):
+def probe_saved_tensors_hooks(op, backend, entrance):
     """Hooks that return the same values, as a copy or in another layout."""
-    f, primals = function(op, backend)
+    f, primals = function(op, backend, entrance)
     want = gradients(f, primals)
 
     def apart(x):
@@ -195,6 +272,29 @@ def probe_saved_tensors_hooks(op, backend):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             got = gradients(f, primals)
         close(got, want)
+
+
+TRANSFORMS = {
+    "grad": lambda f: lambda *v: torch.func.grad(loss(f))(*v),
+    "vjp": lambda f: lambda *v: torch.func.vjp(f, *v)[1](f(*v))[0],
+    "vmap": lambda f: lambda *v: torch.func.vmap(f)(*[torch.stack([x, x + 1]) for x in v]),
+    "vmap(grad)": lambda f: lambda *v: torch.func.vmap(torch.func.grad(loss(f)))(*[torch.stack([x, -x]) for x in v]),
+    "jvp": lambda f: lambda *v: torch.func.jvp(f, v, tuple(map(torch.ones_like, v)))[1],
+}
+
+
+def probe_compiled_transforms(op, backend, entrance):
+    if entrance != "public function":
+        return  # these graphs hold the raw operator, as a compiled public function does
+    f, primals = function(op, backend, entrance)
+    for name in ("grad", "vjp", "vmap", "vmap(grad)"):
+        compiled = compiled_transform(name, f)
+        close([compiled(*primals)], [TRANSFORMS[name](f)(*primals)])
+
+
+def compiled_transform(name, f):
+    torch._dynamo.reset()
+    return torch.compile(TRANSFORMS[name](f), backend="aot_eager", fullgraph=True)
 
 
 PROBES = {
@@ -207,6 +307,7 @@ PROBES = {
     "`FlopCounterMode`": probe_flops,
     "`__torch_function__` of subclasses": probe_torch_function,
     "`saved_tensors_hooks`": probe_saved_tensors_hooks,
+    "`torch.compile` of `grad`, `vjp`, `vmap`, `vmap(grad)`": probe_compiled_transforms,
 }
 
 
@@ -227,37 +328,45 @@ def test_the_guides_table_is_whole():
 
 @every
 @pytest.mark.parametrize("row", PROBES)
-def test_transform(row, op, backend):
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_transform(row, op, backend, entrance):
     """ "yes": the probe finds the right values. "refused": an error that names the op."""
+    if INTERPRETER and entrance != "public function":
+        pytest.skip("the entrances differ in front of the kernels only; the cpu backend shows them")
     if INTERPRETER or COMPILED:
         slow = row.startswith("`func") and op not in ("leaky_average", "relative_logits")
         if slow or (row.startswith("`saved") and "attention" in op):
             pytest.skip("one call an entry takes minutes here; the way there is the same for every op")
     cell = table()[row][op]
     if cell == "yes":
-        PROBES[row](op, backend)
+        PROBES[row](op, backend, entrance)
     else:
-        with pytest.raises(RuntimeError, match=rf"^retro_kernels\.{op}: .* not implemented"):
-            PROBES[row](op, backend)
+        first = "" if "traced" in entrance else "^"  # TorchScript's error quotes the op's
+        with pytest.raises(RuntimeError, match=rf"{first}retro_kernels\.{op}: .* not implemented"):
+            PROBES[row](op, backend, entrance)
 
 
 # ---------------------------------------------------------------- properties beyond the table
 
 
 @every
+def test_compiled_forward_mode_is_right_or_refused_by_name(op, backend):
+    f, primals = function(op, backend)
+    compiled = compiled_transform("jvp", f)
+    if op in FORWARD_MODE:
+        close([compiled(*primals)], [TRANSFORMS["jvp"](f)(*primals)])
+    else:
+        with pytest.raises(RuntimeError, match=rf"retro_kernels\.{op}: .* not implemented"):
+            compiled(*primals)
+
+
+@every
 def test_no_operator_drops_a_tangent(op, backend):
     """The raw operators too, forward and backward: a derivative that is silently 0 is a wrong result."""
     f, primals = function(op, backend)
-    raw = {}
-
-    class Caught(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-            if operator.namespace == "retro_kernels":
-                raw[operator] = args
-            return operator(*args, **(kwargs or {}))
-
-    with Caught():
+    with Caught() as caught:
         f(*[x.clone().requires_grad_() for x in primals]).sum().backward()
+    raw = caught.found
     assert len(raw) == 2
     for operator, args in raw.items():
         with forward_ad.dual_level(), torch.no_grad():
@@ -267,6 +376,10 @@ def test_no_operator_drops_a_tangent(op, backend):
                 else x
                 for x in args
             ]
+            if op in FORWARD_MODE and "_backward" not in str(operator):
+                out = operator(*dual)
+                assert forward_ad.unpack_dual(out[0] if isinstance(out, tuple) else out).tangent is not None
+                continue
             with pytest.raises(RuntimeError, match=f"retro_kernels.{op}.*not implemented"):
                 operator(*dual)
 

@@ -57,9 +57,10 @@ class RelativeAttention(NamedTuple):
         if window is not None and block is not None:
             raise ValueError(f"window_block: expected None where window is given; got {block}")
         arguments.attention_inputs(self, "B,S,G,D", sizes)
-        default = sizes["S"] - sizes["N"] if causal else 0
-        position = default if self.query_offset is None else self.query_offset
-        offset, batch_offset = arguments.positions("query_offset", position, self.query, sizes)
+        # Under torch.jit.trace a length is a tensor, so the default is not checked as an argument.
+        offset, batch_offset = sizes["S"] - sizes["N"] if causal else 0, None
+        if self.query_offset is not None:
+            offset, batch_offset = arguments.positions("query_offset", self.query_offset, self.query, sizes)
         if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
         rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
