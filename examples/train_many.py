@@ -21,7 +21,7 @@ from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours
 from retro_model.data.shards import open_store
 from retro_model.parallel import SequencePart, parallelize
-from retro_model.training import Settings, WindowDataset, sharded_checkpoint
+from retro_model.training import Settings, WindowDataset, checkpoint
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     optimizer = training.make_optimizer(model, settings)
     place, start = options.out / "checkpoint", 0
     if (place / "state.json").exists():
-        start = sharded_checkpoint.load(place, model, optimizer)["step"]
+        start = checkpoint.load(place, model, optimizer)["step"]
     found = {"neighbours": neighbours, "database": database, "k": options.k}
     share = {"batch_size": options.batch // data, "rank": mesh["data"].get_local_rank(), "world_size": data}
     rows = WindowDataset(store, window=options.window, seed=0, start=start, **share, **found)
@@ -96,7 +96,7 @@ def main(arguments: list[str] | None = None) -> None:
         if dist.get_rank() == 0:
             print(f"step {step + 1}: loss {results['loss']:.4f}, {results['waiting']:.1%} waiting for data", flush=True)
         if step + 1 == options.steps or (options.save_every and (step + 1) % options.save_every == 0):
-            sharded_checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
+            checkpoint.save(place, model, optimizer, step=step + 1, position=step + 1)
 
     training.train(model, optimizer, stream, settings, start=start, report=report, keep_memory=True)
 

@@ -16,13 +16,12 @@ The functions take any module: the model itself, or the model in `torch.compile`
     processes.py   rank, number of processes, objects sent between them
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py: its optimiser
-    checkpoint.py  saves and resumes exactly; checkpoint_folder.py: atomic replacement of its files;
-                   sharded_checkpoint.py: no process holds the whole
+    checkpoint.py  saves and resumes exactly, with any number of processes
 """
 
 from retro_model.base.progress import training as progress
 
-from . import checkpoint, sharded_checkpoint
+from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .memory import keep_memory
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
@@ -31,4 +30,4 @@ from .windows import WindowDataset, prefetched
 
 __all__ = ["AUTOCAST", "TABLE_10", "Batch", "Settings", "WindowDataset", "batch_loss", "batches", "check_neighbours"]
 __all__ += ["checkpoint", "gather", "keep_memory", "learning_rate", "loss", "make_optimizer", "parameter_groups"]
-__all__ += ["prefetched", "progress", "shard", "sharded_checkpoint", "token_losses", "train", "train_step", "visible"]
+__all__ += ["prefetched", "progress", "shard", "token_losses", "train", "train_step", "visible"]

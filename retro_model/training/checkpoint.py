@@ -1,69 +1,50 @@
-"""Training state on disk: safetensors for tensors, JSON for the rest. A resumed run equals the uninterrupted one.
+"""Training state on disk. A resumed run equals the uninterrupted one, and any number of processes may resume it.
 
-A checkpoint is a folder of three files: the model's tensors; the optimiser's moments by parameter name, with the random
-generators' states of every process; and `state.json` with step, position in the data, configuration and digests. A kill
-at any moment leaves the old checkpoint or the new one: see `checkpoint_folder`.
+A checkpoint is a folder of `state.json` (step, position in the data, configuration, the optimiser's options, digests)
+and of the folder of shards that it names. `torch.distributed.checkpoint` writes the shards as safetensors, one file per
+process, so no process holds the whole model, and no file holds code.
+
+A save writes a new folder of shards, then replaces `state.json` in one atomic step, then removes the old shards.
+Therefore a kill at any moment leaves the old checkpoint or the new one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
+import hashlib
+import json
 import math
 import os
 import re
+import uuid
+import warnings
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from retro_model.base import disk
+
 from . import processes
-from .checkpoint_folder import CheckpointError, check_place, read, write
 
 __all__ = ["CheckpointError", "load", "read_state", "save"]
-RANDOM = re.compile(r"random(\.\d+)?\.(cpu|cuda\d+)")
+FORMAT, STATE, LOCK = 3, "state.json", ".lock"
+SHARDS = re.compile(r"shards-[0-9a-f]{32}")
+RANDOM = re.compile(r"random\.\d+\.(cpu|cuda\d+)")
 JSON_TYPES = (int, float, bool, str, tuple, list, type(None))
+#: Fields of state.json and their types. Counts are not negative.
+FIELDS = {"shards": str, "extra": dict, "files": dict, "optimizer": (list, type(None)), "config": (dict, type(None))}
+COUNTS = ("step", "position", "processes")
+_MISSING = object()
 
 
-def _plain(name: str) -> str:
-    """Return a parameter's name without the prefixes of DDP and torch.compile."""
-    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
-
-
-def _full(tensor: Tensor) -> Tensor:
-    """Return a contiguous CPU copy. Sharded tensors are gathered: every process must call."""
-    tensor = tensor.detach()
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu().contiguous().clone()
-
-
-def _like(tensor: Tensor, target: Tensor) -> Tensor:
-    """Return `tensor` on the device and in the sharding of `target`."""
-    if hasattr(target, "device_mesh"):
-        from torch.distributed.tensor import distribute_tensor
-
-        return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
-    return tensor.to(target.device)
-
-
-def _names(model: nn.Module) -> dict[int, str]:
-    return {id(p): _plain(n) for n, p in model.named_parameters()}
-
-
-def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and persistent buffers by plain name, a tensor of several names under the first of them."""
-    tensors: dict[int, tuple[str, Tensor]] = {}
-    persistent = {_plain(n) for n in model.state_dict()}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        if _plain(name) in persistent:
-            tensors.setdefault(id(tensor), (_plain(name), tensor))
-    return dict(tensors.values())
-
-
-def state_of(model: nn.Module, step: int, position: int, extra: dict | None) -> dict:
-    """Return the fields of `state.json` that both forms of checkpoint share."""
-    config = getattr(getattr(model, "module", model), "config", None)
-    config = config.to_dict() if hasattr(config, "to_dict") else None
-    return {"step": step, "position": position, "extra": extra or {}, "config": config}
+class CheckpointError(ValueError):
+    """A checkpoint cannot be read, or a path cannot take one. The message names the file and its fault."""
 
 
 def save(
@@ -75,130 +56,329 @@ def save(
     position: int = 0,
     extra: dict | None = None,
 ) -> Path:
-    """Write a checkpoint folder at `path`, replacing a checkpoint that is there.
+    """Write a checkpoint folder at `path`, replacing a checkpoint that is there. Every process must call.
 
-    step: optimiser steps done. position: batches taken from the stream. extra: values for JSON. A model's `config` is
-    saved too. In a process group every process must call; the first one writes.
+    step: optimiser steps done. position: batches taken from the stream. extra: values for JSON. The model's `config`
+    and the states of the random generators are saved too.
+
     Returns: the path.
-    Raises: CheckpointError if `path` is neither a checkpoint nor an empty folder; nothing is changed then.
-        retro_model.base.disk.Busy if another process is saving there.
+    Raises:
+        CheckpointError: `path` is neither free, nor an empty folder, nor a checkpoint. Nothing is changed then.
+        retro_model.base.disk.Busy: another process is saving there. OSError: the disk is full.
     """
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+    from torch.distributed.checkpoint.api import CheckpointException
+
     path = Path(path)
-    processes.first(check_place, path)
-    tensors = {n: _full(t) for n, t in _model_tensors(model).items()}
-    moments, groups = _optimizer_tensors(model, optimizer) if optimizer is not None else ({}, [])
-    for states in processes.gathered({name: generator.get_state() for name, generator in _generators().items()}):
-        moments |= states
-    state = state_of(model, step, position, extra) | {"optimizer": groups}
-    processes.first(write, path, {"model": tensors, "optimizer": moments}, state)
+    moments, groups = ({}, None) if optimizer is None else _optimizer_tensors(model, optimizer)
+    tensors = _model_tensors(model) | moments
+    tensors |= {name: generator.get_state() for name, generator in _generators().items()}
+    config = getattr(getattr(model, "module", model), "config", None)
+    state = {"step": step, "position": position, "extra": extra or {}, "optimizer": groups, "format": FORMAT}
+    state |= {"config": config.to_dict() if hasattr(config, "to_dict") else None, "processes": processes.count()}
+    lock: list[disk.Lock] = []
+    processes.first(lambda: lock.append(_begin(path)))
+    try:
+        shards = path / processes.first(lambda: f"shards-{uuid.uuid4().hex}")
+        whole = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+        try:
+            with _quiet():
+                writer = HuggingFaceStorageWriter(str(shards), save_distributed=True)
+                save(whole, storage_writer=writer, no_dist=not dist.is_initialized())
+        except CheckpointException as error:  # a BaseException: `except Exception` of a caller would miss it
+            raise _save_error(path, error) from error
+        state |= {"shards": shards.name, "files": _digests(shards)}
+        processes.first(_finish, path, state)
+    except BaseException:
+        if lock:
+            _remove_leftovers(path)
+        raise
+    finally:
+        for held in lock:
+            held.release()
     return path
-
-
-def _generators() -> dict[str, torch.Generator]:
-    """Return this process's random generators by the names of their states in a checkpoint."""
-    prefix = "random." if processes.rank() == 0 else f"random.{processes.rank()}."
-    found = {f"{prefix}cpu": torch.default_generator}
-    if torch.cuda.is_available():
-        torch.cuda.init()
-        found |= {f"{prefix}cuda{i}": generator for i, generator in enumerate(torch.cuda.default_generators)}
-    return found
-
-
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict]]:
-    names = _names(model)
-    tensors, groups = {}, []
-    for group in optimizer.param_groups:
-        options = {k: v for k, v in group.items() if k != "params" and isinstance(v, JSON_TYPES)}
-        groups.append({"options": options, "parameters": [names[id(p)] for p in group["params"]]})
-        for p in group["params"]:
-            tensors |= {f"state.{names[id(p)]}.{k}": _full(v) for k, v in optimizer.state.get(p, {}).items()}
-    return tensors, groups
-
-
-def read_state(path: str | os.PathLike) -> dict:
-    """Return the JSON part of a checkpoint: step, position, config, extra.
-
-    Raises: CheckpointError naming the file that is missing, truncated or changed.
-    """
-    return read(Path(path), lambda state, files: state)
 
 
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Load a checkpoint into `model` in place; with an optimiser, into it and the random generators too.
 
-    Everything is checked before anything is changed: names, shapes and types of the tensors, the optimiser's options
-    and moments, the generators' states.
-    Returns: the JSON part: step, position, config, extra.
+    Each process reads the part that it holds. The number of processes and the sharding may differ from those of the
+    save; the random generators are restored only if the number is the same. Digests, names, shapes and types of the
+    tensors, the optimiser's options and moments and the generators' states are checked before anything is changed.
+
+    Returns: the fields of `state.json`: step, position, config, extra.
     Raises: CheckpointError naming the file and its fault: missing, truncated, corrupt, of another shape or type.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
+    path = Path(path)
+    state = read_state(path)
+    shards, targets, options = path / state["shards"], _model_tensors(model), []
+    if optimizer is not None and state["optimizer"] is None:
+        raise CheckpointError(f"{path} was saved without an optimiser")
+    _check_files(shards, state["files"])
     try:
-        state, files, tensors, moments = read(
-            Path(path), lambda state, files: (state, files, load_file(files["model"]), load_file(files["optimizer"]))
-        )
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is corrupt: {error}") from None
-    targets = _model_tensors(model)
-    _check_equal(files["model"], "the model", _forms(tensors), _forms(targets))
-    if optimizer is not None:
-        _check_optimizer(files["optimizer"], state, moments, model, optimizer)
-        _check_random_states(files["optimizer"], moments)
+        reader = HuggingFaceStorageReader(str(shards))
+        entries = reader.read_metadata().state_dict_metadata
+        saved = {name: _form(entry.properties.dtype, entry.size) for name, entry in entries.items()}
+        _check_names(shards, saved)
+        of_model = {name: form for name, form in saved.items() if name.startswith("model.")}
+        _check_equal(shards, "the model", of_model, _forms(targets))
+        wanted = {name: torch.empty_like(target) for name, target in targets.items()}
+        if optimizer is not None:
+            options = _saved_options(path / STATE, state, model, optimizer)
+            wanted |= _empty_moments(shards, saved, model, optimizer, options)
+            if state["processes"] == processes.count():
+                mine = {name: g.get_state() for name, g in _generators().items() if name in saved}
+                _check_equal(shards, "this process", {name: saved[name] for name in mine}, _forms(mine))
+                wanted |= mine
+        with _quiet():
+            load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
+        _check_values(shards, wanted)
+    except (CheckpointError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # torch's CheckpointException is a BaseException
+        raise CheckpointError(f"{shards} cannot be read: {error}") from error
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(_like(tensors[name], target))
+            target.copy_(wanted[name])
     if optimizer is not None:
-        _load_optimizer(state, moments, model, optimizer)
-        for name, generator in _generators().items():  # a generator without a saved state is left alone
-            if name in moments:
-                generator.set_state(moments[name])
+        names = _names(model)
+        for group, changed in zip(optimizer.param_groups, options):
+            group.update(changed)
+            for p in group["params"]:
+                optimizer.state[p] = _of_parameter(wanted, names[id(p)])
+        for name, generator in _generators().items():  # A generator without a saved state keeps its own.
+            if name in wanted:
+                generator.set_state(wanted[name])
     return state
 
 
-def _form(tensor: Tensor) -> str:
+def read_state(path: str | os.PathLike) -> dict:
+    """Return the fields of `state.json`: step, position, config, extra.
+
+    Raises: CheckpointError naming the file that is missing, truncated or changed.
+    """
+    file = Path(path) / STATE
+    try:
+        state = disk.read_json(disk.read_plain(file))
+        if not isinstance(state, dict):
+            raise ValueError(f"expected an object; got a {type(state).__name__}")
+        form = state.get("format", "none")
+        if form == FORMAT and state.pop("sha256", None) != _digest(state):
+            raise ValueError("its SHA-256 differs from the one in it")
+    except OSError:
+        raise CheckpointError(f"{file} is missing: not a checkpoint") from None
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{file} is corrupt: {error}") from None
+    if form != FORMAT:
+        raise CheckpointError(f"{file}: expected format {FORMAT}; got {form!r}, of another version")
+    for name, kind in (FIELDS | dict.fromkeys(COUNTS, int)).items():
+        if not isinstance(state.get(name, _MISSING), kind) or (
+            name in COUNTS and (state[name] is True or state[name] < 0)
+        ):
+            raise CheckpointError(f"{file} is corrupt: {name} is {state.get(name, 'missing')!r}")
+    shards = Path(path) / state["shards"]
+    if not SHARDS.fullmatch(state["shards"]) or shards.is_symlink() or not shards.is_dir():
+        raise CheckpointError(f"{file}: the folder of shards {state['shards']!r} is missing or a link")
+    return state
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Context manager that hides torch's warning about a single process, which is intended."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is ")
+        yield
+
+
+def _names(model: nn.Module) -> dict[int, str]:
+    return {id(p): _plain(name) for name, p in model.named_parameters()}
+
+
+def _plain(name: str) -> str:
+    """Return a parameter's name without the prefixes of DDP and torch.compile."""
+    return ".".join(part for part in name.split(".") if part not in ("module", "_orig_mod"))
+
+
+def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name. A tensor of several names has the first of them."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
+    persistent = {_plain(name) for name in model.state_dict()}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        if _plain(name) in persistent:
+            tensors.setdefault(id(tensor), (f"model.{_plain(name)}", tensor))
+    return dict(tensors.values())
+
+
+def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], list[dict]]:
+    """Return the moments by parameter name, and the options of each parameter group for JSON."""
+    names, tensors, groups = _names(model), {}, []
+    for group in optimizer.param_groups:
+        options = {k: v for k, v in group.items() if k != "params" and isinstance(v, JSON_TYPES)}
+        groups.append({"options": options, "parameters": [names[id(p)] for p in group["params"]]})
+        for p in group["params"]:
+            tensors |= {f"optimizer.{names[id(p)]}.{k}": v for k, v in optimizer.state.get(p, {}).items()}
+    return tensors, groups
+
+
+def _of_parameter(tensors: dict, name: str) -> dict:
+    """Return the moments of one parameter by their own names."""
+    prefix = f"optimizer.{name}."
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _generators() -> dict[str, torch.Generator]:
+    """Return this process's random generators by the names of their states in a checkpoint."""
+    found = {f"random.{processes.rank()}.cpu": torch.default_generator}
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        every = enumerate(torch.cuda.default_generators)
+        found |= {f"random.{processes.rank()}.cuda{i}": generator for i, generator in every}
+    return found
+
+
+def _begin(path: Path) -> disk.Lock:
+    """Make the folder, lock it and remove the shards that killed saves left. Return the lock."""
+    if (path.is_symlink() or path.exists()) and not path.is_dir():
+        raise CheckpointError(f"{path}: expected a folder, or nothing; got a file or a broken link")
+    if path.is_dir():
+        names = {p.name for p in path.iterdir()} - {LOCK, STATE, f"{STATE}.new"}
+        foreign = sorted(name for name in names if not SHARDS.fullmatch(name))
+        if foreign and not (path / STATE).exists():
+            why = f"it holds {foreign[0]}"
+            raise CheckpointError(f"{path} is no checkpoint ({why}): save to another name, or empty it")
+    disk.make_folder(path)
+    lock = disk.Lock(path / LOCK, f"{path} is being saved")
+    try:
+        if (path / STATE).exists():
+            read_state(path)  # Refuse to replace a folder of another kind or version.
+        _remove_leftovers(path)
+    except BaseException:
+        lock.release()
+        raise
+    return lock
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Remove shards that `state.json` does not name. The caller holds the lock."""
+    try:
+        kept = read_state(path)["shards"]
+    except CheckpointError:
+        if (path / STATE).exists():
+            return
+        kept = None
+    for old in list(path.iterdir()):
+        if SHARDS.fullmatch(old.name) and old.name != kept:
+            disk.remove(old)
+
+
+def _finish(path: Path, state: dict) -> None:
+    """Sync the new shards, then name them in `state.json`, then remove the old ones."""
+    for file in (path / state["shards"]).iterdir():
+        disk.sync(file)
+    disk.sync(path / state["shards"])
+    disk.sync(path)
+    disk.write_json(path / STATE, state | {"sha256": _digest(state)})
+    _remove_leftovers(path)
+
+
+def _digest(state: dict) -> str:
+    """Return the digest of the fields of `state.json`, as JSON reads them back."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(state)), sort_keys=True).encode()).hexdigest()
+
+
+def _save_error(path: Path, error) -> Exception:
+    """Return the exception of the first process that failed, instead of torch's."""
+    first = next(iter(error.failures.values()))[0]
+    if isinstance(first, OSError):
+        return OSError(first.errno, f"{path} cannot be saved: {first.strerror or first}")
+    if "no space left" in str(first).lower():
+        return OSError(errno.ENOSPC, f"{path} cannot be saved: {first}")
+    return CheckpointError(f"{path} cannot be saved: {first}")
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the digests of all files. Every process must call; each one computes its share.
+
+    An unreadable file has its error instead of a digest: raised in one process, it would leave the others waiting.
+    """
+    if dist.is_initialized():
+        dist.barrier()
+    mine = {}
+    for file in sorted(folder.iterdir())[processes.rank() :: processes.count()]:
+        try:
+            mine[file.name] = disk.sha256_of(file)
+        except (OSError, ValueError) as error:
+            mine[file.name] = str(error)
+    return {name: digest for part in processes.gathered(mine) for name, digest in part.items()}
+
+
+def _check_files(folder: Path, wanted: dict) -> None:
+    """Raise CheckpointError in every process unless each file has its digest."""
+    digests = _digests(folder)
+    for name in sorted(wanted.keys() | digests.keys()):
+        if name not in digests or name not in wanted:
+            raise CheckpointError(f"{folder / name} is {'missing' if name in wanted else 'none of the checkpoint'}")
+        if digests[name] != wanted[name]:
+            unread = "" if re.fullmatch("[0-9a-f]{64}", digests[name]) else f" ({digests[name]})"
+            why = f"its SHA-256 differs from the one in {STATE}{unread}"
+            raise CheckpointError(f"{folder / name} is truncated or corrupt: {why}")
+
+
+def _form(dtype: torch.dtype, size) -> str:
     """Return type and shape as an error prints them."""
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+    return f"{str(dtype).removeprefix('torch.')} {list(size)}"
 
 
 def _forms(tensors: dict[str, Tensor]) -> dict[str, str]:
-    return {name: _form(tensor) for name, tensor in tensors.items()}
+    return {name: _form(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def _check_equal(file: Path, whose: str, got: dict[str, str], want: dict[str, str], prefix: str = "") -> None:
+def _check_equal(place: Path, whose: str, got: dict[str, str], want: dict[str, str], prefix: str = "") -> None:
     for name in sorted(got.keys() | want.keys()):
         have, need = got.get(name, "absent"), want.get(name, "none")
         if have != need:
-            raise CheckpointError(f"{file}: {prefix}{name} is {have}, {whose} has {need}")
+            raise CheckpointError(f"{place}: {prefix}{name.removeprefix('model.')} is {have}, {whose} has {need}")
 
 
-def _check_optimizer(
-    file: Path, state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    names = _names(model)
-    want = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
-    if (got := [group["parameters"] for group in state["optimizer"]]) != want:
-        why = f"do not hold the parameters of the {len(got)} saved ones"
-        raise CheckpointError(f"{file}: the optimiser's {len(want)} groups {why}")
-    made: dict[tuple, dict[str, str]] = {}
-    known = set()
-    for number, (group, saved) in enumerate(zip(optimizer.param_groups, state["optimizer"])):
-        for name, value in saved["options"].items():
+def _check_names(place: Path, saved: dict[str, str]) -> None:
+    """Raise CheckpointError for a tensor of an unknown kind, or a generator's state that is not a row of bytes."""
+    for name, form in saved.items():
+        if name.startswith("random.") and not (RANDOM.fullmatch(name) and re.fullmatch(r"uint8 \[\d+\]", form)):
+            raise CheckpointError(f"{place}: {name} is {form}, expected a generator's state, uint8 in one dimension")
+        if not name.startswith(("model.", "optimizer.", "random.")):
+            raise CheckpointError(f"{place}: {name} is no part of a checkpoint")
+
+
+def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:
+    """Return the saved options for each group of the optimiser, whose groups may be cut in another way."""
+    saved: dict[str, dict] = {}
+    for group in state["optimizer"]:
+        options, parameters = (
+            (group.get("options"), group.get("parameters")) if isinstance(group, dict) else (None, None)
+        )
+        if not isinstance(options, dict) or not isinstance(parameters, list) or not all(map(_is_name, parameters)):
+            raise CheckpointError(f"{file} is corrupt: a group of the optimiser is {group!r}")
+        saved |= dict.fromkeys(parameters, options)
+    names, found = _names(model), []
+    mine = {names[id(p)] for group in optimizer.param_groups for p in group["params"]}
+    if other := sorted(mine ^ saved.keys()):
+        whose = "the optimiser" if other[0] in mine else "the checkpoint"
+        raise CheckpointError(f"{file}: {other[0]} is a parameter of {whose} alone")
+    for number, group in enumerate(optimizer.param_groups):
+        options = [saved[names[id(p)]] for p in group["params"]] or [{}]
+        if any(one != options[0] for one in options):
+            raise CheckpointError(f"{file}: the parameters of the optimiser's group {number} have different options")
+        for name, value in options[0].items():
             _check_option(file, f"group {number}'s {name}", value, group.get(name, _MISSING))
-        for p in group["params"]:
-            mine = _of_parameter(moments, names[id(p)])
-            known |= {f"state.{names[id(p)]}.{k}" for k in mine}
-            key = (number, p.shape, p.dtype, p.device)
-            if mine and key not in made:
-                made[key] = _moments_of(file, optimizer, {**group, **_options(group, saved)}, p)
-            _check_equal(file, "the optimiser", _forms(mine), made[key] if mine else {}, f"{names[id(p)]}'s ")
-            if (step := mine.get("step")) is not None and not (math.isfinite(step) and step >= 0):
-                raise CheckpointError(f"{file}: {names[id(p)]}'s step is {float(step)}")
-    if unknown := sorted(name for name in moments.keys() - known if not RANDOM.fullmatch(name)):
-        raise CheckpointError(f"{file}: {unknown[0]} is of no parameter of the optimiser")
+        # JSON has lists for tuples
+        found.append({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in options[0].items()})
+    return found
 
 
-_MISSING = object()
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _check_option(file: Path, name: str, got, want) -> None:
@@ -225,20 +405,29 @@ def _kind(option) -> str:
     return "sequence" if isinstance(option, (tuple, list)) else type(option).__name__
 
 
-def _of_parameter(moments: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    prefix = f"state.{name}."
-    return {k.removeprefix(prefix): v for k, v in moments.items() if k.startswith(prefix)}
+def _empty_moments(
+    place: Path, saved: dict[str, str], model: nn.Module, optimizer: torch.optim.Optimizer, options: list[dict]
+) -> dict[str, Tensor]:
+    """Return tensors for the saved moments, with the forms and shardings that a step of the optimiser gives them."""
+    names, wanted = _names(model), {}
+    made: dict[tuple, dict[str, Tensor]] = {}
+    for number, (group, changed) in enumerate(zip(optimizer.param_groups, options)):
+        for p in group["params"]:
+            name = names[id(p)]
+            if not (mine := _of_parameter(saved, name)):
+                continue  # The parameter had no step yet.
+            key = (number, p.shape, p.dtype, p.device)
+            if key not in made:
+                made[key] = optimizer.state.get(p) or _moments(place, optimizer, {**group, **changed}, p)
+            _check_equal(place, "the optimiser", mine, _forms(made[key]), f"{name}'s ")
+            wanted |= {f"optimizer.{name}.{k}": torch.empty_like(v) for k, v in made[key].items()}
+    if unknown := sorted(name for name in saved if name.startswith("optimizer.") and name not in wanted):
+        raise CheckpointError(f"{place}: {unknown[0]} is of no parameter of the optimiser")
+    return wanted
 
 
-def _options(group: dict, saved: dict) -> dict:
-    """Return the saved options in the types of the group's own: JSON has lists for tuples."""
-    return {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved["options"].items()}
-
-
-def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, str]:
-    """Return names and forms of a parameter's moments, which a step on zeros makes if there are none yet."""
-    if optimizer.state.get(p):
-        return _forms(optimizer.state[p])
+def _moments(place: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, Tensor]:
+    """Return the moments that a step on zeros makes for a parameter."""
     zeros = torch.zeros_like(p, requires_grad=True)
     zeros.grad = torch.zeros_like(p)
     scratch = copy.copy(optimizer)
@@ -246,29 +435,17 @@ def _moments_of(file: Path, optimizer: torch.optim.Optimizer, group: dict, p: Te
     try:
         type(optimizer).step(scratch)
     except Exception as error:
-        raise CheckpointError(f"{file}: the optimiser cannot step with the saved options: {error}") from None
-    return _forms(scratch.state[zeros])
+        raise CheckpointError(f"{place}: the optimiser cannot step with the saved options: {error}") from None
+    return scratch.state[zeros]
 
 
-def _check_random_states(file: Path, moments: dict[str, Tensor]) -> None:
-    """Raise CheckpointError unless all states are bytes and this process's generators accept theirs."""
-    for name, state in moments.items():
-        if RANDOM.fullmatch(name) and (state.dtype != torch.uint8 or state.dim() != 1):
-            raise CheckpointError(f"{file}: {name} is {_form(state)}, expected uint8 in one dimension")
+def _check_values(place: Path, loaded: dict[str, Tensor]) -> None:
+    """Raise CheckpointError for a step that is no count, or a state that this process's generator refuses."""
+    for name, tensor in loaded.items():
+        if name.startswith("optimizer.") and name.endswith(".step") and not (math.isfinite(tensor) and tensor >= 0):
+            raise CheckpointError(f"{place}: {name.removeprefix('optimizer.')} is {float(tensor)}")
     for name, generator in _generators().items():
         try:
-            torch.Generator(generator.device).set_state(moments.get(name, generator.get_state()))
+            torch.Generator(generator.device).set_state(loaded.get(name, generator.get_state()))
         except (RuntimeError, TypeError) as error:
-            raise CheckpointError(f"{file}: {name} is no state of a {generator.device} generator: {error}") from None
-
-
-def _load_optimizer(
-    state: dict, moments: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
-) -> None:
-    names = _names(model)
-    for group, saved in zip(optimizer.param_groups, state["optimizer"]):
-        group.update(_options(group, saved))
-        for p in group["params"]:
-            mine = _of_parameter(moments, names[id(p)])
-            # `step` is a scalar and never sharded; the moments have their parameter's sharding
-            optimizer.state[p] = {k: _like(v, p) if v.dim() or not p.dim() else v.to(p.device) for k, v in mine.items()}
+            raise CheckpointError(f"{place}: {name} is no state of a {generator.device} generator: {error}") from None

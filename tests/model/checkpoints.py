@@ -38,9 +38,9 @@ def equal(a: nn.Module, b: nn.Module) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-def tensors(saved, kind):
-    """Return the file of a checkpoint that holds the tensors of a kind."""
-    (path,) = saved.glob(f"{kind}-*.safetensors")
+def shard(saved):
+    """Return the only file of shards of a checkpoint."""
+    (path,) = saved.glob("shards-*/*.safetensors")
     return path
 
 

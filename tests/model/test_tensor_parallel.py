@@ -10,7 +10,7 @@ from torch import nn
 from retro_model import checkpoint, training
 from retro_model.layers import ChunkedCrossAttention, FeedForward, RelativeAttention, RotaryAttention, rotation
 from retro_model.parallel import SequencePart, parallelize
-from retro_model.training import Batch, sharded_checkpoint
+from retro_model.training import Batch
 from tests import processes
 from tests.conftest import INTERPRETER
 from tests.model import tiny
@@ -74,7 +74,7 @@ def outcome(model):
 
 def trained(model, parts, resume=None):
     optimizer = training.make_optimizer(model, SETTINGS)
-    first = 0 if resume is None else sharded_checkpoint.load(resume, model, optimizer)["step"]
+    first = 0 if resume is None else checkpoint.load(resume, model, optimizer)["step"]
     return [training.train_step(model, optimizer, parts, SETTINGS, step) for step in range(first, first + 2)], optimizer
 
 
@@ -115,14 +115,14 @@ def of_four(rank, folder):
     mine = Batch(*(t[row : row + 1] for t in (whole.tokens, whole.real, whole.neighbours, whole.neighbour_mask)))
     history, optimizer = trained(model, [mine])
     checkpoint.save(folder, model, optimizer, step=2)
-    sharded_checkpoint.save(f"{folder}-shards", model, optimizer, step=1)
-    sharded_checkpoint.save(f"{folder}-shards", model, optimizer, step=2, position=4, extra={"note": "of four"})
+    checkpoint.save(f"{folder}-shards", model, optimizer, step=1)
+    checkpoint.save(f"{folder}-shards", model, optimizer, step=2, position=4, extra={"note": "of four"})
     torch.manual_seed(rank)
     drawn = torch.rand(3)
     torch.manual_seed(rank)
-    sharded_checkpoint.save(f"{folder}-random", model, optimizer)
+    checkpoint.save(f"{folder}-random", model, optimizer)
     torch.rand(5)
-    sharded_checkpoint.load(f"{folder}-random", model, optimizer)
+    checkpoint.load(f"{folder}-random", model, optimizer)
     assert torch.equal(torch.rand(3), drawn)  # every generator continues
     part = SequencePart(mesh["data"])
     model = parallelize(tiny.model(dtype=torch.float64, **SIZES).to(device), mesh["tensor"])
@@ -192,9 +192,9 @@ def test_shards_of_four_processes_are_resumed_by_two_and_by_one(ran):
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-5) and a["gradient_norm"] == pytest.approx(
                 b["gradient_norm"], rel=1e-5
             )
-    state = sharded_checkpoint.read_state(f"{folder}-shards")
+    state = checkpoint.read_state(f"{folder}-shards")
     assert (state["step"], state["position"], state["extra"], state["processes"]) == (2, 4, {"note": "of four"}, 4)
-    shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.distcp"))
+    shards = list((folder.parent / "saved-shards" / state["shards"]).glob("*.safetensors"))
     sizes = [s.stat().st_size for s in shards]
     assert len(shards) == 4 and max(sizes) < 0.5 * sum(sizes)  # no process wrote the whole
     assert sorted(p.name for p in (folder.parent / "saved-shards").iterdir()) == [state["shards"], "state.json"]
