@@ -1,4 +1,7 @@
-"""`python -m retro_kernels.info`: the backends that this machine can run, and why it can't run the others."""
+"""`python -m retro_kernels.info`: the sources of the compiled libraries, and the backends that this machine can run.
+
+The report gives the reason for each backend that cannot run here.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from importlib import metadata
 
 import torch
 
+from . import built_from
 from ._version import __version__
 from .core import backends, native
 
@@ -27,6 +31,7 @@ def lines() -> list[str]:
     else:
         out.append("cuda: none (torch.cuda.is_available() is False)")
     out.append(f"cuda extension: {native.cuda_built()}")
+    out += ["", "libraries", *(f"  {line}" for line in built_from.lines())]
     for op, statuses in backends.backends().items():
         out += ["", op]
         for name, status in statuses.items():

@@ -62,7 +62,7 @@ def build(sanitizer: Sanitizer, tree: Path, isas: str) -> None:
     """Build the extensions of a copy. Raises RuntimeError with the compiler's last line of output."""
     flags = f"-fsanitize={sanitizer.name} {sanitizer.flags}"
     done = trees.build(tree, isas, CXXFLAGS=f"-g1 -O1 -fno-omit-frame-pointer {flags}", LDFLAGS=flags)
-    if done.returncode or "failed" in done.stdout:
+    if done.returncode:
         raise RuntimeError(f"build under {sanitizer.name}: {(done.stdout.strip().splitlines() or ['no output'])[-1]}")
 
 

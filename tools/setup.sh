@@ -38,7 +38,8 @@ compile_and_install() {
   local compiling=$!
   RETRO_KERNELS_NO_EXTENSIONS=1 pip install --no-build-isolation -e '.[dev]' || { kill $compiling; return 1; }
   # without dependencies: its index builder, which nothing here calls, pins old versions of numpy and faiss
-  pip install --no-deps 'retro-pytorch==0.3.9' && wait $compiling
+  pip install --no-deps 'retro-pytorch==0.3.9' || { kill $compiling; return 1; }
+  wait $compiling || true # `make build` runs next and reports the error of the compiler
 }
 
 say "installing what builds the package"

@@ -110,6 +110,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
         ),
         (["retro_kernels/core/backends.py"], "all"),
         (["setup.py"], "all"),
+        (["tools/build_extensions.py"], "all"),
     ],
 )
 def test_changed_files_name_the_kernels_they_affect(files, expected):

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from retro_kernels.ops.topk_chunks import cuda as backend
 from retro_kernels.ops.topk_chunks import reference as reference
 from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import inputs
+from tools import build_extensions
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "csrc" / "cuda" / "topk_chunks.cu"
@@ -242,16 +242,6 @@ def test_split_covers_the_keys(b, q, keys):
 BUILT = ("80", "90a", "100a")
 
 
-@pytest.fixture
-def build():
-    """Load setup.py as a module whose `setup` is a stand-in."""
-    with mock.patch("setuptools.setup"):
-        spec = importlib.util.spec_from_file_location("build", ROOT / "setup.py")
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return module
-
-
 def old_nvcc(folder, *unknown):
     """A compiler that refuses architectures as an old nvcc does."""
     path = folder / "nvcc"
@@ -260,21 +250,18 @@ def old_nvcc(folder, *unknown):
     return str(path)
 
 
-def test_architectures_that_nvcc_does_not_know_are_left_out(build, tmp_path, capsys):
-    assert build.available_cuda_arches(old_nvcc(tmp_path, "100a")) == ["80", "90a"]
+def test_architectures_that_nvcc_does_not_know_are_left_out(tmp_path, capsys):
+    assert build_extensions.available_cuda_arches(old_nvcc(tmp_path, "100a")) == ["80", "90a"]
     assert "can't target sm_100a" in capsys.readouterr().err
-    with pytest.raises(build.CompileError, match="sm_80, the oldest"):
-        build.available_cuda_arches(old_nvcc(tmp_path, "80", "90a"))
+    with pytest.raises(build_extensions.CompileError, match="sm_80, the oldest"):
+        build_extensions.available_cuda_arches(old_nvcc(tmp_path, "80", "90a"))
 
 
 BUILD = """
-import importlib.util, pathlib, setuptools, sys, torch
-setuptools.setup = lambda **options: None
+import pathlib, sys, torch
+from tools import build_extensions as build
 torch.version.cuda = torch.version.cuda or "of the compiler"
-spec = importlib.util.spec_from_file_location("build", "setup.py")
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
-assert "retro_kernels._cuda" in [extension.name for extension in build.EXTENSIONS]
+assert "retro_kernels._cuda" in [extension.name for extension in build.extensions()]
 build.CUDA_ARCHES = tuple(sys.argv[2:])
 build.build_cuda(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1], "_cuda.so"))
 """
@@ -282,7 +269,7 @@ build.build_cuda(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[1], "_cuda.so"
 
 @pytest.mark.parametrize("arches", [("90a",), pytest.param(BUILT, marks=pytest.mark.nightly)], ids=",".join)
 def test_the_extension_builds_without_spills_and_takes_its_arguments(tmp_path, arches):
-    """By setup.py, with warnings as errors.
+    """By the builder of setup.py, with warnings as errors.
 
     One test, so that parallel workers build it once. sm_90a has both kernels, with mma.sync and with wgmma.
     """

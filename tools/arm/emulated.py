@@ -4,20 +4,17 @@
 to their addresses. An emulator's time means nothing.
 """
 
-import contextlib
 import ctypes
 import functools
-import importlib.util
-import io
 import os
 import shutil
 import struct
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from unittest import mock
+
+from tools.build_extensions import CXX_FLAGS, ISA_FLAGS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -36,9 +33,8 @@ def missing() -> str | None:
 
 def build(isa: str, folder: Path, kernels: tuple[str, ...] | None = None) -> Path:
     """Build the driver, unless it is newer than its sources. kernels: sources without the attentions; default all."""
-    setup = _setup()
-    level = list(setup.ISA_FLAGS).index(isa)
-    flags = [*setup.CXX_FLAGS, *setup.ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]
+    level = list(ISA_FLAGS).index(isa)
+    flags = [*CXX_FLAGS, *ISA_FLAGS[isa], f"-DRETRO_ISA={isa}", f"-DRETRO_ISA_LEVEL={level}", "-O1"]
     csrc, here = ROOT / "csrc", Path(__file__).parent
     sources = [*sorted((csrc / "cpu").glob("*.cpp")), here / "driver.cpp", here / "primitives.cpp"]
     if kernels is not None:
@@ -67,10 +63,10 @@ def emulator(processor: str, program: Path) -> list[str]:
 
 def build_choice(folder: Path) -> Path:
     """Build a program that prints the instruction sets that the package finds where it runs."""
-    setup, program = _setup(), folder / "choice"
-    have = [f"-DRETRO_HAVE_{isa.upper()}={int(isa in ISAS)}" for isa in setup.ISA_FLAGS]
+    program = folder / "choice"
+    have = [f"-DRETRO_HAVE_{isa.upper()}={int(isa in ISAS)}" for isa in ISA_FLAGS]
     sources = [ROOT / "csrc" / "cpu" / "isa.cpp", Path(__file__).parent / "choice.cpp"]
-    command = [COMPILER, *setup.CXX_FLAGS, *have, "-O1", f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)]
+    command = [COMPILER, *CXX_FLAGS, *have, "-O1", f"-I{ROOT / 'csrc'}", *map(str, sources), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return program
 
@@ -125,13 +121,3 @@ def _packed(x, views: list[tuple[int, int]]) -> bytes:
         head = struct.pack(f"=c{3 + 2 * len(sizes)}q", b"v", code, len(sizes), *sizes, *strides, size)
         return head + ctypes.string_at(address, size)
     return struct.pack("=cq", b"t", len(x)) + b"".join(_packed(part, views) for part in x)
-
-
-@functools.cache
-def _setup():
-    """Import setup.py for its tables, without a build."""
-    spec = importlib.util.spec_from_file_location("setup_of_the_kernels", ROOT / "setup.py")
-    module = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys, "argv", ["setup.py", "--version"]), contextlib.redirect_stdout(io.StringIO()):
-        spec.loader.exec_module(module)
-    return module

@@ -295,7 +295,7 @@ def build(tree: Path, like: Path | None = None) -> None:
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     said = done.stderr.strip() + done.stdout.strip()
-    # setup.py only warns of an optional extension that fails; an older binary must not be measured in its place
+    # The setup.py of an older tree only warns of a failure and leaves an old binary, which must not be measured.
     if done.returncode or re.search(r"building extension .* failed", said):
         first = next((line for line in said.splitlines() if "error" in line), (said or "no output").splitlines()[-1])
         raise RuntimeError(f"build of {tree.name} failed: {first}")
@@ -303,5 +303,6 @@ def build(tree: Path, like: Path | None = None) -> None:
 
 def sources(tree: Path) -> dict[str, bytes]:
     """Read the sources of the extensions: path -> contents."""
-    paths = [tree / "setup.py", *(p for p in (tree / "csrc").rglob("*") if p.is_file())]
+    builders = (tree / name for name in ("setup.py", "tools/build_extensions.py"))
+    paths = [p for p in (*builders, *(tree / "csrc").rglob("*")) if p.is_file()]
     return {p.relative_to(tree).as_posix(): p.read_bytes() for p in paths}

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-CODE = ("retro_kernels/", "csrc/", "setup.py", "pyproject.toml")
+CODE = ("retro_kernels/", "csrc/", "setup.py", "tools/build_extensions.py", "pyproject.toml")
 #: parts of CODE that no CPU kernel runs
 UNRELATED = ("retro_kernels/triton_lib/", "retro_kernels/compile/", "csrc/cuda/", "csrc/text/")
 #: files of an op's folder that only other backends run
