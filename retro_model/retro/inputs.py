@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -10,11 +12,24 @@ from retro_model.base import checks
 from .config import RetroConfig
 
 
-def check_inputs(config: RetroConfig, tokens: Tensor, neighbours, mask, device, cache, starts) -> None:
-    """Raise TypeError or ValueError unless tokens [B,N], neighbours [B,L,K,R] of the chunks they complete and mask fit.
+class Retrieved(NamedTuple):
+    """What was retrieved for L complete chunks of each row; all fields are None if there is nothing.
+
+    neighbours: int64 [B,L,K,R]. mask: bool [B,L,K] or [B,L,K,R], True = attend; None for all. scores: [B,L,K], with
+    score_bias alone.
+    """
+
+    neighbours: Tensor | None = None
+    mask: Tensor | None = None
+    scores: Tensor | None = None
+
+
+def check_inputs(config: RetroConfig, tokens: Tensor, retrieved: Retrieved, device, cache, starts) -> None:
+    """Raise TypeError or ValueError unless tokens [B,N] and the neighbours of the chunks that they complete fit.
 
     starts: column of each row's first token, see `row_starts`.
     """
+    neighbours, mask, _ = retrieved
     sizes = checks.tokens(tokens, config, device, cache)
     if cache is None:
         checks.room(sizes["N"], 0, config.max_len, "max_len")

@@ -17,7 +17,7 @@ from retro_model.base import checks
 from .cache import RetroCache, left_mask
 from .config import RetroConfig
 from .encoder import NORM_EPS, NeighbourEncoder
-from .inputs import check_inputs, row_starts
+from .inputs import Retrieved, check_inputs, row_starts
 from .retrieval import Encoded, Retrieval
 from .step import RetroStep
 
@@ -168,19 +168,20 @@ class Retro(nn.Module):
         starts = row_starts("token_mask", token_mask, tokens)
         if cache is not None and starts is not None:
             cache.pad(starts)
-        found = (neighbours, neighbour_mask)
-        check_inputs(self.config, tokens, *found, self.embedding.weight.device, cache, starts)
+        retrieved = Retrieved(neighbours, neighbour_mask)
+        check_inputs(self.config, tokens, retrieved, self.embedding.weight.device, cache, starts)
         with nullcontext() if cache is None else torch.no_grad():
-            return self._activations(tokens, found, cache, starts, part)
+            return self._activations(tokens, retrieved, cache, starts, part)
 
-    def _activations(self, tokens: Tensor, found: tuple, cache: RetroCache | None, starts, part) -> Tensor:
+    def _activations(self, tokens: Tensor, retrieved: Retrieved, cache: RetroCache | None, starts, part) -> Tensor:
         """`activations` of checked arguments. starts: see `row_starts`."""
         count, retrieval, key_mask = tokens.shape[1], None, None
-        if self.encoder is not None and (cache is not None or (found[0] is not None and found[0].shape[1])):
+        neighbours, mask, _ = retrieved
+        if self.encoder is not None and (cache is not None or (neighbours is not None and neighbours.shape[1])):
             if part is not None:
-                retrieval = part.retrieval(self.encoder, *found)
+                retrieval = part.retrieval(self.encoder, neighbours, mask)
             else:
-                retrieval = Retrieval(self.encoder, tokens, *found, cache=cache, starts=starts)
+                retrieval = Retrieval(self.encoder, tokens, neighbours, mask, cache=cache, starts=starts)
         if cache is not None:
             key_mask = cache.key_mask(count, tokens.device)
         elif starts is not None:

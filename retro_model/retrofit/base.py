@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from retro_model.base import checks, transfer
 from retro_model.layers import NextTokenLoss, next_token_loss
 from retro_model.retro.cache import ChunkCache, left_mask
-from retro_model.retro.inputs import check_inputs, check_positions, row_starts
+from retro_model.retro.inputs import Retrieved, check_inputs, check_positions, row_starts
 
 from .decoders import CACHES, adapters, base_of, cache_name, generate_alone, readout_of
 
@@ -248,35 +248,35 @@ class FrozenDecoder(Frozen):
             self.check_cache(cache, attention_mask)
             if starts is not None:
                 cache.pad(starts)
-        found = neighbours, neighbour_mask, neighbour_scores
+        retrieved = Retrieved(neighbours, neighbour_mask, neighbour_scores)
         if cache is None:
-            found = self._cut(tokens, starts, found)
-        check_inputs(self.config, tokens, *found[:2], self.device, cache, starts)
-        self._check_scores(found[0], found[2])
+            retrieved = self._cut(tokens, starts, retrieved)
+        check_inputs(self.config, tokens, retrieved, self.device, cache, starts)
+        self._check_scores(retrieved)
         positions = options.get("position_ids")
-        if positions is not None and (found[0] is not None or cache is not None):
+        if positions is not None and (retrieved.neighbours is not None or cache is not None):
             check_positions(positions, tokens, attention_mask)
         options = self._padding(tokens, attention_mask, starts, cache) | options
-        if found[0] is not None and not found[0].shape[1]:
-            found = None, None, None
+        if retrieved.neighbours is not None and not retrieved.neighbours.shape[1]:
+            retrieved = Retrieved()
         if cache is not None:
             options |= {self._cache_name: cache.decoder, "use_cache": True}
             with torch.no_grad():
-                out = self._with_neighbours(tokens, found, starts, cache, options)
+                out = self._with_neighbours(tokens, retrieved, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
-        elif found[0] is None:
+        elif retrieved.neighbours is None:
             out = self.decoder(tokens, **options)
         else:
-            out = self._with_neighbours(tokens, found, starts, None, options)
+            out = self._with_neighbours(tokens, retrieved, starts, None, options)
         return getattr(out, "logits", out)
 
-    def _cut(self, tokens: Tensor, starts: list[int] | None, found: tuple) -> tuple:
-        """Return what was retrieved for the complete chunks, where more are allowed."""
-        return found
+    def _cut(self, tokens: Tensor, starts: list[int] | None, retrieved: Retrieved) -> Retrieved:
+        """Return the part for the complete chunks, if the call may give neighbours of more chunks."""
+        return retrieved
 
-    def _with_neighbours(self, tokens: Tensor, found: tuple, starts: list[int] | None, cache, options: dict):
-        """Return the decoder's output. found: neighbours, mask and scores; all None where no chunk completes."""
+    def _with_neighbours(self, tokens: Tensor, retrieved: Retrieved, starts: list[int] | None, cache, options: dict):
+        """Return the decoder's output, and update our part of the cache. retrieved: empty if no chunk completes."""
         raise NotImplementedError
 
     @staticmethod
@@ -303,7 +303,8 @@ class FrozenDecoder(Frozen):
                 "attention_mask: expected padding before a row's tokens alone with a cache; got some after"
             )
 
-    def _check_scores(self, neighbours: Tensor | None, scores: Tensor | None) -> None:
+    def _check_scores(self, retrieved: Retrieved) -> None:
+        neighbours, _, scores = retrieved
         wants = neighbours is not None and getattr(self.config, "score_bias", False)
         if wants != (scores is not None):
             expected = "a tensor [B,L,K] for a model with score_bias" if wants else "None without score_bias"

@@ -56,8 +56,8 @@ class RetrofittedDecoder(FrozenDecoder):
         """Return contexts of checkpointing: a block that is computed again gets the retrieval of its own pass."""
         return nullcontext(), _Again(self, self._running)
 
-    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
-        retrieval = Retrieval(self.encoder, tokens, *found[:2], starts=starts, cache=cache)
+    def _with_neighbours(self, tokens, retrieved, starts, cache: RetrofitCache | None, options):
+        retrieval = Retrieval(self.encoder, tokens, retrieved.neighbours, retrieved.mask, starts=starts, cache=cache)
         out = self._run(_Pass(retrieval), tokens, options)
         if cache is not None:
             retrieval.finish()

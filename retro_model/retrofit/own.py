@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
 from retro_model.retro.cache import left_mask
+from retro_model.retro.inputs import Retrieved
 from retro_model.retro.recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
 
 from .base import FrozenDecoder, RetrofitCache
@@ -204,32 +205,35 @@ class OwnAttention(FrozenDecoder):
         read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
         return sharing.pool(read), sharing.place
 
-    def _cut(self, tokens, starts, found):
-        neighbours, longest = found[0], tokens.shape[1] - (min(starts) if starts else 0)
+    def _cut(self, tokens, starts, retrieved):
+        neighbours, longest = retrieved.neighbours, tokens.shape[1] - (min(starts) if starts else 0)
         needed = longest // self.config.chunk_len
         if not isinstance(neighbours, Tensor) or neighbours.dim() != 4 or neighbours.shape[1] in (0, needed):
-            return found
+            return retrieved
         if neighbours.shape[1] < needed:
             raise ValueError(
                 f"neighbours: expected [B,L,K,R] with L >= N//chunk_len = {needed} complete chunks for N={longest}, "
                 f"chunk_len={self.config.chunk_len}; got L={neighbours.shape[1]}"
             )
         whole = neighbours.shape[:2]
-        return tuple(t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in found)
+        parts = (t[:, :needed] if isinstance(t, Tensor) and t.shape[:2] == whole else t for t in retrieved)
+        return Retrieved(*parts)
 
-    def _with_neighbours(self, tokens, found, starts, cache: RetrofitCache | None, options):
-        attending = self._attending(tokens, found, starts, cache, options.get("position_ids"))
+    def _with_neighbours(self, tokens, retrieved, starts, cache: RetrofitCache | None, options):
+        attending = self._attending(tokens, retrieved, starts, cache, options.get("position_ids"))
         if attending is None:
             return self.decoder(tokens, **options)
         register()
         began, attention = time.perf_counter(), self.seconds["attention"]
         out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
+        if cache is not None and attending.last is not None:
+            cache.states, cache.neighbour_mask, cache.scores = attending.last
         return out
 
-    def _attending(self, tokens, found, starts, cache: RetrofitCache | None, positions) -> Attending | None:
-        """Return the pass for the layers, or None if no token attends a neighbour. Update the cache."""
-        neighbours, neighbour_mask, neighbour_scores = found
+    def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
+        """Return the pass for the layers, or None if no token attends a neighbour."""
+        neighbours, neighbour_mask, neighbour_scores = retrieved
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first = [length - start for start in starts]
@@ -254,13 +258,13 @@ class OwnAttention(FrozenDecoder):
             return None
         laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
+        last = None
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
-            cache.states = pool[laid.place[rows, laid.last]]
-            cache.neighbour_mask, cache.scores = (t[rows, laid.last].clone() for t in (laid.mask, laid.scores))
+            last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
         key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask)
+        return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask, last)
 
     def _turns(self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None) -> Turns | None:
         """Return rotations of queries from their own positions to those after a neighbour; None if learnt.

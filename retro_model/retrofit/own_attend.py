@@ -186,6 +186,8 @@ class Attending:
         count: N, the pass' columns. total: S, with the columns of earlier calls.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
+        last: states, mask and scores of each row's last complete chunk after the call, for the cache; None if no chunk
+            completes.
     """
 
     def __init__(
@@ -197,9 +199,10 @@ class Attending:
         total: int,
         turns: Turns | None,
         key_mask: Tensor | None,
+        last: tuple[Tensor, Tensor, Tensor] | None,
     ):
         self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
-        self.total = total
+        self.total, self.last = total, last
         self.layers, self.parts = model.layers, 1
         if model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
