@@ -1,4 +1,4 @@
-"""Kernels for 64-bit ARM in an emulator: those that compile within seconds. `python -m tools.arm` runs all."""
+"""The CPU kernels for 64-bit ARM, in an emulator. The nightly test runs every op; the others compile within seconds."""
 
 import subprocess
 
@@ -7,7 +7,7 @@ import torch
 
 from retro_kernels.core import native, plan
 from retro_kernels.testing import compare
-from tools.arm import cases, emulated
+from tests.arm import cases, emulated
 
 pytestmark = pytest.mark.skipif(emulated.missing() is not None, reason=str(emulated.missing()))
 SMALL = ("leaky_average", "rms_norm", "cross_entropy", "topk_chunks", "topk_chunks_backward")
@@ -58,6 +58,20 @@ def test_values_and_gradients(extension, monkeypatch, dtype):
             compare.check(op, arguments, "cpu")
     plan.forget()
     assert extension.calls > before
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("isa", emulated.ISAS)
+def test_values_and_gradients_of_every_op(isa, monkeypatch, tmp_path):
+    """The kernels of one instruction set take about a minute to compile."""
+    ours = emulated.Extension(emulated.build(isa, tmp_path), isa)
+    monkeypatch.setattr(native, "extension", lambda name: ours)
+    plan.forget()
+    ours.check_primitives()
+    for _, op, arguments in cases.every():
+        compare.check(op, arguments, "cpu")
+    plan.forget()
+    ours.close()
 
 
 def test_a_store_outside_a_tensor_is_reported(extension):

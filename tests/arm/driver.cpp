@@ -1,4 +1,4 @@
-// Run the kernel calls that tools/arm/emulated.py sends, compiled for one instruction set of 64-bit ARM and under an
+// Run the kernel calls that tests/arm/emulated.py sends, compiled for one instruction set of 64-bit ARM and under an
 // emulator. Numbers have the byte order of the machine, which is the same on both sides.
 //
 //   call   name '\n', argument
