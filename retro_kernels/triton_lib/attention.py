@@ -22,6 +22,7 @@ def inputs(call, key_letters: str, rel_query: Tensor | None) -> dict:
         **strided("q", call.query, "q", "bnh"),
         **strided("k", call.key, "k", key_letters),
         **strided("v", call.value, "v", key_letters),
+        "rel_ptr": call.rel_key,
         **table(call.rel_key),
         **strided("rq", rel_query, "rq", "bnh"),
         **strided("content", call.content_bias, "c", "h"),

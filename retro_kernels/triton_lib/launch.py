@@ -153,13 +153,18 @@ def settled(grad: Tensor, lse: Tensor) -> Tensor:
     return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 
+def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
+    """Return {"stride_<prefix><letter>": stride} of the leading dimensions, 0 for None."""
+    found = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
+    return {f"stride_{prefix}{letter}": stride for letter, stride in zip(letters, found, strict=True)}
+
+
 def strided(name: str, tensor: Tensor | None, prefix: str, letters: str) -> dict[str, Tensor | int | None]:
     """Return {"<name>_ptr": tensor, "stride_<prefix><letter>": stride} of the leading dimensions, 0 for None."""
-    tensor_strides = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
-    return {f"{name}_ptr": tensor, **{f"stride_{prefix}{x}": s for x, s in zip(letters, tensor_strides, strict=True)}}
+    return {f"{name}_ptr": tensor, **strides(tensor, prefix, letters)}
 
 
-def table(rel_key: Tensor | None) -> dict[str, Tensor | int | None]:
-    """Return the arguments of the relative keys. One table for all heads has stride 0 from head to head."""
+def table(rel_key: Tensor | None) -> dict[str, int]:
+    """Return the scalars of the relative keys. One table for all heads has stride 0 from head to head."""
     shared = {"stride_rh": 0} if rel_key is not None and rel_key.shape[0] == 1 else {}
-    return {**strided("rel", rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}
+    return {**strides(rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}

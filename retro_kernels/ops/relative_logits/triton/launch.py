@@ -1,15 +1,15 @@
-"""Host side of relative_logits: the launches of a call, as values. Nothing here runs or waits for the device."""
+"""Host side of relative_logits: allocates and launches. Nothing here waits for the device."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import derived
-from ....triton_lib.launch import of_tile, power_of_two, strided, table
-from ....triton_lib.plan import Plan
-from ....triton_lib.sums import summed
+from ....triton_lib.launch import Scalars, launch, power_of_two, strides, table
+from ....triton_lib.sums import sum_parts
 from ..call import RelativeLogits
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
@@ -17,47 +17,57 @@ OP = "relative_logits"
 _WAVES = 2  # programs per multiprocessor that the table's gradient is split into
 
 
-def forward(call: RelativeLogits, target: Target) -> Plan:
-    """Plan the logits."""
+def forward(call: RelativeLogits, target: Target) -> tuple[Tensor]:
+    """Return the logits."""
     b, n, h, _ = call.query.shape
     tile = _tile(call, "forward", target)
     (out,) = call.empty_outputs()
-    arguments = _arguments(call, tile) | {"out_ptr": out}
-    grid = (-(-n // tile.block_m) * arguments["blocks"], h, b)
-    return Plan([of_tile(_logits_forward_kernel, grid, arguments, tile)], (out,))
+    arguments = _arguments(call, tile)
+    scalars = Scalars.of_tile((-(-n // tile.block_m) * arguments["blocks"], h, b), arguments, tile)
+    launch(_logits_forward_kernel, _given(call) | {"out_ptr": out}, scalars)
+    return (out,)
 
 
-def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> Plan:
-    """Plan dq, and partial sums of the gradients of the table [splits, H or 1, T, E] and the bias [B, blocks, H, E]."""
+def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> list[Tensor | None]:
+    """Return the gradients of the query, the table and the bias; None for those that are not needed."""
     (grad,) = grads
+    need_query, need_table, need_bias = needs
+    given = _given(call) | {"grad_ptr": grad}
+    dquery = dbias = None
+    if need_query or need_bias:
+        dquery, dbias = _query_gradients(call, given, need_query, need_bias, target)
+    return [dquery, _table_gradient(call, given, target) if need_table else None, dbias]
+
+
+def _query_gradients(
+    call: RelativeLogits, given: dict, need_query: bool, need_bias: bool, target: Target
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the query and of the bias, whose parts are [B, query blocks, H, E]."""
     b, n, h, e = call.query.shape
+    tile = _tile(call, "query", target)
+    count, device = -(-n // tile.block_m), call.query.device
+    dquery = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if need_query else None
+    part = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if need_bias else None
+    arguments = _arguments(call, tile) | strides(given["grad_ptr"], "d", "bhn")
+    scalars = Scalars.of_tile((count, h, b), arguments, tile)
+    launch(_logits_query_kernel, given | {"dq_ptr": dquery, "bias_ptr": part}, scalars)
+    return dquery, None if part is None else sum_parts(part, call.position_bias)
+
+
+def _table_gradient(call: RelativeLogits, given: dict, target: Target) -> Tensor:
+    """Return the gradient of the table, whose parts are [splits, H or 1, T, E]."""
+    b, _, h, e = call.query.shape
     tables, rows, _ = call.rel_key.shape
-    device = call.query.device
-    gradient = strided("grad", grad, "d", "bhn")
-    launches, dq, drel, dbias = [], None, None, None
-    if needs[0] or needs[2]:
-        tile = _tile(call, "query", target)
-        count = -(-n // tile.block_m)
-        dq = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if needs[0] else None
-        bias = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if needs[2] else None
-        arguments = _arguments(call, tile) | gradient | {"dq_ptr": dq, "bias_ptr": bias}
-        launches.append(of_tile(_logits_query_kernel, (count, h, b), arguments, tile))
-        if bias is not None:
-            dbias, total = summed(bias, call.position_bias)
-            launches.append(total)
-    if needs[1]:
-        tile = _tile(call, "table", target)
-        items, count = b * h // tables, -(-rows // tile.block_n)
-        splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
-        per_split = -(-items // splits)
-        splits = -(-items // per_split)
-        part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=device)
-        sizes = {"items": items, "items_per_split": per_split, "heads_per_table": h // tables}
-        arguments = _arguments(call, tile) | gradient | sizes | {"drel_ptr": part}
-        launches.append(of_tile(_logits_table_kernel, (count, tables, splits), arguments, tile))
-        drel, total = summed(part, call.rel_key)
-        launches.append(total)
-    return Plan(launches, gradients=lambda: [dq, drel, dbias])
+    tile = _tile(call, "table", target)
+    items, count = b * h // tables, -(-rows // tile.block_n)
+    splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
+    per_split = -(-items // splits)
+    splits = -(-items // per_split)
+    part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    arguments = _arguments(call, tile) | strides(given["grad_ptr"], "d", "bhn")
+    arguments |= {"items": items, "items_per_split": per_split, "heads_per_table": h // tables}
+    launch(_logits_table_kernel, given | {"drel_ptr": part}, Scalars.of_tile((count, tables, splits), arguments, tile))
+    return sum_parts(part, call.rel_key)
 
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
@@ -66,11 +76,16 @@ def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
     return configs.choose(OP, problem, target)
 
 
-def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
-    """Return the arguments of all kernels that follow from the call and the tile."""
-    (_, n, h, e), start = call.query.shape, call.rel_start
-    blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys
+def _given(call: RelativeLogits) -> dict:
+    """Return the tensors of the call, and the number that moves with its position."""
+    start = call.rel_start
     shift = derived(call.query_offset, lambda offset: offset - start)
-    query, bias = strided("q", call.query, "q", "bnh"), strided("position", call.position_bias, "p", "h")
-    sizes = {"N": n, "S": call.key_len, "H": h, "shift": shift, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
-    return query | table(call.rel_key) | bias | sizes
+    return {"q_ptr": call.query, "rel_ptr": call.rel_key, "position_ptr": call.position_bias, "shift": shift}
+
+
+def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
+    """Return the scalars of all kernels that follow from the call and the tile."""
+    _, n, h, e = call.query.shape
+    blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys
+    sizes = {"N": n, "S": call.key_len, "H": h, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
+    return strides(call.query, "q", "bnh") | table(call.rel_key) | strides(call.position_bias, "p", "h") | sizes
