@@ -1,39 +1,37 @@
-"""Host side of merge_attention: the launches of a call, as values. Nothing here runs or waits for the device."""
+"""Host side of merge_attention: allocates and launches. Nothing here waits for the device."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ....compile.target import Target
-from ....triton_lib.launch import Launch, power_of_two, strided
-from ....triton_lib.plan import Plan
+from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ..call import MergeAttention
 from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_kernel
 
 
-def forward(call: MergeAttention, target: Target) -> Plan:
-    """Plan out and lse."""
+def forward(call: MergeAttention, target: Target) -> tuple[Tensor, Tensor]:
+    """Return out and lse."""
     out, lse = call.empty_outputs()
-    arguments = _inputs(call) | {"out_ptr": out, "lse_ptr": lse}
-    return Plan([_launch(_merge_attention_forward_kernel, call, arguments)], (out, lse))
+    tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses, "out_ptr": out, "lse_ptr": lse}
+    launch(_merge_attention_forward_kernel, tensors, _scalars(call))
+    return out, lse
 
 
-def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Plan the gradients of outs and lses."""
+def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> list[Tensor | None]:
+    """Return the gradients of outs and lses."""
     (_, lse), (grad_out, grad_lse) = outputs, grads
     douts, dlses = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in call)
-    arguments = _inputs(call) | strided("dout", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
-    arguments |= {"lse_ptr": lse, "douts_ptr": douts, "dlses_ptr": dlses}
-    wanted = [grad if need else None for grad, need in zip((douts, dlses), needs, strict=True)]
-    return Plan([_launch(_merge_attention_backward_kernel, call, arguments)], gradients=lambda: wanted)
+    tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses, "lse_ptr": lse, "dout_ptr": grad_out, "dlse_ptr": grad_lse}
+    tensors |= {"douts_ptr": douts, "dlses_ptr": dlses}
+    launch(_merge_attention_backward_kernel, tensors, _scalars(call, grad_out, grad_lse))
+    return [grad if need else None for grad, need in zip((douts, dlses), needs, strict=True)]
 
 
-def _inputs(call: MergeAttention) -> dict:
-    parts, *_, h, d = call.outs.shape
-    sizes = {"H": h, "parts": parts, "D": d, "BLOCK_D": power_of_two(d)}
-    return strided("outs", call.outs, "x", "pbnh") | strided("lses", call.lses, "l", "pbhn") | sizes
-
-
-def _launch(kernel, call: MergeAttention, arguments: dict) -> Launch:
-    _, b, n, h, _ = call.outs.shape
-    return Launch(kernel, (n * h, b), arguments, num_warps=1, num_stages=1)
+def _scalars(call: MergeAttention, grad_out: Tensor | None = None, grad_lse: Tensor | None = None) -> Scalars:
+    parts, b, n, h, d = call.outs.shape
+    arguments = {"H": h, "parts": parts, "D": d, "BLOCK_D": power_of_two(d)}
+    arguments |= strides(call.outs, "x", "pbnh") | strides(call.lses, "l", "pbhn")
+    arguments |= strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
+    return Scalars((n * h, b), arguments, num_warps=1, num_stages=1)
