@@ -1,4 +1,4 @@
-"""Host side of topk_chunks: the launches of a call, as values. Nothing here runs or waits for the device.
+"""Host side of topk_chunks: allocates and launches. Nothing here waits for the device.
 
 `tiles.json` has, for each kernel, architecture, element size and list width, the largest tiles that compile without
 spills, for 128, 64 and 16 queries.
@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....triton_lib.launch import Launch, power_of_two, strided
-from ....triton_lib.plan import Plan
+from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ..call import TopkChunks
 from ..splits import Split, aligned, causal_shift, split
 from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
@@ -82,8 +81,10 @@ def tile_of(row: dict) -> Tile:
     return Tile(*(row[name] for name in names))
 
 
-def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None) -> Plan:
-    """Plan scores and indices: one launch, or a scan of split keys and its merge."""
+def forward(
+    call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return scores and indices: by one launch, or by a scan of split keys and its merge."""
     b, q, _ = call.query.shape
     tile = choose_tile(call, target) if tile is None else tile
     blocks = b * -(-q // tile.block_q)
@@ -92,25 +93,32 @@ def forward(call: TopkChunks, target: Target, tile: Tile | None = None, parts: S
         parts = split(call.key.shape[1], tile.block_s, blocks, places, TILES_PER_SPLIT)
     scores, indices = call.empty_outputs()
     partial = indices.new_empty((b, q, parts.count, call.k)) if parts.count > 1 else None
-    out = {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
-    arguments = _arguments(call, tile, parts) | out
-    launches = [Launch(_topk_chunks_scan_kernel, (blocks * parts.count,), arguments, tile.num_warps, tile.num_stages)]
+    given = _given(call) | {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
+    scan = Scalars((blocks * parts.count,), _arguments(call, tile, parts), tile.num_warps, tile.num_stages)
+    launch(_topk_chunks_scan_kernel, given, scan)
     if partial is not None:
-        launches.append(_merge(out, b * q, parts.count * call.k, call.k, tile.slots))
-    return Plan(launches, (scores, indices))
+        launch(_topk_chunks_merge_kernel, given, _merge(b * q, parts.count * call.k, call.k, tile.slots))
+    return scores, indices
+
+
+def _given(call: TopkChunks) -> dict:
+    """Return the tensors that the scan reads, and the number that moves with the position."""
+    mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    tensors = {"query_ptr": call.query, "key_ptr": call.key, "key_mask_ptr": mask}
+    tensors |= {"query_doc_ptr": call.query_doc, "key_doc_ptr": call.key_doc}
+    return tensors | {"causal_shift": causal_shift(call)}
 
 
 def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
-    """Return the arguments of the scan, except its outputs."""
-    mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    """Return the scalars of the scan."""
     masks = {"HAS_CAUSAL": call.causal_gap, "HAS_DOC": call.query_doc, "HAS_MASK": call.key_mask}
-    sizes = {"S": call.key.shape[1], "causal_shift": causal_shift(call)}
-    sizes |= {"splits": parts.count, "split_len": parts.length, "EVEN_D": call.key.shape[2] % tile.block_d == 0}
+    sizes = {"S": call.key.shape[1], "splits": parts.count, "split_len": parts.length}
     constants = {"DIRECT": _direct(call), "SPLIT": parts.count > 1, "PRECISION": tile.precision, "SLOTS": tile.slots}
     constants |= {"BLOCK_Q": tile.block_q, "BLOCK_S": tile.block_s, "BLOCK_D": tile.block_d}
+    constants |= {"EVEN_D": call.key.shape[2] % tile.block_d == 0}
     constants |= {name: value is not None for name, value in masks.items()}
-    docs = _strided("query_doc", call.query_doc, "qd", "bn") | _strided("key_doc", call.key_doc, "kd", "bs")
-    return _pair(call) | docs | _strided("key_mask", mask, "m", "bs") | sizes | constants
+    docs = _strides(call.query_doc, "qd", "bn") | _strides(call.key_doc, "kd", "bs")
+    return _pair(call) | docs | _strides(call.key_mask, "m", "bs") | sizes | constants
 
 
 def _direct(call: TopkChunks) -> bool:
@@ -121,38 +129,35 @@ def _direct(call: TopkChunks) -> bool:
     return call.metric == "l2" and call.query.dtype == torch.float32
 
 
-def _merge(out: dict, rows: int, count: int, k: int, slots: int) -> Launch:
-    """Return the launch that keeps the k best of `count` candidates in each of `rows` rows."""
+def _merge(rows: int, count: int, k: int, slots: int) -> Scalars:
+    """Return the scalars of the merge, which keeps the k best of `count` candidates in each of `rows` rows."""
     block_n = min(1024, power_of_two(count))
     fit = _MERGE_TILE // (block_n + slots)
     block_q = min(16, 1 << (fit.bit_length() - 1))  # a power of two, as every tile
-    arguments = {**out, "rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
-    return Launch(_topk_chunks_merge_kernel, (-(-rows // block_q),), arguments, num_warps=4, num_stages=1)
+    arguments = {"rows": rows, "count": count, "k": k, "SLOTS": slots, "BLOCK_Q": block_q, "BLOCK_N": block_n}
+    return Scalars((-(-rows // block_q),), arguments, num_warps=4, num_stages=1)
 
 
-def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> Plan:
-    """Plan dquery and dkey, each by its own launches."""
+def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> list[Tensor | None]:
+    """Return dquery and dkey; None for one that is not needed."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
-    made = [plan(call, indices, grad) if need else (None, []) for plan, need in zip((dquery, dkey), needs, strict=True)]
-    launches = [launch for _, its_launches in made for launch in its_launches]
-    return Plan(launches, gradients=lambda: [gradient for gradient, _ in made])
+    return [of(call, indices, grad) if need else None for of, need in zip((dquery, dkey), needs, strict=True)]
 
 
-def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
-    """Return dquery_i, the sum over slots of ds * key (l2: ds * 2 (key - query_i)) in the order of the slots, and its
-    launch.
-    """
+def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> Tensor:
+    """Return dquery_i, the sum over slots of ds * key (l2: ds * 2 (key - query_i)) in the order of the slots."""
     b, q, d = call.query.shape
     grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
     block_d = min(_GATHER_COLUMNS, power_of_two(d))
-    arguments = _pair(call) | {"grad_ptr": grad, "indices_ptr": indices, "dquery_ptr": grad_query}
-    arguments |= {"S": call.key.shape[1]}
-    arguments |= {"BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": block_d}
-    return grad_query, [Launch(_topk_chunks_dquery_kernel, (b * q, -(-d // block_d)), arguments)]
+    tensors = {"query_ptr": call.query, "key_ptr": call.key, "grad_ptr": grad, "indices_ptr": indices}
+    sizes = {"S": call.key.shape[1], "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": block_d}
+    scalars = Scalars((b * q, -(-d // block_d)), _pair(call) | sizes)
+    launch(_topk_chunks_dquery_kernel, tensors | {"dquery_ptr": grad_query}, scalars)
+    return grad_query
 
 
-def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[Launch]]:
-    """Return dkey_j, the sum over the slots that chose j of ds * query (l2: ds * 2 (query - key_j)), and its launch.
+def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> Tensor:
+    """Return dkey_j, the sum over the slots that chose j of ds * query (l2: ds * 2 (query - key_j)).
 
     The slots are sorted stably by the key that they chose, so a key's slots are adjacent and in a fixed order. This
     takes O(B*Q*k) memory beside the gradient.
@@ -163,18 +168,20 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> tuple[Tensor, list[
     chosen = (indices >= 0) & (indices < s)  # the host does not read indices, so wrong ones are skipped
     target, slot = torch.sort(torch.where(chosen, indices + first_row, b * s).flatten(), stable=True)
     count, block_d = target.numel(), min(_GATHER_COLUMNS, power_of_two(d))
-    arguments = _pair(call) | {"grad_ptr": grad, "target_ptr": target, "slot_ptr": slot, "dkey_ptr": grad_key}
-    arguments |= {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
-    return grad_key, [Launch(_topk_chunks_dkey_kernel, (count, -(-d // block_d)), arguments)]
+    tensors = {"query_ptr": call.query, "key_ptr": call.key, "grad_ptr": grad, "target_ptr": target, "slot_ptr": slot}
+    sizes = {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
+    scalars = Scalars((count, -(-d // block_d)), _pair(call) | sizes)
+    launch(_topk_chunks_dkey_kernel, tensors | {"dkey_ptr": grad_key}, scalars)
+    return grad_key
 
 
 def _pair(call: TopkChunks) -> dict:
-    """Return the arguments of every kernel that reads queries and keys."""
-    tensors = _strided("query", call.query, "q", "bn") | _strided("key", call.key, "k", "bs")
-    return tensors | {"Q": call.query.shape[1], "D": call.key.shape[2], "k": call.k, "IS_L2": call.metric == "l2"}
+    """Return the scalars of every kernel that reads queries and keys."""
+    both = _strides(call.query, "q", "bn") | _strides(call.key, "k", "bs")
+    return both | {"Q": call.query.shape[1], "D": call.key.shape[2], "k": call.k, "IS_L2": call.metric == "l2"}
 
 
-def _strided(name: str, tensor: Tensor | None, prefix: str, letters: str) -> dict:
-    """Return a tensor and its strides over batch and rows. One that all batch entries share has batch stride 0."""
+def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict:
+    """Return a tensor's strides over batch and rows. One that all batch entries share has batch stride 0."""
     shared = {f"stride_{prefix}b": 0} if tensor is not None and tensor.shape[0] == 1 else {}
-    return strided(name, tensor, prefix, letters) | shared
+    return strides(tensor, prefix, letters) | shared
