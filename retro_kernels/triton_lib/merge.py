@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch, power_of_two
+from .launch import Launch, Scalars, launch, power_of_two
 from .softmax import LOG2E
 
 _STEP = 8  # parts that the merge loads at a time
@@ -25,8 +25,24 @@ def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], 
     part_lses = torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)
     tensors = {"part_ptr": parts, "part_lse_ptr": part_lses, "out_ptr": out, "lse_ptr": lse}
     sizes = {"N": n, "H": h, "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
-    launch = Launch(_merge_kernel, (n * h, b), tensors | sizes, num_warps=1, num_stages=1)
-    return {"out_ptr": parts, "lse_ptr": part_lses}, [launch]
+    merge = Launch(_merge_kernel, (n * h, b), tensors | sizes, num_warps=1, num_stages=1)
+    return {"out_ptr": parts, "lse_ptr": part_lses}, [merge]
+
+
+def merge_splits(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor) -> None:
+    """Merge the partial attentions of several splits of the keys into out and lse."""
+    b, n, h, d = out.shape
+    tensors = {"part_ptr": parts, "part_lse_ptr": part_lses, "out_ptr": out, "lse_ptr": lse}
+    sizes = {"N": n, "H": h, "splits": len(parts), "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
+    launch(_merge_kernel, tensors, Scalars((n * h, b), sizes, num_warps=1, num_stages=1))
+
+
+def outputs_of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the outputs of `count` splits of the keys: out and lse themselves for one, else float32 scratch memory."""
+    if count == 1:
+        return out, lse
+    parts, part_lses = ((count, *x.shape) for x in (out, lse))
+    return tuple(torch.empty(shape, dtype=torch.float32, device=out.device) for shape in (parts, part_lses))
 
 
 @triton.jit(do_not_specialize=("N", "H", "splits"))

@@ -15,6 +15,7 @@ if not INTERPRETER:
 from retro_kernels.compile.target import KNOWN, Target
 from retro_kernels.ops.chunked_cross_attention import cases
 from retro_kernels.ops.chunked_cross_attention.triton import launch
+from retro_kernels.triton_lib.launch import launches_to
 
 OP = "chunked_cross_attention"
 
@@ -30,23 +31,30 @@ def test_slabs_of_one_chunk(monkeypatch, options):
 
 def test_decoding_is_split_over_keys_and_training_is_not():
     target = KNOWN[90]
-    decode = launch.forward(cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target).launches
+    decode, training = [], []
+    with launches_to(decode.append):
+        launch.forward(cases.call(torch.bfloat16, B=1, N=1, query_start=2047, H=16, D=64), target)
     assert [each.name for each in decode] == ["cca_forward", "merge"]
     x, y, z = decode[0].grid
     assert x * y * z > 16  # more programs than (batch, head) pairs
-    assert [each.name for each in launch.forward(cases.call(torch.bfloat16), target).launches] == ["cca_forward"]
+    with launches_to(training.append):
+        launch.forward(cases.call(torch.bfloat16), target)
+    assert [each.name for each in training] == ["cca_forward"]
 
 
 def test_workspace_is_bounded_and_launches_are_pure():
-    """Planning touches no device: it works on meta tensors, twice alike."""
+    """A pass reads no values: it works on meta tensors, twice alike."""
     call = cases.call(torch.bfloat16, B=64)
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))
     needs = tuple(getattr(call, name) is not None for name in ChunkedCrossAttention.DIFFERENTIABLE)
-    plans = [launch.backward(call, outputs, outputs, needs, Target(90, 232448)) for _ in range(2)]
-    band = plans[0].launches[0].arguments["band_ptr"]
+    passes = [], []
+    for launched in passes:
+        with launches_to(launched.append):
+            launch.backward(call, outputs, outputs, needs, Target(90, 232448))
+    band = passes[0][0].arguments["band_ptr"]
     assert band.numel() * band.element_size() <= launch.SLAB_BYTES
-    assert [(x.name, x.grid) for x in plans[0].launches] == [(x.name, x.grid) for x in plans[1].launches]
+    assert [(x.name, x.grid) for x in passes[0]] == [(x.name, x.grid) for x in passes[1]]
 
 
 def test_rows_of_wide_heads_that_see_one_token():

@@ -1,9 +1,8 @@
-"""Host side of chunked cross-attention: the launches of a call as values. Nothing here runs or waits for the device."""
+"""Host side of chunked cross-attention: allocates and launches. Nothing here waits for the device."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import attention, beyond
-from ....triton_lib.launch import Launch, of_tile, settled, strided
-from ....triton_lib.merge import of_splits
-from ....triton_lib.plan import Plan, needed
-from ....triton_lib.sums import summed
+from ....triton_lib.launch import Scalars, launch, settled, strides
+from ....triton_lib.merge import merge_splits, outputs_of_splits
+from ....triton_lib.plan import needed
+from ....triton_lib.sums import sum_parts
 from ..call import ChunkedCrossAttention
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
 from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
@@ -66,22 +65,30 @@ def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
     return tuple(name for name, present in flags.items() if present)
 
 
-def inputs(call: ChunkedCrossAttention) -> dict:
-    """Return the arguments of all kernels: tensors, their strides, and sizes."""
+def tensors(call: ChunkedCrossAttention) -> dict[str, Tensor | None]:
+    """Return the tensors that kernels read, by the names of their arguments."""
     mask = None if call.neighbour_mask is None else call.neighbour_mask.view(torch.uint8)  # the same memory
-    rel_query = None if call.rel_key is None else call.rel_query
+    others = {"gate_ptr": call.neighbour_gate, "mask_ptr": mask, "batch_start_ptr": call.batch_start}
+    return attention.tensors(call, _rel_query(call)) | others
+
+
+def scalars(call: ChunkedCrossAttention) -> dict:
+    """Return the strides and sizes that kernels take."""
+    mask = call.neighbour_mask
     return {
-        **attention.inputs(call, "blkrg", rel_query),
-        **strided("gate", call.neighbour_gate, "g", "blk"),
+        **attention.scalars(call, "blkrg", _rel_query(call)),
+        **strides(call.neighbour_gate, "g", "blk"),
         "stride_mr": 0,
         "MASK_TOKENS": mask is not None and mask.dim() == 4,
-        **strided("mask", mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
-        "batch_start_ptr": call.batch_start,
+        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
-        "query_start": call.query_start,
         "M": call.chunk_len,
         **dict(zip("LKR", call.key.shape[1:4])),
     }
+
+
+def _rel_query(call: ChunkedCrossAttention) -> Tensor | None:
+    return None if call.rel_key is None else call.rel_query
 
 
 def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[dict, int]:
@@ -100,19 +107,22 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
     return arguments, key_splits * count
 
 
-def forward(call: ChunkedCrossAttention, target: Target) -> Plan:
-    """Plan out and lse."""
+def forward(call: ChunkedCrossAttention, target: Target) -> tuple[Tensor, Tensor]:
+    """Return out and lse."""
     b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target)
     part = span(call)
     blocks = -(-min(call.chunk_len, n) // tile.block_m)
     apart, count = splits(call, tile, part.count * blocks * h * b, target)
+    arguments = scalars(call) | apart | {"blocks": blocks, "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0}
+    main = Scalars.of_tile((part.count * blocks * h, b, count), arguments, tile)
     out, lse = call.empty_outputs()
-    into, merge = of_splits(out, lse, count)
-    arguments = inputs(call) | into | apart | {"first_chunk": part.first, "blocks": blocks}
-    arguments["EVEN_KEYS"] = call.key.shape[3] % tile.block_n == 0
-    main = of_tile(_cca_forward_kernel, (part.count * blocks * h, b, count), arguments, tile)
-    return Plan([main, *merge], (out, lse))
+    part_out, part_lse = outputs_of_splits(out, lse, count)
+    given = tensors(call) | {"out_ptr": part_out, "lse_ptr": part_lse}
+    launch(_cca_forward_kernel, given | {"query_start": call.query_start, "first_chunk": part.first}, main)
+    if count > 1:
+        merge_splits(part_out, part_lse, out, lse)
+    return out, lse
 
 
 #: Bound of the band workspace in bytes. The workspace should stay in L2 (50 MB on sm_90, 40 on sm_80) from one kernel
@@ -208,8 +218,8 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
     return made
 
 
-def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Plan the gradients that `needs` selects."""
+def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target) -> list[Tensor | None]:
+    """Return the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     part = span(call)
@@ -221,53 +231,56 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         grad_out = settled(grad_out, lse)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
-    arguments = inputs(call) | made | {"out_ptr": out, "lse_ptr": lse}
-    arguments["EVEN_KEYS"] = call.key.shape[3] % cut.core.block_n == 0
-    arguments |= strided("do", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
-    arguments |= {"first_chunk": part.first, "chunks": part.count, "blocks": cut.blocks, "key_blocks": cut.key_blocks}
-    arguments |= {"band_keys": cut.band_keys, "items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused}
-    launches = []
+    given = tensors(call) | made | {"out_ptr": out, "lse_ptr": lse, "do_ptr": grad_out, "dlse_ptr": grad_lse}
+    given |= {"query_start": call.query_start, "first_chunk": part.first}
+    arguments = scalars(call) | strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
+    arguments |= {"chunks": part.count, "blocks": cut.blocks, "band_keys": cut.band_keys}
+    arguments |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused}
     for first in range(0, cut.items, cut.slab):
-        launches += _slab(call, need, cut, arguments | {"first_item": first}, min(cut.slab, cut.items - first))
+        _launch_slab(call, need, cut, given, arguments, first, min(cut.slab, cut.items - first))
     letters = {"query": "q", "key": "k", "value": "v", "rel_query": "rq"}
     input_grads = {name: made[f"d{letter}_ptr"] for name, letter in letters.items()}
     for name, pointer in {"content_bias": "dcontent_ptr", "position_bias": "dposition_ptr"}.items():
         if made[pointer] is not None:
-            input_grads[name], total = summed(made[pointer], getattr(call, name))
-            launches.append(total)
+            input_grads[name] = sum_parts(made[pointer], getattr(call, name))
     if (rel := made["part_ptr"]) is not None:
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
-        input_grads["rel_key"], total = summed(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
-        launches.append(total)
-
-    def gradients() -> list[Tensor | None]:
-        if made["dgate_ptr"] is not None:
-            input_grads["neighbour_gate"] = made["dgate_ptr"].sum(-1).to(out.dtype)
-        return needed(call, need, input_grads)
-
-    return Plan(launches, gradients=gradients)
+        input_grads["rel_key"] = sum_parts(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
+    if made["dgate_ptr"] is not None:
+        input_grads["neighbour_gate"] = made["dgate_ptr"].sum(-1).to(out.dtype)
+    return needed(call, need, input_grads)
 
 
-def _slab(
-    call: ChunkedCrossAttention, need: dict[str, bool], cut: Layout, arguments: dict, count: int
-) -> Iterator[Launch]:
-    """Yield the launches of `count` items, from arguments["first_item"] on."""
+def _launch_slab(
+    call: ChunkedCrossAttention,
+    need: dict[str, bool],
+    cut: Layout,
+    given: dict,
+    arguments: dict,
+    first_item: int,
+    count: int,
+) -> None:
+    """Launch the kernels of `count` items, from `first_item` on."""
     h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     has_rel = call.rel_key is not None
-    ds = arguments["band_ptr" if arguments["ds_ptr"] is None else "ds_ptr"]
+    # where no key kernel follows the query kernel, dS has replaced the logits in the band
+    with_ds = given | {"band_ptr": given["band_ptr" if given["ds_ptr"] is None else "ds_ptr"]}
+
+    def scalars_of(grid: tuple[int, ...], tile: configs.Tile, key_blocks: int) -> Scalars:
+        own = {"first_item": first_item, "key_blocks": key_blocks, "EVEN_KEYS": keys % tile.block_n == 0}
+        return Scalars.of_tile(grid, arguments | own | {"last_item": first_item + count}, tile)
+
+    each = (count * h,)
     if has_rel:
-        yield of_tile(_cca_backward_logits_kernel, (count * h,), arguments, cut.band)
-    yield of_tile(_cca_backward_query_kernel, (count * h,), arguments, cut.core)
+        launch(_cca_backward_logits_kernel, given, scalars_of(each, cut.band, cut.key_blocks))
+    launch(_cca_backward_query_kernel, given, scalars_of(each, cut.core, cut.key_blocks))
     if (need["key"] or need["value"]) and not cut.fused:
         key_blocks = -(-keys // cut.key.block_n)
         grid = (count // cut.blocks * neighbours * key_blocks * groups,)
-        extra = {"key_blocks": key_blocks, "EVEN_KEYS": keys % cut.key.block_n == 0}
-        yield of_tile(_cca_backward_key_kernel, grid, arguments | extra, cut.key)
+        launch(_cca_backward_key_kernel, given, scalars_of(grid, cut.key, key_blocks))
     if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
-        extra = {"band_ptr": ds, "EVEN_KEYS": keys % cut.band.block_n == 0}
-        yield of_tile(_cca_backward_band_kernel, (count * h,), arguments | extra, cut.band)
-    if arguments["part_ptr"] is not None:
-        last, band_blocks = arguments["first_item"] + count, cut.band_keys // cut.band.block_n
-        extra = {"band_ptr": ds, "last_item": last, "key_blocks": band_blocks}
-        yield of_tile(_cca_backward_rel_kernel, (cut.diagonals, h, cut.splits), arguments | extra, cut.rel)
+        launch(_cca_backward_band_kernel, with_ds, scalars_of(each, cut.band, cut.key_blocks))
+    if given["part_ptr"] is not None:
+        band_blocks = cut.band_keys // cut.band.block_n
+        launch(_cca_backward_rel_kernel, with_ds, scalars_of((cut.diagonals, h, cut.splits), cut.rel, band_blocks))
