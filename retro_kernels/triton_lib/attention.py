@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import dropout
-from .launch import power_of_two, strided, strides, table
+from .launch import power_of_two, strides, table
 
 
 def tensors(call, rel_query: Tensor | None) -> dict[str, Tensor | None]:
@@ -40,31 +40,4 @@ def scalars(call, key_letters: str, rel_query: Tensor | None) -> dict[str, int |
         **{"N": n, "H": h, "HEADS_PER_GROUP": h // call.key.shape[-2], "rel_start": call.rel_start},
         **{"D": d, "E": e, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)},
         **{"scale": call.scale, "dropout_limit": dropout.threshold(p), "dropout_scale": 1 / (1 - p)},
-    }
-
-
-def inputs(call, key_letters: str, rel_query: Tensor | None) -> dict:
-    """Return the arguments of every kernel of an attention: tensors, their strides, sizes and options.
-
-    key_letters: letters of the leading dimensions of key and value.
-    """
-    (_, n, h, d), p = call.query.shape, call.dropout_p
-    e = d if call.rel_key is None else call.rel_key.shape[-1]
-    sizes = {"N": n, "H": h, "HEADS_PER_GROUP": h // call.key.shape[-2], "rel_start": call.rel_start}
-    widths = {"D": d, "E": e, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
-    limits = {"dropout_limit": dropout.threshold(p), "dropout_scale": 1 / (1 - p)}
-    return {
-        **strided("q", call.query, "q", "bnh"),
-        **strided("k", call.key, "k", key_letters),
-        **strided("v", call.value, "v", key_letters),
-        "rel_ptr": call.rel_key,
-        **table(call.rel_key),
-        **strided("rq", rel_query, "rq", "bnh"),
-        **strided("content", call.content_bias, "c", "h"),
-        **strided("position", None if call.rel_key is None else call.position_bias, "p", "h"),
-        **sizes,
-        **widths,
-        "scale": call.scale,
-        "seed_ptr": call.seed if p > 0 else None,
-        **limits,
     }

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from triton import JITFunction
 
+from ..compile.aot import Case
 from ..compile.configs import Tile
+from ..compile.target import Target, current_target
 from ..core import steps
 
 #: open contexts of `launches_to`, as (sink, zeros); the last one receives the launches
@@ -132,13 +134,6 @@ class Bound:
             self.compiled = compiled
 
 
-def of_tile(kernel: JITFunction, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Launch:
-    """Return the launch of a kernel with a tile's blocks and options. `arguments` may have others, which it drops."""
-    given = arguments | {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "PRECISION": tile.precision}
-    taken = {name: given[name] for name in kernel.arg_names}
-    return Launch(kernel, grid, taken, tile.num_warps, tile.num_stages, tile.max_registers)
-
-
 def power_of_two(n: int, least: int = 16) -> int:
     """Return the smallest power of two >= n and >= least. A tensor-core product takes sides of at least 16."""
     return max(least, 1 << (n - 1).bit_length())
@@ -159,12 +154,46 @@ def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
     return {f"stride_{prefix}{letter}": stride for letter, stride in zip(letters, found, strict=True)}
 
 
-def strided(name: str, tensor: Tensor | None, prefix: str, letters: str) -> dict[str, Tensor | int | None]:
-    """Return {"<name>_ptr": tensor, "stride_<prefix><letter>": stride} of the leading dimensions, 0 for None."""
-    return {f"{name}_ptr": tensor, **strides(tensor, prefix, letters)}
-
-
 def table(rel_key: Tensor | None) -> dict[str, int]:
     """Return the scalars of the relative keys. One table for all heads has stride 0 from head to head."""
     shared = {"stride_rh": 0} if rel_key is not None and rel_key.shape[0] == 1 else {}
     return {**strides(rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}
+
+
+def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:
+    """Return one gradient for each entry of `need`, None where it is False.
+
+    An input without a gradient gets zeros: the call does not use it, like a relative query without relative keys.
+    """
+    return [
+        None if not wanted else torch.zeros_like(getattr(call, name)) if grad is None else grad
+        for name, wanted, grad in ((name, wanted, input_grads.get(name)) for name, wanted in need.items())
+    ]
+
+
+def run_forward(forward: Callable[..., tuple[Tensor, ...]], call) -> tuple[Tensor, ...]:
+    """Run `forward(call, target)` for the device of the call, and return its outputs."""
+    return filled(forward(call, current_target(steps.device_of(call[0]))))
+
+
+def run_backward(backward: Callable[..., list[Tensor | None]], call, outputs, grads, needs) -> list[Tensor | None]:
+    """Run `backward(call, outputs, grads, needs, target)` for the device of the call, and return its gradients."""
+    return filled(backward(call, outputs, grads, needs, current_target(steps.device_of(call[0]))))
+
+
+def cases_of(
+    name: str,
+    call,
+    target: Target,
+    forward: Callable[..., tuple[Tensor, ...]],
+    backward: Callable[..., list[Tensor | None]] | None,
+) -> Iterator[Case]:
+    """Yield the launches of a call on the meta device, as in training: only the first output has a gradient."""
+    launches: list[Launch] = []
+    with launches_to(launches.append):
+        outputs = forward(call, target)
+        if backward is not None:
+            needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
+            backward(call, outputs, (outputs[0], *[None] * (len(outputs) - 1)), needs, target)
+    for launch in launches:
+        yield Case(name, str(call[0].dtype).removeprefix("torch."), launch)

@@ -7,26 +7,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch, Scalars, launch, power_of_two
+from .launch import Scalars, launch, power_of_two
 from .softmax import LOG2E
 
 _STEP = 8  # parts that the merge loads at a time
-
-
-def of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[dict[str, Tensor], list[Launch]]:
-    """Return the outputs of `count` splits of the keys, as arguments, and the launch that merges them into out and lse.
-
-    A single split writes out and lse itself, without a merge.
-    """
-    if count == 1:
-        return {"out_ptr": out, "lse_ptr": lse}, []
-    b, n, h, d = out.shape
-    parts = torch.empty((count, b, n, h, d), dtype=torch.float32, device=out.device)
-    part_lses = torch.empty((count, b, h, n), dtype=torch.float32, device=out.device)
-    tensors = {"part_ptr": parts, "part_lse_ptr": part_lses, "out_ptr": out, "lse_ptr": lse}
-    sizes = {"N": n, "H": h, "splits": count, "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
-    merge = Launch(_merge_kernel, (n * h, b), tensors | sizes, num_warps=1, num_stages=1)
-    return {"out_ptr": parts, "lse_ptr": part_lses}, [merge]
 
 
 def merge_splits(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor) -> None:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Launch, Scalars, launch
+from .launch import Scalars, launch
 
 _PARTS, _COLUMNS = 64, 32  # of a tile; few columns, because a gradient is often small and has many parts
 
@@ -55,23 +55,3 @@ def sum_parts(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None
     scalars = Scalars((-(-size // _COLUMNS), groups), sizes, num_warps=4, num_stages=1)
     launch(_sum_kernel, {"part_ptr": part, "out_ptr": out}, scalars)
     return out
-
-
-def summed(
-    part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None = None, shift: int = 0
-) -> tuple[Tensor, Launch]:
-    """Return the gradient of `like` [groups, rows, width], and the launch that sums it from the contiguous
-    part [count, groups, part_rows, width].
-
-    part_rows: by default the rows of `like`. Row r of `like` is row r + shift of a part, or 0 if the part has no such
-    row.
-    """
-    width = like.shape[-1]
-    size = like.numel() // groups
-    part_size = size if part_rows is None else part_rows * width
-    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    tensors = {"part_ptr": part, "out_ptr": out, "stride_part": groups * part_size, "stride_group": part_size}
-    sizes = {"count": part.numel() // (groups * part_size), "size": size, "part_size": part_size}
-    constants = {"shift": shift * width, "BLOCK_P": _PARTS, "BLOCK_X": _COLUMNS}
-    total = Launch(_sum_kernel, (-(-size // _COLUMNS), groups), tensors | sizes | constants, num_warps=4, num_stages=1)
-    return out, total

@@ -13,7 +13,7 @@ from retro_kernels.compile.target import KNOWN
 from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
 from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.testing import compare, inputs
-from retro_kernels.triton_lib import plan
+from retro_kernels.triton_lib import launch
 from retro_kernels.triton_lib.combinations import WIDTHS, combinations
 from retro_kernels.triton_lib.launch import launches_to
 from tests.conftest import INTERPRETER
@@ -79,7 +79,7 @@ def test_every_tile_with_an_option_computes_right(op, arch):
         if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row
     ]
     assert left
-    with mock.patch.object(plan, "current_target", lambda device: KNOWN[arch]):
+    with mock.patch.object(launch, "current_target", lambda device: KNOWN[arch]):
         combined = [keywords for _, keywords in combinations(POSITIONS, options)]
         for keywords in [*reversed(combined), *MORE[op]]:
             call = make(**keywords)
@@ -97,7 +97,7 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
     """
     make, _ = CALLS[relative_attention]
     call = make(D=96, N=66, S=66)
-    with mock.patch.object(plan, "current_target", lambda device: KNOWN[90]):
+    with mock.patch.object(launch, "current_target", lambda device: KNOWN[90]):
         found = []
         for others in (("query", "key"), ("query",)):
             names = (*wanted, *others)
@@ -105,7 +105,7 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
             out = rk.relative_attention(**{**call, **leaves}, backend="triton")[0]
             grad = inputs.randn(inputs.generator(1), *out.shape, dtype=out.dtype)
             ran = []
-            with launches_to(lambda launch, ran=ran: ran.append(launch) or launch.run()):
+            with launches_to(lambda each, ran=ran: ran.append(each) or each.run()):
                 found.append(dict(zip(names, torch.autograd.grad(out, list(leaves.values()), grad), strict=True)))
             launched = {}
             for one in ran:  # the first of a name: the keys' among the columns' launches

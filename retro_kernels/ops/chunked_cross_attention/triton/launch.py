@@ -11,9 +11,8 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import attention, beyond
-from ....triton_lib.launch import Scalars, launch, settled, strides
+from ....triton_lib.launch import Scalars, launch, needed, settled, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
-from ....triton_lib.plan import needed
 from ....triton_lib.sums import sum_parts
 from ..call import ChunkedCrossAttention
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel

@@ -10,7 +10,7 @@ from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
 from ....testing import inputs
 from ....triton_lib import unsupported_grid, unsupported_tensors
-from ....triton_lib.plan import cases_of, run_backward, run_forward
+from ....triton_lib.launch import cases_of, run_backward, run_forward
 from ..call import MergeAttention
 from . import launch
 

@@ -11,7 +11,7 @@ from ....compile.aot import Case
 from ....compile.target import Target
 from ....triton_lib import unsupported_grid, unsupported_rows, unsupported_tensors
 from ....triton_lib.combinations import combinations
-from ....triton_lib.plan import cases_of, run_backward, run_forward
+from ....triton_lib.launch import cases_of, run_backward, run_forward
 from .. import cases
 from ..call import RelativeAttention
 from . import launch

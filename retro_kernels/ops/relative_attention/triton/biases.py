@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.launch import Launch, power_of_two, strided
+from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ....triton_lib.loads import add_bias, load_rows
 from ..call import RelativeAttention
 
@@ -103,9 +103,8 @@ def _relative_biases_kernel(
         )
 
 
-def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, list[Launch]]:
-    """Return the call with its biases added to copies of the query, one for content and one for position logits, and
-    the launch that fills the copies.
+def biased(call: RelativeAttention, few: int = 1) -> RelativeAttention:
+    """Return the call with its biases added to copies of the query, one for content and one for position logits.
 
     A query that a kernel computes is an operand in registers (32 a thread at D = 128, twice), and the kernel spills; a
     query that it loads is an operand in shared memory. The copies are small compared with the keys that each block
@@ -114,17 +113,18 @@ def biased(call: RelativeAttention, few: int = 1) -> tuple[RelativeAttention, li
     query, rel_query, content = call.query, call.rel_query, call.content_bias
     position = None if call.rel_key is None else call.position_bias
     if query.shape[1] <= few or (content is None and position is None):
-        return call, []
+        return call
     rel_query = query if rel_query is None else rel_query
     b, n, h, d = query.shape
     e = rel_query.shape[-1]
     added = [None if bias is None else query.new_empty((b, n, h, w)) for bias, w in ((content, d), (position, e))]
-    arguments = strided("q", query, "q", "bnh") | strided("rq", rel_query, "rq", "bnh")
-    arguments |= strided("content", content, "c", "h") | strided("position", position, "p", "h")
-    arguments |= {"query_ptr": added[0], "rel_query_ptr": added[1], "N": n, "H": h, "D": d, "E": e}
-    arguments |= {"BLOCK_M": _ROWS, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
-    launch = Launch(_relative_biases_kernel, (-(-n // _ROWS) * h, b), arguments, _WARPS, 1)
+    tensors = {"q_ptr": query, "rq_ptr": rel_query, "content_ptr": content, "position_ptr": position}
+    tensors |= {"query_ptr": added[0], "rel_query_ptr": added[1]}
+    sizes = strides(query, "q", "bnh") | strides(rel_query, "rq", "bnh")
+    sizes |= strides(content, "c", "h") | strides(position, "p", "h") | {"N": n, "H": h, "D": d, "E": e}
+    sizes |= {"BLOCK_M": _ROWS, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
+    launch(_relative_biases_kernel, tensors, Scalars((-(-n // _ROWS) * h, b), sizes, _WARPS, 1))
     new = {"query": query if added[0] is None else added[0]}
     if call.rel_key is not None:
         new["rel_query"] = rel_query if added[1] is None else added[1]
-    return call._replace(**new, content_bias=None, position_bias=None), [launch]
+    return call._replace(**new, content_bias=None, position_bias=None)

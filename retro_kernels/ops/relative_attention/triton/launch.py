@@ -1,19 +1,20 @@
-"""Host side of relative attention: the launches of a call, as values. Nothing here runs or waits for the device."""
+"""Host side of relative attention: allocates and launches. Nothing here waits for the device."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided
 from ....triton_lib import attention
-from ....triton_lib.launch import Launch, of_tile, power_of_two, settled, strided
-from ....triton_lib.merge import of_splits
-from ....triton_lib.plan import Plan, needed
-from ....triton_lib.sums import summed
+from ....triton_lib.launch import Scalars, launch, needed, power_of_two, settled, strides
+from ....triton_lib.merge import merge_splits, outputs_of_splits
+from ....triton_lib.sums import sum_parts
 from ..call import RelativeAttention
 from . import stored
 from .backward_columns import _relative_columns_kernel
@@ -107,25 +108,32 @@ def may_see_nothing(call: RelativeAttention) -> bool:
     return early or late
 
 
-def inputs(call: RelativeAttention) -> dict:
-    """Return the arguments of all kernels: tensors, their strides, sizes and options."""
-    rel_query = None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
+def tensors(call: RelativeAttention) -> dict[str, Tensor | None]:
+    """Return the tensors that kernels read, by the names of their arguments."""
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
+    others = {"mask_ptr": mask, "query_segment_ptr": call.query_segment, "key_segment_ptr": call.key_segment}
+    return attention.tensors(call, _rel_query(call)) | others | {"batch_offset_ptr": call.batch_offset}
+
+
+def scalars(call: RelativeAttention) -> dict:
+    """Return the strides, sizes and options that kernels take, without the position."""
     return {
-        **attention.inputs(call, "bsg", rel_query),
-        **strided("mask", mask, "m", "bs"),
-        **strided("query_segment", call.query_segment, "qs", "bn"),
-        **strided("key_segment", call.key_segment, "ks", "bs"),
-        "batch_offset_ptr": call.batch_offset,
+        **attention.scalars(call, "bsg", _rel_query(call)),
+        **strides(call.key_mask, "m", "bs"),
+        **strides(call.query_segment, "qs", "bn"),
+        **strides(call.key_segment, "ks", "bs"),
         "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
         "S": call.key.shape[1],
-        "offset": call.query_offset,
         "causal_gap": call.causal_gap,
         "window": call.window or call.window_block or NO_WINDOW.value,
         "CAUSAL": call.causal,
         "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
         "BOUNDED": bounded(call),
     }
+
+
+def _rel_query(call: RelativeAttention) -> Tensor | None:
+    return None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
 
 
 def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
@@ -149,23 +157,26 @@ def split_edges(call: RelativeAttention, target: Target) -> bool:
     return half and (call.rel_key is None or (target.arch == 90 and not wide))
 
 
-def forward(call: RelativeAttention, target: Target) -> Plan:
-    """Plan out and lse."""
+def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor]:
+    """Return out and lse."""
     b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target)
     blocks = -(-n // tile.block_m)
     per_split, count = splits(call, tile, blocks * h * b, target)
     out, lse = call.empty_outputs()
-    into, merge = of_splits(out, lse, count)
-    with_biases, first = biased(call)
+    part_out, part_lse = outputs_of_splits(out, lse, count)
+    with_biases = biased(call)
     sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
-    arguments = inputs(with_biases) | into | sizes
-    main = of_tile(_relative_forward_kernel, (blocks * h, b, count), arguments, tile)
-    return Plan([*first, main, *merge], (out, lse))
+    main = Scalars.of_tile((blocks * h, b, count), scalars(with_biases) | sizes, tile)
+    given = tensors(with_biases) | {"out_ptr": part_out, "lse_ptr": part_lse, "offset": call.query_offset}
+    launch(_relative_forward_kernel, given, main)
+    if count > 1:
+        merge_splits(part_out, part_lse, out, lse)
+    return out, lse
 
 
-def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> Plan:
-    """Plan the gradients that `needs` selects."""
+def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> list[Tensor | None]:
+    """Return the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
     b, n, h, d = call.query.shape
@@ -173,49 +184,73 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
         grad_out = torch.zeros(call.query.shape, dtype=call.query.dtype, device=call.query.device)
     elif may_see_nothing(call):
         grad_out = settled(grad_out, lse)
-    with_biases, launches = biased(call, 0)
-    shared = inputs(with_biases) | strided("do", grad_out, "do", "bnh") | strided("dlse", grad_lse, "dl", "bhn")
+    with_biases = biased(call, 0)
     delta = torch.empty((b, h, n), dtype=torch.float32, device=call.query.device)
-    shared |= strided("out", out, "o", "bnh") | {"lse_ptr": lse, "delta_ptr": delta}
+    given = tensors(with_biases) | {"out_ptr": out, "lse_ptr": lse, "delta_ptr": delta}
+    given |= {"do_ptr": grad_out, "dlse_ptr": grad_lse, "offset": call.query_offset}
+    arguments = scalars(with_biases) | strides(out, "o", "bnh")
+    arguments |= strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
     precision = choose_tile(call, "query", target).precision
     rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
-    launches.append(of_tile(_relative_delta_kernel, (-(-n // _DELTA_ROWS), h, b), shared, rows))
-    results = {}
-    if call.rel_key is not None:
-        launches += _stored_launches(call, shared, need, results, target)
-    else:
-        if need["query"] or need["content_bias"]:
-            arguments, tile = _query_arguments(call, shared, need, results, target, False)
-            launches.append(_query_of(Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile))
-        if need["key"] or need["value"]:
-            launches.append(_keys_launch(call, shared, results, target))
+    launch(_relative_delta_kernel, given, Scalars.of_tile((-(-n // _DELTA_ROWS), h, b), arguments, rows))
+    work = _Work(call, need, target, given, arguments)
+    results = _stored(work) if call.rel_key is not None else _unstored(work)
     for name, part in results.items():
-        if (part.shape, part.dtype) != (getattr(call, name).shape, getattr(call, name).dtype):
-            results[name], total = summed(part, getattr(call, name))
-            launches.append(total)
-    return Plan(launches, gradients=lambda: needed(call, need, results))
+        like = getattr(call, name)
+        if (part.shape, part.dtype) != (like.shape, like.dtype):
+            results[name] = sum_parts(part, like)
+    return needed(call, need, results)
 
 
-def _keys_launch(call: RelativeAttention, shared: dict, results: dict, target: Target) -> Launch:
-    """Return the launch of the gradients of keys and values without relative keys, which recomputes the logits."""
-    b, s, groups, _ = call.key.shape
-    tile = choose_tile(call, "keys", target)
-    for name in ("key", "value"):
-        results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
-    arguments = shared | {"dk_ptr": results["key"], "dv_ptr": results["value"]}
-    return of_tile(_relative_keys_kernel, (-(-s // tile.block_n) * groups, b), arguments, tile)
+class _Work(NamedTuple):
+    """A backward pass. given: tensors and the position that all kernels share; arguments: scalars that they share."""
+
+    call: RelativeAttention
+    need: dict[str, bool]
+    target: Target
+    given: dict
+    arguments: dict
 
 
-def _query_arguments(
-    call: RelativeAttention, shared: dict, need: dict, results: dict, target: Target, whole: bool
-) -> tuple[dict, configs.Tile]:
-    """Return the arguments of the query kernel for the whole call, and its tile. whole: as `joint`."""
+def _unstored(work: _Work) -> dict[str, Tensor]:
+    """Return the gradients without relative keys, or their parts. Both kernels compute the logits again."""
+    call, need, _, given, arguments = work
+    b, _, h, _ = call.query.shape
+    results = {}
+    if need["query"] or need["content_bias"]:
+        query = _query_pass(work, False)
+        results |= query.results
+        _launch_query(Slab(0, b, 0, query.blocks, 0, h), query, given, arguments)
+    if need["key"] or need["value"]:
+        _, s, groups, _ = call.key.shape
+        tile = choose_tile(call, "keys", work.target)
+        for name in ("key", "value"):
+            results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
+        keys = Scalars.of_tile((-(-s // tile.block_n) * groups, b), arguments, tile)
+        launch(_relative_keys_kernel, given | {"dk_ptr": results["key"], "dv_ptr": results["value"]}, keys)
+    return results
+
+
+class _QueryPass(NamedTuple):
+    """What the launches of the query kernel share: its tile, the number of query blocks, and what it writes.
+    `results` has the gradients among these tensors, or their parts.
+    """
+
+    tile: configs.Tile
+    blocks: int
+    given: dict[str, Tensor | None]
+    results: dict[str, Tensor]
+
+
+def _query_pass(work: _Work, whole: bool) -> _QueryPass:
+    """Allocate what the query kernel writes for the whole call. whole: as `joint`."""
+    call, need, target = work.call, work.need, work.target
     b, n, h, d = call.query.shape
     e = 0 if call.rel_key is None else call.rel_key.shape[-1]
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
     tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
     blocks, device = -(-n // tile.block_m), call.query.device
-    results["query"] = torch.empty(call.query.shape, dtype=call.query.dtype, device=device)
+    results = {"query": torch.empty(call.query.shape, dtype=call.query.dtype, device=device)}
     if e and call.rel_query is not None:
         results["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
     sums = {}
@@ -225,116 +260,138 @@ def _query_arguments(
             count += -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n) if whole else 0
             results[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
     total = sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None
-    grads = {"dq_ptr": results["query"], "drq_ptr": results.get("rel_query"), "dtotal_ptr": total}
+    given = {"dq_ptr": results["query"], "drq_ptr": results.get("rel_query"), "dtotal_ptr": total}
     for name in ("content", "position"):
-        grads[f"d{name}_ptr"] = None if whole else sums.get(f"{name}_bias")
-    unstored = {"ds_ptr": None, "p_ptr": None, "span_ptr": None, "stride_ds": 0, "ring": None}
-    return shared | {"blocks": blocks} | grads | unstored, tile
+        given[f"d{name}_ptr"] = None if whole else sums.get(f"{name}_bias")
+    return _QueryPass(tile, blocks, given, results)
 
 
-def _query_of(part: Slab, arguments: dict, tile: configs.Tile) -> Launch:
-    grid = part.blocks * part.heads, part.batches
+def _launch_query(part: Slab, query: _QueryPass, given: dict, arguments: dict) -> None:
+    """Launch the query kernel for a slab. It stores P and dS where `given` has memory for them."""
     slab = {name: getattr(part, name) for name in ("first_batch", "first_block", "first_head", "heads")}
-    return of_tile(_relative_query_kernel, grid, arguments | slab, tile)
+    unstored = {"stride_ds": 0, "ring": None}
+    grid = part.blocks * part.heads, part.batches
+    scalars = Scalars.of_tile(grid, {"blocks": query.blocks, **unstored, **arguments, **slab}, query.tile)
+    launch(_relative_query_kernel, {"ds_ptr": None, "p_ptr": None, "span_ptr": None} | given | query.given, scalars)
 
 
-def _stored_launches(call: RelativeAttention, shared: dict, need: dict, results: dict, target: Target) -> list[Launch]:
-    """Return the launches with relative keys: for each slab the query kernel, which stores dS and P, and the products
-    with them, which add to the gradients of keys, values and table that earlier slabs have written.
+def _stored(work: _Work) -> dict[str, Tensor]:
+    """Return the gradients with relative keys, or their parts.
+
+    For each slab the query kernel stores dS and P. Then the products with them add to the gradients of keys, values and
+    table that earlier slabs have written.
     """
+    call, need, target, given, arguments = work
     b, _, h, _ = call.query.shape
     whole = joint(call, need, target)
-    arguments, tile = _query_arguments(call, shared, need, results, target, whole)
+    query = _query_pass(work, whole)
+    results = query.results
     wanted = {"ds_ptr": need["key"] or need["rel_key"] or whole, "p_ptr": need["value"]}
     if not any(wanted.values()):
-        return [_query_of(Slab(0, b, 0, arguments["blocks"], 0, h), arguments, tile)]
+        _launch_query(Slab(0, b, 0, query.blocks, 0, h), query, given, arguments)
+        return results
+    tile = query.tile
     columns, ring = stored.width(call, tile.block_m, tile.block_n)
     parts = list(stored.slabs(call, columns, tile.block_m, sum(wanted.values())))
     held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
     device = call.query.device
+    tiles = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
     for name in (name for name, stores in wanted.items() if stores):
-        arguments[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
+        tiles[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
     if call.key_mask is not None or call.key_segment is not None:
-        arguments["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
-    arguments |= {"stride_ds": columns, "ring": ring}
-    steps = [[_query_of(part, arguments, tile) for part in parts]]
-    arguments |= {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
-    if need["key"] or whole:
-        steps.append(_keys_products(call, parts, arguments, "key", results, target, whole))
-    if need["value"]:
-        steps.append(_keys_products(call, parts, arguments, "value", results, target, False))
-    if need["rel_key"]:
-        steps.append(_table_products(call, parts, arguments, results, target))
-    return [step for slab in zip(*steps, strict=True) for step in slab]
-
-
-def _columns(
-    call: RelativeAttention, part: Slab, tile: configs.Tile, x: torch.Tensor, grid: tuple, arguments: dict
-) -> Launch:
-    """Return the launch of the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
-    own = strided("x", x[part.first_batch :, :, part.first_head :], "x", "bnh")
-    own["batch_offset_ptr"] = None if call.batch_offset is None else call.batch_offset[part.first_batch :]
-    own |= {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
-    own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
-    return of_tile(_relative_columns_kernel, grid, arguments | own, tile)
-
-
-def _keys_products(
-    call: RelativeAttention, parts: list[Slab], arguments: dict, name: str, results: dict, target: Target, whole: bool
-) -> list[Launch]:
-    """Return the launches of the gradient of keys or values, one for each slab. whole: of keys and the biases' sums."""
-    (b, s, groups, _), (_, n, h, _) = call.key.shape, call.query.shape
-    tile, per_group = choose_tile(call, "keys", target), h // groups
-    blocks = -(-s // tile.block_n)
-    # a slab with only some of the heads or queries that share a key writes a part of its gradient
-    partial = parts[0].blocks * arguments["QUERY_BLOCK"] < n or parts[0].heads % per_group > 0
+        tiles["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
+    blocks = {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
+    work = work._replace(given=given | tiles, arguments=arguments | {"stride_ds": columns, "ring": ring} | blocks)
+    # one float32 part where a slab has only some of the heads or queries that share a key
+    partial = parts[0].blocks * tile.block_m < call.query.shape[1] or parts[0].heads % (h // call.key.shape[2]) > 0
     dtype = torch.float32 if partial else call.key.dtype
-    out = results[name] = torch.empty(call.key.shape, dtype=dtype, device=call.key.device)
-    sums = {"dcontent_ptr": results.get("content_bias"), "dposition_ptr": results.get("position_bias")}
-    if whole and sums["dposition_ptr"] is not None:
-        sums["dposition_ptr"] = sums["dposition_ptr"][-b * blocks :]
-    tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
-    launches = []
+    for name in ("key", "value"):
+        if need[name] or (name == "key" and whole):
+            results[name] = torch.empty(call.key.shape, dtype=dtype, device=device)
+    table = _Table.of(call, parts[0], target) if need["rel_key"] else None
+    if table is not None:
+        results["rel_key"] = torch.empty(table.shape, dtype=torch.float32, device=device)
     for part in parts:
-        at_once, group = min(part.heads, per_group), part.first_head // per_group
-        again = int(part.first_block > 0 or part.first_head % per_group > 0)
-        own = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": arguments[tiles], "factor": factor}
-        own |= _output(out[part.first_batch :, :, group:], first=0, second=2, row=1)
-        for pointer, of in sums.items():
-            own[pointer] = of[part.first_batch * blocks :, part.first_head :] if whole and of is not None else None
-        own |= {"X": s, "per_first": part.heads, "per_second": at_once, "per_item": 1, "items": at_once}
-        own |= {"last_item": h * b, "again": again, "SKEWED": False}
-        grid = blocks, part.batches, part.heads // at_once
-        launches.append(_columns(call, part, tile, arguments[x], grid, arguments | own))
-    return launches
+        _launch_query(part, query, work.given, work.arguments)
+        for name in ("key", "value"):
+            if name in results:
+                _launch_keys_product(work, part, name, results, whole and name == "key")
+        if table is not None:
+            _launch_table_product(work, part, table, results["rel_key"])
+    return results
 
 
-def _table_products(
-    call: RelativeAttention, parts: list[Slab], arguments: dict, results: dict, target: Target
-) -> list[Launch]:
-    """Return the launches of the table's gradient, one for each slab."""
-    tables, rows, e = call.rel_key.shape
-    tile, apart = choose_tile(call, "table", target), tables > 1
-    blocks = -(-rows // tile.block_n)
-    of_table = [part.batches * (1 if apart else part.heads) for part in parts]
-    most = min(of_table[0], -(-_WAVES * target.multiprocessors // (blocks * (parts[0].heads if apart else 1))))
-    out = torch.empty((most, tables, rows, e), dtype=torch.float32, device=call.query.device)
-    results["rel_key"] = out
-    launches = []
-    for part, items in zip(parts, of_table, strict=True):
-        between = part.heads if apart else 1  # from an item of a table to the next
-        again = part.first_batch or part.first_block or (part.first_head and not apart)  # an earlier slab had the table
-        each = -(-items // most)
-        own = _output(out[:, part.first_head if apart else 0 :], first=0, second=1, row=2)
-        own |= {"tile_ptr": arguments["ds_ptr"], "dcontent_ptr": None, "dposition_ptr": None, "factor": call.scale}
-        own |= {"X": rows, "per_first": each * between, "per_second": 1, "per_item": between, "items": each}
-        own |= {"last_item": items, "again": int(bool(again)), "KEY_BLOCK": 1, "SKEWED": True}
-        grid = blocks, most, part.heads if apart else 1
-        launches.append(_columns(call, part, tile, arguments["rq_ptr"], grid, arguments | own))
-    return launches
+def _launch_columns(
+    work: _Work, part: Slab, tile: configs.Tile, x: Tensor, grid: tuple, given: dict, arguments: dict
+) -> None:
+    """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
+    x = x[part.first_batch :, :, part.first_head :]
+    offsets = work.call.batch_offset
+    offsets = None if offsets is None else offsets[part.first_batch :]
+    own = strides(x, "x", "bnh") | {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
+    own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
+    scalars = Scalars.of_tile(grid, work.arguments | own | arguments, tile)
+    launch(_relative_columns_kernel, work.given | {"x_ptr": x, "batch_offset_ptr": offsets} | given, scalars)
 
 
-def _output(out: torch.Tensor, first: int, second: int, row: int) -> dict:
-    """Return the output of a launch, with its strides along the grid's second and third dimension and between rows."""
-    strides = {"stride_first": out.stride(first), "stride_second": out.stride(second), "stride_out": out.stride(row)}
-    return {"out_ptr": out, **strides}
+def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, Tensor], whole: bool) -> None:
+    """Launch a slab's product for the gradient of keys or values. whole: of keys, with the biases' sums."""
+    call = work.call
+    (b, s, groups, _), h = call.key.shape, call.query.shape[2]
+    tile, per_group = choose_tile(call, "keys", work.target), h // groups
+    blocks = -(-s // tile.block_n)
+    at_once, group = min(part.heads, per_group), part.first_head // per_group
+    tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
+    out = results[name][part.first_batch :, :, group:]
+    given = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": work.given[tiles], "out_ptr": out}
+    for bias in ("content", "position"):
+        of = results.get(f"{bias}_bias") if whole else None
+        if of is not None:
+            of = of[-b * blocks :][part.first_batch * blocks :, part.first_head :]
+        given[f"d{bias}_ptr"] = of
+    own = _output_strides(out, first=0, second=2, row=1)
+    own |= {"X": s, "per_first": part.heads, "per_second": at_once, "per_item": 1, "items": at_once}
+    own |= {"last_item": h * b, "factor": factor, "SKEWED": False}
+    own["again"] = int(part.first_block > 0 or part.first_head % per_group > 0)
+    grid = blocks, part.batches, part.heads // at_once
+    _launch_columns(work, part, tile, work.given[x], grid, given, own)
+
+
+class _Table(NamedTuple):
+    """How the gradient of the relative keys is divided: its parts [most, H or 1, T, E], summed afterwards."""
+
+    tile: configs.Tile
+    blocks: int
+    most: int
+    apart: bool  # each head has a table of its own
+    shape: tuple[int, int, int, int]
+
+    @classmethod
+    def of(cls, call: RelativeAttention, largest: Slab, target: Target) -> _Table:
+        tables, rows, e = call.rel_key.shape
+        tile, apart = choose_tile(call, "table", target), tables > 1
+        blocks = -(-rows // tile.block_n)
+        items = largest.batches * (1 if apart else largest.heads)
+        most = min(items, -(-_WAVES * target.multiprocessors // (blocks * (largest.heads if apart else 1))))
+        return cls(tile, blocks, most, apart, (most, tables, rows, e))
+
+
+def _launch_table_product(work: _Work, part: Slab, table: _Table, out: Tensor) -> None:
+    """Launch a slab's product for the gradient of the relative keys."""
+    items = part.batches * (1 if table.apart else part.heads)
+    between = part.heads if table.apart else 1  # from an item of a table to the next
+    # whether an earlier slab had the table
+    again = part.first_batch or part.first_block or (part.first_head and not table.apart)
+    each = -(-items // table.most)
+    out = out[:, part.first_head if table.apart else 0 :]
+    given = {"tile_ptr": work.given["ds_ptr"], "out_ptr": out, "dcontent_ptr": None, "dposition_ptr": None}
+    own = _output_strides(out, first=0, second=1, row=2)
+    own |= {"X": table.shape[2], "per_first": each * between, "per_second": 1, "per_item": between, "items": each}
+    own |= {"last_item": items, "again": int(bool(again)), "factor": work.call.scale, "KEY_BLOCK": 1, "SKEWED": True}
+    grid = table.blocks, table.most, part.heads if table.apart else 1
+    _launch_columns(work, part, table.tile, work.given["rq_ptr"], grid, given, own)
+
+
+def _output_strides(out: Tensor, first: int, second: int, row: int) -> dict[str, int]:
+    """Return the strides of an output along the grid's second and third dimension and between rows."""
+    return {"stride_first": out.stride(first), "stride_second": out.stride(second), "stride_out": out.stride(row)}

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from ....compile.aot import Case
 from ....compile.target import Target
 from ....triton_lib import unsupported_tensors
-from ....triton_lib.plan import cases_of, run_backward, run_forward
+from ....triton_lib.launch import cases_of, run_backward, run_forward
 from .. import cases
 from ..call import TopkChunks
 from . import launch
