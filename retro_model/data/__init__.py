@@ -3,6 +3,7 @@
 tokens.py      Tokenizer: byte-level BPE; the exact bytes of every token
 hub.py         tokenizers of the Hugging Face libraries
 documents.py   rows of data sets and plain strings as documents
+text_files.py  documents of files: encodings, JSON lines, parquet, links and copies
 store.py       TokenStore: documents as rows of M tokens, memory-mapped; build_store continues after a kill
 shards.py      stores and databases of many shards; executors.py runs their builds
 dedup.py       training documents that nearly repeat a held-out one, by MinHash

@@ -7,16 +7,17 @@ Jaccard similarity of each candidate pair decides.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from retro_model.base import disk
 from retro_model.base.progress import track
 
+from .documents import normal_form
 from .executors import each
 from .shards import shards_of
 from .store import Document, TokenStore
@@ -65,6 +66,7 @@ def find_leaked(
     ngram: int = 13,
     num_permutations: int = 128,
     seed: int = 0,
+    tokenizer: Any = None,
     executor: Executor | None = None,
     progress: bool = False,
 ) -> Report:
@@ -80,6 +82,9 @@ def find_leaked(
         ngram: tokens of an n-gram; a shorter document is a single n-gram.
         num_permutations: columns of a signature.
         seed: of the hash functions.
+        tokenizer: the stores' tokenizer, with `encode_batch` and `decode`. Documents are then compared in their normal
+            form, so that a copy with other line ends, other spaces at the ends of lines or another form of Unicode
+            characters is found. None: token by token.
         executor: runs the shards, see `executors`; None: this process.
         progress: show a bar (rich) if the training store has one shard.
 
@@ -90,7 +95,7 @@ def find_leaked(
         if store.tokenizer_name != training.tokenizer_name:
             want = f"tokenizer {training.tokenizer_name!r} as in training"
             raise ValueError(f"held_out: expected {want}; got {store.tokenizer_name!r}")
-    signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed)
+    signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed, tokenizer)
     held = _HeldOut.of([shard for store in held_out for shard in shards_of(store)], signing, executor)
     shards = shards_of(training)
     shown = progress and len(shards) == 1
@@ -114,13 +119,23 @@ def kept_documents(training: TokenStore, report: Report) -> Iterator[Document]:
 
 
 class _Signing(NamedTuple):
-    """Settings of signatures. rows: columns of a band."""
+    """Settings of signatures. rows: columns of a band. tokenizer: see `find_leaked`."""
 
     threshold: float
     ngram: int
     num_permutations: int
     rows: int
     seed: int
+    tokenizer: Any = None
+
+    def documents(self, store: TokenStore, numbers: Iterable[int]) -> list[np.ndarray]:
+        """Return the tokens by which documents of a store are compared."""
+        documents = [store.document_tokens(number) for number in numbers]
+        if self.tokenizer is None or not documents:
+            return documents
+        texts = [normal_form(self.tokenizer.decode(ids)) for ids in documents]
+        encoded = map(np.asarray, self.tokenizer.encode_batch(texts))
+        return [ids if len(ids) else own for ids, own in zip(encoded, documents)]
 
     def bands(self, documents: list[np.ndarray]) -> np.ndarray:
         """Hash each band of the documents' signatures: uint64 [documents, bands]."""
@@ -155,7 +170,7 @@ class _HeldOut(NamedTuple):
 
 def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes], np.ndarray]:
     """Return the numbers, digests and bands of the distinct documents of a held-out store."""
-    documents, first, _ = _distinct([store.document_tokens(d) for d in range(len(store.documents))])
+    documents, first, _ = _distinct(signing.documents(store, range(len(store.documents))))
     return first, [_digest(document) for document in documents], signing.bands(documents)
 
 
@@ -163,11 +178,12 @@ def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: b
     """Return (document, held-out document, similarity) of each document to remove, and the number of pairs compared."""
     leaked, candidates = [], 0
     for block in track(list(_blocks(training)), "deduplication", enabled=progress):
-        documents, _, copy_of = _distinct([training.document_tokens(d) for d in block])
+        documents, _, copy_of = _distinct(signing.documents(training, block))
         pairs = _sharing_a_band(signing.bands(documents), held.bands)
         candidates += len(pairs)
         theirs, compact = np.unique(pairs[:, 1], return_inverse=True)  # read only these held-out documents
-        against = [held.stores[shard].document_tokens(d) for shard, d in (held.places[number] for number in theirs)]
+        places = [held.places[number] for number in theirs]
+        against = [tokens for shard, d in places for tokens in signing.documents(held.stores[shard], [d])]
         both = np.stack([pairs[:, 0], len(documents) + compact], 1)
         similar = ngram_jaccard(*_joined([*documents, *against]), both, ngram=signing.ngram)
         best = {}  # distinct document -> most similar held-out document, similarity

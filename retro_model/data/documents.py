@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,15 +11,24 @@ import numpy as np
 
 
 class Document(NamedTuple):
-    """Document of a store: text, or token ids [any integer type]."""
+    """Document of a store: text, or token ids [any integer type].
+
+    place: where the document was read, such as "rows.jsonl, line 3", for errors; "" if only its name is known.
+    """
 
     name: str
     group: str
     content: str | np.ndarray
+    place: str = ""
 
 
 def as_documents(
-    rows: Iterable, *, text_field: str = "text", name_field: str | None = None, group_field: str | None = None
+    rows: Iterable,
+    *,
+    text_field: str = "text",
+    name_field: str | None = None,
+    group_field: str | None = None,
+    skipped: list[str] | None = None,
 ) -> Iterator[Document]:
     """Convert rows to documents. A row is a dict (of `datasets` or JSON lines), a string or (name, group, content).
 
@@ -32,6 +42,8 @@ def as_documents(
         rows: read once.
         text_field: field of a dict that holds its text or its token ids.
         name_field, group_field: fields that hold its name and its group; None: a digest as name, no group.
+        skipped: list that receives a message for each row that no document can be made of, such as an empty row;
+            None: the first such row raises an error.
 
     Raises: TypeError, ValueError naming the row and the field.
     """
@@ -39,37 +51,83 @@ def as_documents(
         raise TypeError(f"documents: expected an iterable of rows (one split of a data set); got {_kind(rows)}")
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
-        if isinstance(row, str):
-            yield _named(row, None, "", seen)
-        elif isinstance(row, Mapping):
-            content = _field(row, text_field, number, "text_field")
-            if not isinstance(content, (str, np.ndarray, list)):
-                got = type(content).__name__
-                raise TypeError(f"row {number}: expected text or token ids in {text_field!r}; got {got}")
-            content = np.asarray(content) if isinstance(content, list) else content
-            name = None if name_field is None else str(_field(row, name_field, number, "name_field"))
-            group = "" if group_field is None else str(_field(row, group_field, number, "group_field"))
-            yield _named(content, name, group, seen)
-        elif isinstance(row, tuple) and len(row) == 3:
-            yield Document(*row)
-        else:
-            want = f"a dict with {text_field!r}, a string, or (name, group, content)"
-            raise TypeError(f"row {number}: expected {want}; got {_kind(row)}")
+        try:
+            document = document_of(row, f"row {number}", text_field, name_field, group_field)
+        except (TypeError, ValueError) as error:
+            if skipped is None:
+                raise
+            skipped.append(str(error))
+            continue
+        if isinstance(row, str) or (isinstance(row, Mapping) and name_field is None):
+            count = seen[document.name] = seen.get(document.name, 0) + 1
+            document = document._replace(name=f"{document.name}-{count}") if count > 1 else document
+        yield document
 
 
-def _named(content: str | np.ndarray, name: str | None, group: str, seen: dict[str, int]) -> Document:
+def document_of(
+    row: Any, place: str, text_field: str, name_field: str | None = None, group_field: str | None = None
+) -> Document:
+    """Convert one row, see `as_documents`. A row without a name is named by the digest of its content.
+
+    Raises: TypeError, ValueError naming the place.
+    """
+    name: str | None = None
+    group = ""
+    if isinstance(row, tuple) and len(row) in (3, 4):
+        name, group, content, known = Document(*row)
+        place = known or f"document {name!r}"
+    elif isinstance(row, str):
+        content = row
+    elif isinstance(row, Mapping):
+        content = _field(row, text_field, place, "text_field")
+        if not isinstance(content, (str, np.ndarray, list)):
+            raise TypeError(f"{place}: expected text or token ids in {text_field!r}; got {type(content).__name__}")
+        name = None if name_field is None else str(_field(row, name_field, place, "name_field"))
+        group = "" if group_field is None else str(_field(row, group_field, place, "group_field"))
+    else:
+        want = f"a dict with {text_field!r}, a string, or (name, group, content)"
+        raise TypeError(f"{place}: expected {want}; got {_kind(row)}")
+    if not isinstance(content, str):
+        content = _token_ids(content, place)
+    elif not content:
+        raise ValueError(f"{place}: expected at least one token; got an empty text")
+    else:
+        try:
+            content.encode()
+        except UnicodeEncodeError as error:
+            got = f"the lone surrogate U+{ord(content[error.start]):04X} as character {error.start + 1}"
+            raise ValueError(f"{place}: expected text that UTF-8 can hold; got {got}") from None
     if name is None:
-        data = content.encode(errors="surrogatepass") if isinstance(content, str) else content.tobytes()
+        data = content.encode() if isinstance(content, str) else content.tobytes()
         name = hashlib.sha256(data).hexdigest()[:16]
-        seen[name] = seen.get(name, 0) + 1
-        name += f"-{seen[name]}" if seen[name] > 1 else ""
-    return Document(name, group, content)
+    return Document(name, group, content, place)
 
 
-def _field(row: Mapping, field: str, number: int, argument: str) -> Any:
+def _token_ids(content: Any, place: str) -> np.ndarray:
+    try:
+        ids = np.asarray(content)
+    except ValueError:
+        raise TypeError(f"{place}: expected text or integer token ids; got lists of different lengths") from None
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TypeError(f"{place}: expected text or integer token ids; got {ids.dtype}")
+    if ids.ndim != 1 or not ids.size:
+        raise ValueError(f"{place}: expected at least one token, in one dimension; got shape {list(ids.shape)}")
+    return ids
+
+
+def normal_form(text: str) -> str:
+    """Return the text by which copies are recognised.
+
+    Copies often differ in line ends, in spaces at the ends of lines and in the form of Unicode characters, because
+    editors and archives change these. The normal form has none of these differences.
+    """
+    return "\n".join(line.rstrip() for line in unicodedata.normalize("NFKC", text).splitlines()).strip("\n\ufeff")
+
+
+def _field(row: Mapping, field: str, place: str, argument: str) -> Any:
     if field not in row:
         has = ", ".join(map(repr, row)) or "none"
-        raise ValueError(f"{argument}: expected a field of the rows; got {field!r}, row {number} has {has}")
+        raise ValueError(f"{argument}: expected a field of the rows; got {field!r}, {place} has {has}")
     return row[field]
 
 

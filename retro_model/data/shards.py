@@ -185,19 +185,22 @@ def build_sharded_store(
 ) -> ShardedStore:
     """Build a store whose shard s holds the documents of sources[s]. Run again after a kill, it continues.
 
-        sources = [functools.partial(read_articles, path) for path in sorted(folder.glob("*.jsonl"))]
+        sources = [functools.partial(read_texts, [path]) for path in find_texts(["rows/*.jsonl"])]
         with Client("scheduler:8786") as client:
             store = build_sharded_store("store", sources, tokenizer, executor=client.get_executor())
 
     folder: output folder, with one folder a shard and `shards.json`.
     sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
     tokenizer, options: as in `build_store`.
-    executor: runs the shards, see `executors`; None: this process.
+    executor: runs the shards, see `executors`; None: this process. Without `skipped`, because a list does not come back
+        from another process.
     Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):
         raise ValueError("sources: expected at least one, a shard each; got none")
+    if executor is not None and options.get("skipped") is not None:
+        raise ValueError("skipped: expected None with an executor, whose processes have lists of their own; got a list")
     calls = [(source, tokenizer, options) for source in sources]
     build(folder, one.FORM.kind, one.MANIFEST, _store_shard, calls, executor)
     return ShardedStore(folder, verify=False)

@@ -154,6 +154,7 @@ def build_store(
     name_field: str | None = None,
     group_field: str | None = None,
     commit_every: int = 256,
+    skipped: list[str] | None = None,
     progress: bool = False,
 ) -> TokenStore:
     """Write documents to a store. Run again with the same input after a kill, it continues.
@@ -169,6 +170,8 @@ def build_store(
         bos: prepend the tokenizer's BOS to every document.
         text_field, name_field, group_field: see `as_documents`.
         commit_every: documents between two commits; a killed run continues from the last commit.
+        skipped: list that receives a message for each row or document without text or tokens, with text that UTF-8
+            cannot hold, or of another type; None: the first one raises an error.
         progress: show a bar (rich).
 
     Raises: TypeError, ValueError naming the document that has no tokens, ids outside the vocabulary or text that is not
@@ -187,26 +190,29 @@ def build_store(
         settings["bos_id"] = bos_id
     folder = Path(folder)
     with files.Build(folder / MANIFEST, FORM, settings) as build:
-        writer = _Writer(build, tokenizer, bos_id if bos else None)
-        fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field}
+        writer = _Writer(build, tokenizer, bos_id if bos else None, skipped)
+        fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field, "skipped": skipped}
         incoming = track(as_documents(documents, **fields), "tokens", enabled=progress)
-        _skip_written(folder, incoming, build)
+        _skip_written(folder, incoming, writer)
         if build.complete:
-            if (extra := next(incoming, None)) is not None:
-                why = f"the store is complete without document {Document(*extra).name!r}"
+            extra = next((document for document in incoming if not writer.skips(document)), None)
+            if extra is not None:
+                why = f"the store is complete without document {extra.name!r}"
                 raise ValueError(f"{folder}: {why}; delete it or build elsewhere")
         else:
             while group := list(islice(incoming, ENCODED_AT_ONCE)):
-                writer.write([Document(*document) for document in group], commit_every)
+                writer.write(group, commit_every)
             build.finish(**writer.facts)
     return TokenStore(folder, verify=False)
 
 
 class _Writer:
-    """Writer that appends documents to the files of a build and counts them."""
+    """Writer that appends documents to the files of a build and counts them. skipped: see `build_store`."""
 
-    def __init__(self, build: files.Build, tokenizer: Encoder, bos_id: int | None) -> None:
-        self.build, self.tokenizer, self.bos_id = build, tokenizer, bos_id
+    def __init__(
+        self, build: files.Build, tokenizer: Encoder, bos_id: int | None, skipped: list[str] | None = None
+    ) -> None:
+        self.build, self.tokenizer, self.bos_id, self.skipped = build, tokenizer, bos_id, skipped
         self.chunk_len, self.token_type = build.settings["chunk_len"], build.settings["token_type"]
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
         self.facts = build.facts or dict.fromkeys(COUNTS, 0)
@@ -217,19 +223,27 @@ class _Writer:
         encoded = iter(self.tokenizer.encode_batch(texts) if texts else [])
         for document, digest in zip(documents, digests):
             ids = np.asarray(next(encoded) if isinstance(document.content, str) else document.content)
-            self._one(document, digest, self._checked(document.name, ids))
+            if not ids.size and self.skipped is not None:
+                self.skipped.append(_without_tokens(document))
+                continue
+            self._one(document, digest, self._checked(document, ids))
             if self.facts["documents"] % commit_every == 0:
                 self.build.commit(**self.facts)
 
-    def _checked(self, name: str, ids: np.ndarray) -> np.ndarray:
-        if ids.size and ids.dtype.kind not in "iu":
-            raise TypeError(f"document {name!r}: expected text or integer token ids; got {ids.dtype}")
-        if ids.ndim != 1 or not ids.size:
-            want = "at least one token, in one dimension"
-            raise ValueError(f"document {name!r}: expected {want}; got shape {list(ids.shape)}")
+    def skips(self, document: Document) -> bool:
+        """Whether `write` leaves this document out, which it then adds to `skipped`."""
+        text = isinstance(document.content, str) and self.skipped is not None
+        if not text or len(self.tokenizer.encode_batch([document.content])[0]):
+            return False
+        self.skipped.append(_without_tokens(document))
+        return True
+
+    def _checked(self, document: Document, ids: np.ndarray) -> np.ndarray:
+        if not ids.size:
+            raise ValueError(_without_tokens(document))
         low, high, limit = ids.min(), ids.max(), self.tokenizer.vocab_size
         if low < 0 or high >= limit:
-            raise ValueError(f"document {name!r}: expected token ids below {limit}; got {low} .. {high}")
+            raise ValueError(f"{_label(document)}: expected token ids below {limit}; got {low} .. {high}")
         ids = ids.astype(np.int64)
         return ids if self.bos_id is None else np.concatenate([[self.bos_id], ids])
 
@@ -248,33 +262,41 @@ class _Writer:
         self.facts = {name: self.facts[name] + more for name, more in zip(COUNTS, (1, rows, len(ids), record[4]))}
 
 
-def _skip_written(folder: Path, incoming: Iterator, build: files.Build) -> None:
+def _skip_written(folder: Path, incoming: Iterator[Document], writer: _Writer) -> None:
     """Skip the documents that a build already holds. Raise ValueError unless they are the same."""
-    if not build.facts:
+    facts = writer.build.facts
+    if not facts:
         return
-    for number, record in enumerate(_read_records(folder / "documents.jsonl")[: build.facts["documents"]]):
-        raw = next(incoming, None)
-        if raw is None:
-            held = f"the store holds {build.facts['documents']} documents"
+    for number, record in enumerate(_read_records(folder / "documents.jsonl")[: facts["documents"]]):
+        document = next(incoming, None)
+        while document is not None and not _is(document, record) and writer.skips(document):
+            document = next(incoming, None)
+        if document is None:
+            held = f"the store holds {facts['documents']} documents"
             raise ValueError(f"{folder}: {held}; now the input ends after {number}")
-        document = Document(*raw)
-        if [document.name, document.group, _digest(document)] != [record[0], record[1], record[5]]:
+        if not _is(document, record):
             was, now = f"{record[0]!r}", f"{document.name!r} or of other content"
             raise ValueError(f"{folder}: document {number} was {was}; now {now}")
+
+
+def _is(document: Document, record: list) -> bool:
+    return [document.name, document.group, _digest(document)] == [record[0], record[1], record[5]]
+
+
+def _label(document: Document) -> str:
+    """Return the words by which errors name a document."""
+    return document.place or f"document {document.name!r}"
+
+
+def _without_tokens(document: Document) -> str:
+    return f"{_label(document)}: expected at least one token; got none"
 
 
 def _digest(document: Document) -> str:
     content = document.content
     if isinstance(content, str):
-        try:
-            data = content.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"document {document.name!r}: expected text that UTF-8 can hold; {error}") from error
-        return hashlib.sha256(b"text" + data).hexdigest()[:32]
-    array = np.asarray(content)
-    if array.size and array.dtype.kind not in "iu":
-        raise TypeError(f"document {document.name!r}: expected text or integer token ids; got {array.dtype}")
-    return hashlib.sha256(b"ids" + array.astype(np.int64).tobytes()).hexdigest()[:32]
+        return hashlib.sha256(b"text" + content.encode()).hexdigest()[:32]
+    return hashlib.sha256(b"ids" + content.astype(np.int64).tobytes()).hexdigest()[:32]
 
 
 def _read_records(path: Path) -> list[list]:

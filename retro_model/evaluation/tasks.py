@@ -1,4 +1,4 @@
-"""The paper's evaluations as tasks of EleutherAI's harness, over the user's files of JSON lines, one document each.
+"""The paper's evaluations as tasks of EleutherAI's harness, over the user's files of rows, one document each.
 
     lm_eval.simple_evaluate(RetroLM(...), tasks=[lambada("lambada_test.jsonl"), curation("curation.jsonl")])
     retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada_test.jsonl curation=curation.jsonl
@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from retro_model.data.text_files import read_rows
+
 from .question_answering import PROMPT, exact_match
 
 TL_DR = "\n\nTL;DR:"
@@ -21,19 +23,23 @@ TL_DR = "\n\nTL;DR:"
 
 def lambada(path: str | Path) -> dict[str, Any]:
     """Accuracy of the last word, by greedy sampling. Fields: text."""
-    return _task("lambada", path, "loglikelihood", {"acc": "mean"}, (all_but_the_last_word, last_word))
+    return _task("lambada", path, "text", "loglikelihood", {"acc": "mean"}, (all_but_the_last_word, last_word))
 
 
 def curation(path: str | Path) -> dict[str, Any]:
     """Bits per byte of the summary after the article and "TL;DR:". Fields: article, summary."""
     metrics = {"bits_per_byte": "bits_per_byte"}
-    return _task("curation", path, "loglikelihood", metrics, (article, summary), process_results=summary_bits)
+    return _task(
+        "curation", path, "article summary", "loglikelihood", metrics, (article, summary), process_results=summary_bits
+    )
 
 
 def wikitext103(path: str | Path) -> dict[str, Any]:
     """Perplexity a word and bits per byte of whole articles, in `RetroLM`'s window and stride. Fields: text."""
     metrics = {"word_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte"}
-    return _task("wikitext103", path, "loglikelihood_rolling", metrics, ("", whole_text), process_results=text_bits)
+    return _task(
+        "wikitext103", path, "text", "loglikelihood_rolling", metrics, ("", whole_text), process_results=text_bits
+    )
 
 
 def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[str, Any]:
@@ -41,7 +47,15 @@ def question_answering(path: str | Path, *, max_new_tokens: int = 16) -> dict[st
     nearest first; read by `passages_of`, the `passages` of `RetroLM`)."""
     how = {"until": ["\n"], "max_gen_toks": max_new_tokens, "do_sample": False}
     how = {"process_results": answer_matches, "generation_kwargs": how}
-    return _task("question_answering", path, "generate_until", {"exact_match": "mean"}, (question, first_answer), **how)
+    return _task(
+        "question_answering",
+        path,
+        "question answers",
+        "generate_until",
+        {"exact_match": "mean"},
+        (question, first_answer),
+        **how,
+    )
 
 
 #: name on the command line -> what makes the task of a file
@@ -124,12 +138,30 @@ def write_yaml(task: dict[str, Any], folder: Path) -> Path:
     return path
 
 
-def _task(name: str, path: str | Path, kind: str, metrics: dict[str, str], ends: tuple, **fields) -> dict[str, Any]:
-    """Describe a task; kind: its output_type. metrics: name -> aggregation; higher means are better, lower perplexities
-    and bits. ends: functions, or strings, of a document's text and target."""
+def rows_of(path: str, **_) -> dict[str, Any]:
+    """Return the data set of a task: the rows of its file, as lm_eval takes them. A missing field is None."""
+    import datasets  # comes with lm_eval
+
+    rows = [row for _, row in read_rows(path)]
+    fields = {name: None for row in rows for name in row}
+    return {"test": datasets.Dataset.from_list([fields | row for row in rows])}
+
+
+def _task(
+    name: str, path: str | Path, needed: str, kind: str, metrics: dict[str, str], ends: tuple, **fields
+) -> dict[str, Any]:
+    """Describe a task; kind: its output_type. needed: fields that each row must have. metrics: name -> aggregation;
+    higher means are better, lower perplexities and bits. ends: functions, or strings, of a document's text and target.
+
+    Raises: FileNotFoundError. ValueError naming the line that cannot be read or lacks a field.
+    """
     if not Path(path).is_file():
         raise FileNotFoundError(f"path: expected a file of JSON lines; got {path}")
-    source = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": str(path)}}, "test_split": "test"}
+    for place, row in read_rows(path):
+        if lacking := [field for field in needed.split() if row.get(field) is None]:
+            has = ", ".join(map(repr, row)) or "none"
+            raise ValueError(f"{place}: expected the field {lacking[0]!r} of {name}; got {has}")
+    source = {"custom_dataset": rows_of, "dataset_kwargs": {"path": str(path)}, "test_split": "test"}
     metrics = [{"metric": m, "aggregation": how, "higher_is_better": how == "mean"} for m, how in metrics.items()]
     fields |= {"output_type": kind, "metric_list": metrics, "doc_to_text": ends[0], "doc_to_target": ends[1]}
     return {"task": f"retro_{name}", **source, "target_delimiter": "", "metadata": {"version": 1}, **fields}

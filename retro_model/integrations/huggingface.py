@@ -469,9 +469,11 @@ def _checked_origin(folder: Path, config: RetrofitConfig) -> str | Path:
     origin = config.base or folder / DECODER
     if config.base_sha256 is None:
         return origin
-    if not Path(origin).is_dir():
-        raise FileNotFoundError(f"{origin}: expected the folder of the decoder that was retrofitted; it is missing")
-    if config.base_sha256 != digest_of(origin):
+    found = digest_of(origin)
+    if found is None:
+        got = "it is missing" if not Path(origin).is_dir() else "it holds no weights"
+        raise FileNotFoundError(f"{origin}: expected the folder of the decoder that was retrofitted; {got}")
+    if config.base_sha256 != found:
         raise ValueError(f"{origin}: expected the decoder that was retrofitted; its weights have changed")
     return origin
 

@@ -34,6 +34,14 @@ def test_a_folder_names_its_decoder_and_knows_it_by_its_weights(tmp_path):
     decoder.save_pretrained(tmp_path / "decoder")
     with pytest.raises(ValueError, match="expected the decoder that was retrofitted; its weights have changed"):
         huggingface.RetrofitForCausalLM.from_pretrained(tmp_path / "kept")
+    for name in ("model.safetensors", None):  # an emptied folder, then a folder that was moved away
+        path = tmp_path / "decoder" / name if name else tmp_path / "decoder"
+        path.rename(tmp_path / "elsewhere")
+        with pytest.raises(
+            FileNotFoundError, match=r"decoder: expected the folder of the decoder .*; it (holds no|is missing)"
+        ):
+            huggingface.RetrofitForCausalLM.from_pretrained(tmp_path / "kept")
+        (tmp_path / "elsewhere").rename(path)
 
 
 def test_a_decoder_from_nowhere_is_saved_whole(tmp_path):

@@ -96,7 +96,7 @@ def prepare(folder: Path, plan: Plan, say: Callable[[str], None], progress: bool
     held_out = build_store(folder / "validation", validation, tokenizer, **options)
     raw = build_store(folder / "all", others, tokenizer, **options)
     say("  near-duplicates of the held-out text ...")
-    leaked = find_leaked(raw, [held_out], progress=progress)
+    leaked = find_leaked(raw, [held_out], tokenizer=tokenizer, progress=progress)
     leaked.save(folder / "deduplication.json")
     removed = {removal.name for removal in leaked.removed}
     store = raw

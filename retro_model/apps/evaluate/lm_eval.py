@@ -18,7 +18,7 @@ OURS = re.compile(rf"({'|'.join(tasks.TASKS)})=(.+)")
 
 def hand_over(arguments: list[str], folder: Path) -> list[str]:
     """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder.
-    Raises: FileNotFoundError for a missing file."""
+    Raises: FileNotFoundError for a missing file. ValueError naming a line that cannot be read."""
     given, named, written = [], False, False
     for argument in arguments:
         named = argument in ("--tasks", "-t") or (named and not argument.startswith("-"))
@@ -53,7 +53,10 @@ def main(arguments: list[str] | None = None) -> None:
     before = sys.argv
     with tempfile.TemporaryDirectory(prefix="retro-tasks-") as folder:
         try:
-            sys.argv = ["lm-eval", *hand_over(arguments, Path(folder))]
+            try:
+                sys.argv = ["lm-eval", *hand_over(arguments, Path(folder))]
+            except ValueError as error:
+                sys.exit(f"retro-model lm-eval: {error}")
             cli_evaluate()
         except FileNotFoundError as error:
             sys.exit(f"retro-model lm-eval: {error}")

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
-import json
 import sys
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -21,11 +19,12 @@ from retro_model import evaluation
 from retro_model.base import disk
 from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
-from retro_model.data.documents import Document, as_documents
+from retro_model.data.documents import Document
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import TokenStore, build_store
+from retro_model.data.text_files import LeftOut, find_texts, read_texts
 from retro_model.data.tokens import Tokenizer
 
 from .options import TFIDF
@@ -34,38 +33,19 @@ from .options import neighbours as parser
 EMBEDDER = "embedder.npz"
 
 
-def named_files(patterns: list[str], without: list[str]) -> list[Path]:
-    """Return the files that the patterns match, sorted by name. without: names of files and folders to leave out."""
-    found = []
-    for pattern in patterns:
-        paths = [Path(name) for name in sorted(glob.glob(pattern, recursive=True))]
-        paths = [path for path in paths if path.is_file() and not {*path.parts} & {*without}]
-        if not paths:
-            raise FileNotFoundError(f"documents: expected files; got none for {pattern}")
-        found += paths
-    return found
+def make_store(
+    options: Namespace, paths: list[Path], places: Collection[str], tokenizer, executor: Executor | None
+) -> TokenStore:
+    """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file.
 
-
-def read_documents(paths: Sequence[Path], text_field: str) -> Iterator[Document]:
-    """Iterate over the documents of files: each row of JSON lines, and each other file of UTF-8 text."""
-    for path in paths:
-        if path.suffix in (".jsonl", ".json"):
-            with path.open(encoding="utf-8") as lines:
-                yield from as_documents((json.loads(line) for line in lines if line.strip()), text_field=text_field)
-        else:
-            with contextlib.suppress(UnicodeDecodeError):
-                text = path.read_text(encoding="utf-8")
-                if text.strip():
-                    yield Document(path.as_posix(), "", text)
-
-
-def make_store(options: Namespace, paths: list[Path], tokenizer, executor: Executor | None) -> TokenStore:
-    """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file."""
+    places: places to leave out, see `read_texts`.
+    """
     settings = {"chunk_len": options.chunk_len, "bos": options.bos}
     if len(paths) < options.shards:
         raise ValueError(f"--shards: expected at most one for each of {len(paths)} files; got {options.shards}")
     shares = (paths[shard :: options.shards] for shard in range(options.shards))
-    sources = [functools.partial(read_documents, share, options.text_field) for share in shares]
+    given = {"text_field": options.text_field, "places": places}
+    sources = [functools.partial(read_texts, share, **given) for share in shares]
     if options.shards == 1:
         return build_store(options.folder / "store", sources[0](), tokenizer, **settings)
     return build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
@@ -124,9 +104,16 @@ def run(options: Namespace) -> np.ndarray:
     begin = time.perf_counter()
     options.folder.mkdir(parents=True, exist_ok=True)
     with workers(options) as executor:
-        paths = named_files(options.documents, options.without)
-        tokenizer = make_tokenizer(options.tokenizer, options.folder, read_documents(paths, options.text_field))
-        store = make_store(options, paths, tokenizer, executor)
+        left_out = LeftOut()
+        paths = find_texts(options.documents, leave=options.without, left_out=left_out)
+        count = sum(1 for _ in read_texts(paths, text_field=options.text_field, left_out=left_out))
+        left_out.report(print, strict=options.strict)
+        if not count:
+            raise ValueError(f"documents: expected texts; got none in {len(paths)} files")
+        places = left_out.places  # known before anything is written: every shard leaves out the same
+        documents = read_texts(paths, text_field=options.text_field, places=places)
+        tokenizer = make_tokenizer(options.tokenizer, options.folder, documents)
+        store = make_store(options, paths, places, tokenizer, executor)
         sizes = f"{store.num_tokens:,} tokens, {len(store):,} chunks of {store.chunk_len}"
         print(f"{len(store.documents):,} documents, {sizes}")
         embedder = make_embedder(options.encoder, store, tokenizer, options.device, executor)

@@ -8,15 +8,22 @@ from pathlib import Path
 TFIDF = "tfidf"
 
 
+def texts(made: argparse.ArgumentParser) -> None:
+    """Add the options of every command that reads texts."""
+    said = "field that holds the text in rows of .jsonl, .ndjson, .json and .parquet (default: text)"
+    made.add_argument("--text-field", default="text", help=said)
+    made.add_argument("--strict", action="store_true", help="stop if a file, line or row cannot be read")
+
+
 def neighbours() -> argparse.ArgumentParser:
     """Return the parser of `retro-model neighbours`."""
     about = "Make tokens, keys and neighbours of documents."
     made = argparse.ArgumentParser(prog="retro-model neighbours", description=about)
     add = made.add_argument
     add("folder", type=Path, help="folder for the results")
-    add("--documents", nargs="+", required=True, help="files of JSON lines and text files; patterns with * and **")
+    add("--documents", nargs="+", required=True, help="files, folders, and patterns with * and **; see --text-field")
     add("--without", nargs="*", default=[], help="names of files and folders to leave out")
-    add("--text-field", default="text", help="field of JSON lines that holds the text (default: text)")
+    texts(made)
     add("--tokenizer", required=True, help="folder of transformers, file of a saved Tokenizer, or train:SIZE")
     add("--encoder", default=TFIDF, help="folder of a transformers encoder, e.g. BERT's, or tfidf (default)")
     add("--chunk-len", type=int, default=64, help="tokens of a chunk (default: 64)")

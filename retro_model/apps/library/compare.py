@@ -144,7 +144,8 @@ def main(arguments: list[str] | None = None) -> None:
         return
     plan = Plan(**{name: getattr(options, name) for name in SIZES})
     try:
-        title, documents = texts.read(options.texts, plan.database_bytes)
+        how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
+        title, documents = texts.read(options.texts, plan.database_bytes, **how)
         library, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
         print(f"{title}: {len(documents):,} documents", flush=True)
         decoder = decoder_folder(options.decoder, show_line)

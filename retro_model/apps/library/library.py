@@ -77,7 +77,7 @@ def prepare(
     show(f"tokens of {len(documents):,} documents, and of {len(held)} held out")
     held_out = build_store(folder / "validation", held, tokenizer, **options)
     store = build_store(folder / "all", documents, tokenizer, **options)
-    leaked = find_leaked(store, [held_out])
+    leaked = find_leaked(store, [held_out], tokenizer=tokenizer)
     if leaked.removed:
         store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=plan.chunk_len)
     show(f"embeddings of {len(store):,} chunks ({store.num_tokens:,} tokens); {len(leaked.removed)} leaks dropped")

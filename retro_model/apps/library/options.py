@@ -6,6 +6,8 @@ import argparse
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
+from retro_model.apps.evaluate.options import texts
+
 #: The contenders of `compare`, and their names in its table.
 CONTENDERS = {
     "alone": "decoder alone",
@@ -102,7 +104,8 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
     """Add the options that `retrofit` and `compare` share."""
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
-    add("--texts", type=Path, metavar="DIR", help="text files; default: the manual pages of this machine")
+    add("--texts", type=Path, metavar="DIR", help="folder of texts; default: the manual pages of this machine")
+    texts(made)
     add("--out", type=Path, default=Path(out), help=f"folder for all that is made (default: {out})")
     add("--steps", type=int, default=Fit.steps, help=f"training steps; 0: no training (default: {Fit.steps})")
     add("--windows", type=int, default=Fit.windows, help=f"windows that train own attention (default: {Fit.windows})")

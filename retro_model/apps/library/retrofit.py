@@ -45,12 +45,14 @@ def run(
     rank: int = 0,
     score_bias: bool = False,
     folder_of_texts: Path | None = None,
+    text_field: str = "text",
+    strict: bool = False,
     show=show_line,
 ) -> str:
     """Run all stages into `folder` and return the verdict.
 
     decoder: see `decoder_folder`. attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's
-    layers and encoder. layers, rank, score_bias: see `fitting.changes`.
+    layers and encoder. layers, rank, score_bias: see `fitting.changes`. text_field, strict: see `texts.read`.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming what is wrong.
     """
     from retro_model.integrations.huggingface import RetrofitForCausalLM
@@ -63,7 +65,8 @@ def run(
     def done(stage: str) -> None:
         seconds[stage] = round(time.perf_counter() - began, 1)
 
-    title, documents = texts.read(folder_of_texts, plan.database_bytes)
+    reading = {"text_field": text_field, "strict": strict, "show": show}
+    title, documents = texts.read(folder_of_texts, plan.database_bytes, **reading)
     show(f"{title}: {len(documents):,} documents")
     rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
     library = prepare(folder, decoder, rest, held, plan, show)
@@ -149,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     plan = Plan(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
-    options = {name: getattr(given, name) for name in ("attention", "rank", "score_bias")}
+    options = {name: getattr(given, name) for name in ("attention", "rank", "score_bias", "text_field", "strict")}
     options["layers"] = given.layers and tuple(given.layers)
     try:
         run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)

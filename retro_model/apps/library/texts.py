@@ -2,57 +2,65 @@
 
 from __future__ import annotations
 
-import gzip
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from retro_model.apps.demo.corpus import digest, first_bytes, sources
 from retro_model.data.store import Document
+from retro_model.data.text_files import SUFFIXES, LeftOut, find_texts, read_texts
 
 from .roff import text_of
 
-SUFFIXES = (".txt", ".md", ".py", ".rst")
 MANUAL = Path("/usr/share/man")
 LEAST = 1000  # characters: shorter texts hold little beside their title
 MANY = 100  # manual pages that make a library
 
 
-def read(texts: Path | None, most: int) -> tuple[str, list[Document]]:
+def read(
+    texts: Path | None,
+    most: int,
+    *,
+    text_field: str = "text",
+    strict: bool = False,
+    show: Callable[[str], None] = print,
+) -> tuple[str, list[Document]]:
     """Return a title and the documents of a folder. None: the machine's manual pages, or where it has few, the sources
     of Python's standard library.
 
-    most: characters of the library. Manual pages are read up to twice as many.
-    Raises: FileNotFoundError for a folder that is not there.
+    most: characters of the library. Manual pages are read up to twice as many. text_field: see `read_texts`. strict:
+    stop if something cannot be read. show: called with messages about everything that is left out.
+    Raises: FileNotFoundError for a folder that is not there. ValueError: see `LeftOut.report`.
     """
     if texts is None:
-        pages = list(manual_pages(MANUAL, 2 * most))
+        pages = list(manual_pages(MANUAL, 2 * most, show))
         if len(pages) >= MANY:
             return "manual pages", pages
         return "Python's standard library", list(sources(Path(sysconfig.get_path("stdlib"))))
     if not texts.is_dir():
         raise FileNotFoundError(f"{texts}: expected a folder of text files; there is none")
-    paths = sorted(p for p in texts.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    names = [p.relative_to(texts).as_posix() for p in paths]
-    every = [Document(name, name, path.read_text("utf-8", "replace")) for name, path in zip(names, paths)]
-    return texts.name, [document for document in every if document.content.strip()]
+    left_out = LeftOut()
+    paths = find_texts([texts], left_out=left_out)
+    every = list(read_texts(paths, text_field=text_field, root=texts, left_out=left_out))
+    left_out.report(show, strict=strict)
+    return texts.name, [document._replace(group=document.name) for document in every]
 
 
-def manual_pages(root: Path, most: int | None = None) -> Iterator[Document]:
+def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None] = print) -> Iterator[Document]:
     """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order, until they have `most`
-    characters."""
-    total = 0
-    for path in sorted(root.glob("man*/*"), key=lambda p: digest(p.name)):
+    characters. show: called with messages about everything that is left out."""
+    total, left_out = 0, LeftOut()
+    paths = find_texts([root / "man*" / "*"], left_out=left_out) if any(root.glob("man*/*")) else []
+    paths.sort(key=lambda path: digest(path.name))
+    for document in read_texts(paths, left_out=left_out):
         if most is not None and total > most:
-            return
-        if path.is_symlink() or not path.is_file():  # a second name of a page
-            continue
-        data = path.read_bytes()
-        page = text_of((gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8", "replace"))
+            break
+        page = text_of(document.content)
         if len(page) >= LEAST:
-            name = path.name.removesuffix(".gz")
+            name = Path(document.name).name.removesuffix(".gz")
             total += len(page)
             yield Document(name, name, page)
+    left_out.report(show)
 
 
 def divide(

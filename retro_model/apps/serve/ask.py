@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from retro_model.base.progress import printable
+from retro_model.data.text_files import find_texts, read_texts
 
-from .library import LARGEST_FILE
 from .options import ask
 from .reader import Options, Reader, open_folder
 from .reading import Reading
@@ -122,5 +122,10 @@ def _change(reader: Reader, forget: list[str], add: list[str]) -> None:
         for number in numbers:
             reader.library.forget(number)
     for path in add:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            reader.library.add(path, file.read(LARGEST_FILE + 1))  # enough for `add` to refuse a longer file
+        documents = list(read_texts(find_texts([path])))
+        if not documents:
+            raise ValueError(f"--add: expected a file with text; got {path}, which has none")
+        for document in documents:
+            if not isinstance(document.content, str):
+                raise ValueError(f"--add: expected text; got token ids in {document.place}")
+            reader.library.add(document.place, document.content)

@@ -38,6 +38,6 @@ def ask() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)")
     add("--seed", type=int, default=0, help="of sampling (default: 0)")
     add("--forget", **several, metavar="NAME", help="leave a document out of the library; may be repeated")
-    add("--add", **several, metavar="FILE", help="add a file to the library; may be repeated")
+    add("--add", **several, metavar="FILE", help="add a file of text or rows to the library; may be repeated")
     add("--device", default="cpu", help=DEVICE)
     return made

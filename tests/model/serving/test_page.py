@@ -80,6 +80,19 @@ def test_forgetting_the_document_raises_the_cost_at_once_and_adding_it_lowers_it
     assert cost(page) == before and page.locator("#changed li").count() == 0
 
 
+def test_an_added_file_is_decoded_or_refused_by_name(page):
+    text = "Ein Café und " + folders.texts()[0][2]
+    with page.expect_request("**/api/add") as asked:
+        page.set_input_files("#file", {"name": "utf16.txt", "mimeType": "text/plain", "buffer": text.encode("utf-16")})
+    assert asked.value.post_data_json["text"] == text
+    page.wait_for_selector("#changed >> text=utf16.txt")
+    for encoding in ("latin-1", "utf-16-le"):
+        page.set_input_files(
+            "#file", {"name": f"{encoding}.txt", "mimeType": "text/plain", "buffer": text.encode(encoding)}
+        )
+        page.wait_for_selector(f"#error:not([hidden]) >> text={encoding}.txt: expected text in UTF-8")
+
+
 def test_the_knobs(page):
     with page.expect_response("**/api/read"):
         page.locator("#k").fill("4")

@@ -272,12 +272,31 @@ def test_verdicts(off, baseline, said):
         assert re.search(wanted, sentence), sentence
 
 
+def test_an_added_file_is_read_as_every_text_or_refused_by_name(paths, tmp_path, capsys):
+    text = "The captain lost the rope near the café.\n" * 9
+    (tmp_path / "utf16.txt").write_bytes(text.encode("utf-16"))
+    (tmp_path / "latin.txt").write_bytes(text.encode("latin-1"))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    (tmp_path / "ids.jsonl").write_text('{"text": [3, 4]}\n')
+    (tmp_path / "empty.txt").write_text(" ")
+    reader = open_folder(paths["retro"])
+    before = len(reader.library.documents)
+    ask._change(reader, [], [str(tmp_path / name) for name in ("utf16.txt", "rows.jsonl")])
+    [added, row] = reader.library.documents[before:]
+    assert added.num_bytes == row.num_bytes == len(text.encode()) and row.name.endswith("rows.jsonl, line 1")
+    messages = {"latin.txt": r"latin\.txt, line 1: expected UTF-8", "ids.jsonl": "--add: expected text; got token ids"}
+    messages |= {"empty.txt": "--add: expected a file with text", "nothing.txt": "got none for", ".": "expected UTF-8"}
+    for name, message in messages.items():
+        with pytest.raises(SystemExit, match=message):
+            ask.main([str(paths["retro"]), "--add", str(tmp_path / name)])
+
+
 def test_no_escape_of_a_text_or_a_name_reaches_the_terminal(tmp_path, capsys):
     """A title that is set, a cursor that moves, a line shown backwards."""
     hostile = "harbour\x1b]0;taken over\x07\x1b[2J\x9b31m\u202egnihtemos\r\x00"
     folder = folders.retro(tmp_path)
     file = tmp_path / "a\x1b[2Jb.txt"
-    file.write_text(f"{hostile} " * 40)
+    file.write_text(f"{hostile} ".replace("\0", "") * 40)
     ask.main([str(folder), f"The {hostile} moved the crane near the harbour", "--tokens", "4", "--add", str(file)])
     said = capsys.readouterr().out
     with pytest.raises(SystemExit) as stopped:

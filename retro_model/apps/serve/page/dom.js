@@ -37,6 +37,17 @@ async function found(response) {
   return said;
 }
 
+/** The text of a file: UTF-8, or the UTF-16 that its byte order mark says. Throws an Error for anything else. */
+export async function textOf(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  const marks = { "255,254": "utf-16le", "254,255": "utf-16be" };
+  try {
+    const text = new TextDecoder(marks[bytes.slice(0, 2).join()] ?? "utf-8", { fatal: true }).decode(bytes);
+    if (!text.includes("\0")) return text;
+  } catch { /* bytes of another encoding */ }
+  throw new Error(`${file.name}: expected text in UTF-8; got another encoding or a binary file; convert it first`);
+}
+
 export const bits = (value) => `${value >= 0 ? "+" : "−"}${Math.abs(value).toFixed(1)} bits`;
 
 /** The text with visible spaces, tabs and line ends. */

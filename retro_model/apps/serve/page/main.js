@@ -1,7 +1,7 @@
 // The state of the page, what changes it, and what is drawn from it.
 
 import { drawCards, drawLink } from "./cards.js";
-import { $, ask, make } from "./dom.js";
+import { $, ask, make, textOf } from "./dom.js";
 import { drawChanged, drawDocuments, drawHistory } from "./library.js";
 import { drawMemories, placesOf } from "./memories.js";
 import { best, draw, listen, mark, reveal } from "./text.js";
@@ -186,7 +186,8 @@ const remember = (entry) => change("remember", { document: entry.document }, `Re
 async function addFile(file) {
   const most = state.about.limits.file;
   if (file.size > most) return fail(new Error(`${file.name}: expected a file of at most ${kilobytes(most)}; got ${kilobytes(Math.ceil(file.size / 1024) * 1024)}`));
-  await change("add", { name: file.name, text: await file.text() }, `Added ${file.name}`);
+  const text = await textOf(file).catch(fail);
+  if (text !== undefined) await change("add", { name: file.name, text }, `Added ${file.name}`);
 }
 
 function setMode(mode) {
