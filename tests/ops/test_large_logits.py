@@ -61,3 +61,22 @@ def test_large_terms_that_cancel_give_finite_gradients(op, backend):
     assert outs[0].isfinite().all()
     for name, grad in grads.items():
         assert grad.isfinite().all(), name
+
+
+@pytest.mark.parametrize("backend", fast_backends("relative_attention"))
+def test_rounding_of_out_bounds_the_error_of_saturated_half_gradients(backend):
+    """delta = rowsum(dO * out) comes from the rounded out. So a logit's gradient p * (dP - delta) has an error of up to
+    p * ulp * |dO| . |out|, which exceeds the gradient itself where one key takes nearly all of the softmax.
+    """
+    g, dtype = inputs.generator(1), torch.bfloat16
+    query, key, value = (3 * inputs.randn(g, 1, n, 1, 32, dtype=torch.float32) for n in (20, 3, 3))
+    kw = {"query": query, "key": key, "value": value, "causal": True}
+    kw = {n: v.to(inputs.DEVICE, dtype) if isinstance(v, torch.Tensor) else v for n, v in kw.items()}
+    (out, _), grads = results("relative_attention", kw, backend)
+    _, exact = results("relative_attention", inputs.cast(kw, torch.float64), "reference")
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out)
+    products = (upstream.double().abs() * out.double().abs()).sum(-1)  # [1,N,1]
+    ulp, scale = 2**-8, 32**-0.5
+    bound = ulp * scale * products[..., None] * kw["key"].double().abs().amax(1, keepdim=True)
+    error = (grads["query"].double() - exact["query"]).abs()
+    assert (error <= bound + 4 * ulp * exact["query"].abs().amax()).all()
