@@ -82,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     if words == ["--version"]:
         print(f"retro-bench {importlib.import_module('retro_kernels').__version__}")
         return exits.OK
+    arguments = argparse.Namespace()
     try:
         for name in plugins(words):  # before the parser is made, because its help lists their kernels
             load(name)
@@ -96,7 +97,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
         return exits.INCONCLUSIVE
     except KeyboardInterrupt:
-        print("retro-bench: interrupted; what was measured is in the file", file=sys.stderr)
+        file = getattr(arguments, "resume", None) or getattr(arguments, "json", None)
+        kept = f"; what was measured is in {file}" if file and file.exists() else ""
+        print(f"retro-bench: interrupted{kept}", file=sys.stderr)
         return exits.NOTHING_MEASURED
     except BrokenPipeError:  # the reader exited before the verdict
         with contextlib.suppress(OSError):

@@ -9,7 +9,7 @@ import pytest
 from retro_bench.__main__ import COMMANDS, WIDTH, described, parser
 from retro_bench.records import environment
 from retro_bench.registry import CASES, OPERATORS
-from retro_bench.report import html, ranges
+from retro_bench.report import html, markdown, ranges, terminal
 from tests.bench.test_reports import timed
 
 
@@ -48,7 +48,39 @@ def test_no_help_imports_torch_or_triton():
 def test_the_page_begins_with_the_verdict(tmp_path, monkeypatch):
     page = html.page([timed()])
     assert page.index("Right?") < page.index("Fast?") < page.index("Missing?") < page.index("<section")
-    assert "yes: 1 pass" in page and "1 of 1 faster" in page
+    assert "yes: 1 pass" in page and "float32: 1.50x the speed of the best baseline (geometric mean of 1)" in page
+
+
+def test_the_page_of_an_incomplete_run_begins_with_what_is_missing():
+    made = timed()
+    requested = [made["id"], made["id"].replace("/fwd", "/fwdbwd"), "topk_chunks/cpu/b/bfloat16/fwd"]
+    page = html.page([made], requested)
+    assert page.index("This run is not complete") < page.index("topk_chunks: b bfloat16") < page.index("Right?")
+    assert "yes, as far as it was checked: 1 pass" in page and "leaky_average: a float32 (cpu)" in page
+    for text in (terminal.full([made], requested), markdown.table([made], requested)):
+        assert text.index("This run is not complete") < text.index("topk_chunks: b bfloat16") < text.index("toeplitz")
+    assert "not complete" not in html.page([made], [made["id"]])
+
+
+def test_a_half_type_counts_only_where_the_device_multiplies_in_it():
+    half = timed() | {
+        "dtype": "bfloat16",
+        "id": timed()["id"].replace("float32", "bfloat16"),
+        "case": {"name": "a", "shape": {}},
+    }
+    native = half | {"environment": half["environment"] | {"isa": ["avx2", "avx512_bf16"]}}
+    whole = timed()
+    for records, shown in (([whole, half], False), ([whole, native], True)):
+        assert ("bfloat16: 1.50x" in html.page(records)) == shown
+        assert ("bfloat16 mean" in terminal.verdict(records, [], None)) == shown
+        assert ("torch emulates it" in terminal.verdict(records, [], None)) != shown
+
+
+def test_every_time_is_labelled_minimum_or_median():
+    made = timed()
+    device = made | {"time": made["time"] | {"method": {"clock": "device events"}}}
+    for draw in (terminal.times, markdown.table, html.page):
+        assert "minimum" in draw([made]) and "median" in draw([device])
 
 
 def test_a_ratio_stands_beside_its_range(tmp_path):

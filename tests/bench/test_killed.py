@@ -10,9 +10,10 @@ import time
 import pytest
 
 import retro_bench
-from retro_bench.commands import exits
+from retro_bench.commands import exits, measuring
 from retro_bench.records import environment, record
 from retro_bench.static import triton_kernels
+from tests.bench.helpers import QUICK, wrong
 from tests.conftest import INTERPRETER
 
 #: a writer that pauses within each line, to be killed between two writes of one record
@@ -139,3 +140,50 @@ def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypa
     assert retro_bench.main(command) == exits.NOTHING_MEASURED
     (kept,) = record.read(path)
     assert record.validate(kept) == [] and kept["static"]["registers"] > 0
+
+
+def test_an_incomplete_last_line_is_named(finished, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(finished) + "\n" + json.dumps(finished)[:99])
+    assert retro_bench.main(["report", str(path)]) == exits.OK
+    assert f"{path}: the last line is incomplete" in capsys.readouterr().err
+    history = tmp_path / "history"
+    retro_bench.main(["history", str(path), "--record", str(history)])
+    assert f"{path}: the last line is incomplete" in capsys.readouterr().err
+
+
+def test_a_last_line_without_its_end_is_kept(finished, tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(finished))
+    record.Writer(path).write(finished)
+    assert record.read(path) == [finished, finished] and not record.torn(path)
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_interruption_names_only_a_file_that_exists(tiny, tmp_path, monkeypatch, capsys, made):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    path = tmp_path / "a.jsonl"
+    monkeypatch.setattr(measuring, "walk" if made else "start", interrupted)
+    if made:
+        path.write_text("\n")
+    assert retro_bench.main([*RUN, "--json", str(path)]) == exits.NOTHING_MEASURED
+    said = capsys.readouterr().err
+    assert (f"what was measured is in {path}" in said) == made and "interrupted" in said
+
+
+def test_a_contender_is_recorded_before_the_next_one_runs(tiny, tmp_path):
+    """A process that is killed loses at most the contender that is running."""
+    path, seen = tmp_path / "a.jsonl", []
+
+    def looks(**arguments):
+        if path.exists():
+            seen.append({r["backend"] for r in record.read(path)})
+        return wrong(1.0).function(**arguments)
+
+    for name in ("first", "second"):
+        retro_bench.register(retro_bench.Contender("relative_attention", name, looks, role="kernel"))
+    command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "first,second", "--mode", "fwd"]
+    assert retro_bench.main(command) == exits.OK
+    assert {"eager"} in seen and {"eager", "first"} in seen and len(record.requested(path)) >= 3

@@ -310,3 +310,19 @@ def test_the_pace_spends_less_where_the_rest_would_end_too_late():
     assert at.share() == LEAST_SHARE and not at.over()
     now[0], at.done = 100.0, 10
     assert at.over() and at.share() == 1.0
+
+
+def test_a_ceiling_that_a_kernel_exceeds_to_the_end_of_a_run_is_raised(tiny, tmp_path, monkeypatch, capsys):
+    low = {"bytes_per_s": 1.0, "cached_bytes_per_s": 2.0, "cache_bytes": 1 << 20}
+    low |= {"flops_per_s": {"float32": 1.0, "bfloat16": None}}
+    monkeypatch.setattr(ceilings, "measure", lambda device: dict(low))
+    path = tmp_path / "a.jsonl"
+    command = ["run", *QUICK, "--json", str(path), "--mode", "fwd", "--samples", "2", "--seconds", "0"]
+    assert retro_bench.main(command) == 0
+    timed = [r for r in record.latest(record.read(path)).values() if r["time"]]
+    assert timed and all(r["roofline"]["fraction"] <= 1 for r in timed)
+    assert max(r["roofline"]["fraction"] for r in timed) > 0.999 and timed[0]["ceilings"]["bytes_per_s"] == 1.0
+    said = capsys.readouterr().out
+    assert (
+        "ceilings raised to the rate of a kernel that exceeded them: relative_attention/" in said and "%!" not in said
+    )

@@ -12,7 +12,7 @@ from ..report import changes, curves, summary, tables
 from . import exits, options
 
 NAME = "history.jsonl"
-HEADER = ("measurement", "records", "first", "last", "drift", "changed at")
+HEADER = ("measurement", "records", "first median", "last median", "drift", "changed at")
 DRIFT = 1.05  # a greater one is reported even without a change point
 
 
@@ -42,7 +42,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def _record(files: list[Path], folder: Path) -> int:
     """Append the records of `files` that the history lacks."""
     history = folder / NAME
-    known = {(r["run"], r["id"], r["git"]["sha"]) for r in record.read(history)} if history.exists() else set()
+    known = {(r["run"], r["id"], r["git"]["sha"]) for r in options.records(history)} if history.exists() else set()
     writer, count = record.Writer(history), 0
     for one in [one for path in files for one in options.records(path)]:
         key = (one["run"], one["id"], one["git"]["sha"])

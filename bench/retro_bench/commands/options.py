@@ -9,7 +9,7 @@ from typing import Any
 from ..measure import choose
 from ..records import environment, record
 from ..registry import CASES, MODES, OPERATORS
-from . import calls, exits
+from . import calls, exits, progress
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: architectures that are compiled for by default
@@ -152,9 +152,13 @@ def seconds(text: str) -> float:
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    """Read all records of a file. Raises UsageError if it is missing, holds something else, or is a rehearsal's."""
+    """Read all records of a file, and name an incomplete last line. Raises UsageError if the file is missing, holds
+    something else, or is a rehearsal's.
+    """
     try:
         found = record.read(path)
+        if record.torn(path):
+            progress.say(f"{path}: the last line is incomplete and left out, because its writer was interrupted")
     except (OSError, record.BadRecord) as e:
         raise exits.UsageError(str(e)) from None
     if not environment.rehearsing() and any(r["environment"].get("rehearsal") for r in found):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ..measure import runner
 
 COLUMNS = ("time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
+#: columns that a narrow terminal drops, in this order
+DROP = ("launches", "MB extra", "GB/s", "TFLOP/s", "floor", "bound")
 STEPS = 3  # traced calls
 ROWS = 40  # of the profiler's table
 
@@ -67,8 +69,9 @@ def execute(arguments: argparse.Namespace) -> int:
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     print("\n".join(summary.machine(timed or records)) + "\n")
-    rows = [("measurement", *COLUMNS), *((record["id"], *_cells(record)) for record in timed)]
-    print(tables.align(rows) if timed else "no kernel was timed")
+    header = ("measurement", summary.statistic(timed), *COLUMNS[1:])
+    rows = [header, *((record["id"], *_cells(record)) for record in timed)]
+    print(tables.align(rows, DROP) if timed else "no kernel was timed")
     writer.request(run.run, asked.requested)
     for record in records:
         writer.write(record)

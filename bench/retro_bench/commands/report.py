@@ -35,8 +35,12 @@ def execute(arguments: argparse.Namespace) -> int:
         except ImportError:
             raise exits.UsageError("report --format png: needs matplotlib (pip install matplotlib)") from None
     else:
-        write = {"term": terminal.full, "md": markdown.table, "html": html.page}[arguments.format]
-        text = write(list(record.latest(records).values()))
+        latest = list(record.latest(records).values())
+        requested = [one for path in arguments.files for one in record.requested(path)]
+        if arguments.format == "md":
+            text = markdown.table(latest, requested)
+        else:
+            text = html.page(latest, requested) if arguments.format == "html" else terminal.full(latest, requested)
         if arguments.output is None:
             print(text)
             return exits.OK

@@ -55,6 +55,7 @@ def execute(arguments: argparse.Namespace) -> int:
         effort = samples.Effort(least, max(effort.most, least), arguments.seconds, math.inf)
     run = measuring.start(arguments, selection, effort=effort)
     path = arguments.resume or arguments.json or RESULTS / f"{selection.device}-{datetime.now(UTC):%Y%m%d-%H%M%S}.jsonl"
+    arguments.json = None if arguments.resume else path  # an interruption names it
     if arguments.fresh:
         path.unlink(missing_ok=True)
     skip = _finished(path, run) if arguments.resume else frozenset()
@@ -80,8 +81,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
     try:
         measuring.walk(run, selection, arguments, writer, keep, skip)
-        if run.ceilings and run.device == "cpu" and records:
-            run.measure_ceilings()
+        if run.ceilings and records:
+            if run.device == "cpu":
+                run.measure_ceilings()
             _share(list(records.values()), run.ceilings)
             record.replace(path, list(records.values()))
     except BaseException:
@@ -104,14 +106,19 @@ def _show(records: dict[str, dict], writer: record.Writer, why: str) -> None:
 
 
 def _share(records: list[dict], best: dict) -> None:
-    """Set the rooflines of a run's records by its highest ceilings: a share must not depend on when a case ran."""
+    """Set the rooflines of a run's records by its highest ceilings: a share must not depend on when a case ran.
+
+    A ceiling that a kernel exceeds was measured too low. It is raised to the kernel's own rate.
+    """
     from ..measure import ceilings
 
+    shares = [(one, Work(**one["work"]), samples.estimate(one["time"])) for one in records if one["roofline"]]
+    for one, work, seconds in shares:
+        best = ceilings.raised(best, work, one["dtype"], seconds, one["id"])
     for one in records:
         one["ceilings"] = best
-        if one["roofline"]:
-            work = Work(**one["work"])
-            one["roofline"] = ceilings.roofline(work, best, one["dtype"], samples.estimate(one["time"]))
+    for one, work, seconds in shares:
+        one["roofline"] = ceilings.roofline(work, best, one["dtype"], seconds)
 
 
 def _finished(path: Path, run: runner.Run) -> frozenset[str]:

@@ -111,6 +111,27 @@ def rate(ceilings: dict[str, Any], dtype: str) -> float | None:
     return max((rates[name] for name in names if rates.get(name)), default=None)
 
 
+def raised(ceilings: dict[str, Any], work: Work, dtype: str, seconds: float, name: str) -> dict[str, Any]:
+    """Return the ceilings, with those that a call exceeds raised to the rate of the call. "raised" holds its name."""
+    share = roofline(work, ceilings, dtype, seconds)
+    if share is None or share["fraction"] <= 1:
+        return ceilings
+    over = share["fraction"] * (1 + 1e-9)  # so that rounding leaves no share above 1
+    if share["bound"] == "compute":
+        new = {"flops_per_s": ceilings["flops_per_s"] | {dtype: rate(ceilings, dtype) * over}}
+    else:
+        bandwidth = _bandwidth(work, ceilings)
+        new = {bandwidth: ceilings[bandwidth] * over}
+    higher = ceilings | new | {"raised": list(dict.fromkeys([*ceilings.get("raised", ()), name]))}
+    return raised(higher, work, dtype, seconds, name)  # the other ceiling may be exceeded too
+
+
+def _bandwidth(work: Work, ceilings: dict[str, Any]) -> str:
+    """Return the name of the bandwidth that a case meets: the cache's if the case fits there."""
+    fits = ceilings.get("cache_bytes") and ceilings.get("cached_bytes_per_s") and work.bytes <= ceilings["cache_bytes"]
+    return "cached_bytes_per_s" if fits else "bytes_per_s"
+
+
 def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: float) -> dict[str, Any] | None:
     """Return the least time max(bytes/bandwidth, FLOPs/rate), which of the two it is, and its fraction of `seconds`.
 
@@ -119,8 +140,6 @@ def roofline(work: Work, ceilings: dict[str, Any] | None, dtype: str, seconds: f
     flops = rate(ceilings, dtype) if ceilings else None
     if flops is None:
         return None
-    cache, cached = ceilings.get("cache_bytes"), ceilings.get("cached_bytes_per_s")
-    bandwidth = cached if cache and cached and work.bytes <= cache else ceilings["bytes_per_s"]
-    memory, compute = work.bytes / bandwidth, work.flops / flops
+    memory, compute = work.bytes / ceilings[_bandwidth(work, ceilings)], work.flops / flops
     floor = max(memory, compute)
     return {"floor_s": floor, "bound": "memory" if memory >= compute else "compute", "fraction": floor / seconds}

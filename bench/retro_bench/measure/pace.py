@@ -25,6 +25,10 @@ class Pace:
     #: type -> seconds of the slowest call of a baseline
     longest: dict[str, float] = field(default_factory=dict)
     baselines: float = 0.0  # seconds of all baselines
+    start: float = field(init=False)  # seconds before the first step
+
+    def __post_init__(self):
+        self.start = self.spent
 
     @property
     def spent(self) -> float:
@@ -61,5 +65,6 @@ class Pace:
             return True
         one = CALLS * self.longest.get(dtype, max(self.longest.values(), default=0.0))
         later = max(self.required - self.done - 1, 0)
-        kernels = (self.spent - self.baselines) / self.done if self.done else self.work[0]
+        own = self.spent - self.start - self.baselines
+        kernels = own / self.done if self.done >= LEARNT else self.work[0]
         return self.spent + one + (later + 1) * kernels + (0 if yardstick else later * one) <= self.limit

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,17 @@ FULL_HEAT = 4.0  # ratio of full green; its inverse is full red
 ALARM = "background: rgba(var(--bad), 0.6); font-weight: 700"
 
 
-def page(records: list[dict[str, Any]]) -> str:
-    """Return the page of the last record of every id. Without matplotlib it has no pictures and says so."""
+def page(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
+    """Return the page of the last record of every id. It begins with the ids that were requested and have no record.
+    Without matplotlib it has no pictures and says so.
+    """
     latest = list(records_module.latest(records).values())
     rows = [row for row in summary.rows(latest) if row.seconds is not None]
     compiled = [r for r in latest if r["static"]]
     wrong = summary.beyond(latest)
-    parts = [_verdict(latest, rows)]
+    lacking = summary.left_out(requested, latest)
+    parts = [_left_out(lacking)] if lacking else []
+    parts += [_verdict(latest, rows, lacking)]
     parts += [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
     parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
     parts += [_cards(latest), _failures(latest)]
@@ -39,20 +44,33 @@ def page(records: list[dict[str, Any]]) -> str:
     )
 
 
-def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row]) -> str:
+def _left_out(lines: list[str]) -> str:
+    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    return (
+        f'<div id="missing"><p class=wrong>This run is not complete. It was to measure also:</p><ul>{items}</ul></div>'
+    )
+
+
+def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row], lacking: list[str]) -> str:
     """Write the verdict, a line each: Right? Fast? Missing?"""
     kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
     bad = [r for r in kernels if r["status"] in records_module.FAILED]
     passed = [r for r in kernels if r["status"] == "ok"]
     missing = [r for r in kernels if r["status"] == "unsupported"]
-    compared = [row.rival_speedup for row in rows if row.rival_speedup]
-    faster = sum(ratio > 1 for ratio in compared)
-    right = f"<span class=bad>no: {len(bad)} of {len(kernels)} fail</span>" if bad else f"yes: {len(passed)} pass"
-    fast = f"{faster} of {len(compared)} faster than the best baseline" if compared else "not timed"
-    if compared:
-        fast += f", {summary.ratio(statistics.geometric_mean(compared))} on average (geometric mean)"
+    yes = f"yes{', as far as it was checked' if lacking else ''}: {len(passed)} pass"
+    right = f"<span class=bad>no: {len(bad)} of {len(kernels)} fail</span>" if bad else yes
+    types = dict.fromkeys(row.record["dtype"] for row in rows if summary.native(row.record))
+    best = {dtype: summary.headline(row for row in rows if row.record["dtype"] == dtype) for dtype in types}
+    said = [
+        f"{dtype}: {summary.ratio(found.mean)} the speed of the best baseline (geometric mean of {found.count}), "
+        f"worst {summary.ratio(found.worst.rival_speedup)}"
+        for dtype, found in best.items()
+        if found
+    ]
     untimed = len(passed) - sum(row.record["role"] != "baseline" for row in rows)
-    lacks = [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
+    lacks = [f"cases of {len(lacking)} ops, listed above"] * bool(lacking)
+    lacks += [f"{len(missing)} not served"] * bool(missing) + [f"{untimed} not timed"] * (untimed > 0)
+    fast = escape("; ".join(said)) or "not compared with a baseline" * bool(rows) or "not timed"
     lines = {"Right?": right if kernels else "not checked", "Fast?": fast, "Missing?": ", ".join(lacks) or "nothing"}
     items = "".join(f"<tr><th>{question}</th><td>{answer}</td></tr>" for question, answer in lines.items())
     return f'<table id="verdict">{items}</table>'
@@ -156,7 +174,7 @@ def _timed(rows: list[summary.Row]) -> str:
         styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
         names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
         lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
-    return _table("timed", ("kernel", *summary.COLUMNS), lines)
+    return _table("timed", ("kernel", *summary.columns(row.record for row in rows)), lines)
 
 
 def _share(fraction: float | None) -> str:

@@ -1,5 +1,6 @@
 """Markdown for a pull-request comment. It shows 20 rows and folds the others."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from ..records import record
@@ -9,20 +10,26 @@ from . import summary
 MARKER = "<!-- retro_kernels bench -->"
 VISIBLE_ROWS = 20
 HEADER = """\
-| case | type | mode | backend | time | vs eager | vs best baseline | roofline | error/limit |
+| case | type | mode | backend | {} | vs eager | vs best baseline | roofline | error/limit |
 |---|---|---|---|--:|--:|--:|--:|--:|"""
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """Return a table of the kernels of `records`, the slowest against their rivals first."""
+def table(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
+    """Return what is missing, and a table of the kernels of `records`, the slowest against their rivals first."""
     timed = [row for row in summary.rows(records) if row.seconds is not None]
     timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
-    lines = [f"{line}  " for line in summary.machine(records)]
+    lacking = summary.left_out(requested, records)
+    lines = [f"**{summary.INCOMPLETE}**", *(f"- {escape(one)}" for one in lacking), ""]
+    lines = [*(lines if lacking else []), *(f"{line}  " for line in summary.machine(records))]
     bad = [r for r in records if r["status"] in record.FAILED]
     lines += [f"- {wrong}"] if (wrong := summary.beyond(records)) else []
     lines += [f"- **{r['status']}** `{r['id']}`: {escape(r['reason'])}" for r in bad]
     compiled = [r for r in records if r["static"]]
-    tables = [folded(HEADER, [_line(row) for row in timed])] if timed or not compiled else []
+    tables = (
+        [folded(HEADER.format(summary.statistic(records)), [_line(row) for row in timed])]
+        if timed or not compiled
+        else []
+    )
     if compiled:
         tables.append(folded(header(summary.STATIC_COLUMNS), [line(summary.static_cells(r)) for r in compiled]))
     return "\n".join([MARKER, *lines, *(text for table in tables for text in ("", *table))]) + "\n"

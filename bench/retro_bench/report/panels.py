@@ -48,7 +48,8 @@ def bars(axes, rows: list[summary.Row]) -> None:
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
     colours = [colour(row.record["kernel"]) for row in rows]
-    drawn = axes.barh(places, values, left=0, height=0.75, color=colours, alpha=0.85)
+    lengths = [value - 1 for value in values]  # a bar begins at 1, because the axis is logarithmic
+    drawn = axes.barh(places, lengths, left=1, height=0.75, color=colours, alpha=0.85)
     for patch, row in zip(drawn, rows, strict=True):
         patch.set_gid(f"bar:{row.record['id']}")
     axes.errorbar(values, places, xerr=[lows, highs], fmt="none", ecolor=INK, elinewidth=0.8, capsize=1.5)
@@ -63,8 +64,12 @@ def bars(axes, rows: list[summary.Row]) -> None:
         first.setdefault(row.record["kernel"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
-    longest = max(map(sum, zip(values, highs, strict=True)))
-    axes.set(xlim=(0, 1.3 * longest), ylim=(len(rows) - 0.5, -0.5))
+    longest = max(1.0, *map(sum, zip(values, highs, strict=True)))
+    shortest = min(1.0, *(value - low for value, low in zip(values, lows, strict=True)))
+    # the label behind the longest bar takes a third of the axis
+    axes.set(xscale="log", xlim=(0.9 * shortest, longest * (longest / shortest * 1.5) ** 0.5))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.xaxis.set_major_formatter("{x:g}x")
     axes.set_xlabel("speed-up over the fastest baseline; whiskers: p10 to p90")
     axes.set_title(", ".join(first), fontsize=9)
 

@@ -9,6 +9,7 @@ from ..measure.samples import estimate
 
 #: baselines that compute another function than the op: they show a cost and do not compete
 NOT_RIVALS = ("sdpa_plain", "retro_pytorch")
+INCOMPLETE = "This run is not complete. It was to measure also:"
 #: instructions with which a processor multiplies in a half type; without them torch converts to float32 and back
 NATIVE = {"bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "float16": ("avx512_fp16", "asimdhp")}
 #: columns of a row in every table
@@ -108,6 +109,18 @@ def left_out(requested: Iterable[str], records: Iterable[dict[str, Any]]) -> lis
     return [f"{op}: {'; '.join(f'{c} {typed(types)}' for c, types in cases.items())}" for op, cases in parts.items()]
 
 
+def columns(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    """Return COLUMNS with the word for the times of these records: the minimum on CPUs, the median on GPUs."""
+    word = statistic(records)
+    return tuple(word if name == "time" else name for name in COLUMNS)
+
+
+def statistic(records: Iterable[dict[str, Any]]) -> str:
+    """Return the word for the number that the times of these records are."""
+    clocks = {record["time"]["method"]["clock"] for record in records if record["time"]}
+    return {frozenset({"wall"}): "minimum", frozenset({"device events"}): "median"}.get(frozenset(clocks), "time")
+
+
 def cells(row: Row) -> tuple[str, ...]:
     """Return the text of every column of COLUMNS."""
     record = row.record
@@ -196,4 +209,6 @@ def machine(records: list[dict[str, Any]]) -> list[str]:
         if best:
             rates = [f"{kind} {rate / 1e12:.3g} TFLOP/s" for kind, rate in best["flops_per_s"].items() if rate]
             lines.append(f"ceilings measured: copy {best['bytes_per_s'] / 1e9:.3g} GB/s, {', '.join(rates)}")
+            if kernels := ", ".join(best.get("raised", ())):
+                lines.append(f"ceilings raised to the rate of a kernel that exceeded them: {kernels}")
     return list(dict.fromkeys(lines))

@@ -19,7 +19,7 @@ def times(records: list[dict[str, Any]]) -> str:
     for kernel in dict.fromkeys(record["kernel"] for record in records):
         rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
         if rows:
-            parts += ["", kernel, align([summary.COLUMNS, *map(summary.cells, rows)], DROP_TIMES)]
+            parts += ["", kernel, align([summary.columns(records), *map(summary.cells, rows)], DROP_TIMES)]
     wrong = summary.beyond(records)
     return "\n".join([*parts, *notes(["", wrong] if wrong else []), *_problems(records)])
 
@@ -82,13 +82,15 @@ def checks(records: list[dict[str, Any]]) -> str:
     return "\n".join([*notes(summary.machine(records)), "", align(table, DROP_CHECKS), *_problems(records)])
 
 
-def full(records: list[dict[str, Any]]) -> str:
-    """Write every table that the records fill: times, checks, compiled kernels."""
+def full(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
+    """Write what is missing, and every table that the records fill: times, checks, compiled kernels."""
+    lacking = summary.left_out(requested, records)
+    first = ["\n".join(notes([summary.INCOMPLETE, *lacking]))] if lacking else []
     compiled = [r for r in records if r["static"]]
     checked = [r for r in records if r["mode"] == "check"]
     timed = [r for r in records if r["mode"] not in ("check", "static")]
     parts = [(times, timed), (checks, checked), (static, compiled)]
-    return "\n\n".join(draw(some) for draw, some in parts if some)
+    return "\n\n".join([*first, *(draw(some) for draw, some in parts if some)])
 
 
 def static(records: list[dict[str, Any]]) -> str:
