@@ -27,7 +27,7 @@ class HubTokenizer:
         name: class, size and digest of the vocabulary.
         vocab_size: added tokens included.
         byte_lengths: int64 [vocab_size].
-        bos_id: None if there is no BOS.
+        bos_id, eos_id: None if the tokenizer has no such token.
         exact: whether byte_lengths are exact.
     """
 
@@ -45,6 +45,7 @@ class HubTokenizer:
         vocabulary = tokenizer.get_vocab()
         self.vocab_size = max(vocabulary.values()) + 1
         self.bos_id = getattr(tokenizer, "bos_token_id", None)
+        self.eos_id = getattr(tokenizer, "eos_token_id", None)
         special = set(getattr(tokenizer, "all_special_ids", ()))
         self.exact = "ByteLevel" in decoder
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)

@@ -73,13 +73,14 @@ def passages_of(doc: dict) -> list[tuple[str, str]]:
 
 
 def all_but_the_last_word(doc: dict) -> str:
-    """Return the context of `lambada`."""
-    return doc["text"].rsplit(" ", 1)[0]
+    """Return the context of `lambada`, which is empty for a text of one word."""
+    return doc["text"].rstrip().rpartition(" ")[0]
 
 
 def last_word(doc: dict) -> str:
     """Return the last word, with the space before it."""
-    return " " + doc["text"].rsplit(" ", 1)[1]
+    _, space, word = doc["text"].rstrip().rpartition(" ")
+    return space + word
 
 
 def article(doc: dict) -> str:

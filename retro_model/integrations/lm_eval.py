@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import simple_parse_args_string
 from torch import nn
 
@@ -72,6 +73,8 @@ class RetroLM(TemplateLM):
         self.bos_id = getattr(self.encoder, "bos_id", BOS) if bos_id is None else bos_id
         if self.bos_id is None:
             raise ValueError("bos_id: expected the id that begins a text, because the tokenizer has none; got None")
+        # A model without a token that ends a text begins the next text instead.
+        self.stop_token = eos if (eos := getattr(self.encoder, "eos_id", None)) is not None else self.bos_id
         self.window = model.config.max_len if window is None else window
         self.stride = self.window // 2 if stride is None else stride
         m, longest = model.config.chunk_len, model.config.max_len
@@ -151,6 +154,17 @@ class RetroLM(TemplateLM):
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
         return [int(token) for token in self.encoder.encode_batch([string])[0]]
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a context and of its continuation.
+
+        Spaces at the end of the context belong to the continuation. A token that spans both is a token of the
+        continuation, together with everything after it.
+        """
+        kept = context.rstrip()
+        whole, before = self.tok_encode(context + continuation), self.tok_encode(kept) if kept else []
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(whole, before)))
+        return whole[:shared], whole[shared:]
+
     def loglikelihood(self, requests: Sequence, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Return the log-likelihood of each continuation, and whether greedy sampling would write it."""
         if self.passages is None:
@@ -162,10 +176,10 @@ class RetroLM(TemplateLM):
         return results
 
     def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
-        contexts = [context if context[0] == self.bos_id else [self.bos_id, *context] for _, context, _ in requests]
+        contexts = [c if c[:1] == [self.bos_id] else [self.bos_id, *c] for _, c, suffix in requests if suffix]
         options = {"retrieve": self.retrieve, "align": self.passages is not None, "batch_size": self.batch_size}
-        scored = score_suffixes(self.model, contexts, [suffix for *_, suffix in requests], **options)
-        return [(-suffix.nats, suffix.greedy) for suffix in scored]
+        scored = iter(score_suffixes(self.model, contexts, [suffix for *_, suffix in requests if suffix], **options))
+        return [(-(s := next(scored)).nats, s.greedy) if suffix else (0.0, True) for *_, suffix in requests]
 
     def loglikelihood_rolling(self, requests: Sequence, disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of whole texts, read in overlapping windows.
@@ -187,7 +201,7 @@ class RetroLM(TemplateLM):
         return [-float(n) for n in nats]
 
     def generate_until(self, requests: Sequence, disable_tqdm: bool = False) -> list[str]:
-        """Return a continuation of each prompt, up to the first stop string."""
+        """Return a continuation of each prompt, up to the first stop string or the token that ends a text."""
         texts = []
         for request in requests:
             with self._passages_of(getattr(request, "doc", None)):
@@ -195,18 +209,22 @@ class RetroLM(TemplateLM):
         return texts
 
     def _generate(self, prompt: str, options: dict) -> str:
-        ends = options.get("until") or []
-        count = int(options.get("max_gen_toks", 256))
+        options = dict(normalize_gen_kwargs(options))
+        ends, count = options.pop("until"), options.pop("max_gen_toks")
+        temperature = float(options.pop("temperature", 1.0)) * bool(options.pop("do_sample"))
+        top_p = float(options.pop("top_p", 1.0))
+        if options:
+            unknown, known = ", ".join(sorted(options)), "until, max_gen_toks, do_sample, temperature and top_p"
+            raise ValueError(f"generation_kwargs: expected {known}; got {unknown} too")
         room, m = self.max_length - count, self.model.config.chunk_len
         if room < m:
             raise ValueError(f"max_gen_toks: expected at most max_len - chunk_len = {self.max_length - m}; got {count}")
         tokens = [self.bos_id, *self.tok_encode(prompt)][-(room // m * m) :]
         tokens = tokens if self.passages is None else question_answering.aligned_prompt(tokens, m)
-        temperature = float(options.get("temperature", 0.0)) if options.get("do_sample", False) else 0.0
-        sampling = {"temperature": temperature, "top_p": float(options.get("top_p", 1.0))}
-        made = generate(self.model, [tokens], count, retrieve=self.retrieve, **sampling)
-        text = self.encoder.decode(made[0][len(tokens) :].tolist())
-        for end in [ends] if isinstance(ends, str) else ends:
+        sampling = {"temperature": temperature, "top_p": top_p, "stop_token": self.stop_token}
+        made = generate(self.model, [tokens], count, retrieve=self.retrieve, **sampling)[0][len(tokens) :].tolist()
+        text = self.encoder.decode(made[:-1] if made[-1:] == [self.stop_token] else made)
+        for end in ends:
             text = text.split(end)[0] if end else text
         return text
 

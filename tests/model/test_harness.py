@@ -23,6 +23,7 @@ lm_eval = pytest.importorskip("lm_eval", reason="needs lm_eval, the extra `harne
 
 from lm_eval.tasks import TaskManager  # noqa: E402
 
+from retro_model.integrations import lm_eval as integration  # noqa: E402
 from retro_model.integrations.lm_eval import RetroLM  # noqa: E402
 
 TEXTS = [
@@ -122,6 +123,73 @@ def test_questions_are_answered_from_their_passages(made, tmp_path):
     results, samples = run(RetroLM(model, tokenizer, passages=tasks.passages_of, num_passages=4), task)
     assert [s["resps"][0][0] for s in sorted(samples, key=lambda s: s["doc_id"])] == answers
     assert results["exact_match,none"] == 0.5
+
+
+class Request:
+    """A request of the harness without a document."""
+
+    def __init__(self, *args):
+        self.args, self.doc = args, None
+
+
+def test_options_of_generation_are_the_harnesss(made, monkeypatch):
+    """Every name for the number of tokens counts; a temperature alone samples; others are refused by name."""
+    _, tokenizer, _, model, _ = made
+    calls = []
+
+    def remembered(_, prompts, count, **options):
+        calls.append((count, options["temperature"], options["top_p"]))
+        return [torch.tensor([*prompts[0], *tokenizer.encode("cat\nmat")])]
+
+    monkeypatch.setattr(integration, "generate", remembered)
+    lm = RetroLM(model, tokenizer)
+    for options in (
+        {"max_new_tokens": 5, "until": "\n"},
+        {"max_tokens": 6, "temperature": 0.5, "until": ["\n", "x"]},
+        {"max_gen_toks": 7, "do_sample": False, "temperature": 0.5, "until": ["\n"]},
+        {"max_gen_toks": 8, "do_sample": True, "top_p": 0.9, "temperature": 0.7, "until": ["\n"]},
+    ):
+        assert lm.generate_until([Request("the", options)]) == ["cat"]
+    assert calls == [(5, 0.0, 1.0), (6, 0.5, 1.0), (7, 0.0, 1.0), (8, 0.7, 0.9)]
+    with pytest.raises(ValueError, match=r"generation_kwargs: expected until, .*; got num_beams too"):
+        lm.generate_until([Request("the", {"max_gen_toks": 5, "num_beams": 4})])
+
+
+def test_a_text_ends_at_its_token(made, monkeypatch):
+    _, tokenizer, _, model, _ = made
+    lm = RetroLM(model, tokenizer)
+    assert lm.stop_token == BOS
+    options = {"max_gen_toks": 12}
+    whole = generate(model, [[BOS, *tokenizer.encode("the cat")]], 12)[0][-12:].tolist()
+    lm.stop_token = whole[3]
+    first = whole.index(whole[3])
+    assert lm.generate_until([Request("the cat", options)]) == [tokenizer.decode(whole[:first])]
+
+
+def test_a_token_may_span_context_and_continuation(made):
+    """The continuation then begins with that token; contexts of spaces and empty continuations are served."""
+    _, tokenizer, _, model, retrieve = made
+    lm = RetroLM(model, tokenizer, retrieve=retrieve)
+    found = []
+    for context, continuation in (("the ca", "t sat"), ("  ", "cat"), (" ", "cat"), ("the dog", ""), ("the", " cat")):
+        before, after = lm._encode_pair(context, continuation)
+        assert [*before, *after] == lm.tok_encode(context + continuation)
+        found.append(len(before))
+        [(nats, greedy)] = lm.loglikelihood([Request(context, continuation)])
+        if continuation:
+            [want] = evaluation.score_suffixes(model, [[BOS, *before]], [after], retrieve=retrieve)
+            assert (nats, greedy) == (pytest.approx(-want.nats, rel=1e-5), want.greedy)
+        else:
+            assert (nats, greedy) == (0.0, True)
+    spanned, spaces, space, _, plain = found
+    assert spanned < len(lm.tok_encode("the ca")) and spaces == space == 0 and plain == len(lm.tok_encode("the"))
+
+
+def test_a_row_of_one_word_has_an_empty_context(made, tmp_path):
+    _, tokenizer, _, model, _ = made
+    results, samples = run(RetroLM(model, tokenizer), tasks.lambada(lines(tmp_path, "one", [{"text": "cat "}])))
+    [want] = evaluation.score_suffixes(model, [[BOS]], [tokenizer.encode("cat").tolist()])
+    assert samples[0]["resps"][0][0][0] == pytest.approx(-want.nats, rel=1e-5) and "acc,none" in results
 
 
 def test_refuses(made):
