@@ -32,34 +32,35 @@ struct View {
   View entry(int64_t b) const {
     constexpr int BYTES[] = {0, 4, 2, 2, 1, 8, 4, 2, 1, 1};  // by type
     View one = *this;
-    if (data) one.data += b * stride[0] * BYTES[static_cast<int>(type)], one.size[0] = 1;
+    if (data)
+      one.data += b * stride[0] * BYTES[static_cast<int>(type)], one.size[0] = 1;
     return one;
   }
   // Entry b of the first dimension, without that dimension.
   View drop(int64_t b) const {
     View one = entry(b);
-    for (int d = 0; d + 1 < rank; ++d) one.size[d] = size[d + 1], one.stride[d] = stride[d + 1];
-    if (data) --one.rank;
+    for (int d = 0; d + 1 < rank; ++d)
+      one.size[d] = size[d + 1], one.stride[d] = stride[d + 1];
+    if (data)
+      --one.rank;
     return one;
   }
 
   // Offset in elements of the given leading indices; the remaining ones are 0.
-  template <class... Index>
-  int64_t offset(Index... index) const {
+  template <class... Index> int64_t offset(Index... index) const {
     const int64_t i[] = {static_cast<int64_t>(index)..., 0};
     int64_t elements = 0;
-    for (unsigned d = 0; d < sizeof...(Index); ++d) elements += i[d] * stride[d];
+    for (unsigned d = 0; d < sizeof...(Index); ++d)
+      elements += i[d] * stride[d];
     return elements;
   }
-  template <class T, class... Index>
-  T* at(Index... index) const {
+  template <class T, class... Index> T* at(Index... index) const {
     return reinterpret_cast<T*>(data) + offset(index...);
   }
 };
 
 // An element of any integer type.
-template <class... Index>
-int64_t integer(const View& v, Index... index) {
+template <class... Index> int64_t integer(const View& v, Index... index) {
   const int64_t offset = v.offset(index...);
   switch (v.type) {
     case Type::I64: return reinterpret_cast<const int64_t*>(v.data)[offset];
@@ -72,14 +73,14 @@ int64_t integer(const View& v, Index... index) {
 
 // Position of batch entry b, from an int64 tensor [B]; 0 if the tensor is None.
 inline int64_t position_of(const View& positions, int64_t b) {
-  if (!positions) return 0;
+  if (!positions)
+    return 0;
   const int64_t p = integer(positions, b);
   return p < -FARTHEST ? -FARTHEST : p > FARTHEST ? FARTHEST : p;
 }
 
 // Calls `f` with a value of the element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
-template <class Function>
-inline void by_type(Type type, Function&& f) {
+template <class Function> inline void by_type(Type type, Function&& f) {
   switch (type) {
     case Type::BF16: f(bf16{}); break;
     case Type::F16: f(fp16{}); break;

@@ -10,18 +10,20 @@
 
 namespace pybind11::detail {
 
-template <>
-struct type_caster<retro::View> {
+template <> struct type_caster<retro::View> {
   PYBIND11_TYPE_CASTER(retro::View, const_name("View"));
 
   bool load(handle source, bool) {
     value = retro::View{};
-    if (source.is_none()) return true;
-    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 4) return false;
+    if (source.is_none())
+      return true;
+    if (!PyTuple_Check(source.ptr()) || PyTuple_GET_SIZE(source.ptr()) != 4)
+      return false;
     auto parts = reinterpret_borrow<tuple>(source);
     sequence sizes = parts[2], strides = parts[3];
     const auto rank = static_cast<int>(sizes.size());
-    if (rank > retro::MAX_RANK || strides.size() != sizes.size()) return false;
+    if (rank > retro::MAX_RANK || strides.size() != sizes.size())
+      return false;
     value.data = reinterpret_cast<char*>(parts[0].cast<uintptr_t>());
     value.type = static_cast<retro::Type>(parts[1].cast<int>());
     value.rank = rank;
@@ -47,18 +49,13 @@ struct Field {
 };
 
 // Whether a struct can be made of these fields.
-template <class Struct, class... Fields>
-constexpr auto takes(int) -> decltype(Struct{Fields{}...}, true) {
+template <class Struct, class... Fields> constexpr auto takes(int) -> decltype(Struct{Fields{}...}, true) {
   return true;
 }
-template <class Struct, class... Fields>
-constexpr bool takes(long) {
-  return false;
-}
+template <class Struct, class... Fields> constexpr bool takes(long) { return false; }
 
 // Number of fields of a struct, to be compared with that of the Python class of calls.
-template <class Struct, class... Fields>
-constexpr size_t fields() {
+template <class Struct, class... Fields> constexpr size_t fields() {
   if constexpr (takes<Struct, Fields..., Field>(0))
     return fields<Struct, Fields..., Field>();
   else
@@ -77,12 +74,12 @@ struct type_caster<Struct, enable_if_t<std::is_class_v<Struct> && std::is_aggreg
 
   bool load(handle source, bool) {
     constexpr size_t COUNT = retro::fields<Struct>();
-    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != COUNT) return false;
+    if (!PyTuple_Check(source.ptr()) || static_cast<size_t>(PyTuple_GET_SIZE(source.ptr())) != COUNT)
+      return false;
     set(source, std::make_index_sequence<COUNT>{});
     return true;
   }
-  template <size_t... I>
-  void set(handle source, std::index_sequence<I...>) {
+  template <size_t... I> void set(handle source, std::index_sequence<I...>) {
     value = Struct{retro::Field{PyTuple_GET_ITEM(source.ptr(), I)}...};
   }
 };

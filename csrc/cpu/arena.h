@@ -9,8 +9,7 @@ namespace retro::RETRO_ISA {
 class Arena {
  public:
   explicit Arena(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
-  template <class T>
-  T* take(int64_t n) {
+  template <class T> T* take(int64_t n) {
     auto* piece = reinterpret_cast<T*>(at_);
     at_ += (static_cast<size_t>(n) * sizeof(T) + 63) / 64 * 64;
     return piece;
@@ -22,8 +21,7 @@ class Arena {
 };
 
 // A workspace in this thread's scratch memory. It is made twice: with a null buffer to count its bytes, then in memory.
-template <class Workspace, class... Arguments>
-Workspace in_scratch(const Arguments&... arguments) {
+template <class Workspace, class... Arguments> Workspace in_scratch(const Arguments&... arguments) {
   Arena counted(nullptr);
   Workspace(arguments..., counted);
   Arena arena(scratch(counted.used()));

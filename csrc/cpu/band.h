@@ -35,17 +35,20 @@ struct Band {
   int64_t first = 0, last = 0;  // their chunks
 
   Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
-    if (!rel_key) return;
+    if (!rel_key)
+      return;
     table_rows = table.size[1], E = static_cast<int>(table.size[2]), E_pad = pad(E), zero = query_offset - rel_start;
     low = std::max(lowest, zero - table_rows + 1), high = std::min(highest, zero + 1);
-    if (low < high) first = floor_divide(low - 1, BLOCK), last = floor_divide(high - 2, BLOCK) + 1;
+    if (low < high)
+      first = floor_divide(low - 1, BLOCK), last = floor_divide(high - 2, BLOCK) + 1;
   }
   explicit operator bool() const { return E > 0; }
   int tables() const { return static_cast<int>(table.size[0]); }
   bool holds(int64_t m) const { return m >= first && m < last; }
   // Columns of chunk m from `low` to `high`, as [begin, end) inside the chunk, in whole vectors.
   void inside(int64_t m, int& begin, int& end) const {
-    if (!holds(m)) return void(begin = end = 0);
+    if (!holds(m))
+      return void(begin = end = 0);
     begin = static_cast<int>(std::clamp<int64_t>(low - 1 - m * BLOCK, 0, BLOCK)) / LANES * LANES;
     end = pad(static_cast<int>(std::clamp<int64_t>(high - 1 - m * BLOCK, 0, BLOCK)));
   }
@@ -53,8 +56,7 @@ struct Band {
 
 // Chunks of one head's relative keys, packed at the first use: transposed, and as rows in the order of columns, both as
 // B. Elem: type of the products' operands, float or a pair of bf16.
-template <class Elem>
-struct BandChunks {
+template <class Elem> struct BandChunks {
   const Band& n;
   const int kc = kc_of<Elem>(n.E), width = row_width<Elem>(n.E);
 
@@ -67,9 +69,9 @@ struct BandChunks {
   Elem* columns(int64_t m) const { return columns_ + (m - first_) * kc * BLOCK; }                  // [kc][BLOCK]
   Elem* rows_b(int64_t m) const { return rows_b_ + (m - first_) * kc_of<Elem>(BLOCK) * n.E_pad; }  // [kc(BLOCK)][E_pad]
 
-  template <class T>
-  void prepare(int head, int64_t m) {
-    if (ready_[m - first_]) return;
+  template <class T> void prepare(int head, int64_t m) {
+    if (ready_[m - first_])
+      return;
     ready_[m - first_] = 1;
     Elem* to = keep_rows_b_ && !PAIRS<Elem> ? rows_b(m) : rows_a_;
     const int h = n.tables() == 1 ? 0 : head;
@@ -81,7 +83,8 @@ struct BandChunks {
         clear(to + x * width, width);
     }
     transpose(to, width, BLOCK, kc, columns(m), BLOCK);
-    if (keep_rows_b_) pack_b(to, BLOCK, n.E, rows_b(m));
+    if (keep_rows_b_)
+      pack_b(to, BLOCK, n.E, rows_b(m));
   }
 
  private:
@@ -105,7 +108,8 @@ void pack_queries(const View& from, const View& bias, int64_t b, int64_t i, int 
 
 inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end) {
   for (int r = 0; r < rows; ++r)
-    for (int x = begin; x < end; x += LANES) store(strip + r * ld + x, zero());
+    for (int x = begin; x < end; x += LANES)
+      store(strip + r * ld + x, zero());
 }
 
 // strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros outside `Band::inside`.
@@ -115,7 +119,8 @@ void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, i
   int begin, end;
   n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
-  if (begin >= end) return;
+  if (begin >= end)
+    return;
   chunks.template prepare<T>(head, m);
   gemm<true>(rows, (end - begin) / LANES, chunks.kc, rel_query, chunks.width, chunks.columns(m) + begin, BLOCK,
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
@@ -137,7 +142,8 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
                     const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {
   int begin, end;
   n.inside(m, begin, end);
-  if (begin >= end) return;
+  if (begin >= end)
+    return;
   const float* grad = strip + begin;
   const int columns = end - begin;
   if (d_table) {
@@ -145,7 +151,8 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
     gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.lda,
                 AddTo{d_table + begin, BLOCK});
   }
-  if (!d_query) return;
+  if (!d_query)
+    return;
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
     const auto a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));

@@ -20,7 +20,8 @@ struct CrossAttention {
 
 // Batch entry b as a call of its own.
 inline CrossAttention entry(CrossAttention c, int64_t b) {
-  for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.neighbour_mask, &c.neighbour_gate}) *x = x->entry(b);
+  for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.neighbour_mask, &c.neighbour_gate})
+    *x = x->entry(b);
   c.query_start += position_of(c.batch_start, b), c.batch_start = View();
   return c;
 }

@@ -11,8 +11,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-template <class T, class Elem>
-struct Backward {
+template <class T, class Elem> struct Backward {
   const CrossAttention& c;
   const View &out, &lse, &dout, &dlse;
   const CrossAttentionGrads& want;
@@ -39,13 +38,15 @@ struct Backward {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
       const bool empty = l == -INFINITY;  // also lanes beyond the last row; their probabilities become 0
       base2(l, st.lse2[i], st.inverse[i]);
-      if (empty) st.lse2[i] = INFINITY, st.inverse[i] = 1.f;
+      if (empty)
+        st.lse2[i] = INFINITY, st.inverse[i] = 1.f;
       st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f
                                               : row_product(out.at<const T>(b, unit.row + i, unit.head),
                                                             dout.at<const T>(b, unit.row + i, unit.head), n.D);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
-    if (!n.E) return clear(st.z, QUERY_BLOCK);
+    if (!n.E)
+      return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rel_a, scale2, w.strip, st.z);
   }
@@ -72,7 +73,8 @@ struct Backward {
     scores(count, soon, unit, w, st, [=](int at, Vec s, Vec x) {
       const int i = at % QUERY_BLOCK;
       store(p + at, exp2(s - load(lse2 + i), HIGHEST_EXCESS) * load(inverse + i));
-      if (gate) store(products + at, x);
+      if (gate)
+        store(products + at, x);
     });
   }
 
@@ -96,7 +98,8 @@ struct Backward {
     store(row_max, total.row_max), store(row_sum, total.row_sum);
     store(at_max, total.at_max), store(rest, total.rest);
     for (int i = 0; i < unit.rows; ++i) {
-      if (st.lse2[i] == INFINITY || !std::isfinite(row_max[i])) continue;
+      if (st.lse2[i] == INFINITY || !std::isfinite(row_max[i]))
+        continue;
       st.lse2[i] = row_max[i], st.inverse[i] = 1.f / row_sum[i];
       st.at_max[i] = at_max[i], st.delta[i] = rest[i] / row_sum[i];
     }
@@ -188,7 +191,8 @@ struct Backward {
       gemm<true>(count, vectors, kc, w.p_a, lda, st.grad_b, ld, grads(w.dv, w.value_grads, broadcast(1.f)));
     if (want.key)
       gemm<true>(count, vectors, kc, w.ds_a, lda, st.query_b, ld, grads(w.dk, w.key_grads, broadcast(scale)));
-    if (!want.query && !want.content_bias) return;
+    if (!want.query && !want.content_bias)
+      return;
     const auto ahead = [&](const View& of) { return Ahead<T>(of, next_b, next, next.head).beside(unit.rows, vectors); };
     const ThreeAhead<T, READ> soon{ahead(c.query), ahead(dout), ahead(out)};
     const AddTo add{st.dquery, ld};
@@ -215,13 +219,15 @@ struct Backward {
       gemm<true>(rows, E_pad / LANES, end - begin, w.band_a + i * lda + begin, lda, rel.rows_b + begin * E_pad, E_pad,
                  [&](int r, int e, Vec x) { store(w.drel_query + (i + r) * E_pad + e, x); });
     }
-    if (!want.rel_key) return;
+    if (!want.rel_key)
+      return;
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rel_a);
     const Elem* rel_b = pack_b(w.rel_a, unit.rows, n.E, w.rel_b);
     for (int t = 0; t < n.band; t += slice_rows) {
       const int columns = std::min(slice_rows, n.band - t), begin = std::max(last - t - columns + 1, 0) / STEP;
       const int end = kc_of<Elem>(std::clamp(last - t + n.R, 0, unit.rows));
-      if (begin >= end) continue;
+      if (begin >= end)
+        continue;
       gemm<false>(columns, E_pad / LANES, end - begin, w.band_t + begin * ld + t, ld, rel_b + begin * E_pad, E_pad,
                   AddTo{slot + t * E_pad, E_pad});
     }
@@ -231,14 +237,17 @@ struct Backward {
               float* slot) const {
     if (n.E && (want_rel_query || want.rel_key))
       band_grads(b, unit, w, st, w.relative.template get<T>(c, n, id, unit.head), slot);
-    if (want.content_bias) add_rows(st.dquery, unit.rows, pad(n.D), slot + partials.rel);
-    if (want.position_bias) add_rows(w.drel_query, unit.rows, pad(n.E), slot + partials.rel + partials.content);
+    if (want.content_bias)
+      add_rows(st.dquery, unit.rows, pad(n.D), slot + partials.rel);
+    if (want.position_bias)
+      add_rows(w.drel_query, unit.rows, pad(n.E), slot + partials.rel + partials.content);
     const bool same = n.E && !c.rel_query;
     for (int i = 0; i < unit.rows; ++i) {
       const float *content = st.dquery + i * pad(n.D), *position = w.drel_query + i * pad(n.E);
       if (want.query)
         scale_row(content, scale, n.D, want.query.at<T>(b, unit.row + i, unit.head), same ? position : nullptr);
-      if (want.rel_query) scale_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
+      if (want.rel_query)
+        scale_row(position, scale, n.E, want.rel_query.at<T>(b, unit.row + i, unit.head));
     }
   }
 
@@ -250,7 +259,8 @@ struct Backward {
         continue;
       }
       for (const View* grad : {&want.key, &want.value})
-        if (*grad) clear(grad->at<T>(tokens.b, tokens.u, token / n.R, token % n.R, g), n.D);
+        if (*grad)
+          clear(grad->at<T>(tokens.b, tokens.u, token / n.R, token % n.R, g), n.D);
     }
   }
 
@@ -263,12 +273,15 @@ struct Backward {
     const int count = static_cast<int>(units.size()), keys = count ? here.count : 0;
     clear_hidden(here, g, keys);
     double* gate = want.neighbour_gate ? gate_sums.data() + ((b * n.L + u) * n.G + g) * n.K : nullptr;
-    for (int i = 0; i < count; ++i) begin(b, units[i], w, w.states.of(n, i));
-    for (int i = 0; i < count && few_rows(c); ++i) sum_rows(here, g, units[i], w, w.states.of(n, i));
+    for (int i = 0; i < count; ++i)
+      begin(b, units[i], w, w.states.of(n, i));
+    for (int i = 0; i < count && few_rows(c); ++i)
+      sum_rows(here, g, units[i], w, w.states.of(n, i));
     for (int first = 0; first < keys; first += KEY_BLOCK) {
       const bool more = first + KEY_BLOCK < keys;
       const auto soon = [&](bool of_keys) {
-        if (more) return Piece<const T>(c, here, of_keys, g, first + KEY_BLOCK);
+        if (more)
+          return Piece<const T>(c, here, of_keys, g, first + KEY_BLOCK);
         return Piece<const T>(c, after, of_keys, next, 0);
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
@@ -276,8 +289,10 @@ struct Backward {
       w.factors.fill(c, n, here, first, k.count, scale2);
       for (int r = 0; r < k.count; ++r) {
         const int a = here.neighbour[first + r], j = here.token[first + r];
-        if (want.key) w.key_grads[r] = want.key.at<T>(b, u, a, j, g);
-        if (want.value) w.value_grads[r] = want.value.at<T>(b, u, a, j, g);
+        if (want.key)
+          w.key_grads[r] = want.key.at<T>(b, u, a, j, g);
+        if (want.value)
+          w.value_grads[r] = want.value.at<T>(b, u, a, j, g);
       }
       clear(w.dgate, KEY_BLOCK * LANES);
       for (int i = 0; i < count; ++i) {
@@ -285,9 +300,11 @@ struct Backward {
         then.row += (after.u - u) * n.M, then.head += (next - g) * share, then.rows = more ? 0 : then.rows;
         block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.states.of(n, i), after.b, then);
       }
-      for (int r = 0; gate && r < k.count; ++r) gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
+      for (int r = 0; gate && r < k.count; ++r)
+        gate[here.neighbour[first + r]] += sum(load(w.dgate + r * LANES));
     }
-    for (int i = 0; i < count; ++i) finish(b, units[i], w, w.states.of(n, i), partials.of(n, slot, units[i].head));
+    for (int i = 0; i < count; ++i)
+      finish(b, units[i], w, w.states.of(n, i), partials.of(n, slot, units[i].head));
   }
 
   // Adds the sums of the slots, and of heads that share relative keys, in a fixed order.
@@ -295,12 +312,14 @@ struct Backward {
     const auto bias = [&](const View& to, int width, int64_t offset) {
       for (int d = 0; to && d < width; ++d) {
         double x = 0;
-        for (int64_t s = 0; s < partials.slots; ++s) x += partials.of(n, s, head)[offset + d];
+        for (int64_t s = 0; s < partials.slots; ++s)
+          x += partials.of(n, s, head)[offset + d];
         to.at<float>(head)[d] = static_cast<float>(x * c.scale);
       }
     };
     bias(want.content_bias, n.D, partials.rel), bias(want.position_bias, n.E, partials.rel + partials.content);
-    if (!want.rel_key || head >= want.rel_key.size[0]) return;
+    if (!want.rel_key || head >= want.rel_key.size[0])
+      return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;
     for (int row = 0; row < n.table_rows; ++row) {
       const int64_t column = n.max_displacement - row - c.rel_start;
@@ -308,9 +327,11 @@ struct Backward {
       for (int h = head; column >= 0 && column < n.band && h < last; ++h)
         for (int64_t s = 0; s < partials.slots; ++s) {
           const float* of_slot = partials.of(n, s, h) + column * pad(n.E);
-          for (int e = 0; e < n.E; ++e) sums[e] += of_slot[e];
+          for (int e = 0; e < n.E; ++e)
+            sums[e] += of_slot[e];
         }
-      for (int e = 0; e < n.E; ++e) want.rel_key.at<float>(head, row)[e] = static_cast<float>(sums[e] * c.scale);
+      for (int e = 0; e < n.E; ++e)
+        want.rel_key.at<float>(head, row)[e] = static_cast<float>(sums[e] * c.scale);
     }
   }
 
@@ -334,14 +355,17 @@ struct Backward {
       }
     });
     each_idle_row(c, n, [&](int64_t b, int64_t row, int h) {
-      if (want.query) clear(want.query.at<T>(b, row, h), n.D);
-      if (want.rel_query) clear(want.rel_query.at<T>(b, row, h), n.E);
+      if (want.query)
+        clear(want.query.at<T>(b, row, h), n.D);
+      if (want.rel_query)
+        clear(want.rel_query.at<T>(b, row, h), n.E);
     });
     parallel_for(n.H, threads, [&](int64_t head) { reduce(static_cast<int>(head)); });
     for (int64_t i = 0; want.neighbour_gate && i < items; ++i)
       for (int a = 0; a < n.K; ++a) {
         double x = 0;
-        for (int g = 0; g < n.G; ++g) x += gate_sums[(i * n.G + g) * n.K + a];
+        for (int g = 0; g < n.G; ++g)
+          x += gate_sums[(i * n.G + g) * n.K + a];
         want.neighbour_gate.at<float>(i / n.L, i % n.L)[a] = static_cast<float>(x);
       }
   }

@@ -18,13 +18,14 @@ RETRO_INLINE Vec rounded(Vec x) {
 
 inline void add_rows(const float* rows, int count, int width, float* to) {
   for (int i = 0; i < count; ++i)
-    for (int d = 0; d < width; d += LANES) store(to + d, load(to + d) + load(rows + i * width + d));
+    for (int d = 0; d < width; d += LANES)
+      store(to + d, load(to + d) + load(rows + i * width + d));
 }
 
-template <class T>
-float row_product(const T* a, const T* b, int width) {
+template <class T> float row_product(const T* a, const T* b, int width) {
   Vec acc = zero();
-  for (int d = 0; d < width; d += LANES) acc = fma(load(a + d, width - d), load(b + d, width - d), acc);
+  for (int d = 0; d < width; d += LANES)
+    acc = fma(load(a + d, width - d), load(b + d, width - d), acc);
   return sum(acc);
 }
 
@@ -52,16 +53,14 @@ struct RunningMeans {
 };
 
 // Epilogue for gradients of keys or values: adds to the sums of earlier units in `sums`; the last unit writes `rows`.
-template <class T>
-struct GradTiles {
+template <class T> struct GradTiles {
   float* sums;
   T* const* rows;
   Vec factor;
   int ld, width;
   bool more, last;
 
-  template <int MR, int NR>
-  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+  template <int MR, int NR> RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     unrolled<MR, NR>([&](int r, int v) {
       const int at = column + v * LANES;
       float* sum = sums + (row + r) * ld + at;
@@ -75,8 +74,7 @@ struct GradTiles {
 };
 
 // State of a unit over the blocks of keys.
-template <class Elem>
-struct ChunkedState {
+template <class Elem> struct ChunkedState {
   Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;         // transposed, row-major A, B with k = row
   float *z, *dz, *lse2, *inverse, *at_max, *delta, *dlse, *dquery;  // the mean of dP is at_max + delta
 
@@ -87,13 +85,13 @@ struct ChunkedState {
     query_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : query_a;
     grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
     z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    for (float** row : {&lse2, &inverse, &at_max, &delta, &dlse}) *row = arena.take<float>(QUERY_BLOCK);
+    for (float** row : {&lse2, &inverse, &at_max, &delta, &dlse})
+      *row = arena.take<float>(QUERY_BLOCK);
     dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
   }
 };
 
-template <class T, class Elem>
-struct ChunkedWorkspace {
+template <class T, class Elem> struct ChunkedWorkspace {
   RelativeCache<Elem> relative;
   Tokens tokens[2];  // of this chunk and of the next one
   BlockRows<T, Elem> keys, values;

@@ -9,8 +9,7 @@ namespace retro::RETRO_ISA {
 namespace {
 
 // State that a unit carries from one block of keys to the next.
-template <class Elem>
-struct State {
+template <class Elem> struct State {
   Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
   float *z, *row_max, *row_sum, *out;  // [R][QUERY_BLOCK], running maximum and sum [QUERY_BLOCK], [rows][pad(D)]
 
@@ -22,8 +21,7 @@ struct State {
   }
 };
 
-template <class T, class Elem>
-struct Workspace {
+template <class T, class Elem> struct Workspace {
   RelativeCache<Elem> relative;
   Tokens tokens, after;  // of this task and of the next one
   BlockRows<T, Elem> keys, values;
@@ -46,8 +44,7 @@ struct Workspace {
 };
 
 // Epilogue that turns products of keys and queries into scores: row r times scaled[r], plus its position logits.
-template <class T>
-struct ScoreTiles {
+template <class T> struct ScoreTiles {
   const Ahead<T>& soon;
   int at;  // row of the whole product that is row 0 here
   const float* scaled;
@@ -56,12 +53,12 @@ struct ScoreTiles {
   float* to;
   Vec* block_max;
 
-  template <int MR, int NR>
-  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+  template <int MR, int NR> RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     soon.ask(at + row, MR, column, NR);
     Vec most[NR];
 #pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) most[v] = block_max[column / LANES + v];
+    for (int v = 0; v < NR; ++v)
+      most[v] = block_max[column / LANES + v];
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const Vec factor = broadcast(scaled[row + r]);
@@ -74,34 +71,33 @@ struct ScoreTiles {
       }
     }
 #pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) block_max[column / LANES + v] = most[v];
+    for (int v = 0; v < NR; ++v)
+      block_max[column / LANES + v] = most[v];
   }
 };
 
 // Epilogue that adds products of probabilities and values to the rows' sums times alpha.
-template <class Soon>
-struct ValueTiles {
+template <class Soon> struct ValueTiles {
   const Soon& soon;
   int at;
   const float* alpha;
   float* to;
   int64_t ld;
 
-  template <int MR, int NR>
-  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+  template <int MR, int NR> RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     soon.ask(at + row, MR, column, NR);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const Vec factor = broadcast(alpha[row + r]);
       float* out = to + (row + r) * ld + column;
 #pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) store(out + v * LANES, fma(load(out + v * LANES), factor, x[r][v]));
+      for (int v = 0; v < NR; ++v)
+        store(out + v * LANES, fma(load(out + v * LANES), factor, x[r][v]));
     }
   }
 };
 
-template <class T, class Elem>
-struct Forward {
+template <class T, class Elem> struct Forward {
   const CrossAttention& c;
   const View &out, &lse;
   int64_t first_batch;
@@ -116,7 +112,8 @@ struct Forward {
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
     clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
-    if (!n.E) return clear(st.z, QUERY_BLOCK);
+    if (!n.E)
+      return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rows);
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
@@ -154,8 +151,10 @@ struct Forward {
       const auto one = [&](int key) {
         Vec p = exp2(load(s + key * QUERY_BLOCK + v * LANES) - shift);
         sum = sum + p;
-        if constexpr (gated) p = p * broadcast(gate[key]);
-        if constexpr (drop) p = p * load(kept + (key - r) * QUERY_BLOCK + v * LANES);
+        if constexpr (gated)
+          p = p * broadcast(gate[key]);
+        if constexpr (drop)
+          p = p * load(kept + (key - r) * QUERY_BLOCK + v * LANES);
         return p;
       };
       if constexpr (STEP == 1) {
@@ -169,22 +168,26 @@ struct Forward {
       for (int v = 0; v < vectors; ++v) {
         const Vec shift = row_max[v];
         Vec sum = row_sum[v];
-        for (int r = 0; r < count; r += STEP) weights(gated, std::false_type{}, r, v, shift, sum);
+        for (int r = 0; r < count; r += STEP)
+          weights(gated, std::false_type{}, r, v, shift, sum);
         row_sum[v] = sum;
       }
     };
     if (dropout) {
       for (int r = 0; r < count; r += STEP) {
         keep(at + r, unit, w, w.keep);
-        if (STEP == 2 && r + 1 < count) keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
-        for (int v = 0; v < vectors; ++v) weights(std::true_type{}, std::true_type{}, r, v, row_max[v], row_sum[v]);
+        if (STEP == 2 && r + 1 < count)
+          keep(at + r + 1, unit, w, w.keep + QUERY_BLOCK);
+        for (int v = 0; v < vectors; ++v)
+          weights(std::true_type{}, std::true_type{}, r, v, row_max[v], row_sum[v]);
       }
     } else if (c.neighbour_gate) {
       down(std::true_type{});
     } else {
       down(std::false_type{});
     }
-    for (int v = 0; v < vectors; ++v) store(st.row_sum + v * LANES, row_sum[v]);
+    for (int v = 0; v < vectors; ++v)
+      store(st.row_sum + v * LANES, row_sum[v]);
   }
 
   void keep(int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) const {
@@ -231,14 +234,17 @@ struct Forward {
     thread_local std::vector<Unit> units;
     list_units(c, n, here.u, here.first, here.last, units);
     const int count = static_cast<int>(units.size());
-    if (!count) return;
+    if (!count)
+      return;
     // the same for every task, so that the cache of relative keys keeps its address
     const int most = n.blocks * (here.last - here.first);
     auto w = in_scratch<Workspace<T, Elem>>(n, most);
     const bool stays = next.b == here.b && next.u == here.u;
     w.tokens.list(c, n, here.b, here.u);
-    if (!stays) w.after.list(c, n, next.b, next.u);
-    for (int i = 0; i < count; ++i) begin(here.b, units[i], w, w.states.of(n, i));
+    if (!stays)
+      w.after.list(c, n, next.b, next.u);
+    for (int i = 0; i < count; ++i)
+      begin(here.b, units[i], w, w.states.of(n, i));
     for (int at = 0; at < w.tokens.count; at += KEY_BLOCK) {
       const bool end = at + KEY_BLOCK >= w.tokens.count;
       const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
@@ -248,7 +254,8 @@ struct Forward {
       for (int i = 0; i < count; ++i) {
         const State<Elem> st = w.states.of(n, i);
         Vec block_max[QUERY_BLOCK / LANES];
-        for (Vec& t : block_max) t = broadcast(-INFINITY);
+        for (Vec& t : block_max)
+          t = broadcast(-INFINITY);
         scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
         softmax(at, k.count, units[i], w, st, block_max);
         Unit then = units[i];
@@ -256,15 +263,18 @@ struct Forward {
         values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end ? &then : nullptr, next.b);
       }
     }
-    for (int i = 0; i < count; ++i) finish(here.b, units[i], w.states.of(n, i));
+    for (int i = 0; i < count; ++i)
+      finish(here.b, units[i], w.states.of(n, i));
   }
 
   void run(int threads) const {
     const int64_t chunks = n.last_chunk - n.first_chunk, whole = n.B * chunks * n.G;
     const int share = n.H / n.G;  // query heads of a key head, split if there are too few tasks for the threads
     int split = 1;
-    while (split < share && whole * split < 2 * threads) ++split;
-    while (share % split) ++split;
+    while (split < share && whole * split < 2 * threads)
+      ++split;
+    while (share % split)
+      ++split;
     const int heads = share / split, parts = n.G * split;
     const int64_t tasks = whole * split;
     // First as many parts of the heads as the cache of relative keys holds, because neighbouring heads share memory
@@ -288,12 +298,14 @@ struct Forward {
     const int64_t tokens = int64_t{n.K} * n.R;
     const auto list = [&](int64_t b, int64_t i, int64_t at, int64_t end, RowKeys<T>& keys) {
       const int64_t next = c.query_start + position_of(c.batch_start, b) + i + 1, u = next / n.M - 1;
-      if (u < 0 || u >= n.L) return end;
+      if (u < 0 || u >= n.L)
+        return end;
       const int64_t high = std::min(end, tokens);
       const View& mask = c.neighbour_mask;
       for (; at < high && !keys.full(); ++at) {
         const int64_t a = at / n.R, j = at % n.R;
-        if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j))) continue;
+        if (mask && !*(mask.rank == 3 ? mask.at<const uint8_t>(b, u, a) : mask.at<const uint8_t>(b, u, a, j)))
+          continue;
         keys.add(c.key.at<const T>(b, u, a, j), c.value.at<const T>(b, u, a, j), next % n.M - j - c.rel_start,
                  gate_of(c, b, u, static_cast<int>(a)));
       }

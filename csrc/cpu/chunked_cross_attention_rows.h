@@ -5,8 +5,7 @@
 namespace retro::RETRO_ISA {
 
 // Rows of one chunk and key head, a piece of the tensor of keys or values.
-template <class T>
-struct Piece {
+template <class T> struct Piece {
   T* first = nullptr;
   const int64_t* offset = nullptr;
   int count = 0;
@@ -14,7 +13,8 @@ struct Piece {
   // A block of tokens from `at` on. `of_keys`: of the keys, otherwise of the values. Empty beyond the last head.
   Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
-    if (head >= from.size[4] || at >= tokens.count) return;
+    if (head >= from.size[4] || at >= tokens.count)
+      return;
     first = from.at<T>(tokens.b, tokens.u, 0, 0, head);
     offset = (of_keys ? tokens.key : tokens.value) + at;
     count = std::min(KEY_BLOCK, tokens.count - at);
@@ -24,8 +24,7 @@ struct Piece {
 
 // Rows to prefetch: they are a page apart, where no hardware prefetcher follows. A product requests a few of them with
 // each of its tiles. Many requests at once would fill the line buffers, and the product's own loads would wait.
-template <class T, Use USE = READ>
-struct Ahead {
+template <class T, Use USE = READ> struct Ahead {
   const T* first = nullptr;
   const int64_t* offset = nullptr;  // of each row; null: `stride` apart
   int64_t stride = 0;
@@ -36,7 +35,8 @@ struct Ahead {
       : first(piece.first), offset(piece.offset), count(piece.count), bytes(n.D * int{sizeof(T)}) {}
   // A unit's rows of `tensor` [B,N,H,width], of any head.
   Ahead(const View& tensor, int64_t b, const Unit& unit, int head) {
-    if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1]) return;
+    if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1])
+      return;
     first = tensor.at<const T>(b, unit.row, head), stride = tensor.stride[1];
     count = static_cast<int>(std::min<int64_t>(unit.rows, tensor.size[1] - unit.row));
     bytes = static_cast<int>(tensor.size[3]) * int{sizeof(T)};
@@ -54,7 +54,8 @@ struct Ahead {
     const int begin = (v * each_ + LINE - 1) / LINE * LINE, until = std::min((v + vectors) * each_, bytes);
     for (int r = row * share_ >> 16; r < end; ++r) {
       const char* at = reinterpret_cast<const char*>(first + (offset ? offset[r] : r * stride));
-      for (int i = begin; i < until; i += LINE) __builtin_prefetch(at + i, USE == WRITE, 2);
+      for (int i = begin; i < until; i += LINE)
+        __builtin_prefetch(at + i, USE == WRITE, 2);
     }
   }
 
@@ -62,8 +63,7 @@ struct Ahead {
   int share_ = 0, each_ = 0;  // rows for each row of the product, in 1/65536; bytes of a row for each vector of columns
 };
 
-template <class T, Use USE>
-struct ThreeAhead {
+template <class T, Use USE> struct ThreeAhead {
   Ahead<T> first, second;
   Ahead<T, USE> third;
   RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
@@ -73,14 +73,12 @@ struct ThreeAhead {
 };
 
 // Epilogue that passes on a tile's vectors one by one, and prefetches. Row 0 is row `at` of the whole product.
-template <class Soon, class Epilogue>
-struct AskingTiles {
+template <class Soon, class Epilogue> struct AskingTiles {
   const Soon& soon;
   int at;
   const Epilogue& each;
 
-  template <int MR, int NR>
-  RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
+  template <int MR, int NR> RETRO_INLINE void tile(int row, int column, const Vec (&x)[MR][NR]) const {
     soon.ask(at + row, MR, column, NR);
     unrolled<MR, NR>([&](int r, int v) { each(at + row + r, column + v * LANES, x[r][v]); });
   }
@@ -89,8 +87,7 @@ struct AskingTiles {
 // The rows of a block of keys or values, as an operand of products: pointers to them, and to a row of zeros, the
 // partner of the last row in a pair. As A they are used in place or widened; as B, with k = row, the first product
 // packs them.
-template <class T, class Elem>
-struct BlockRows {
+template <class T, class Elem> struct BlockRows {
   static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
   int width;
   bool widens;
@@ -103,7 +100,8 @@ struct BlockRows {
         packed(arena.take<Elem>(as_b ? static_cast<int64_t>(kc_of<Elem>(KEY_BLOCK)) * pad(width) : 0)) {}
   void take(const Piece<const T>& piece) const {
     static const T NOTHING[LARGEST_D] = {};
-    for (int r = 0; r < piece.count; ++r) row[r] = piece.row(r);
+    for (int r = 0; r < piece.count; ++r)
+      row[r] = piece.row(r);
     row[piece.count] = NOTHING;
     if constexpr (!SAME)
       for (int r = 0; widens && r < piece.count; ++r)
@@ -116,15 +114,18 @@ struct BlockRows {
       return RowMajor<Elem>{widened, row_width<Elem>(width)};
   }
   // Calls product(B). `again`: whether an earlier call has packed the rows.
-  template <class Function>
-  void as_b(int count, bool again, Function&& product) const {
+  template <class Function> void as_b(int count, bool again, Function&& product) const {
     const int ld = pad(width);
     if constexpr (!SAME)
-      if (widens) return product(PackedB<Elem>{widened, ld});
-    if (again) return product(PackedB<Elem>{packed, ld});
-    if (width == ld) return product(UnpackedB<T, Elem>{row, packed, ld});
+      if (widens)
+        return product(PackedB<Elem>{widened, ld});
+    if (again)
+      return product(PackedB<Elem>{packed, ld});
+    if (width == ld)
+      return product(UnpackedB<T, Elem>{row, packed, ld});
     for (int k = 0; k < kc_of<Elem>(count); ++k)
-      for (int c = 0; c < ld; c += LANES) store(packed + k * ld + c, b_row_of(packed, row, k, c, width - c));
+      for (int c = 0; c < ld; c += LANES)
+        store(packed + k * ld + c, b_row_of(packed, row, k, c, width - c));
     product(PackedB<Elem>{packed, ld});
   }
 };

@@ -38,10 +38,12 @@ struct Sizes {
     int64_t low = M, high = 0;  // range of the indices inside attending chunks
     for (int64_t u : {first_chunk, last_chunk - 1}) {
       const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
-      if (begin >= end) continue;
+      if (begin >= end)
+        continue;
       low = std::min(low, begin - first), high = std::max(high, end - first);
     }
-    if (last_chunk - first_chunk >= 2) low = 0, high = M;  // the first has the last index, the second has index 0
+    if (last_chunk - first_chunk >= 2)
+      low = 0, high = M;  // the first has the last index, the second has index 0
     const int64_t rows = std::max<int64_t>(high - low, 1);
     max_displacement = static_cast<int>(low + rows - 1);
     band = static_cast<int>(rows + R - 1);
@@ -60,13 +62,13 @@ struct Unit {
 };
 
 // Calls f(batch entry, row, head) for every row that attends no chunk: before the first chunk's, and after the last's.
-template <class Function>
-void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
+template <class Function> void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
   const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
   const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.last_chunk), begin, n.N);
   for (int64_t b = 0; b < n.B; ++b)
     for (int64_t row = 0; row < n.N; ++row)
-      for (int h = 0; h < n.H && (row < begin || row >= end); ++h) f(b, row, h);
+      for (int h = 0; h < n.H && (row < begin || row >= end); ++h)
+        f(b, row, h);
 }
 
 // Units of the query heads [first, last) that attend chunk u.
@@ -81,8 +83,7 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
 }
 
 // The states of some units, adjacent in an arena.
-template <class State>
-class States {
+template <class State> class States {
  public:
   States(const Sizes& n, int units, Arena& arena) {
     Arena one(nullptr);
@@ -116,9 +117,11 @@ struct Tokens {
     const View& mask = c.neighbour_mask;
     for (int a = 0; a < n.K; ++a) {
       const bool whole = !mask || mask.rank == 3;
-      if (mask && whole && !*mask.at<const uint8_t>(b, u, a)) continue;
+      if (mask && whole && !*mask.at<const uint8_t>(b, u, a))
+        continue;
       for (int j = 0; j < n.R; ++j) {
-        if (!whole && !*mask.at<const uint8_t>(b, u, a, j)) continue;
+        if (!whole && !*mask.at<const uint8_t>(b, u, a, j))
+          continue;
         neighbour[count] = a, token[count] = j;
         key[count] = a * c.key.stride[2] + j * c.key.stride[3];
         value[count] = a * c.value.stride[2] + j * c.value.stride[3];
@@ -136,8 +139,7 @@ inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
 
 // Relative keys of one head in the order of band columns: column t has displacement max_displacement - t, zeros outside
 // the table.
-template <class Elem>
-struct RelativeKeys {
+template <class Elem> struct RelativeKeys {
   Elem* rows_a;   // row-major A: [band][row_width(E)]
   Elem* columns;  // B with k = e: [kc(E)][band_ld]
   Elem* rows_b;   // B with k = t: [kc(band)][pad(E)]; of floats the same as rows_a
@@ -150,7 +152,8 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
   clear(to.rows_a, static_cast<int64_t>(n.band) * width);
   for (int t = 0; t < n.band; ++t) {
     const int64_t row = n.max_displacement - t - c.rel_start;
-    if (row >= 0 && row < n.table_rows) pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows_a + t * width);
+    if (row >= 0 && row < n.table_rows)
+      pack_row(c.rel_key.at<const T>(h, row), nullptr, n.E, to.rows_a + t * width);
   }
   clear(to.columns, static_cast<int64_t>(kc_of<Elem>(n.E)) * n.band_ld);
   transpose(to.rows_a, width, n.band, kc_of<Elem>(n.E), to.columns, n.band_ld);
@@ -193,8 +196,7 @@ inline uint64_t next_call() {
 }
 
 // Packed relative keys of the heads that a thread used last.
-template <class Elem>
-class RelativeCache {
+template <class Elem> class RelativeCache {
  public:
   // Number of heads that it holds.
   static int count(const Sizes& n) {
@@ -210,13 +212,14 @@ class RelativeCache {
                                              : arena.take<Elem>(static_cast<int64_t>(kc_of<Elem>(n.band)) * pad(n.E));
     }
   }
-  template <class T>
-  const RelativeKeys<Elem>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
+  template <class T> const RelativeKeys<Elem>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
     thread_local uint64_t owner = 0;
     thread_local int held[MOST];
-    if (owner != call) std::fill(held, held + MOST, -1), owner = call;
+    if (owner != call)
+      std::fill(held, held + MOST, -1), owner = call;
     const int key = c.rel_key.size[0] == 1 ? 0 : head, slot = key % count_;
-    if (held[slot] != key) pack_relative<T>(c, n, head, entry_[slot]), held[slot] = key;
+    if (held[slot] != key)
+      pack_relative<T>(c, n, head, entry_[slot]), held[slot] = key;
     return entry_[slot];
   }
 

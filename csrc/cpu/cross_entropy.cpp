@@ -15,14 +15,16 @@ namespace {
 constexpr int AT_ONCE = 4;  // vectors of a row, each with its own maximum and sum
 
 // f(i, which, count...) for every vector of a row: `which` counts modulo AT_ONCE, a constant in the unrolled loop.
-template <class Function>
-RETRO_INLINE void vectors(int64_t width, Function&& f) {
+template <class Function> RETRO_INLINE void vectors(int64_t width, Function&& f) {
   int64_t i = 0;
   for (; i + AT_ONCE * LANES <= width; i += AT_ONCE * LANES)
 #pragma GCC unroll 4
-    for (int v = 0; v < AT_ONCE; ++v) f(i + v * LANES, v);
-  for (; i + LANES <= width; i += LANES) f(i, 0);
-  if (i < width) f(i, 0, static_cast<int>(width - i));
+    for (int v = 0; v < AT_ONCE; ++v)
+      f(i + v * LANES, v);
+  for (; i + LANES <= width; i += LANES)
+    f(i, 0);
+  if (i < width)
+    f(i, 0, static_cast<int>(width - i));
 }
 
 float largest(const float* row, int64_t width) {
@@ -32,26 +34,28 @@ float largest(const float* row, int64_t width) {
     if constexpr (sizeof...(count) == 0)
       m[v] = max(m[v], load(row + i));
     else
-      for (int64_t j = i; j < width; ++j) top = std::max(top, row[j]);
+      for (int64_t j = i; j < width; ++j)
+        top = std::max(top, row[j]);
   });
   return std::max(top, max_of(max(max(m[0], m[1]), max(m[2], m[3]))));
 }
 
 // Returns the sum of exp(x - top) over a row. If KEPT, the row is replaced by the exponentials.
-template <bool KEPT>
-float exponentials(float* row, int64_t width, float top) {
+template <bool KEPT> float exponentials(float* row, int64_t width, float top) {
   const Vec shift = broadcast(top);
   Vec s[AT_ONCE] = {zero(), zero(), zero(), zero()};
   float rest = 0.f;
   vectors(width, [&](int64_t i, int v, auto... count) {
     const Vec e = exp(load(row + i, count...) - shift);
-    if (KEPT) store(row + i, e, count...);
+    if (KEPT)
+      store(row + i, e, count...);
     if constexpr (sizeof...(count) == 0) {
       s[v] = s[v] + e;
     } else {
       float lanes[LANES];
       store(lanes, e);
-      for (int64_t j = i; j < width; ++j) rest += lanes[j - i];
+      for (int64_t j = i; j < width; ++j)
+        rest += lanes[j - i];
     }
   });
   return sum((s[0] + s[1]) + (s[2] + s[3])) + rest;
@@ -73,7 +77,8 @@ float loss(float* row, int64_t width, int64_t target, float weight, bool gradien
 void check_targets(const View& targets, int64_t classes, int64_t ignore_index) {
   for (int64_t t = 0; t < targets.size[0]; ++t) {
     const int64_t target = *targets.at<const int64_t>(t);
-    if (target == ignore_index || (target >= 0 && target < classes)) continue;
+    if (target == ignore_index || (target >= 0 && target < classes))
+      continue;
     throw std::invalid_argument("target: expected 0 to V-1=" + std::to_string(classes - 1) +
                                 " or ignore_index=" + std::to_string(ignore_index) + "; got " + std::to_string(target));
   }
@@ -93,7 +98,8 @@ void softmax_losses(const View& logits, const View& targets, int64_t ignore_inde
       return;
     }
     *to = 0.f;
-    if (gradient) std::fill_n(row, classes, 0.f);
+    if (gradient)
+      std::fill_n(row, classes, 0.f);
   });
 }
 

@@ -13,7 +13,8 @@ struct Dropout {
 
   Dropout(const View& seed, double p, int64_t entry = 0)
       : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {
-    if (!(p > 0)) return;
+    if (!(p > 0))
+      return;
     const auto value = static_cast<uint64_t>(*seed.at<int64_t>());
     seed_low = static_cast<uint32_t>(value), seed_high = static_cast<uint32_t>(value >> 32);
     threshold = static_cast<uint64_t>(p * 4294967296.0);
@@ -23,12 +24,14 @@ struct Dropout {
   // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
   void factors(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
     const uint32_t k = uint32_t(key), first = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
-    for (int i = 0; i < n; ++i) to[i] = factor(k, first + uint32_t(i), h, b);
+    for (int i = 0; i < n; ++i)
+      to[i] = factor(k, first + uint32_t(i), h, b);
   }
   // The same for keys key..key+n-1 of one query row.
   void factors_of_row(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
     const uint32_t first = uint32_t(key), r = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
-    for (int i = 0; i < n; ++i) to[i] = factor(first + uint32_t(i), r, h, b);
+    for (int i = 0; i < n; ++i)
+      to[i] = factor(first + uint32_t(i), r, h, b);
   }
 
  private:

@@ -23,41 +23,29 @@ namespace retro::RETRO_ISA {
 constexpr int MAX_NR = REGISTERS >= 32 ? 4 : 2;  // 32 registers: 6x4, 8x3, 12x2, 12x1; 16 registers: 6x2, 12x1
 constexpr int mr_of(int nr) { return nr >= 4 ? 6 : nr == 3 ? 8 : nr == 2 && REGISTERS < 32 ? 6 : 12; }
 
-template <class Elem>
-constexpr bool PAIRS = std::is_same_v<Elem, uint32_t>;
+template <class Elem> constexpr bool PAIRS = std::is_same_v<Elem, uint32_t>;
 
 constexpr int pad(int n) { return (n + LANES - 1) / LANES * LANES; }
 
 RETRO_INLINE Vec fma(Pairs a, Pairs b, Vec acc) { return dot(acc, a, b); }
 
 // Depth of a contraction over k: number of elements of type Elem that hold k values.
-template <class Elem>
-constexpr int kc_of(int k) {
-  return PAIRS<Elem> ? (k + 1) / 2 : k;
-}
+template <class Elem> constexpr int kc_of(int k) { return PAIRS<Elem> ? (k + 1) / 2 : k; }
 
-template <class Elem, bool BY_ROWS>
-struct Strided {
+template <class Elem, bool BY_ROWS> struct Strided {
   const Elem* data;
   int64_t lda;
   Strided from(int row) const { return {data + (BY_ROWS ? row * lda : row), lda}; }
-  template <int MR>
-  Strided held() const {
-    return *this;
-  }
+  template <int MR> Strided held() const { return *this; }
   RETRO_INLINE Elem at(int r, int k) const { return BY_ROWS ? data[r * lda + k] : data[k * lda + r]; }
 };
-template <class Elem>
-using RowMajor = Strided<Elem, true>;
-template <class Elem>
-using ColumnMajor = Strided<Elem, false>;
+template <class Elem> using RowMajor = Strided<Elem, true>;
+template <class Elem> using ColumnMajor = Strided<Elem, false>;
 
 // T: type of the rows in memory, Elem or, where Elem is a pair, bf16.
-template <class T, class Elem>
-struct RowPointers {
+template <class T, class Elem> struct RowPointers {
   const T* const* rows;
-  template <int MR>
-  struct Held {  // the pointers in registers
+  template <int MR> struct Held {  // the pointers in registers
     const T* row[MR];
     RETRO_INLINE Elem at(int r, int k) const {
       Elem x;
@@ -66,17 +54,16 @@ struct RowPointers {
     }
   };
   RowPointers from(int row) const { return {rows + row}; }
-  template <int MR>
-  RETRO_INLINE Held<MR> held() const {
+  template <int MR> RETRO_INLINE Held<MR> held() const {
     Held<MR> h;
 #pragma GCC unroll 16
-    for (int r = 0; r < MR; ++r) h.row[r] = rows[r];
+    for (int r = 0; r < MR; ++r)
+      h.row[r] = rows[r];
     return h;
   }
 };
 
-template <class Elem>
-struct PackedB {
+template <class Elem> struct PackedB {
   const Elem* data;
   int64_t ldb;
   PackedB from(int column) const { return {data + column, ldb}; }
@@ -96,8 +83,7 @@ RETRO_INLINE Pairs b_row_of(const uint32_t*, const bf16* const* rows, int k, int
 
 // The first tile of rows reads B through the pointers and packs it into `data` for the others, while it multiplies.
 // Rows are read in whole vectors. A pair has elements of rows 2k and 2k + 1, which must both exist.
-template <class T, class Elem>
-struct UnpackedB {
+template <class T, class Elem> struct UnpackedB {
   const T* const* rows;
   Elem* data;
   int64_t ldb;
@@ -111,8 +97,7 @@ struct UnpackedB {
   }
 };
 
-template <class Epilogue, class = void>
-constexpr bool TAKES_TILES = false;
+template <class Epilogue, class = void> constexpr bool TAKES_TILES = false;
 template <class Epilogue>
 constexpr bool TAKES_TILES<Epilogue, std::void_t<decltype(&Epilogue::template tile<1, 1>)>> = true;
 
@@ -132,12 +117,14 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
   for (int k = 0; k < kc; ++k) {
     decltype(b.row(0, 0)) b_row[NR];
 #pragma GCC unroll 4
-    for (int v = 0; v < NR; ++v) b_row[v] = b.row(k, v * LANES);
+    for (int v = 0; v < NR; ++v)
+      b_row[v] = b.row(k, v * LANES);
 #pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
       const auto x = broadcast(a_rows.at(r, k));
 #pragma GCC unroll 4
-      for (int v = 0; v < NR; ++v) c[r][v] = fma(x, b_row[v], c[r][v]);
+      for (int v = 0; v < NR; ++v)
+        c[r][v] = fma(x, b_row[v], c[r][v]);
     }
   }
   finish_tile(row, column, c, epilogue);
@@ -156,10 +143,14 @@ struct AddTo {
 // Rows from r on in tiles of MR, then of fewer.
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void row_tiles(int r, int m, int kc, const A& a, const B& b, int column, Epilogue& epilogue) {
-  for (; r + MR <= m; r += MR) micro_kernel<MR, NR>(kc, a, b, r, column, epilogue);
-  for (; r + 4 <= m; r += 4) micro_kernel<4, NR>(kc, a, b, r, column, epilogue);
-  if (r + 2 <= m) micro_kernel<2, NR>(kc, a, b, r, column, epilogue), r += 2;
-  if (r < m) micro_kernel<1, NR>(kc, a, b, r, column, epilogue);
+  for (; r + MR <= m; r += MR)
+    micro_kernel<MR, NR>(kc, a, b, r, column, epilogue);
+  for (; r + 4 <= m; r += 4)
+    micro_kernel<4, NR>(kc, a, b, r, column, epilogue);
+  if (r + 2 <= m)
+    micro_kernel<2, NR>(kc, a, b, r, column, epilogue), r += 2;
+  if (r < m)
+    micro_kernel<1, NR>(kc, a, b, r, column, epilogue);
 }
 
 template <int NR, class A, class B, class Epilogue>
@@ -183,24 +174,26 @@ void tile_gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue& epi
 #endif
 
 // Rows of a product that share its other operand in L1: `few`, or all where AMX multiplies.
-template <class Elem>
-RETRO_INLINE int slice(int few, int all) {
-  return PAIRS<Elem> && tiles_ready ? all : few;
-}
+template <class Elem> RETRO_INLINE int slice(int few, int all) { return PAIRS<Elem> && tiles_ready ? all : few; }
 
 template <class A, class B, class Epilogue>
 inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& epilogue) {
 #if RETRO_TILES
   if constexpr (std::is_same_v<decltype(b.packed()), PackedB<uint32_t>>)
-    if (tiles_ready) return tile_gemm(m, vectors, kc, a, b, epilogue);
+    if (tiles_ready)
+      return tile_gemm(m, vectors, kc, a, b, epilogue);
 #endif
   int v = 0;
-  for (; v + MAX_NR <= vectors; v += MAX_NR) column_panel<MAX_NR>(m, kc, a, b, v * LANES, epilogue);
+  for (; v + MAX_NR <= vectors; v += MAX_NR)
+    column_panel<MAX_NR>(m, kc, a, b, v * LANES, epilogue);
   if constexpr (MAX_NR == 4) {
-    if (vectors - v == 3) return column_panel<3>(m, kc, a, b, v * LANES, epilogue);
-    if (vectors - v == 2) return column_panel<2>(m, kc, a, b, v * LANES, epilogue);
+    if (vectors - v == 3)
+      return column_panel<3>(m, kc, a, b, v * LANES, epilogue);
+    if (vectors - v == 2)
+      return column_panel<2>(m, kc, a, b, v * LANES, epilogue);
   }
-  if (vectors - v == 1) column_panel<1>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 1)
+    column_panel<1>(m, kc, a, b, v * LANES, epilogue);
 }
 
 template <bool ROW_MAJOR, class Elem, class Epilogue>

@@ -29,7 +29,8 @@ constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512b
 // XCR0 says which registers the operating system saves: bits 1-2 SSE and AVX, bits 5-7 the AVX-512 state.
 uint64_t saved_state() {
   unsigned a, b, c, d;
-  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27))) return 0;  // no OSXSAVE: xgetbv would fault
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27)))
+    return 0;  // no OSXSAVE: xgetbv would fault
   unsigned low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
@@ -51,15 +52,21 @@ Isa best_of_processor() {
   constexpr uint64_t YMM = 0x6, ZMM = 0xe6;
   const uint64_t saved = saved_state();
   unsigned a, b, c, d, b7, d7, a71 = 0;
-  if (!__get_cpuid(1, &a, &b, &c, &d)) return PORTABLE;
+  if (!__get_cpuid(1, &a, &b, &c, &d))
+    return PORTABLE;
   const bool fma = c & (1u << 12), f16c = c & (1u << 29), avx = c & (1u << 28);
-  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7)) return PORTABLE;
+  if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7))
+    return PORTABLE;
   const unsigned leaves = a;
-  if ((saved & YMM) != YMM || !avx || !fma || !f16c || !(b7 & (1u << 5))) return PORTABLE;
+  if ((saved & YMM) != YMM || !avx || !fma || !f16c || !(b7 & (1u << 5)))
+    return PORTABLE;
   constexpr unsigned F = 1u << 16, DQ = 1u << 17, BW = 1u << 30, VL = 1u << 31;
-  if ((saved & ZMM) != ZMM || (b7 & (F | DQ | BW | VL)) != (F | DQ | BW | VL)) return AVX2;
-  if (leaves >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
-  if (!(a71 & (1u << 5))) return AVX512;
+  if ((saved & ZMM) != ZMM || (b7 & (F | DQ | BW | VL)) != (F | DQ | BW | VL))
+    return AVX2;
+  if (leaves >= 1)
+    __get_cpuid_count(7, 1, &a71, &b, &c, &d);
+  if (!(a71 & (1u << 5)))
+    return AVX512;
   constexpr unsigned AMX_BF16 = 1u << 22, AMX_TILE = 1u << 24;
   static const bool tiles = (d7 & (AMX_BF16 | AMX_TILE)) == (AMX_BF16 | AMX_TILE) && may_use_tiles();
   return tiles ? AMX : AVX512BF16;
@@ -70,8 +77,10 @@ Isa best_of_processor() {
   constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12, HAS_SVE = 1ul << 22;  // HWCAP2_*, HWCAP_SVE
   constexpr int GET_LENGTH = 51, LENGTH_MASK = 0xffff;  // PR_SVE_GET_VL, PR_SVE_VL_LEN_MASK
   const unsigned long has = getauxval(AT_HWCAP2);
-  if (!(has & BF16)) return NEON;
-  if (!(has & SVE_BF16) || !(getauxval(AT_HWCAP) & HAS_SVE)) return NEONBF16;
+  if (!(has & BF16))
+    return NEON;
+  if (!(has & SVE_BF16) || !(getauxval(AT_HWCAP) & HAS_SVE))
+    return NEONBF16;
   const int length = prctl(GET_LENGTH);                                 // negative: an error
   return length >= 0 && (length & LENGTH_MASK) == 32 ? SVE : NEONBF16;  // compiled for vectors of 32 bytes
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
@@ -94,16 +103,20 @@ bool supported(int isa) {
 
 Isa parse(const std::string& name) {
   const auto isa = static_cast<int>(std::find(NAMES, NAMES + ISA_COUNT, name) - NAMES);
-  if (isa == ISA_COUNT) throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
-  if (supported(isa)) return static_cast<Isa>(isa);
+  if (isa == ISA_COUNT)
+    throw std::invalid_argument("unknown instruction set " + name + "; have: " + supported_isas());
+  if (supported(isa))
+    return static_cast<Isa>(isa);
   throw std::invalid_argument("instruction set " + name + " is not supported here; have: " + supported_isas());
 }
 
 Isa initial() {
   const char* wanted = std::getenv("RETRO_KERNELS_ISA");
-  if (wanted && *wanted) return parse(wanted);
+  if (wanted && *wanted)
+    return parse(wanted);
   int best = ISA_COUNT - 1;
-  while (!supported(best)) --best;
+  while (!supported(best))
+    --best;
   return static_cast<Isa>(best);
 }
 
@@ -113,7 +126,8 @@ std::atomic<int> active{-1};
 
 Isa active_isa() {
   int isa = active.load(std::memory_order_relaxed);
-  if (isa < 0) active.store(isa = initial(), std::memory_order_relaxed);
+  if (isa < 0)
+    active.store(isa = initial(), std::memory_order_relaxed);
   return static_cast<Isa>(isa);
 }
 
@@ -122,7 +136,8 @@ std::string isa_name() { return NAMES[active_isa()]; }
 std::string supported_isas() {
   std::string names;
   for (int isa = 0; isa < ISA_COUNT; ++isa)
-    if (supported(isa)) names += (names.empty() ? "" : " ") + std::string(NAMES[isa]);
+    if (supported(isa))
+      names += (names.empty() ? "" : " ") + std::string(NAMES[isa]);
   return names;
 }
 

@@ -1,7 +1,8 @@
 // Choice of the instruction set: every kernel source is compiled once for each, and one is chosen at run time.
 //
-// tools/build_extensions.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for each compilation, and RETRO_HAVE_<ISA> as 1 for
-// the sets that are compiled, 0 for the others. A kernel's header declares its functions with RETRO_EVERY_ISA.
+// tools/build_extensions.py defines RETRO_ISA (a namespace) and RETRO_ISA_LEVEL for each compilation, and
+// RETRO_HAVE_<ISA> as 1 for the sets that are compiled, 0 for the others. A kernel's header declares its functions with
+// RETRO_EVERY_ISA.
 #pragma once
 #include <array>
 #include <string>

@@ -31,7 +31,8 @@ struct Sizes {
   Sizes(const View& x, int threads) : batch(x.size[0]), time(x.size[1]), heads(x.size[2]), dim(x.size[3]) {
     spans = batch * heads * dim < FEW_LANES && time >= 2 * SPAN ? (time + SPAN - 1) / SPAN : 1;
     strips = 1;
-    while (strips < heads && (idle(strips, threads) || heads * dim > strips * WIDEST)) ++strips;
+    while (strips < heads && (idle(strips, threads) || heads * dim > strips * WIDEST))
+      ++strips;
     strip = (heads + strips - 1) / std::max<int64_t>(strips, 1);  // in heads
     strips = strip ? (heads + strip - 1) / strip : 0;
   }
@@ -60,15 +61,19 @@ struct Restarts {
   bool at(int64_t t) const { return segment && t > 0 && of(t) != of(t - 1); }
   // The first restart in (t, end), else end.
   int64_t next(int64_t t, int64_t end) const {
-    if (!segment) return end;
-    do ++t;
+    if (!segment)
+      return end;
+    do
+      ++t;
     while (t < end && !at(t));
     return t;
   }
   // The last restart in [begin, t], else begin.
   int64_t last(int64_t t, int64_t begin) const {
-    if (!segment) return begin;
-    while (t > begin && !at(t)) --t;
+    if (!segment)
+      return begin;
+    while (t > begin && !at(t))
+      --t;
     return t;
   }
   bool any(int64_t begin, int64_t end) const { return at(begin) || next(begin, end) < end; }
@@ -78,8 +83,7 @@ struct Restarts {
 };
 
 // Rows of a strip in the order of a scan. data is null if the tensor is None.
-template <class T>
-struct Walk {
+template <class T> struct Walk {
   T* data = nullptr;
   int64_t step = 0, head = 0;  // elements from row to row, from head to head
 
@@ -104,8 +108,7 @@ struct Lanes {
 };
 
 // total + rest += x, where rest is the rounding error of the total: a plain sum over thousands of steps would drift.
-template <class... Left>
-RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
+template <class... Left> RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
   const Vec before = load(total, left...), after = before + x, taken = after - before;
   store(total, after, left...);
   store(rest, load(rest, left...) + ((before - (after - taken)) + (x - taken)), left...);
@@ -121,8 +124,10 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
 #pragma GCC unroll 4
     for (int r = 0; r < COUNT; ++r) {
       state = fma(decay, state, load(in + r * in_step + i, left...));
-      if (out) store(out + r * out_step + i, state, left...);
-      if (other) products = fma(state, load(other + r * other_step + i, left...), products);
+      if (out)
+        store(out + r * out_step + i, state, left...);
+      if (other)
+        products = fma(state, load(other + r * other_step + i, left...), products);
     }
     store(lanes.state + i, state, left...);
     return products;
@@ -130,13 +135,17 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
   int64_t i = 0, at = 0;
   for (; i + LANES <= n; at += LANES) {
     Vec products = zero();
-    for (const int64_t end = i + lanes.cell; i < end; i += LANES) products = products + some(i);
-    if (other) add(lanes.total + at, lanes.rest + at, products);
+    for (const int64_t end = i + lanes.cell; i < end; i += LANES)
+      products = products + some(i);
+    if (other)
+      add(lanes.total + at, lanes.rest + at, products);
   }
-  if (i == n) return;
+  if (i == n)
+    return;
   const int left = static_cast<int>(n - i);
   const Vec products = some(i, left);
-  if (other) add(lanes.total + at, lanes.rest + at, products, left);
+  if (other)
+    add(lanes.total + at, lanes.rest + at, products, left);
 }
 
 // `count` steps over `heads` heads. Heads that are adjacent in every tensor form one run of lanes.
@@ -151,13 +160,16 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
                            other.data ? other.at(t, h) : nullptr, other.step, lanes.from(h, dim), width);
   };
   int64_t t = 0;
-  for (; t + STEPS <= count; t += STEPS) some(std::integral_constant<int, STEPS>{}, t);
-  for (; t < count; ++t) some(std::integral_constant<int, 1>{}, t);
+  for (; t + STEPS <= count; t += STEPS)
+    some(std::integral_constant<int, STEPS>{}, t);
+  for (; t < count; ++t)
+    some(std::integral_constant<int, 1>{}, t);
 }
 
 // The decay of each lane of a strip.
 void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
-  for (int64_t h = s.first; h < s.last; ++h) std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h));
+  for (int64_t h = s.first; h < s.last; ++h)
+    std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h));
 }
 
 struct Backward {
@@ -174,8 +186,7 @@ void add_totals(const Lanes& lanes, int64_t heads, int64_t dim, double* partial)
 }
 
 // partial[h] += the gradient of the first step times the initial state.
-template <class T>
-void add_initial(const View& initial, Strip s, int64_t dim, const float* state, double* partial) {
+template <class T> void add_initial(const View& initial, Strip s, int64_t dim, const float* state, double* partial) {
   for (int64_t h = 0; h < s.last - s.first; ++h)
     for (int64_t d = 0; d < dim; ++d)
       partial[h] += static_cast<double>(state[h * dim + d]) * to_float(initial.at<const T>(s.b, s.first + h)[d]);
@@ -195,11 +206,13 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   const Restarts restarts{g.segment, s.b};
   spread_decay(g.decay, n, s, lanes.decay);
   for (int64_t t = end - 1, run = begin; t >= begin;) {
-    if (t == end - 1 || t < run) run = restarts.last(t, begin);
+    if (t == end - 1 || t < run)
+      run = restarts.last(t, begin);
     const bool starts = run == 0 || restarts.at(run);  // the state before it is the initial state, or none
     const bool first = partial && starts && t == run;
     const int64_t count = first ? 1 : t + 1 - run - (partial && starts ? 1 : 0);
-    if (partial) std::fill_n(lanes.total, 2 * width, 0.f);
+    if (partial)
+      std::fill_n(lanes.total, 2 * width, 0.f);
     const Walk<const T> before = partial && !first ? Walk<const T>(g.y, s, t - 1, -1) : Walk<const T>();
     scan<T>(Walk<const T>(g.dy, s, t, -1), Walk<T>(g.dx, s, t, -1), before, count, heads, n.dim, lanes);
     t -= count;
@@ -207,7 +220,8 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
       add_initial<T>(g.initial, s, n.dim, state, partial);
     else if (partial)
       add_totals(lanes, heads, n.dim, partial);
-    if (t < run && restarts.at(run)) std::fill_n(state, width, 0.f);
+    if (t < run && restarts.at(run))
+      std::fill_n(state, width, 0.f);
   }
 }
 
@@ -218,11 +232,13 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   const int64_t lanes = n.batch * n.heads * n.dim;
   const double length = static_cast<double>(n.span_end(from) - n.span_begin(from));
   for (int64_t b = 0; b < n.batch; ++b) {
-    if (Restarts{segment, b}.any(n.span_begin(from), n.span_end(from))) continue;
+    if (Restarts{segment, b}.any(n.span_begin(from), n.span_end(from)))
+      continue;
     for (int64_t h = 0; h < n.heads; ++h) {
       const float power = static_cast<float>(std::pow(static_cast<double>(scalar(decay, h)), length));
       const int64_t at = (b * n.heads + h) * n.dim;
-      for (int64_t i = at; i < at + n.dim; ++i) carry[to * lanes + i] += power * carry[from * lanes + i];
+      for (int64_t i = at; i < at + n.dim; ++i)
+        carry[to * lanes + i] += power * carry[from * lanes + i];
     }
   }
 }
@@ -241,14 +257,16 @@ void in_spans(const Sizes& n, const View& decay, const View& segment, bool rever
   const auto carried = [&](int64_t k, Strip s) {
     return carry.data() + span(k) * lanes + (s.b * n.heads + s.first) * n.dim;
   };
-  for (int64_t p = 0; n.spans > 1 && p < pieces; ++p) start(Strip(n, p), carried(0, Strip(n, p)));
+  for (int64_t p = 0; n.spans > 1 && p < pieces; ++p)
+    start(Strip(n, p), carried(0, Strip(n, p)));
   for (int64_t k = 0; k < n.spans; k += group) {
     const int64_t last = std::min(n.spans - 1, k + group), end = std::min(n.spans, k + group);
     parallel_for(pieces * (last - k), threads, [&](int64_t t) {
       const Strip s(n, t % pieces);
       scan(span(k + t / pieces), s, carried(k + t / pieces + 1, s), space(), false);
     });
-    for (int64_t next = k + 1; next <= last; ++next) chain(n, decay, segment, carry, span(next - 1), span(next));
+    for (int64_t next = k + 1; next <= last; ++next)
+      chain(n, decay, segment, carry, span(next - 1), span(next));
     parallel_for(pieces * (end - k), threads, [&](int64_t t) {
       const Strip s(n, t % pieces);
       float* state = space();
@@ -266,7 +284,8 @@ void forward(const View& x, const View& decay, const View& initial, const View& 
   const Sizes n(x, threads);
   const auto start = [&](Strip s, float* state) {
     for (int64_t h = s.first; h < s.last; ++h)
-      for (int64_t d = 0; d < n.dim; ++d) *state++ = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
+      for (int64_t d = 0; d < n.dim; ++d)
+        *state++ = initial ? to_float(initial.at<const T>(s.b, h)[d]) : 0.f;
   };
   const auto each = [&](int64_t span, Strip s, float* state, float* decays, bool whole) {
     const int64_t end = n.span_end(span), heads = s.last - s.first;
@@ -274,7 +293,8 @@ void forward(const View& x, const View& decay, const View& initial, const View& 
     spread_decay(decay, n, s, decays);
     for (int64_t t = n.span_begin(span), next; t < end; t = next) {
       next = restarts.next(t, end);
-      if (restarts.at(t)) std::fill_n(state, heads * n.dim, 0.f);
+      if (restarts.at(t))
+        std::fill_n(state, heads * n.dim, 0.f);
       const Walk<T> to = whole ? Walk<T>(y, s, t, 1) : Walk<T>();
       scan<T>(Walk<const T>(x, s, t, 1), to, {}, next - t, heads, n.dim, {state, decays});
     }
@@ -282,8 +302,7 @@ void forward(const View& x, const View& decay, const View& initial, const View& 
   in_spans(n, decay, segment, false, 1, threads, start, each);
 }
 
-template <class T>
-void backward(const Backward& g, const View& ddecay, const View& dinitial, int threads) {
+template <class T> void backward(const Backward& g, const View& ddecay, const View& dinitial, int threads) {
   const Sizes n(g.dy, threads);
   std::vector<double> partial(ddecay ? n.spans * n.batch * n.heads : 0);
   const View none;
@@ -292,16 +311,19 @@ void backward(const Backward& g, const View& ddecay, const View& dinitial, int t
   const auto each = [&](int64_t span, Strip s, float* state, float* space, bool whole) {
     double* mine = whole && ddecay ? partial.data() + (span * n.batch + s.b) * n.heads + s.first : nullptr;
     scan_backward<T>(whole ? g : unseen, n, s, span, state, mine, space);
-    if (!whole || span > 0 || !dinitial) return;
+    if (!whole || span > 0 || !dinitial)
+      return;
     for (int64_t h = s.first; h < s.last; ++h)
       for (int64_t d = 0; d < n.dim; ++d)
         from_float(scalar(g.decay, h) * state[(h - s.first) * n.dim + d], dinitial.at<T>(s.b, h) + d);
   };
   in_spans(n, g.decay, g.segment, true, 3, threads, start, each);
-  if (!ddecay) return;
+  if (!ddecay)
+    return;
   for (int64_t h = 0; h < n.heads; ++h) {
     double total = 0;
-    for (int64_t k = 0; k < n.spans * n.batch; ++k) total += partial[k * n.heads + h];
+    for (int64_t k = 0; k < n.spans * n.batch; ++k)
+      total += partial[k * n.heads + h];
     *ddecay.at<float>(h) = static_cast<float>(total);
   }
 }

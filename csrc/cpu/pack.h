@@ -8,14 +8,10 @@ namespace retro::RETRO_ISA {
 constexpr int LARGEST_D = 256;  // that checks allow, also of E
 
 // Elements of Elem in a packed row of `n` values, padded with zeros to whole vectors.
-template <class Elem>
-constexpr int row_width(int n) {
-  return kc_of<Elem>(pad(n));
-}
+template <class Elem> constexpr int row_width(int n) { return kc_of<Elem>(pad(n)); }
 
 // A row of A: to[0..pad(n)) = from[0..n) + bias[0..n), zeros beyond; `bias` may be null.
-template <class T, class Elem>
-RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
+template <class T, class Elem> RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
   auto* out = reinterpret_cast<std::conditional_t<PAIRS<Elem>, bf16, float>*>(to);
   vectors(n, [&](int64_t i, auto... count) {
     store(out + i, bias ? load(from + i, count...) + load(bias + i, count...) : load(from + i, count...));
@@ -23,15 +19,14 @@ RETRO_INLINE void pack_row(const T* from, const float* bias, int n, Elem* to) {
 }
 
 // bias[head] as floats in `to` [pad(width)], or null.
-template <class T>
-const float* bias_of(const View& bias, int head, int width, float* to) {
-  if (!bias) return nullptr;
+template <class T> const float* bias_of(const View& bias, int head, int width, float* to) {
+  if (!bias)
+    return nullptr;
   pack_row(bias.at<const T>(head), nullptr, width, to);
   return to;
 }
 
-template <class Elem>
-RETRO_INLINE void clear(Elem* to, int64_t n) {
+template <class Elem> RETRO_INLINE void clear(Elem* to, int64_t n) {
   std::memset(to, 0, static_cast<size_t>(n) * sizeof(Elem));
 }
 
@@ -83,16 +78,20 @@ inline void transpose(const float* from, int64_t from_stride, int rows, int colu
       const float* block = from + r * from_stride + c;
       if (height >= LANES && width >= LANES) {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) x[i] = load(block + i * from_stride);
+        for (int i = 0; i < LANES; ++i)
+          x[i] = load(block + i * from_stride);
       } else {
-        for (int i = 0; i < LANES; ++i) x[i] = i < height ? load(block + i * from_stride, width) : zero();
+        for (int i = 0; i < LANES; ++i)
+          x[i] = i < height ? load(block + i * from_stride, width) : zero();
       }
       transpose(x);
       if (width >= LANES) {
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; ++i) store(to + (c + i) * to_stride + r, x[i]);
+        for (int i = 0; i < LANES; ++i)
+          store(to + (c + i) * to_stride + r, x[i]);
       } else {
-        for (int i = 0; i < width; ++i) store(to + (c + i) * to_stride + r, x[i]);
+        for (int i = 0; i < width; ++i)
+          store(to + (c + i) * to_stride + r, x[i]);
       }
     }
 }
@@ -103,8 +102,7 @@ inline void transpose(const uint32_t* from, int64_t from_stride, int rows, int c
 }
 
 // Calls `f` with values of two types: a tensor's in memory, and that of the products' operands.
-template <class Function>
-inline void by_storage(Type type, Function&& f) {
+template <class Function> inline void by_storage(Type type, Function&& f) {
   by_type(type, [&](auto t) {
     constexpr bool PAIRED = MULTIPLIES_PAIRS && std::is_same_v<decltype(t), bf16>;
     f(t, std::conditional_t<PAIRED, uint32_t, float>{});

@@ -50,7 +50,8 @@ struct Job {
         task(context, t);
       } catch (...) {
         std::lock_guard<std::mutex> guard(lock);
-        if (!error) error = std::current_exception();
+        if (!error)
+          error = std::current_exception();
         next.store(tasks, std::memory_order_relaxed);
       }
     }
@@ -70,7 +71,8 @@ class Pool {
     }
     wake_.notify_all();
     job.work();
-    for (int spin = 0; running_.load(std::memory_order_acquire) && spin < SPINS; ++spin) RETRO_PAUSE();
+    for (int spin = 0; running_.load(std::memory_order_acquire) && spin < SPINS; ++spin)
+      RETRO_PAUSE();
     std::unique_lock<std::mutex> guard(lock_);
     done_.wait(guard, [&] { return running_.load(std::memory_order_acquire) == 0; });
   }
@@ -92,12 +94,14 @@ class Pool {
 
   void serve(int index, uint64_t seen) {
     for (;;) {
-      for (int spin = 0; generation_.load(std::memory_order_acquire) == seen && spin < SPINS; ++spin) RETRO_PAUSE();
+      for (int spin = 0; generation_.load(std::memory_order_acquire) == seen && spin < SPINS; ++spin)
+        RETRO_PAUSE();
       {
         std::unique_lock<std::mutex> guard(lock_);
         wake_.wait(guard, [&] { return generation_.load(std::memory_order_acquire) != seen; });
         seen = generation_.load(std::memory_order_acquire);
-        if (index >= wanted_) continue;
+        if (index >= wanted_)
+          continue;
       }
       job_->work();
       if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
@@ -123,9 +127,11 @@ std::atomic<bool> forked{false};
 
 Pool& the_pool() {
   Pool* current = pool.load(std::memory_order_acquire);
-  if (current) return *current;
+  if (current)
+    return *current;
   auto* fresh = new Pool;
-  if (pool.compare_exchange_strong(current, fresh)) return *fresh;
+  if (pool.compare_exchange_strong(current, fresh))
+    return *fresh;
   delete fresh;
   return *current;
 }
@@ -147,13 +153,16 @@ Parallel openmp() {
 void watch_forks(int64_t process) {
   static const int registered = pthread_atfork(nullptr, nullptr, [] { pool.store(nullptr), forked.store(true); });
   (void)registered;
-  if (process != getpid()) forked.store(true);  // forked before the extension was loaded
+  if (process != getpid())
+    forked.store(true);  // forked before the extension was loaded
 }
 
 void run_tasks(int64_t tasks, int threads, Task task, void* context) {
-  if (tasks <= 0) return;
+  if (tasks <= 0)
+    return;
   if (tasks == 1 || threads <= 1 || inside_task) {
-    for (int64_t t = 0; t < tasks; ++t) task(context, t);
+    for (int64_t t = 0; t < tasks; ++t)
+      task(context, t);
     return;
   }
   Job job{task, context, tasks};
@@ -163,7 +172,8 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
     parallel([](void* all) { static_cast<Job*>(all)->work(); }, &job, static_cast<unsigned>(threads), 0);
   else
     the_pool().run(job, threads);
-  if (job.error) std::rethrow_exception(job.error);
+  if (job.error)
+    std::rethrow_exception(job.error);
 }
 
 void* scratch(size_t bytes) {
@@ -174,7 +184,8 @@ void* scratch(size_t bytes) {
     buffer.reset(), held = 0;
     const size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
     buffer.reset(std::aligned_alloc(LINE, rounded));
-    if (!buffer) throw std::bad_alloc();
+    if (!buffer)
+      throw std::bad_alloc();
     held = rounded;
   }
   return buffer.get();
@@ -184,7 +195,8 @@ void advise_huge_pages([[maybe_unused]] uintptr_t address, [[maybe_unused]] size
 #ifdef MADV_HUGEPAGE
   const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), begin = (address + page - 1) / page * page,
                   end = (address + bytes) / page * page;
-  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+  if (begin < end)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #endif
 }
 

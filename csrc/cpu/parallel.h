@@ -13,8 +13,7 @@ using Task = void (*)(void* context, int64_t task);
 // task. Inside a task it runs serially.
 void run_tasks(int64_t tasks, int threads, Task task, void* context);
 
-template <class Function>
-void parallel_for(int64_t tasks, int threads, Function&& f) {
+template <class Function> void parallel_for(int64_t tasks, int threads, Function&& f) {
   run_tasks(tasks, threads, [](void* context, int64_t t) { (*static_cast<Function*>(context))(t); }, &f);
 }
 

@@ -42,11 +42,11 @@ struct Partition {
     return {slot(begin, head, part), begin, end, row, std::min(rows, row + part_rows), static_cast<int>(head)};
   }
   // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
-  template <class Function>
-  void each_slot(int64_t head, Function&& f) const {
+  template <class Function> void each_slot(int64_t head, Function&& f) const {
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t h = std::max<int64_t>(head, 0); h < (head < 0 ? heads : head + 1); ++h)
-        for (int64_t part = 0; part < parts; ++part) f(slot(group * batches, h, part));
+        for (int64_t part = 0; part < parts; ++part)
+          f(slot(group * batches, h, part));
   }
 };
 
@@ -70,7 +70,8 @@ void write_table_gradient(const Partition& partition, const Band& n, int share, 
                           float factor, const View& to, int threads) {
   for (int h = 0; h < n.tables(); ++h)
     for (int64_t row = 0; row < n.table_rows; ++row)  // rows in no chunk
-      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK))) clear(to.at<T>(h, row), n.E);
+      if (!n.holds(floor_divide(n.zero - row - 1, BLOCK)))
+        clear(to.at<T>(h, row), n.E);
   const bool each = n.tables() > 1;
   const int64_t chunks = n.last - n.first, size = n.E * BLOCK;
   parallel_for(n.tables() * chunks, threads, [&](int64_t t) {
@@ -79,7 +80,8 @@ void write_table_gradient(const Partition& partition, const Band& n, int share, 
     auto* total = static_cast<float*>(scratch((size + BLOCK * n.E_pad) * sizeof(float)));
     clear(total, size);
     partition.each_slot(each ? h / share : -1, [&](int64_t slot) {
-      for (int64_t x = 0; x < size; x += LANES) store(total + x, load(total + x) + load(from + slot * stride + x));
+      for (int64_t x = 0; x < size; x += LANES)
+        store(total + x, load(total + x) + load(from + slot * stride + x));
     });
     float* rows = total + size;
     transpose(total, BLOCK, n.E, BLOCK, rows, n.E_pad);

@@ -13,8 +13,7 @@ namespace retro::RETRO_ISA {
 namespace {
 
 // T: type of the tensors in memory. Elem: type of the products' operands.
-template <class T, class Elem>
-struct Backward {
+template <class T, class Elem> struct Backward {
   const RelativeAttention& c;
   const View &out, &lse, &dout, &dlse;
   const RelativeAttentionGrads& grads;
@@ -37,7 +36,8 @@ struct Backward {
 
   void pack(int64_t b, int64_t block, int g, RelativeWorkspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
-    if (w.ready[k]) return;
+    if (w.ready[k])
+      return;
     w.ready[k] = 1;
     const int kc = kc_of<Elem>(n.D);
     Elem *const key = w.key + k * kc * BLOCK, *const key_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK),
@@ -55,13 +55,15 @@ struct Backward {
       const float* s = w.strip + n.start + r * n.row;
       float* p = w.weights + r * BLOCK * GROUP;
       Visibility::Row row{};
-      if (MASKED) row = w.visible.row(i + r);
+      if (MASKED)
+        row = w.visible.row(i + r);
       for (int x = 0; x < columns; x += LANES) {
         const Vec excess = fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]));
         const Vec e = exp2(excess, HIGHEST_EXCESS) * broadcast(w.inverse[r]);
         store(p + x, MASKED ? row.hide(e, x, zero()) : e);
       }
-      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
+      if (dropout)
+        dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
     }
   }
 
@@ -92,7 +94,8 @@ struct Backward {
         clear(p, columns), clear(s, columns);
         continue;
       }
-      for (int x = 0; dropout && x < columns; x += LANES) store(s + x, load(s + x) * load(keep + x));
+      for (int x = 0; dropout && x < columns; x += LANES)
+        store(s + x, load(s + x) * load(keep + x));
       Vec at_max = broadcast(w.at_max[r]), rest = broadcast(w.delta[r]);
       if (w.visible.only(i + r, block, block + blocks)) {
         const WeightedMean mean(s, p, columns);
@@ -101,14 +104,14 @@ struct Backward {
       rest = rest - broadcast(w.dlse[r]);
       for (int x = 0; x < columns; x += LANES) {
         store(s + x, load(p + x) * (load(s + x) - at_max - rest));
-        if (dropout) store(p + x, load(p + x) * load(keep + x));
+        if (dropout)
+          store(p + x, load(p + x) * load(keep + x));
       }
     }
   }
 
   // to[m][D_pad] += A B for B = [k][D_pad]
-  template <class A>
-  void add(int m, int k, const A& a, const Elem* b, float* to) const {
+  template <class A> void add(int m, int k, const A& a, const Elem* b, float* to) const {
     gemm(m, n.D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, n.D_pad}, AddTo{to, n.D_pad});
   }
 
@@ -140,7 +143,8 @@ struct Backward {
     }
     for (int r = 0; r < rows; ++r) {
       // at huge logits, the rounding error of the maximum is a factor that a float cannot represent
-      if (w.lse[r] == INFINITY || !total[r].finite()) continue;
+      if (w.lse[r] == INFINITY || !total[r].finite())
+        continue;
       w.lse[r] = total[r].row_max, w.inverse[r] = 1.f / total[r].row_sum;
       w.at_max[r] = total[r].at_max, w.delta[r] = total[r].rest / total[r].row_sum;
     }
@@ -187,21 +191,24 @@ struct Backward {
     pack_queries<T>(dout, View(), b, i, rows, head, n.D, w.bias, w.dout);
     pack_queries<T>(out, View(), b, i, rows, head, n.D, w.bias, w.rows);
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
-    for (int r = 0; r < rows; r += DELTAS) deltas(n.D, r, std::min(DELTAS, rows - r), w);
+    for (int r = 0; r < rows; r += DELTAS)
+      deltas(n.D, r, std::min(DELTAS, rows - r), w);
     for (int r = 0; r < rows; ++r) {
       const float l = *lse.at<const float>(b, head, i + r);
       const bool empty = l == -INFINITY;
       base2(l, w.lse[r], w.inverse[r]);
       w.at_max[r] = 0.f;
       w.dlse[r] = dlse && !empty ? scalar(dlse, b, head, i + r) : 0.f;
-      if (!empty) continue;
+      if (!empty)
+        continue;
       // no weight; the gradients and query may be NaN
       w.lse[r] = INFINITY, w.inverse[r] = 1.f, w.delta[r] = 0.f;
       clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda), clear(w.rel_query + r * rel_lda, rel_lda);
     }
     w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
     w.dout_b = pack_b(w.dout, rows, n.D, w.pairs.dout);
-    if (n.band) w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
+    if (n.band)
+      w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
   }
 
   void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
@@ -210,11 +217,14 @@ struct Backward {
     for (int r = 0; r < rows; ++r)  // a row that sees nothing: its gradient is 0 times keys that may be NaN
       if (w.lse[r] == INFINITY)
         clear(w.d_query + r * n.D_pad, n.D_pad), clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
-    if (grads.content_bias) add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
-    if (grads.position_bias) add_rows(sums.position + own * n.band.E_pad, w.d_rel_query, rows, n.band.E_pad, f);
+    if (grads.content_bias)
+      add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
+    if (grads.position_bias)
+      add_rows(sums.position + own * n.band.E_pad, w.d_rel_query, rows, n.band.E_pad, f);
     for (int r = 0; r < rows; ++r) {
       float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
-      if (grads.rel_query) scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
+      if (grads.rel_query)
+        scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
       if (grads.query)
         scale_row(dq, scale, n.D, grads.query.at<T>(b, i + r, head), n.band && !c.rel_query ? dr : nullptr);
     }
@@ -222,7 +232,8 @@ struct Backward {
 
   void block(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
     begin(b, i, rows, head, w);
-    if (few_rows(c)) sum_rows(b, i, rows, head, w);
+    if (few_rows(c))
+      sum_rows(b, i, rows, head, w);
     int64_t at, end, after = -1, a = i / BLOCK;
     int previous = 0;
     w.visible.range(i, rows, at, end);
@@ -231,13 +242,16 @@ struct Backward {
       slide<T>(n, w.chunks, head, a, rows, at, blocks, slides ? previous : 0, w.rel_query, w.strip);
       tile(b, i, rows, at, blocks, head, w, sums);
       previous = blocks, after = at + blocks;
-      if (!n.band) continue;
+      if (!n.band)
+        continue;
       int64_t next = after;
       const bool last = !w.visible.next(next, end, i, rows) || next != after;
       for (int r = 0; r < rows; ++r) {  // columns of keys outside the tiles have position logits, not gradients
         float* row = w.strip + r * n.ld;
-        if (!slides) std::fill(row, row + BLOCK - 1 - r, 0.f);
-        if (last) std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
+        if (!slides)
+          std::fill(row, row + BLOCK - 1 - r, 0.f);
+        if (last)
+          std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
       }
       band(at - a - 1, last ? blocks + 1 : blocks, rows, head, w, sums);
     }
@@ -248,12 +262,14 @@ struct Backward {
                   int64_t stride) const {
     for (int which = 0; which < 2; ++which) {
       const View& to = which ? grads.value : grads.key;
-      if (!to) continue;
+      if (!to)
+        continue;
       const Vec f = broadcast(which ? 1.f : scale);
       for (int64_t j = first; j < last; ++j)
         for (int d = 0; d < n.D; d += LANES) {
           Vec s = zero();
-          for (int p = 0; p < parts; ++p) s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
+          for (int p = 0; p < parts; ++p)
+            s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
           store(to.at<T>(b, j, g) + d, s * f, n.D - d);
         }
     }
@@ -273,17 +289,21 @@ struct Backward {
     sums.table = partial_sums.get() + slot * sums_size;
     sums.content = sums.table + table_size, sums.position = sums.content + content_size;
     clear(sums.table, sums_size);
-    if (n.band) w.chunks.reset();
+    if (n.band)
+      w.chunks.reset();
     for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
       w.visible.load(b);
       clear(w.ready, blocks);
-      if (any_key) clear(sums.key, size), clear(sums.value, size);
+      if (any_key)
+        clear(sums.key, size), clear(sums.value, size);
       for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
-        if (n.band && n.band.tables() > 1 && n.share > 1) w.chunks.reset();
+        if (n.band && n.band.tables() > 1 && n.share > 1)
+          w.chunks.reset();
         for (int64_t i = first_row; i < last_row; i += BLOCK)
           block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w, sums);
       }
-      if (!alone) continue;
+      if (!alone)
+        continue;
       const int64_t first = std::min(w.visible.first_block * BLOCK, n.S),
                     last = std::min(w.visible.last_block * BLOCK, n.S);
       const float* key = w.own;
@@ -301,7 +321,8 @@ struct Backward {
     for (int64_t part = 0; part < partition.parts; ++part) {
       Arena none(nullptr);
       const Visibility seen(c, n, part * partition.part_rows, std::min(n.N, (part + 1) * partition.part_rows), none);
-      if (at < seen.first_block || at >= seen.last_block) continue;
+      if (at < seen.first_block || at >= seen.last_block)
+        continue;
       found.push_back(partial_keys.get() + partition.slot(b, g, part) * 2 * key_size +
                       (at - seen.first_block) * BLOCK * n.D_pad);
     }
@@ -311,7 +332,8 @@ struct Backward {
 
   void run(int threads) const {
     parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
-    if (key_size) parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
+    if (key_size)
+      parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
     const float *tables = partial_sums.get(), *content = tables + table_size, *position = content + content_size;
     write_bias_gradient<float>(partition, n.share, content, sums_size, n.D, grads.content_bias);
     write_bias_gradient<float>(partition, n.share, position, sums_size, n.band.E, grads.position_bias);

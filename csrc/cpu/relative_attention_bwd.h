@@ -6,8 +6,7 @@
 
 namespace retro::RETRO_ISA {
 
-template <class Elem>
-struct RelativeWorkspace {
+template <class Elem> struct RelativeWorkspace {
   Visibility visible;
   BandChunks<Elem> chunks;
   Elem *key, *key_b, *value;              // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad], [kc(D)][BLOCK]
@@ -39,7 +38,8 @@ struct RelativeWorkspace {
     keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
     d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
     bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
-    for (float** row : {&lse, &inverse, &at_max, &delta, &dlse}) *row = arena.take<float>(BLOCK);
+    for (float** row : {&lse, &inverse, &at_max, &delta, &dlse})
+      *row = arena.take<float>(BLOCK);
     own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
   }
 };
@@ -57,14 +57,14 @@ constexpr int LONGEST_CHAIN = 128;
 // delta = dout . out (in w.rows), summed in the order in which `gemm` sums dout . value: where a query sees one key,
 // the two cancel exactly. Several rows at a time hide the latency of the sums. Heads wider than LONGEST_CHAIN are
 // summed by lanes, because the error of delta affects every score of its row, that of dP only one.
-template <class Elem>
-void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
+template <class Elem> void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   const int kc = kc_of<Elem>(width), lda = row_width<Elem>(width);
   const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
   if (kc > LONGEST_CHAIN) {
     for (int k = 0; k < count; ++k) {
       Vec product = zero();
-      for (int d = 0; d < kc; d += LANES) product = fma(load(a + k * lda + d), load(o + k * lda + d), product);
+      for (int d = 0; d < kc; d += LANES)
+        product = fma(load(a + k * lda + d), load(o + k * lda + d), product);
       w.delta[r + k] = sum(product);
     }
     return;
@@ -72,15 +72,18 @@ void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   Vec total[DELTAS];
   std::fill(total, total + DELTAS, zero());
   for (int d = 0; d < kc; ++d)
-    for (int k = 0; k < DELTAS; ++k) total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
-  for (int k = 0; k < count; ++k) store(w.delta + r + k, total[k], 1);
+    for (int k = 0; k < DELTAS; ++k)
+      total[k] = fma(broadcast(a[k * lda + d]), broadcast(o[k * lda + d]), total[k]);
+  for (int k = 0; k < count; ++k)
+    store(w.delta + r + k, total[k], 1);
 }
 
 // sum += f * (the sum of the block's rows), so that the rounding error does not grow with the number of rows.
 inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
   for (int d = 0; d < ld; d += LANES) {
     Vec total = zero();
-    for (int r = 0; r < rows; ++r) total = total + load(block + r * ld + d);
+    for (int r = 0; r < rows; ++r)
+      total = total + load(block + r * ld + d);
     store(sum + d, fma(total, f, load(sum + d)));
   }
 }
@@ -90,9 +93,11 @@ struct WeightedMean {
   Vec at_max, rest;
   WeightedMean(const float* dp, const float* p, int columns) {
     Vec p_max = zero(), dp_max = broadcast(-INFINITY), total = zero(), weight = zero();
-    for (int x = 0; x < columns; x += LANES) p_max = max(load(p + x), p_max);
+    for (int x = 0; x < columns; x += LANES)
+      p_max = max(load(p + x), p_max);
     p_max = broadcast(max_of(p_max));
-    for (int x = 0; x < columns; x += LANES) dp_max = max(select(ge(load(p + x), p_max), load(dp + x), dp_max), dp_max);
+    for (int x = 0; x < columns; x += LANES)
+      dp_max = max(select(ge(load(p + x), p_max), load(dp + x), dp_max), dp_max);
     at_max = broadcast(max_of(dp_max));
     for (int x = 0; x < columns; x += LANES) {
       const Vec w = load(p + x);
@@ -116,7 +121,8 @@ struct RunningMean {
     for (int x = 0; x < columns; x += LANES)
       tile_max = max(row.hide(load(scores + x) * scale2, x, broadcast(-INFINITY)), tile_max);
     const float new_max = max_of(tile_max);
-    if (new_max == -INFINITY) return;
+    if (new_max == -INFINITY)
+      return;
     for (int x = 0; x < columns; x += LANES) {
       const Vec weight = row.hide(exp2(fma(load(scores + x), scale2, broadcast(-new_max))), x, zero());
       store(scores + x, weight), total = total + weight;

@@ -12,8 +12,7 @@ namespace {
 constexpr int TASK_ROWS = 4 * BLOCK;
 constexpr int64_t FEW_TASKS = 16;  // with fewer tasks the heads of a key head are split
 
-template <class Elem>
-struct Workspace {
+template <class Elem> struct Workspace {
   Visibility visible;
   BandChunks<Elem> chunks;
   Elem *key, *value;  // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad]
@@ -45,8 +44,7 @@ struct Workspace {
   }
 };
 
-template <class T, class Elem>
-struct Forward {
+template <class T, class Elem> struct Forward {
   const RelativeAttention& c;
   const View &out, &lse;
   int64_t first_batch;
@@ -63,7 +61,8 @@ struct Forward {
 
   void pack(int64_t b, int64_t block, int g, Workspace<Elem>& w) const {
     const int64_t k = block - w.visible.first_block;
-    if (w.ready[k]) return;
+    if (w.ready[k])
+      return;
     w.ready[k] = 1;
     Elem* const none = nullptr;
     pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, keys_of(w, block), none, c.value, block);
@@ -79,10 +78,12 @@ struct Forward {
       float* s = w.strip + n.start + r * n.row;
       Vec x[VECTORS], tile_max = broadcast(-INFINITY);
       Visibility::Row row{};
-      if (MASKED) row = w.visible.row(i + r);
+      if (MASKED)
+        row = w.visible.row(i + r);
       for (int v = 0; v < vectors; ++v) {
         x[v] = load(s + v * LANES) * broadcast(scale2);
-        if (MASKED) x[v] = row.hide(x[v], v * LANES, broadcast(-INFINITY));
+        if (MASKED)
+          x[v] = row.hide(x[v], v * LANES, broadcast(-INFINITY));
         tile_max = max(tile_max, x[v]);
       }
       const float old_max = w.row_max[r], new_max = std::max(old_max, max_of(tile_max));
@@ -90,12 +91,14 @@ struct Forward {
       const Vec alpha = exp2(broadcast(old_max - row_max));
       w.row_max[r] = new_max;
       store(w.alpha + r, alpha, 1);
-      if (dropout) dropout.factors_of_row(block * BLOCK, i + r, head, b, blocks * BLOCK, w.keep);
+      if (dropout)
+        dropout.factors_of_row(block * BLOCK, i + r, head, b, blocks * BLOCK, w.keep);
       Vec row_sum = load(w.row_sum + r * LANES) * alpha;
       for (int v = 0; v < vectors; ++v) {
         Vec p = exp2(x[v] - broadcast(row_max));
         row_sum = row_sum + p;
-        if (dropout) p = p * load(w.keep + v * LANES);
+        if (dropout)
+          p = p * load(w.keep + v * LANES);
         if constexpr (PAIRS<Elem>)
           store(reinterpret_cast<bf16*>(w.weights + r * w.weight_ld) + v * LANES, p);
         else
@@ -144,7 +147,8 @@ struct Forward {
     }
     for (int r = 0; r < rows; ++r) {
       const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
-      if (row_sum == 0) clear(w.out + r * n.D_pad, n.D_pad);  // values that the row does not see may be NaN
+      if (row_sum == 0)
+        clear(w.out + r * n.D_pad, n.D_pad);  // values that the row does not see may be NaN
       scale_row(w.out + r * n.D_pad, inverse, n.D, out.at<T>(b, i + r, head));
       *lse.at<float>(b, head, i + r) = log_sum_exp(w.row_max[r], row_sum);
     }
@@ -155,9 +159,11 @@ struct Forward {
     auto w = in_scratch<Workspace<Elem>>(c, n, first_row, last_row, last_head - first_head);
     w.visible.load(b);
     clear(w.ready, w.visible.last_block - w.visible.first_block);
-    if (n.band) w.chunks.reset();
+    if (n.band)
+      w.chunks.reset();
     for (int head = first_head; head < last_head; ++head) {
-      if (n.band && n.band.tables() > 1) w.chunks.reset();
+      if (n.band && n.band.tables() > 1)
+        w.chunks.reset();
       for (int64_t i = first_row; i < last_row; i += BLOCK)
         attend(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w);
     }
@@ -168,7 +174,8 @@ struct Forward {
     const int heads = n.B * n.G * parts_of(TASK_ROWS) < FEW_TASKS ? 1 : n.share;
     const int64_t groups = n.H / heads;
     int64_t rows = TASK_ROWS;  // a block of queries has the same bits in any task
-    while (rows > BLOCK && n.B * groups * parts_of(rows) < threads) rows /= 2;
+    while (rows > BLOCK && n.B * groups * parts_of(rows) < threads)
+      rows /= 2;
     const int64_t parts = parts_of(rows);
     parallel_for(parts * n.B * groups, threads, [&](int64_t t) {
       const int64_t part = parts - 1 - t / (n.B * groups);  // the last rows see the most keys, so they start first
@@ -186,8 +193,10 @@ struct Forward {
       i += position_of(c.batch_offset, b);  // the call's own offset is in `n`
       const int64_t high = std::min(end, n.high(i));
       for (at = std::max(at, n.low(i)); at < high && !keys.full(); ++at) {
-        if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at)) continue;
-        if (q && integer(k, b, at) != segment) continue;
+        if (c.key_mask && !*c.key_mask.at<const uint8_t>(b, at))
+          continue;
+        if (q && integer(k, b, at) != segment)
+          continue;
         keys.add(c.key.at<const T>(b, at), c.value.at<const T>(b, at), n.band.zero - (at - i), 1.f);
       }
       return at < high ? at : end;

@@ -34,8 +34,10 @@ struct AttentionSizes {
   }
   // Keys [low, high) are visible to query row i by causality and window, both ascending with i; may be empty.
   int64_t low(int64_t i) const {
-    if (window >= 0) return std::clamp<int64_t>(i + offset - window + 1, 0, S);
-    if (block >= 0) return std::clamp<int64_t>(block * (floor_divide(i + offset, block) - 1), 0, S);
+    if (window >= 0)
+      return std::clamp<int64_t>(i + offset - window + 1, 0, S);
+    if (block >= 0)
+      return std::clamp<int64_t>(block * (floor_divide(i + offset, block) - 1), 0, S);
     return 0;
   }
   // Bound of the displacements inside the window; negative: no window.
@@ -61,8 +63,7 @@ class Visibility {
   }
 
   // Chunks of the band that the rows need.
-  template <class Elem>
-  BandChunks<Elem> chunks(bool with_rows_b, Arena& arena) const {
+  template <class Elem> BandChunks<Elem> chunks(bool with_rows_b, Arena& arena) const {
     const int64_t first = first_row_ / BLOCK, last = (first_row_ + rows_ - 1) / BLOCK;
     return {n_.band, first_block - last - 1, last_block - first, with_rows_b, arena};
   }
@@ -76,14 +77,17 @@ class Visibility {
         some_[k] |= seen_[j];
       }
     }
-    if (!c_.query_segment) return;
+    if (!c_.query_segment)
+      return;
     const View &q = c_.query_segment, &k = c_.key_segment;
-    for (int64_t i = 0; i < rows_; ++i) queries_[i] = integer(q, b, first_row_ + i);
+    for (int64_t i = 0; i < rows_; ++i)
+      queries_[i] = integer(q, b, first_row_ + i);
     for (int64_t block = 0; block < blocks; ++block) {
       int64_t low = INT64_MAX, high = INT64_MIN;
       for (int64_t j = block * BLOCK; j < (block + 1) * BLOCK; ++j) {
         keys_[j] = seen_[j] ? integer(k, b, begin + j) : 0;
-        if (seen_[j]) low = std::min(low, keys_[j]), high = std::max(high, keys_[j]);
+        if (seen_[j])
+          low = std::min(low, keys_[j]), high = std::max(high, keys_[j]);
       }
       lowest_[block] = low, highest_[block] = high;
     }
@@ -100,27 +104,32 @@ class Visibility {
   // Whether query row i may see a key of a key block by mask and segments.
   bool may_see(int64_t block, int64_t i) const {
     const int64_t k = block - first_block;
-    if (!some_[k] || !c_.query_segment) return some_[k];
+    if (!some_[k] || !c_.query_segment)
+      return some_[k];
     const int64_t s = queries_[i - first_row_];
     return s >= lowest_[k] && s <= highest_[k];
   }
   bool hidden(int64_t block, int64_t i, int rows) const {
     for (int r = 0; r < rows; ++r)
-      if (may_see(block, i + r)) return false;
+      if (may_see(block, i + r))
+        return false;
     return true;
   }
   // Whether query row i sees no key outside the key blocks [begin, end).
   bool only(int64_t i, int64_t begin, int64_t end) const {
     const int64_t low = n_.low(i), last = n_.high(i) > low ? (n_.high(i) + BLOCK - 1) / BLOCK : 0;
     for (int64_t block = low / BLOCK; block < last; ++block)
-      if ((block < begin || block >= end) && may_see(block, i)) return false;
+      if ((block < begin || block >= end) && may_see(block, i))
+        return false;
     return true;
   }
   // Moves `block` to the next tile and returns its number of key blocks, up to GROUP; 0 if there is none before `end`.
   int next(int64_t& block, int64_t end, int64_t i, int rows) const {
-    while (block < end && hidden(block, i, rows)) ++block;
+    while (block < end && hidden(block, i, rows))
+      ++block;
     int count = 0;
-    while (count < GROUP && block + count < end && !hidden(block + count, i, rows)) ++count;
+    while (count < GROUP && block + count < end && !hidden(block + count, i, rows))
+      ++count;
     return count;
   }
 
@@ -136,8 +145,10 @@ class Visibility {
     const float* allowed;  // 1 or 0 by mask and segment, or null
     RETRO_INLINE Vec hide(Vec s, int x, Vec hidden) const {
       s = select(first(high - x), s, hidden);
-      if (low > x) s = select(first(low - x), hidden, s);
-      if (allowed) s = select(gt(retro::RETRO_ISA::load(allowed + x), zero()), s, hidden);
+      if (low > x)
+        s = select(first(low - x), hidden, s);
+      if (allowed)
+        s = select(gt(retro::RETRO_ISA::load(allowed + x), zero()), s, hidden);
       return s;
     }
   };
@@ -145,7 +156,8 @@ class Visibility {
     const int64_t begin = block_ * BLOCK, width = blocks_ * BLOCK;
     const int low = static_cast<int>(std::clamp<int64_t>(n_.low(i) - begin, 0, width));
     const int high = static_cast<int>(std::clamp<int64_t>(n_.high(i) - begin, 0, width));
-    if (!filtered_) return {low, high, nullptr};
+    if (!filtered_)
+      return {low, high, nullptr};
     const int64_t segment = c_.query_segment ? queries_[i - first_row_] : 0;
     if (!known_ || segment != segment_of_allowed_) {
       const int64_t at = begin - first_block * BLOCK;
@@ -181,14 +193,17 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
     const int64_t j = block * BLOCK + r;
     const bool inside = r + ROWS_AHEAD < BLOCK;
     const int64_t soon = inside ? j + ROWS_AHEAD : next_block * BLOCK + r + ROWS_AHEAD - BLOCK;
-    if (visible.exists(soon)) prefetch_row((inside ? from : next).at<const T>(b, soon, g), n.D * sizeof(T));
+    if (visible.exists(soon))
+      prefetch_row((inside ? from : next).at<const T>(b, soon, g), n.D * sizeof(T));
     if (visible.seen(j))
       pack_row(from.at<const T>(b, j, g), nullptr, n.D, to + r * width);
     else
       clear(to + r * width, width);
   }
-  if (transposed) transpose(to, width, BLOCK, kc_of<Elem>(n.D), transposed, BLOCK);
-  if (rows_b) pack_b(to, BLOCK, n.D, rows_b);
+  if (transposed)
+    transpose(to, width, BLOCK, kc_of<Elem>(n.D), transposed, BLOCK);
+  if (rows_b)
+    pack_b(to, BLOCK, n.D, rows_b);
 }
 
 // The operands of a block of query rows: query and, if there is a band, relative query, each plus its bias.
@@ -197,7 +212,8 @@ void pack_operands(const RelativeAttention& c, const AttentionSizes& n, int64_t 
                    float* bias, Elem* query, Elem* rel_query) {
   pack_queries<T>(c.query, c.content_bias, b, i, rows, head, n.D, bias, query);
   const View& relative = c.rel_query ? c.rel_query : c.query;
-  if (n.band) pack_queries<T>(relative, c.position_bias, b, i, rows, head, n.band.E, bias, rel_query);
+  if (n.band)
+    pack_queries<T>(relative, c.position_bias, b, i, rows, head, n.band.E, bias, rel_query);
 }
 
 // Moves the strip to the key blocks [block, block+blocks) of query block `a`. It has the `previous_blocks` before them,
@@ -205,7 +221,8 @@ void pack_operands(const RelativeAttention& c, const AttentionSizes& n, int64_t 
 template <class T, class Elem>
 void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
            int previous_blocks, const Elem* rel_query, float* strip) {
-  if (!n.band) return;
+  if (!n.band)
+    return;
   const int64_t chunk = block - a - 1;
   if (previous_blocks)
     for (int r = 0; r < rows; ++r)

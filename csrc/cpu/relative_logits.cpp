@@ -23,8 +23,7 @@ struct Logits {
   int64_t first_chunk(int64_t a) const { return -a - 1; }
   int64_t last_chunk(int64_t a) const { return floor_divide(S - 2 - a * BLOCK, BLOCK) + 1; }
   // Calls f(r, begin, end, key of column 0) for each row: columns [begin, end) of chunk m whose key exists.
-  template <class Function>
-  void each_row(int64_t m, int64_t i, int rows, Function&& f) const {
+  template <class Function> void each_row(int64_t m, int64_t i, int rows, Function&& f) const {
     for (int r = 0; r < rows; ++r) {
       const int64_t zero = m * BLOCK + 1 + i + r;
       const int begin = static_cast<int>(std::clamp<int64_t>(-zero, 0, BLOCK));
@@ -33,8 +32,7 @@ struct Logits {
   }
 };
 
-template <class Elem>
-struct Workspace {
+template <class Elem> struct Workspace {
   BandChunks<Elem> chunks;
   Elem *query, *query_b, *rounded;
   float *strip, *d_query, *bias;
@@ -51,8 +49,7 @@ struct Workspace {
 };
 
 // T: type of the tensors in memory. Elem: type of the products' operands.
-template <class T, class Elem>
-struct Forward : Logits {
+template <class T, class Elem> struct Forward : Logits {
   void task(int64_t b, int h, int64_t first_row, int64_t last_row) const {
     const TileScope tiles;
     auto w = in_scratch<Workspace<Elem>>(*this, first_row, last_row, false);
@@ -78,8 +75,7 @@ struct Forward : Logits {
   }
 };
 
-template <class T, class Elem>
-struct Backward : Logits {
+template <class T, class Elem> struct Backward : Logits {
   const View &dquery, &drel_key, &dbias;
   Partition partition{B, H, N};
   int64_t table_size = drel_key ? (n.last - n.first) * n.E * BLOCK : 0, sums_size = table_size + n.E_pad;
@@ -90,10 +86,12 @@ struct Backward : Logits {
     const Elem* query_b = pack_b(w.query, rows, n.E, w.query_b);
     clear(w.d_query, BLOCK * n.E_pad);
     for (int64_t m = first_chunk(i / BLOCK); m < last_chunk(i / BLOCK); ++m) {
-      if (!n.holds(m)) continue;
+      if (!n.holds(m))
+        continue;
       each_row(m, i, rows, [&](int r, int begin, int end, int64_t zero) {
         float* to = w.strip + r * BLOCK;
-        if (end - begin < BLOCK) clear(to, BLOCK);
+        if (end - begin < BLOCK)
+          clear(to, BLOCK);
         convert_row(logits.at<const T>(b, h, i + r) + zero * logits.stride[3] + begin, to + begin, end - begin);
       });
       band_gradients<T>(n, w.chunks, h, m, rows, query_b, w.strip, BLOCK, w.rounded,
@@ -103,7 +101,8 @@ struct Backward : Logits {
     for (int r = 0; r < rows; ++r)
       for (int e = 0; e < n.E; e += LANES) {
         const Vec g = load(w.d_query + r * n.E_pad + e);
-        if (dquery) store(dquery.at<T>(b, i + r, h) + e, g, n.E - e);
+        if (dquery)
+          store(dquery.at<T>(b, i + r, h) + e, g, n.E - e);
         store(bias + e, load(bias + e) + g);
       }
   }
@@ -124,7 +123,8 @@ struct Backward : Logits {
   void run(int threads) const {
     parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
     write_bias_gradient<T>(partition, 1, sums.get() + table_size, sums_size, n.E, dbias);
-    if (drel_key) write_table_gradient<T>(partition, n, 1, sums.get(), sums_size, 1.f, drel_key, threads);
+    if (drel_key)
+      write_table_gradient<T>(partition, n, 1, sums.get(), sums_size, 1.f, drel_key, threads);
   }
 };
 

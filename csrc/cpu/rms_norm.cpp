@@ -33,9 +33,11 @@ void differentiate(const float* x, const float* weight, float rstd, const float*
   vectors(width, [&](int64_t i, auto... count) {
     const Vec product = load(dy + i, count...) * (load(x + i, count...) * scale);
     along = fma(product, load(weight + i, count...), along);
-    if (dweight) store(dweight + i, load(dweight + i, count...) + product, count...);
+    if (dweight)
+      store(dweight + i, load(dweight + i, count...) + product, count...);
   });
-  if (!dx) return;
+  if (!dx)
+    return;
   const Vec mean = broadcast(sum(along) / static_cast<float>(width));
   vectors(width, [&](int64_t i, auto... count) {
     const Vec g = load(dy + i, count...) * load(weight + i, count...);
@@ -59,16 +61,19 @@ void rms_norm_backward(const View& x, const View& weight, const View& rstd, cons
   const int64_t rows = x.size[0], width = x.size[1], groups = partial.size[0], group = (rows + groups - 1) / groups;
   parallel_for(groups, threads, [&](int64_t task) {
     float* sums = dweight ? partial.at<float>(task) : nullptr;
-    if (sums) std::fill(sums, sums + width, 0.f);
+    if (sums)
+      std::fill(sums, sums + width, 0.f);
     for (int64_t r = task * group; r < std::min(rows, (task + 1) * group); ++r)
       differentiate(x.at<const float>(r), weight.at<const float>(), *rstd.at<const float>(r), dy.at<const float>(r),
                     width, dx ? dx.at<float>(r) : nullptr, sums);
   });
-  if (!dweight) return;
+  if (!dweight)
+    return;
   float* to = dweight.at<float>();
   vectors(width, [&](int64_t i, auto... count) {
     Vec total = zero();
-    for (int64_t g = 0; g < groups; ++g) total = total + load(partial.at<const float>(g) + i, count...);
+    for (int64_t g = 0; g < groups; ++g)
+      total = total + load(partial.at<const float>(g) + i, count...);
     store(to + i, total, count...);
   });
 }

@@ -17,8 +17,7 @@ namespace retro::RETRO_ISA {
 // up to so many queries of a sequence keys are not packed; with 4 the faster way depends on sizes, with 8 it is packing
 constexpr int64_t FEW_ROWS = 2;
 
-template <class Call>
-bool few_rows(const Call& call) {
+template <class Call> bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
@@ -28,9 +27,12 @@ template <template <class, class> class Forward, class Call>
 void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
     using Pass = Forward<decltype(t), decltype(e)>;
-    if (few_rows(call)) return Pass::of_rows(call, out, lse, threads);
-    if (!positions) return Pass{call, out, lse, 0}.run(threads);
-    for (int64_t b = 0; b < call.query.size[0]; ++b) Pass{entry(call, b), out.entry(b), lse.entry(b), b}.run(threads);
+    if (few_rows(call))
+      return Pass::of_rows(call, out, lse, threads);
+    if (!positions)
+      return Pass{call, out, lse, 0}.run(threads);
+    for (int64_t b = 0; b < call.query.size[0]; ++b)
+      Pass{entry(call, b), out.entry(b), lse.entry(b), b}.run(threads);
   });
 }
 
@@ -41,7 +43,8 @@ void attention_backward(const Call& call, const View& positions, const View& out
                         const View& dlse, const Grads& grads, int threads) {
   const auto pass = [&](auto t, auto e) {
     using Pass = Backward<decltype(t), decltype(e)>;
-    if (!positions) return Pass{call, out, lse, dout, dlse, grads, 0}.run(threads);
+    if (!positions)
+      return Pass{call, out, lse, dout, dlse, grads, 0}.run(threads);
     for (int64_t b = 0; b < call.query.size[0]; ++b)
       Pass{entry(call, b), out.entry(b), lse.entry(b), dout.entry(b), dlse.entry(b), entry(grads, b), b}.run(threads);
   };
@@ -63,7 +66,8 @@ constexpr float HIGHEST_EXCESS = 1.f;
 inline void base2(float lse, float& lse2, float& inverse) {
   const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
   lse2 = static_cast<float>(exact), inverse = 1.f;
-  if (!std::isnan(rest)) inverse = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
+  if (!std::isnan(rest))
+    inverse = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
 }
 
 struct RowSizes {
@@ -85,8 +89,7 @@ struct RowSizes {
 };
 
 // Up to COUNT keys that a row sees, listed by the caller. Pointers are to rows of head 0.
-template <class T>
-struct RowKeys {
+template <class T> struct RowKeys {
   static constexpr int COUNT = 128;
   const View& rel_key;
   int count = 0;
@@ -117,8 +120,7 @@ struct RowState {
 
 // Loads two vectors of a row or of its factor. Of bf16 they are the even and the odd elements, which takes half the
 // operations of two adjacent vectors. The last elements of a row, less than two vectors, are loaded in order.
-template <class T>
-RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
+template <class T> RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
     const Pairs both = load(reinterpret_cast<const uint32_t*>(p));
     x = even_of(both), y = odd_of(both);
@@ -126,8 +128,7 @@ RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
     x = load(p), y = load(p + LANES);
   }
 }
-template <class T>
-RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
+template <class T> RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
   if constexpr (std::is_same_v<T, bf16>)
     store(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
   else
@@ -135,12 +136,12 @@ RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
 }
 
 // a · rows[u][0..n) in lane u
-template <class T>
-RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int n) {
+template <class T> RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int n) {
   Vec x[LANES];
   int d = 0;
 #pragma GCC unroll 16
-  for (int u = 0; u < LANES; ++u) x[u] = zero();
+  for (int u = 0; u < LANES; ++u)
+    x[u] = zero();
   for (; d + 2 * LANES <= n; d += 2 * LANES) {
     const Vec q = load(a + d), r = load(a + d + LANES);
 #pragma GCC unroll 16
@@ -151,17 +152,21 @@ RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int 
     }
   }
   for (; d < n; d += LANES)
-    for (int u = 0; u < LANES; ++u) x[u] = fma(load(a + d), load(rows[u] + offset + d, n - d), x[u]);
+    for (int u = 0; u < LANES; ++u)
+      x[u] = fma(load(a + d), load(rows[u] + offset + d, n - d), x[u]);
   return sums(x);
 }
 
 // Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
-  if (g >= n.G) rows = next, g -= n.G;
-  if (!rows) return;
+  if (g >= n.G)
+    rows = next, g -= n.G;
+  if (!rows)
+    return;
 #pragma GCC unroll 16
-  for (int u = 0; u < COUNT; ++u) prefetch_row<CLOSE>(rows[u] + g * head, n.D * int64_t{sizeof(T)});
+  for (int u = 0; u < COUNT; ++u)
+    prefetch_row<CLOSE>(rows[u] + g * head, n.D * int64_t{sizeof(T)});
 }
 
 // out[h] += sum of COUNT weighted values. `next`: the following COUNT rows, or null.
@@ -171,10 +176,12 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
   const int share = n.H / n.G, ahead = n.ahead();
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
     const int64_t offset = h / share * head;
-    if (h % share == 0) ask_ahead<COUNT>(n, values, next, head, h / share + ahead);
+    if (h % share == 0)
+      ask_ahead<COUNT>(n, values, next, head, h / share + ahead);
     Vec p[COUNT];
 #pragma GCC unroll 8
-    for (int u = 0; u < COUNT; ++u) p[u] = broadcast(weights[u]);
+    for (int u = 0; u < COUNT; ++u)
+      p[u] = broadcast(weights[u]);
     int d = 0;
     for (; d + 2 * LANES <= n.D; d += 2 * LANES) {
       Vec x = load(out + d), y = load(out + d + LANES);
@@ -189,7 +196,8 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
     for (; d < n.D; d += LANES) {
       Vec total = load(out + d);
 #pragma GCC unroll 8
-      for (int u = 0; u < COUNT; ++u) total = fma(p[u], load(values[u] + offset + d, n.D - d), total);
+      for (int u = 0; u < COUNT; ++u)
+        total = fma(p[u], load(values[u] + offset + d, n.D - d), total);
       store(out + d, total);
     }
   }
@@ -208,7 +216,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
   for (int x = 0; x < count; x += LANES) {
     const T* const* next = x + LANES < count ? keys.key + x + LANES : nullptr;
     for (int h = 0; h < n.H; ++h) {
-      if (h % share == 0) ask_ahead<LANES>(n, keys.key + x, next, head_key, h / share + ahead);
+      if (h % share == 0)
+        ask_ahead<LANES>(n, keys.key + x, next, head_key, h / share + ahead);
       store(w.scores + h * COUNT + x,
             dots(w.query + h * D_pad, keys.key + x, h / share * head_key, n.D) * load(keys.gate + x));
     }
@@ -231,7 +240,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
       float* last = s + count - LANES;
       store(last, select(first(left), load(last), block_max));
     }
-    for (int x = 0; x < count; x += LANES) block_max = max(load(s + x), block_max);
+    for (int x = 0; x < count; x += LANES)
+      block_max = max(load(s + x), block_max);
     // -inf minus -inf would be NaN
     const float new_max = std::max(w.row_max[h], max_of(block_max)), row_max = new_max == -INFINITY ? 0.f : new_max;
     const Vec alpha = exp2(broadcast(w.row_max[h] - row_max));
@@ -240,7 +250,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
       total = total + p;
       store(s + x, p * load(keys.gate + x));
     }
-    for (int d = 0; d < D_pad; d += LANES) store(out + d, load(out + d) * alpha);
+    for (int d = 0; d < D_pad; d += LANES)
+      store(out + d, load(out + d) * alpha);
     w.row_max[h] = new_max;
     store(w.row_sum + h, fma(load(w.row_sum + h, 1), alpha, broadcast(sum(total))), 1);
   }
@@ -249,7 +260,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
   for (; x + MANY <= keys.count; x += MANY)
     add_values<MANY, T>(n, keys.value + x, x + 2 * MANY <= keys.count ? keys.value + x + MANY : nullptr, head_value,
                         w.scores + x, w.out);
-  for (; x < keys.count; ++x) add_values<1, T>(n, keys.value + x, nullptr, head_value, w.scores + x, w.out);
+  for (; x < keys.count; ++x)
+    add_values<1, T>(n, keys.value + x, nullptr, head_value, w.scores + x, w.out);
 }
 
 // Merge one head's results of all ranges, `stride` floats apart; return the log-sum-exp.
@@ -258,19 +270,23 @@ inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t 
   const auto max_of_range = [&](int64_t r) { return state[r * stride + h]; };
   const auto sum_of_range = [&](int64_t r) { return state[r * stride + n.H + h]; };
   float row_max = -INFINITY, row_sum = 0;
-  for (int64_t r = 0; r < n.ranges; ++r) row_max = std::max(row_max, max_of_range(r));
+  for (int64_t r = 0; r < n.ranges; ++r)
+    row_max = std::max(row_max, max_of_range(r));
   clear(out, D_pad);
   for (int64_t r = 0; r < n.ranges; ++r) {
-    if (sum_of_range(r) == 0) continue;
+    if (sum_of_range(r) == 0)
+      continue;
     const Vec alpha = exp2(broadcast(max_of_range(r) - row_max));
     const float* from = state + r * stride + 2 * n.H + static_cast<int64_t>(h) * D_pad;
-    for (int d = 0; d < D_pad; d += LANES) store(out + d, fma(load(from + d), alpha, load(out + d)));
+    for (int d = 0; d < D_pad; d += LANES)
+      store(out + d, fma(load(from + d), alpha, load(out + d)));
     float one;
     store(&one, alpha, 1);
     row_sum += sum_of_range(r) * one;
   }
   const Vec inverse = broadcast(row_sum == 0 ? 0.f : 1.f / row_sum);
-  for (int d = 0; d < D_pad; d += LANES) store(out + d, load(out + d) * inverse);
+  for (int d = 0; d < D_pad; d += LANES)
+    store(out + d, load(out + d) * inverse);
   return log_sum_exp(row_max, row_sum);
 }
 
@@ -285,7 +301,8 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
     for (; d + 2 * LANES <= width; d += 2 * LANES) {
       Vec x, y, v = zero(), w = zero();
       load_two(row + d, x, y);
-      if (more) load_two(more + d, v, w);
+      if (more)
+        load_two(more + d, v, w);
       store(to + d, (x + v) * f), store(to + d + LANES, (y + w) * f);
     }
     for (; d < width; d += LANES) {
@@ -313,12 +330,14 @@ void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& 
     std::fill_n(w.row_max, n.H, -INFINITY);
     clear(w.row_sum, n.state() - n.H);
     row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, w.query);
-    if (n.E) row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, w.rel_query);
+    if (n.E)
+      row_queries<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, i, n.H, n.E, scale2, w.rel_query);
     RowKeys<T> keys(c.rel_key);
     for (int64_t at = range * n.range, end = at + n.range; at < end;) {
       keys.count = 0;
       at = list(b, i, at, end, keys);
-      if (keys.count) attend_row(n, keys, head_key, head_value, w);
+      if (keys.count)
+        attend_row(n, keys, head_key, head_value, w);
     }
   });
   parallel_for(n.batch * n.rows, threads, [&](int64_t row) {
@@ -328,8 +347,10 @@ void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& 
       *lse.at<float>(b, h, i) = merge_ranges(n, h, state(b, i, 0), n.state(), from);
       T* const to = out.at<T>(b, i, h);
       int d = 0;
-      for (; d + 2 * LANES <= n.D; d += 2 * LANES) store_two(to + d, load(from + d), load(from + d + LANES));
-      for (; d < n.D; d += LANES) store(to + d, load(from + d), n.D - d);
+      for (; d + 2 * LANES <= n.D; d += 2 * LANES)
+        store_two(to + d, load(from + d), load(from + d + LANES));
+      for (; d < n.D; d += LANES)
+        store(to + d, load(from + d), n.D - d);
     }
   });
 }

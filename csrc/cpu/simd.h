@@ -47,7 +47,8 @@ RETRO_INLINE float to_float(float x) { return x; }
 RETRO_INLINE float to_float(bf16 x) { return as_float(static_cast<uint32_t>(x.bits) << 16); }
 inline float to_float(fp16 x) {
   const uint32_t sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
-  if (rest >= 0x7c00u) return as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
+  if (rest >= 0x7c00u)
+    return as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
   // exponent re-biased by a product, which also normalises subnormals
   return as_float(sign | as_bits(as_float(rest << 13) * 0x1p112f));
 }
@@ -74,8 +75,7 @@ inline void from_float(float x, fp16* to) {
 }
 
 // An element of any supported float type.
-template <class... Index>
-RETRO_INLINE float scalar(const View& v, Index... index) {
+template <class... Index> RETRO_INLINE float scalar(const View& v, Index... index) {
   float x = 0;
   by_type(v.type, [&](auto t) { x = to_float(*v.at<const decltype(t)>(index...)); });
   return x;
@@ -100,25 +100,25 @@ namespace retro::RETRO_ISA {
 RETRO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // f(i, count...) for every vector of a row of `width` elements: without a count, but the last one if it is not whole.
-template <class Function>
-RETRO_INLINE void vectors(int64_t width, Function&& f) {
+template <class Function> RETRO_INLINE void vectors(int64_t width, Function&& f) {
   int64_t i = 0;
-  for (; i + LANES <= width; i += LANES) f(i);
-  if (i < width) f(i, static_cast<int>(width - i));
+  for (; i + LANES <= width; i += LANES)
+    f(i);
+  if (i < width)
+    f(i, static_cast<int>(width - i));
 }
 
 // f(r, c) for r < ROWS and c < COLUMNS, unrolled, so that arrays which it indexes stay in registers.
-template <int ROWS, int COLUMNS, class Function>
-RETRO_INLINE void unrolled(Function&& f) {
+template <int ROWS, int COLUMNS, class Function> RETRO_INLINE void unrolled(Function&& f) {
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 24
-    for (int c = 0; c < COLUMNS; ++c) f(r, c);
+    for (int c = 0; c < COLUMNS; ++c)
+      f(r, c);
 }
 
 // to[0..n) = from[0..n), in another type.
-template <class From, class To>
-RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
+template <class From, class To> RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
   vectors(n, [&](int64_t i, auto... count) { store(to + i, load(from + i, count...), count...); });
 }
 
@@ -130,8 +130,7 @@ RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to, const
 }
 
 // Coefficients of the highest power first.
-template <class... Coefficients>
-RETRO_INLINE Vec polynomial(Vec x, float leading, Coefficients... others) {
+template <class... Coefficients> RETRO_INLINE Vec polynomial(Vec x, float leading, Coefficients... others) {
   Vec p = broadcast(leading);
   ((p = fma(p, x, broadcast(others))), ...);
   return p;
@@ -166,8 +165,7 @@ constexpr int LINE = 64;  // bytes of a cache line
 enum Use { READ, CLOSE, WRITE };  // into L2, into L1, into L2 to be written
 
 // Prefetches a row; a hardware prefetcher stops at the end of a page.
-template <Use USE = READ>
-RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
+template <Use USE = READ> RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += LINE)
     __builtin_prefetch(static_cast<const char*>(row) + i, USE == WRITE, USE == CLOSE ? 3 : 2);
 }

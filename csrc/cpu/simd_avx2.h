@@ -27,22 +27,20 @@ RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 // AVX2 has no masked load of 16-bit elements, so the tail is copied through the stack. For whole vectors too, that copy
 // would take a tenth of a backward pass.
 RETRO_INLINE __m128i load_halves(const void* p, int n) {
-  if (n >= LANES) return _mm_loadu_si128(static_cast<const __m128i*>(p));
+  if (n >= LANES)
+    return _mm_loadu_si128(static_cast<const __m128i*>(p));
   alignas(16) uint16_t buffer[LANES] = {};
-  if (n > 0) std::memcpy(buffer, p, 2 * static_cast<size_t>(n));
+  if (n > 0)
+    std::memcpy(buffer, p, 2 * static_cast<size_t>(n));
   return _mm_load_si128(reinterpret_cast<const __m128i*>(buffer));
 }
 
 RETRO_INLINE Vec load(const float* p) { return _mm256_loadu_ps(p); }
 RETRO_INLINE Vec load(const float* p, int n) { return _mm256_maskload_ps(p, first_bits(n)); }
-template <class T>
-RETRO_INLINE Vec load(const T* p) {
+template <class T> RETRO_INLINE Vec load(const T* p) {
   return widen(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), T{});
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p, int n) {
-  return widen(load_halves(p, n), T{});
-}
+template <class T> RETRO_INLINE Vec load(const T* p, int n) { return widen(load_halves(p, n), T{}); }
 
 RETRO_INLINE __m128i narrow(Vec x, fp16) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 RETRO_INLINE __m256i rounded_bf16(Vec x) {  // the bf16 in the low half of each lane
@@ -60,19 +58,20 @@ RETRO_INLINE __m128i narrow(Vec x, bf16) {
 
 RETRO_INLINE void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 RETRO_INLINE void store(float* p, Vec x, int n) {
-  if (n >= LANES) return store(p, x);  // a masked store is dozens of operations on AMD's processors
+  if (n >= LANES)
+    return store(p, x);  // a masked store is dozens of operations on AMD's processors
   _mm256_maskstore_ps(p, first_bits(n), x);
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x) {
+template <class T> RETRO_INLINE void store(T* p, Vec x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x, T{}));
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x, int n) {
-  if (n >= LANES) return store(p, x);
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) {
+  if (n >= LANES)
+    return store(p, x);
   alignas(16) uint16_t buffer[LANES];
   _mm_store_si128(reinterpret_cast<__m128i*>(buffer), narrow(x, T{}));
-  if (n > 0) std::memcpy(p, buffer, 2 * static_cast<size_t>(n < LANES ? n : LANES));
+  if (n > 0)
+    std::memcpy(p, buffer, 2 * static_cast<size_t>(n < LANES ? n : LANES));
 }
 
 RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
@@ -102,8 +101,7 @@ RETRO_INLINE Mask either(Mask a, Mask b) { return {_mm256_or_ps(a.v, b.v)}; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m.v); }
 RETRO_INLINE uint32_t bits(Mask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m.v)); }
 
-template <class Combine>
-RETRO_INLINE float across(Vec x, Combine combine) {
+template <class Combine> RETRO_INLINE float across(Vec x, Combine combine) {
   __m128 v = combine(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
   v = combine(v, _mm_movehl_ps(v, v));
   return _mm_cvtss_f32(combine(v, _mm_shuffle_ps(v, v, 1)));

@@ -21,12 +21,10 @@ RETRO_INLINE Vec widen(__m256i halves, fp16) { return _mm512_cvtph_ps(halves); }
 
 RETRO_INLINE Vec load(const float* p) { return _mm512_loadu_ps(p); }
 RETRO_INLINE Vec load(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
-template <class T>
-RETRO_INLINE Vec load(const T* p) {
+template <class T> RETRO_INLINE Vec load(const T* p) {
   return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), T{});
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p, int n) {
+template <class T> RETRO_INLINE Vec load(const T* p, int n) {
   return widen(_mm256_maskz_loadu_epi16(first(n), p), T{});
 }
 
@@ -45,12 +43,10 @@ RETRO_INLINE __m256i narrow(Vec x, bf16) {
 
 RETRO_INLINE void store(float* p, Vec x) { _mm512_storeu_ps(p, x); }
 RETRO_INLINE void store(float* p, Vec x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x) {
+template <class T> RETRO_INLINE void store(T* p, Vec x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x, T{}));
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x, int n) {
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), narrow(x, T{}));
 }
 

@@ -27,7 +27,8 @@ RETRO_INLINE size_t bytes_of(int n, size_t each) {
   return each * static_cast<size_t>(n < 0 ? 0 : n < LANES ? n : LANES);
 }
 RETRO_INLINE uint16x4_t load_halves(const void* p, int n) {
-  if (n >= LANES) return vld1_u16(static_cast<const uint16_t*>(p));
+  if (n >= LANES)
+    return vld1_u16(static_cast<const uint16_t*>(p));
   uint16_t buffer[LANES] = {};
   std::memcpy(buffer, p, bytes_of(n, 2));
   return vld1_u16(buffer);
@@ -35,19 +36,16 @@ RETRO_INLINE uint16x4_t load_halves(const void* p, int n) {
 
 RETRO_INLINE Vec load(const float* p) { return vld1q_f32(p); }
 RETRO_INLINE Vec load(const float* p, int n) {
-  if (n >= LANES) return load(p);
+  if (n >= LANES)
+    return load(p);
   float buffer[LANES] = {};
   std::memcpy(buffer, p, bytes_of(n, 4));
   return vld1q_f32(buffer);
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p) {
+template <class T> RETRO_INLINE Vec load(const T* p) {
   return widen(vld1_u16(reinterpret_cast<const uint16_t*>(p)), T{});
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p, int n) {
-  return widen(load_halves(p, n), T{});
-}
+template <class T> RETRO_INLINE Vec load(const T* p, int n) { return widen(load_halves(p, n), T{}); }
 
 RETRO_INLINE uint16x4_t narrow(Vec x, fp16) { return vreinterpret_u16_f16(vcvt_f16_f32(x)); }
 RETRO_INLINE uint32x4_t rounded_bf16(Vec x) {  // the bf16 in the low half of each lane
@@ -60,18 +58,16 @@ RETRO_INLINE uint16x4_t narrow(Vec x, bf16) { return vmovn_u32(rounded_bf16(x));
 
 RETRO_INLINE void store(float* p, Vec x) { vst1q_f32(p, x); }
 RETRO_INLINE void store(float* p, Vec x, int n) {
-  if (n >= LANES) return store(p, x);
+  if (n >= LANES)
+    return store(p, x);
   float buffer[LANES];
   vst1q_f32(buffer, x);
   std::memcpy(p, buffer, bytes_of(n, 4));
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x) {
-  vst1_u16(reinterpret_cast<uint16_t*>(p), narrow(x, T{}));
-}
-template <class T>
-RETRO_INLINE void store(T* p, Vec x, int n) {
-  if (n >= LANES) return store(p, x);
+template <class T> RETRO_INLINE void store(T* p, Vec x) { vst1_u16(reinterpret_cast<uint16_t*>(p), narrow(x, T{})); }
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) {
+  if (n >= LANES)
+    return store(p, x);
   uint16_t buffer[LANES];
   vst1_u16(buffer, narrow(x, T{}));
   std::memcpy(p, buffer, bytes_of(n, 2));

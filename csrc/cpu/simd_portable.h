@@ -18,25 +18,24 @@ RETRO_INLINE Vec load(const float* p) {
   std::memcpy(&x, p, sizeof x);
   return x;
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p) {
+template <class T> RETRO_INLINE Vec load(const T* p) {
   return Vec{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p, int n) {
+template <class T> RETRO_INLINE Vec load(const T* p, int n) {
   Vec x{};
-  for (int i = 0; i < LANES && i < n; ++i) x[i] = to_float(p[i]);
+  for (int i = 0; i < LANES && i < n; ++i)
+    x[i] = to_float(p[i]);
   return x;
 }
 
 RETRO_INLINE void store(float* p, Vec x) { std::memcpy(p, &x, sizeof x); }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x) {
-  for (int i = 0; i < LANES; ++i) from_float(x[i], p + i);
+template <class T> RETRO_INLINE void store(T* p, Vec x) {
+  for (int i = 0; i < LANES; ++i)
+    from_float(x[i], p + i);
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x, int n) {
-  for (int i = 0; i < LANES && i < n; ++i) from_float(x[i], p + i);
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) {
+  for (int i = 0; i < LANES && i < n; ++i)
+    from_float(x[i], p + i);
 }
 
 RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return a * b + c; }
@@ -82,7 +81,8 @@ RETRO_INLINE void store(uint32_t* p, Pairs x) { std::memcpy(p, &x, sizeof x); }
 RETRO_INLINE Pairs broadcast(uint32_t two) { return Pairs{two, two, two, two}; }
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd, int n = LANES) {
   Pairs x{};
-  for (int i = 0; i < LANES && i < n; ++i) x[i] = even[i].bits | static_cast<uint32_t>(odd[i].bits) << 16;
+  for (int i = 0; i < LANES && i < n; ++i)
+    x[i] = even[i].bits | static_cast<uint32_t>(odd[i].bits) << 16;
   return x;
 }
 RETRO_INLINE Pairs to_pairs(Vec even, Vec odd) {
@@ -97,7 +97,8 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) { return fma(even_of(a), even_of
 
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   const Vec a = x[0], b = x[1], c = x[2], d = x[3];
-  for (int i = 0; i < LANES; ++i) x[i] = Vec{a[i], b[i], c[i], d[i]};
+  for (int i = 0; i < LANES; ++i)
+    x[i] = Vec{a[i], b[i], c[i], d[i]};
 }
 
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {

@@ -31,14 +31,8 @@ RETRO_INLINE Vec load(const bf16* p, Predicate lanes) {
 RETRO_INLINE Vec load(const fp16* p, Predicate lanes) {
   return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(load_halves(p, lanes)));
 }
-template <class T>
-RETRO_INLINE Vec load(const T* p) {
-  return load(p, all());
-}
-template <class T>
-RETRO_INLINE Vec load(const T* p, int n) {
-  return load(p, lanes_below(n));
-}
+template <class T> RETRO_INLINE Vec load(const T* p) { return load(p, all()); }
+template <class T> RETRO_INLINE Vec load(const T* p, int n) { return load(p, lanes_below(n)); }
 
 RETRO_INLINE void store(float* p, Vec x, Predicate lanes) { svst1_f32(lanes, p, x); }
 RETRO_INLINE void store(bf16* p, Vec x, Predicate lanes) {
@@ -47,14 +41,8 @@ RETRO_INLINE void store(bf16* p, Vec x, Predicate lanes) {
 RETRO_INLINE void store(fp16* p, Vec x, Predicate lanes) {
   svst1h_u32(lanes, reinterpret_cast<uint16_t*>(p), svreinterpret_u32_f16(svcvt_f16_f32_x(all(), x)));
 }
-template <class T>
-RETRO_INLINE void store(T* p, Vec x) {
-  store(p, x, all());
-}
-template <class T>
-RETRO_INLINE void store(T* p, Vec x, int n) {
-  store(p, x, lanes_below(n));
-}
+template <class T> RETRO_INLINE void store(T* p, Vec x) { store(p, x, all()); }
+template <class T> RETRO_INLINE void store(T* p, Vec x, int n) { store(p, x, lanes_below(n)); }
 
 RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return svmla_f32_x(all(), c, a, b); }
 RETRO_INLINE Mask gt(Vec a, Vec b) { return {svcmpgt_f32(all(), a, b)}; }
@@ -104,7 +92,8 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
       y[2 * i + 1] = svzip2_f32(x[i], x[i + LANES / 2]);
     }
 #pragma GCC unroll 8
-    for (int i = 0; i < LANES; ++i) x[i] = y[i];
+    for (int i = 0; i < LANES; ++i)
+      x[i] = y[i];
   }
 }
 

@@ -9,8 +9,10 @@ namespace retro::RETRO_ISA {
 // Rows [row, row + rows) and pairs [k, k + pairs) of A, in place or in `copy`.
 RETRO_INLINE TileOperand tile_of(const RowMajor<uint32_t>& a, int row, int rows, int k, int pairs, uint32_t* copy) {
   const uint32_t* from = a.data + row * a.lda + k;
-  if (rows == TILE && pairs == TILE) return {from, a.lda * int64_t{sizeof(*from)}};
-  for (int r = 0; r < TILE; ++r) copy_row(from + (r < rows ? r : 0) * a.lda, r < rows ? pairs : 0, copy + r * TILE);
+  if (rows == TILE && pairs == TILE)
+    return {from, a.lda * int64_t{sizeof(*from)}};
+  for (int r = 0; r < TILE; ++r)
+    copy_row(from + (r < rows ? r : 0) * a.lda, r < rows ? pairs : 0, copy + r * TILE);
   return {copy, ROW_BYTES};
 }
 template <class T>
@@ -28,14 +30,17 @@ RETRO_INLINE TileOperand tile_of(const ColumnMajor<uint32_t>& a, int row, int ro
     x[i] = _mm512_maskz_loadu_ps(i < pairs ? first(rows) : Mask(0), a.data + (k + (i < pairs ? i : 0)) * a.lda + row);
   transpose(x);
 #pragma GCC unroll 16
-  for (int r = 0; r < TILE; ++r) store(reinterpret_cast<float*>(copy + r * TILE), x[r]);
+  for (int r = 0; r < TILE; ++r)
+    store(reinterpret_cast<float*>(copy + r * TILE), x[r]);
   return {copy, ROW_BYTES};
 }
 
 RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, int column, uint32_t* copy) {
   const uint32_t* from = b.data + k * b.ldb + column;
-  if (pairs == TILE) return {from, b.ldb * int64_t{sizeof(*from)}};
-  for (int i = 0; i < TILE; ++i) copy_row(from + (i < pairs ? i : 0) * b.ldb, i < pairs ? TILE : 0, copy + i * TILE);
+  if (pairs == TILE)
+    return {from, b.ldb * int64_t{sizeof(*from)}};
+  for (int i = 0; i < TILE; ++i)
+    copy_row(from + (i < pairs ? i : 0) * b.ldb, i < pairs ? TILE : 0, copy + i * TILE);
   return {copy, ROW_BYTES};
 }
 
@@ -64,15 +69,17 @@ __attribute__((noinline)) void tile_panel(int m, int kc, const A& a, const Packe
     }
     each_sum<NR>([&](auto v) { store_tile<v>(sums + v * LANES, NR * LANES); });
     int r = 0;
-    for (; r + 4 <= rows; r += 4) hand_over<4, NR>(sums, r, row, column, epilogue);
-    for (; r < rows; ++r) hand_over<1, NR>(sums, r, row, column, epilogue);
+    for (; r + 4 <= rows; r += 4)
+      hand_over<4, NR>(sums, r, row, column, epilogue);
+    for (; r < rows; ++r)
+      hand_over<1, NR>(sums, r, row, column, epilogue);
   }
 }
 
-template <class T>
-RETRO_INLINE PackedB<uint32_t> packed(const UnpackedB<T, uint32_t>& b, int vectors, int kc) {
+template <class T> RETRO_INLINE PackedB<uint32_t> packed(const UnpackedB<T, uint32_t>& b, int vectors, int kc) {
   for (int k = 0; k < kc; ++k)
-    for (int v = 0; v < vectors; ++v) b.row(k, v * LANES);
+    for (int v = 0; v < vectors; ++v)
+      b.row(k, v * LANES);
   return b.packed();
 }
 RETRO_INLINE PackedB<uint32_t> packed(const PackedB<uint32_t>& b, int, int) { return b; }
@@ -81,10 +88,14 @@ template <class A, class B, class Epilogue>
 void tile_gemm(int m, int vectors, int kc, const A& a, const B& whole, Epilogue& epilogue) {
   const PackedB<uint32_t> b = packed(whole, vectors, kc);
   int v = 0;
-  for (; v + 4 <= vectors; v += 4) tile_panel<4>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 3) return tile_panel<3>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 2) return tile_panel<2>(m, kc, a, b, v * LANES, epilogue);
-  if (vectors - v == 1) tile_panel<1>(m, kc, a, b, v * LANES, epilogue);
+  for (; v + 4 <= vectors; v += 4)
+    tile_panel<4>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 3)
+    return tile_panel<3>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 2)
+    return tile_panel<2>(m, kc, a, b, v * LANES, epilogue);
+  if (vectors - v == 1)
+    tile_panel<1>(m, kc, a, b, v * LANES, epilogue);
 }
 
 }  // namespace retro::RETRO_ISA

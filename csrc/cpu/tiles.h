@@ -33,7 +33,8 @@ inline thread_local bool tiles_ready = false;  // in a TileScope
 class TileScope {
  public:
   TileScope() {
-    if (tiles_ready || active_isa() != AMX) return;
+    if (tiles_ready || active_isa() != AMX)
+      return;
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
       uint16_t bytes[16] = {};  // of a row, register by register
@@ -44,7 +45,8 @@ class TileScope {
     mine_ = tiles_ready = true;
   }
   ~TileScope() {
-    if (!mine_) return;
+    if (!mine_)
+      return;
     asm volatile("tilerelease");
     tiles_ready = false;
   }
@@ -59,27 +61,21 @@ struct TileOperand {
   int64_t stride;  // bytes
 };
 
-template <int REGISTER>
-RETRO_INLINE void load_tile(TileOperand x) {
+template <int REGISTER> RETRO_INLINE void load_tile(TileOperand x) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(x.data), "r"(x.stride), "i"(REGISTER) : "memory");
 }
-template <int REGISTER>
-RETRO_INLINE void store_tile(float* to, int64_t ld) {
+template <int REGISTER> RETRO_INLINE void store_tile(float* to, int64_t ld) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(ld * int64_t{4}), "i"(REGISTER) : "memory");
 }
-template <int REGISTER>
-RETRO_INLINE void clear_tile() {
-  asm volatile("tilezero %%tmm%c0" ::"i"(REGISTER));
-}
-template <int REGISTER>
-RETRO_INLINE void multiply_tiles() {
+template <int REGISTER> RETRO_INLINE void clear_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(REGISTER)); }
+template <int REGISTER> RETRO_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(TILE_B), "i"(TILE_A), "i"(REGISTER));
 }
 
 // Calls f(i) with the constants i = 0..COUNT-1, as numbers of registers.
-template <int COUNT, class Function>
-RETRO_INLINE void each_sum(Function&& f) {
-  if constexpr (COUNT > 1) each_sum<COUNT - 1>(f);
+template <int COUNT, class Function> RETRO_INLINE void each_sum(Function&& f) {
+  if constexpr (COUNT > 1)
+    each_sum<COUNT - 1>(f);
   f(std::integral_constant<int, COUNT - 1>{});
 }
 

@@ -49,9 +49,11 @@ struct Lists {
   float least() const { return scores[k - 1]; }
   // Inserts behind equal scores, because keys ascend. NaN is never above least().
   bool insert(float score, int64_t index) const {
-    if (!(score > least())) return false;
+    if (!(score > least()))
+      return false;
     int64_t at = k - 1;
-    for (; at > 0 && scores[at - 1] < score; --at) scores[at] = scores[at - 1], indices[at] = indices[at - 1];
+    for (; at > 0 && scores[at - 1] < score; --at)
+      scores[at] = scores[at - 1], indices[at] = indices[at - 1];
     scores[at] = score, indices[at] = index;
     return true;
   }
@@ -64,7 +66,8 @@ struct Plan {
   Plan(const Call& p, int threads) {
     const int64_t all = ceil_div(p.queries, LANES), wanted = threads > 1 ? TASKS_PER_THREAD * threads : 1;
     tiles = std::clamp<int64_t>(GROUP_BYTES / (p.dim * LANES * 4), 1, all);
-    while (tiles > 2 && p.batch * ceil_div(all, tiles) < wanted) --tiles;
+    while (tiles > 2 && p.batch * ceil_div(all, tiles) < wanted)
+      --tiles;
     groups = ceil_div(all, tiles);
     const int64_t lists = p.batch * p.queries * p.k * static_cast<int64_t>(sizeof(float) + sizeof(int64_t));
     ranges = std::min({ceil_div(wanted, p.batch * groups), ceil_div(p.keys, LEAST_KEYS), PARTIAL_BYTES / lists});
@@ -75,8 +78,7 @@ struct Plan {
   int64_t tasks(const Call& p) const { return p.batch * groups * ranges; }
 };
 
-template <class T>
-class Scan {
+template <class T> class Scan {
   using Key = KeyOf<T>;
   static constexpr bool SAME = std::is_same_v<T, Key>;
   const bool in_tiles_ = WIDTH<Key> == 2 && tiles_ready;
@@ -107,14 +109,16 @@ class Scan {
 
   // Prefetches rows [first, last) of batch entry b, which this thread will probably pack next, between the products.
   void expect(int64_t b, int64_t first, int64_t last) {
-    if (p_.query.stride[1] != p_.dim) return;
+    if (p_.query.stride[1] != p_.dim)
+      return;
     soon_ = p_.query.at<const char>(0) + (b * p_.query.stride[0] + first * p_.dim) * int64_t{sizeof(T)};
     soon_end_ = soon_ + (last - first) * p_.dim * int64_t{sizeof(T)};
   }
 
   void run(int64_t begin, int64_t end) {
     lists_.clear(last_ - first_);
-    for (int64_t t = 0; best_ && t < tiles_; ++t) best(t).clear(rows(t));
+    for (int64_t t = 0; best_ && t < tiles_; ++t)
+      best(t).clear(rows(t));
     scan(begin, end);
     for (int64_t t = 0; best_ && t < tiles_; ++t)
       for (int64_t lane = 0; lane < rows(t); ++lane)
@@ -129,10 +133,12 @@ class Scan {
   LaneLists best(int64_t t) const { return {best_ + t * LaneLists::floats(p_.k), p_.k}; }
 
   void scan(int64_t begin, int64_t end) {
-    if (p_.causal) end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift
+    if (p_.causal)
+      end = std::min(end, last_ + p_.shift);  // the last row's limit, inclusive, is last - 1 + shift
     for (int64_t next = begin; next < end;) {
       next = gather(next, end);
-      if (count_ == 0) return;
+      if (count_ == 0)
+        return;
       for (int64_t t = 0; t < tiles_; t += TILES)
         sweep<TILES>(t, static_cast<int>(std::min<int64_t>(TILES, tiles_ - t)));
     }
@@ -150,7 +156,8 @@ class Scan {
         const int64_t at = t * LANES + lane;
         // no score is above the threshold of a lane without a query
         threshold_[at] = lane < count ? -INFINITY : INFINITY, discount_[at] = 0;
-        if (!p_.l2 || lane >= count) continue;
+        if (!p_.l2 || lane >= count)
+          continue;
         const float square = squares(queries + lane * stride, p_.dim);
         discount_[at] = kept_ * square - TINY;
         force_ |= !(square < HUGE_SQUARE);
@@ -165,11 +172,13 @@ class Scan {
       stride = p_.query.stride[1];
       const Key* queries = p_.query.at<const Key>(b_, first);
       const bool words = reinterpret_cast<uintptr_t>(queries) % sizeof(uint32_t) == 0;
-      if (words && p_.dim % WIDTH<Key> == 0 && stride % WIDTH<Key> == 0) return queries;
+      if (words && p_.dim % WIDTH<Key> == 0 && stride % WIDTH<Key> == 0)
+        return queries;
     }
     stride = stride_;
     for (int64_t row = first; row < first + rows(t); ++row) {
-      if (row + 1 < last_) prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * int64_t{sizeof(T)});
+      if (row + 1 < last_)
+        prefetch_row(p_.query.at<const T>(b_, row + 1), p_.dim * int64_t{sizeof(T)});
       convert_row(p_.query.at<const T>(b_, row), copy_ + (row - first) * stride_, p_.dim);
     }
     return copy_;
@@ -180,8 +189,10 @@ class Scan {
     count_ = 0;
     int64_t j = begin;
     for (; j < end && count_ < keys_; ++j)
-      if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j)) index_[count_++] = j;
-    if (count_ == 0) return end;
+      if (!p_.key_mask || *p_.key_mask.at<const bool>(entry(p_.key_mask, b_), j))
+        index_[count_++] = j;
+    if (count_ == 0)
+      return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
     tile_.rows = copy_, tile_.stride = stride_;
@@ -205,7 +216,8 @@ class Scan {
     tile_.force = p_.l2 && force_;
     for (int i = 0; i < keys_; ++i) {
       norm_[i] = i < count_ ? 0 : INFINITY;  // a row of the tile without a key is never chosen
-      if (!p_.l2 || i >= count_) continue;
+      if (!p_.l2 || i >= count_)
+        continue;
       const float square = squares(tile_.rows + i * tile_.stride, p_.dim);
       norm_[i] = kept_ * square;
       tile_.force |= !(square < HUGE_SQUARE);
@@ -218,22 +230,23 @@ class Scan {
   }
 
   // Query tiles [t, t + count), MQ at most.
-  template <int MQ>
-  void sweep(int64_t t, int count) {
+  template <int MQ> void sweep(int64_t t, int count) {
     if constexpr (MQ > 1)
-      if (count < MQ) return sweep<MQ - 1>(t, count);
+      if (count < MQ)
+        return sweep<MQ - 1>(t, count);
     for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += part_) {
       int blind = 0;  // number of leading tiles that see none of these keys
-      while (index_[from] >= limit(t + blind)) ++blind;
+      while (index_[from] >= limit(t + blind))
+        ++blind;
       part<MQ>(t, blind, from);
     }
   }
 
   // Query tiles [t + blind, t + MQ) and the keys of the part that begins at `from`.
-  template <int MQ>
-  void part(int64_t t, int blind, int from) {
+  template <int MQ> void part(int64_t t, int blind, int from) {
     if constexpr (MQ > 1)
-      if (blind) return part<MQ - 1>(t + 1, blind - 1, from);
+      if (blind)
+        return part<MQ - 1>(t + 1, blind - 1, from);
     alignas(LINE) float out[MQ * MOST_PART * LANES];
     const int64_t q_tile = LANES * words_;
     Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
@@ -245,7 +258,8 @@ class Scan {
     }
     const uint32_t hits = score<Key, MQ>(packed_ + t * q_tile, q_tile, keys, p_.dim, threshold_ + t * LANES, out);
     for (int m = 0; m < MQ; ++m)
-      if (hits >> m & 1) consider(t + m, from, std::min(part_, count_ - from), out + m * part_ * LANES);
+      if (hits >> m & 1)
+        consider(t + m, from, std::min(part_, count_ - from), out + m * part_ * LANES);
   }
 
   __attribute__((noinline)) void consider(int64_t t, int from, int keys, const float* scores) {
@@ -256,7 +270,8 @@ class Scan {
       const Mask above = gt(s, load(threshold));
       uint32_t hits = (tile_.force ? ~0u : bits(above)) & valid;
       const int64_t key = index_[from + j];
-      if (best_ && hits) offer_all(t, key, above, hits, scores + j * LANES);
+      if (best_ && hits)
+        offer_all(t, key, above, hits, scores + j * LANES);
       for (; !best_ && hits; hits &= hits - 1) {
         const int lane = __builtin_ctz(hits);
         const int64_t r = t * LANES + lane, row = first_ + r;
@@ -268,7 +283,8 @@ class Scan {
   }
 
   bool candidate(int64_t row, int64_t key) const {
-    if (p_.causal && key > row + p_.shift) return false;
+    if (p_.causal && key > row + p_.shift)
+      return false;
     return !p_.query_doc || integer(p_.query_doc, b_, row) != integer(p_.key_doc, b_, key);
   }
   float exact(int64_t row, int64_t key, float score) const {
@@ -284,7 +300,8 @@ class Scan {
       store(some, broadcast(-INFINITY));
       for (; hits; hits &= hits - 1) {
         const int lane = __builtin_ctz(hits);
-        if (candidate(row + lane, key)) some[lane] = exact(row + lane, key, scores[lane]);
+        if (candidate(row + lane, key))
+          some[lane] = exact(row + lane, key, scores[lane]);
       }
       offered = load(some);
     } else if (const int64_t unseen = p_.causal ? key - row - p_.shift : 0; unseen > 0) {
@@ -315,8 +332,7 @@ class Scan {
   float norm_[MOST_KEYS];
 };
 
-template <class T>
-void forward(const Call& p, const Lists& out, int threads) {
+template <class T> void forward(const Call& p, const Lists& out, int threads) {
   const Plan plan(p, threads);
   const int64_t rows = p.batch * p.queries;
   std::vector<float> scores(plan.ranges > 1 ? plan.ranges * rows * p.k : 0);
@@ -342,12 +358,14 @@ void forward(const Call& p, const Lists& out, int threads) {
     }
     scan.run(begin, std::min(p.keys, begin + plan.range));
   });
-  if (plan.ranges == 1) return;
+  if (plan.ranges == 1)
+    return;
   parallel_for(rows, threads, [&](int64_t r) {  // merge the ranges in the order of the keys
     const Lists to = out.row(r);
     to.clear(1);
     for (int64_t at = r; at < plan.ranges * rows; at += rows)
-      for (int64_t i = 0; i < p.k && to.insert(partial.row(at).scores[i], partial.row(at).indices[i]);) ++i;
+      for (int64_t i = 0; i < p.k && to.insert(partial.row(at).scores[i], partial.row(at).indices[i]);)
+        ++i;
   });
 }
 

@@ -17,15 +17,13 @@ constexpr int64_t TASK_ROWS = 16;
 constexpr int COLUMNS = 4;  // vectors of a row held in registers
 
 // A slot is an index into `indices` [B,Q,k]. A row of a tensor [B,N,D] is counted over its batch entries.
-template <class T>
-struct Backward {
+template <class T> struct Backward {
   const View &query, &key, &indices, &dscores;
   bool l2;
   int threads;
   int64_t k = indices.size[2], slots = query.size[0] * query.size[1] * k;
 
-  template <class Element>
-  static Element* row(const View& of, int64_t r) {
+  template <class Element> static Element* row(const View& of, int64_t r) {
     return of.at<Element>(r / of.size[1], r % of.size[1]);
   }
   // The row of `key` of a slot, or -1.
@@ -42,15 +40,19 @@ struct Backward {
     const auto columns = [&](int64_t r, const T* base, T* into, auto many, int64_t d, auto... n) {
       constexpr int COUNT = many;
       Vec sum[COUNT], origin[COUNT];
-      for (int c = 0; c < COUNT; ++c) sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES, n...) : zero();
+      for (int c = 0; c < COUNT; ++c)
+        sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES, n...) : zero();
       for (int64_t i = begin(r); i < begin(r + 1); ++i) {
         const int64_t slot = slot_at(i);
         const T* from = other(slot);
-        if (!from) continue;
+        if (!from)
+          continue;
         const Vec w = broadcast((l2 ? 2.f : 1.f) * row<const float>(dscores, slot / k)[slot % k]);
-        for (int c = 0; c < COUNT; ++c) sum[c] = fma(w, load(from + d + c * LANES, n...) - origin[c], sum[c]);
+        for (int c = 0; c < COUNT; ++c)
+          sum[c] = fma(w, load(from + d + c * LANES, n...) - origin[c], sum[c]);
       }
-      for (int c = 0; c < COUNT; ++c) store(into + d + c * LANES, sum[c], n...);
+      for (int c = 0; c < COUNT; ++c)
+        store(into + d + c * LANES, sum[c], n...);
     };
     parallel_for(ceil_div(rows, TASK_ROWS), threads, [&](int64_t task) {
       for (int64_t r = task * TASK_ROWS; r < std::min(rows, (task + 1) * TASK_ROWS); ++r) {
@@ -59,8 +61,10 @@ struct Backward {
         const std::integral_constant<int, COLUMNS> many;
         const std::integral_constant<int, 1> one;
         int64_t d = 0;
-        for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES) columns(r, base, into, many, d);
-        for (; d < dim; d += LANES) columns(r, base, into, one, d, static_cast<int>(dim - d));
+        for (; d + COLUMNS * LANES <= dim; d += COLUMNS * LANES)
+          columns(r, base, into, many, d);
+        for (; d < dim; d += LANES)
+          columns(r, base, into, one, d, static_cast<int>(dim - d));
       }
     });
   }
@@ -76,11 +80,14 @@ struct Backward {
   void of_key(const View& dkey) const {
     std::vector<int64_t> begin(key.size[0] * key.size[1] + 1), sorted(slots);
     for (int64_t s = 0; s < slots; ++s)
-      if (const int64_t r = key_of(s); r >= 0) ++begin[r];
+      if (const int64_t r = key_of(s); r >= 0)
+        ++begin[r];
     int64_t total = 0;
-    for (int64_t& count : begin) total += count, count = total;  // the end of each row's slots ...
+    for (int64_t& count : begin)
+      total += count, count = total;  // the end of each row's slots ...
     for (int64_t s = slots - 1; s >= 0; --s)
-      if (const int64_t r = key_of(s); r >= 0) sorted[--begin[r]] = s;  // ... is moved down to their begin
+      if (const int64_t r = key_of(s); r >= 0)
+        sorted[--begin[r]] = s;  // ... is moved down to their begin
     write(
         key, dkey, [&](int64_t r) { return begin[r]; }, [&](int64_t i) { return sorted[i]; },
         [&](int64_t slot) { return row<const T>(query, slot / k); });
@@ -104,8 +111,10 @@ void topk_chunks_backward(const View& query, const View& key, const View& indice
   check_indices(indices, key.size[1]);
   by_type(query.type, [&](auto t) {
     const Backward<decltype(t)> gradient{query, key, indices, dscores, l2, threads};
-    if (dquery) gradient.of_query(dquery);
-    if (dkey) gradient.of_key(dkey);
+    if (dquery)
+      gradient.of_query(dquery);
+    if (dkey)
+      gradient.of_key(dkey);
   });
 }
 

@@ -21,27 +21,21 @@ constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahe
 constexpr int64_t KEYS_AHEAD = 48 << 10;
 
 // Key: type in which keys of storage type T are multiplied. bf16: in pairs, without widening.
-template <class T>
-using KeyOf = std::conditional_t<MULTIPLIES_PAIRS && std::is_same_v<T, bf16>, bf16, float>;
+template <class T> using KeyOf = std::conditional_t<MULTIPLIES_PAIRS && std::is_same_v<T, bf16>, bf16, float>;
 // A step is one 32-bit word of a row: a float, or two bf16.
-template <class Key>
-using Word = std::conditional_t<std::is_same_v<Key, bf16>, uint32_t, float>;
-template <class Key>
-constexpr int WIDTH = sizeof(Word<Key>) / sizeof(Key);
+template <class Key> using Word = std::conditional_t<std::is_same_v<Key, bf16>, uint32_t, float>;
+template <class Key> constexpr int WIDTH = sizeof(Word<Key>) / sizeof(Key);
 
-template <class Key>
-RETRO_INLINE auto query_lanes(const uint32_t* packed) {
+template <class Key> RETRO_INLINE auto query_lanes(const uint32_t* packed) {
   return load(reinterpret_cast<const Word<Key>*>(packed));
 }
-template <class Key>
-RETRO_INLINE auto key_of(const Key* row, int64_t step) {
+template <class Key> RETRO_INLINE auto key_of(const Key* row, int64_t step) {
   Word<Key> word;
   std::memcpy(&word, row + step * WIDTH<Key>, sizeof word);
   return broadcast(word);
 }
 
-template <class Key>
-struct Tile {
+template <class Key> struct Tile {
   const Key* rows;
   int64_t stride;         // elements
   const char* ahead;      // memory to prefetch, or null
@@ -71,11 +65,13 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
       for (int u = 0; u < UNROLL; ++u) {
         const auto k = key_of(key + j * stride, s + u);
 #pragma GCC unroll 4
-        for (int m = 0; m < MQ; ++m) acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
+        for (int m = 0; m < MQ; ++m)
+          acc[m][j] = fma(lanes[m][u], k, acc[m][j]);
       }
     if (ahead) {
 #pragma GCC unroll 8
-      for (int i = 0; i < LINES; ++i) __builtin_prefetch(ahead + i * LINE, 0, 3);
+      for (int i = 0; i < LINES; ++i)
+        __builtin_prefetch(ahead + i * LINE, 0, 3);
       ahead += LINES * LINE;
     }
   }
@@ -89,7 +85,8 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
 // TILE keys from word s on: in place, or in `copy` if the rows end before the tile does.
 RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim, uint32_t* copy) {
   const int64_t left = dim - 2 * s;
-  if (left >= 2 * TILE) return {tile.rows + 2 * s, tile.stride * int64_t{sizeof(bf16)}};
+  if (left >= 2 * TILE)
+    return {tile.rows + 2 * s, tile.stride * int64_t{sizeof(bf16)}};
   for (int r = 0; r < TILE; ++r)
     _mm512_store_si512(copy + r * TILE, _mm512_maskz_loadu_epi16(~__mmask32{0} >> (2 * TILE - left),
                                                                  tile.rows + r * tile.stride + 2 * s));
@@ -98,8 +95,10 @@ RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim
 
 // The same of a query tile, of which `words` words are left.
 RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_t* copy) {
-  if (words >= TILE) return {from, ROW_BYTES};
-  for (int i = 0; i < TILE; ++i) copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
+  if (words >= TILE)
+    return {from, ROW_BYTES};
+  for (int i = 0; i < TILE; ++i)
+    copy_row(from + (i < words ? i : 0) * TILE, i < words ? TILE : 0, copy + i * TILE);
   return {copy, ROW_BYTES};
 }
 
@@ -117,11 +116,13 @@ RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Til
       each_sum<MQ>([&](auto m) {
         load_tile<TILE_B>(query_tile(q + s * LANES + m * q_tile, (dim + 1) / 2 - s, query_copy)), multiply_tiles<m>();
       });
-      for (int i = 0; ahead && i < TILE; ++i, ahead += LINE) __builtin_prefetch(ahead, 0, 3);
+      for (int i = 0; ahead && i < TILE; ++i, ahead += LINE)
+        __builtin_prefetch(ahead, 0, 3);
     }
     float* to = begin ? sums : out;
     each_sum<MQ>([&](auto m) { store_tile<m>(to + m * TILE_PART * LANES, LANES); });
-    for (int i = 0; begin && i < MQ * TILE_PART * LANES; i += LANES) store(out + i, load(out + i) + load(sums + i));
+    for (int i = 0; begin && i < MQ * TILE_PART * LANES; i += LANES)
+      store(out + i, load(out + i) + load(sums + i));
   }
 }
 #endif
@@ -135,8 +136,10 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
   for (int m = 0; m < MQ; ++m) {
     Vec best = broadcast(-INFINITY);
 #pragma GCC unroll 24
-    for (int j = 0; j < NK; ++j) best = max(score(m, j) - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
-    if (tile.force || bits(gt(best, load(threshold + m * LANES)))) hits |= 1u << m;
+    for (int j = 0; j < NK; ++j)
+      best = max(score(m, j) - broadcast(tile.discount[j]), best);  // max(NaN, x) is x
+    if (tile.force || bits(gt(best, load(threshold + m * LANES))))
+      hits |= 1u << m;
   }
   return hits;
 }
@@ -175,10 +178,12 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
         const Pairs k = broadcast(uint32_t{tile.rows[j * tile.stride + dim - 1].bits});
         acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + steps * LANES), k, acc[m][j]);
       });
-  if (s > 0) unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
+  if (s > 0)
+    unrolled<MQ, NK>([&](int m, int j) { acc[m][j] = acc[m][j] + load(out + (m * NK + j) * LANES); });
   const uint32_t hits = hits_of<MQ, NK>(tile, threshold, [&](int m, int j) { return acc[m][j]; });
   unrolled<MQ, NK>([&](int m, int j) {
-    if (hits >> m & 1) store(out + (m * NK + j) * LANES, acc[m][j]);
+    if (hits >> m & 1)
+      store(out + (m * NK + j) * LANES, acc[m][j]);
   });
   return hits;
 }
@@ -220,35 +225,32 @@ struct LaneLists {
 // A row that is multiplied in pairs: the last element of an odd number gets a zero as its partner.
 inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   std::memcpy(to, from, 2 * static_cast<size_t>(dim));
-  if (dim % 2) to[dim].bits = 0;
+  if (dim % 2)
+    to[dim].bits = 0;
 }
 
 // Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
-template <class Term>
-RETRO_INLINE float reduce(int64_t dim, Term&& term) {
+template <class Term> RETRO_INLINE float reduce(int64_t dim, Term&& term) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;
   for (; i + 4 * LANES <= dim; i += 4 * LANES)
-    for (int u = 0; u < 4; ++u) sum[u] = term(i + u * LANES, LANES, sum[u]);
-  for (; i < dim; i += LANES) sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
+    for (int u = 0; u < 4; ++u)
+      sum[u] = term(i + u * LANES, LANES, sum[u]);
+  for (; i < dim; i += LANES)
+    sum[0] = term(i, static_cast<int>(dim - i < LANES ? dim - i : LANES), sum[0]);
   return retro::RETRO_ISA::sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
 }
 
-template <class T>
-RETRO_INLINE Vec some(const T* p, int n) {
-  return n == LANES ? load(p) : load(p, n);
-}
+template <class T> RETRO_INLINE Vec some(const T* p, int n) { return n == LANES ? load(p) : load(p, n); }
 
-template <class T>
-inline float squares(const T* row, int64_t dim) {
+template <class T> inline float squares(const T* row, int64_t dim) {
   return reduce(dim, [=](int64_t i, int n, Vec sum) {
     const Vec x = some(row + i, n);
     return fma(x, x, sum);
   });
 }
 
-template <class T>
-inline float squared_distance(const T* a, const T* b, int64_t dim) {
+template <class T> inline float squared_distance(const T* a, const T* b, int64_t dim) {
   return reduce(dim, [=](int64_t i, int n, Vec sum) {
     const Vec x = some(a + i, n) - some(b + i, n);
     return fma(x, x, sum);

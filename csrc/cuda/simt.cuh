@@ -33,8 +33,7 @@ __device__ __forceinline__ void cp_async16(void* shared, const void* global, boo
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the latest `PENDING` groups of this thread have arrived.
-template <int PENDING>
-__device__ __forceinline__ void cp_async_wait() {
+template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
@@ -116,8 +115,7 @@ __device__ __forceinline__ void wgmma_wait() {
 #endif
 
 // c[64x256] += a[64x16] b[256x16]^T for the warpgroup, both in shared memory with D contiguous.
-template <bool BF16>
-__device__ __forceinline__ void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
+template <bool BF16> __device__ __forceinline__ void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
 #ifdef RETRO_WGMMA
   if constexpr (BF16) {
     asm volatile(RETRO_WGMMA_TEXT("bf16") : RETRO_SUMS : "l"(a), "l"(b));
@@ -146,8 +144,7 @@ __device__ __forceinline__ int64_t shuffle(int64_t value, int lane) {
 namespace simt {
 
 // Two 16-bit elements of one word, widened.
-template <bool BF16>
-__device__ __forceinline__ void widen(uint32_t word, float& low, float& high) {
+template <bool BF16> __device__ __forceinline__ void widen(uint32_t word, float& low, float& high) {
   if constexpr (BF16) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);

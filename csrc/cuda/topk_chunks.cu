@@ -24,8 +24,7 @@ constexpr int CHUNKS = TILE_S / CHUNK;
 constexpr int PENDING = 48;  // length of a row's pending list; a chunk adds up to 16
 constexpr int STAGED_PITCH = CHUNK + 1;
 
-template <class Mma>
-struct Shared {
+template <class Mma> struct Shared {
   unsigned char stage[Mma::STAGES][(TILE_Q + TILE_S) * Mma::STEP_D * 2];  // queries, then keys
   int64_t pending[TILE_Q][PENDING];
   float staged[TILE_Q][STAGED_PITCH];
@@ -70,9 +69,12 @@ __device__ __forceinline__ int64_t document(const void* docs, int bytes, int64_t
 }
 
 __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, const Work& work, int q, int s) {
-  if (q >= call.Q || s >= work.end_key) return false;
-  if (call.causal && s > q + call.causal_shift) return false;
-  if (call.key_mask && !call.key_mask[work.batch * call.stride_mb + s * call.stride_ms]) return false;
+  if (q >= call.Q || s >= work.end_key)
+    return false;
+  if (call.causal && s > q + call.causal_shift)
+    return false;
+  if (call.key_mask && !call.key_mask[work.batch * call.stride_mb + s * call.stride_ms])
+    return false;
   if (call.query_doc) {
     const int64_t mine =
         document(call.query_doc, call.query_doc_bytes, work.batch * call.stride_qdb + q * call.stride_qdn);
@@ -103,8 +105,7 @@ __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const 
 }
 
 // Sum of squares of key row `threadIdx.x` in this stage.
-template <class Mma>
-__device__ __forceinline__ float stage_square(const unsigned char* stage) {
+template <class Mma> __device__ __forceinline__ float stage_square(const unsigned char* stage) {
   float total = 0.0f;
 #pragma unroll
   for (int piece = 0; piece < Mma::STEP_D / 8; ++piece) {
@@ -135,8 +136,10 @@ __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const
       total += low * low;
       total += high * high;
     }
-    for (int lanes = WARP / 2; lanes > 0; lanes /= 2) total += simt::shuffle_xor(total, lanes);
-    if (lane == 0) shared.query_norm[row] = total;
+    for (int lanes = WARP / 2; lanes > 0; lanes /= 2)
+      total += simt::shuffle_xor(total, lanes);
+    if (lane == 0)
+      shared.query_norm[row] = total;
   }
 }
 
@@ -161,7 +164,8 @@ __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& s
   });
   unsigned any = 0;
 #pragma unroll
-  for (int c = 0; c < Mma::FRAGMENTS_N / 2; ++c) any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
+  for (int c = 0; c < Mma::FRAGMENTS_N / 2; ++c)
+    any |= simt::ballot(chunks >> c & 1) ? 1u << c : 0u;
   return any;
 }
 
@@ -170,7 +174,8 @@ template <class Mma>
 __device__ __forceinline__ void stage_chunk(const typename Mma::Sums& sums, Shared<Mma>& shared, int c, int warp,
                                             int lane) {
   each_sum<Mma>([&](int m, int n, int i) {
-    if (n / 2 == c) shared.staged[fragment_row<Mma>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
+    if (n / 2 == c)
+      shared.staged[fragment_row<Mma>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
   });
 }
 
@@ -202,18 +207,22 @@ __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, cons
   for (int i = 0; i < ROWS_PER_WARP; i += 2) {
     const int pair = warp * ROWS_PER_WARP + i, row = pair + half;
     const float score = shared.staged[row][column];
-    if (!simt::ballot(score > shared.limit[row])) continue;
+    if (!simt::ballot(score > shared.limit[row]))
+      continue;
 #pragma unroll 1
     for (int r = pair; r < pair + 2; ++r) {
-      if (shared.count[r] > PENDING - CHUNK) flush<Mma, PER_LANE>(call, work, shared, r, lane);
+      if (shared.count[r] > PENDING - CHUNK)
+        flush<Mma, PER_LANE>(call, work, shared, r, lane);
     }
     const bool enters =
         score > shared.limit[row] && is_candidate(call, work, work.first_query + row, first_key + column);
     const unsigned mine = simt::ballot(enters) >> (half * CHUNK) & ((1u << CHUNK) - 1);
     const int count = shared.count[row];
-    if (enters) shared.pending[row][count + __popc(mine & ((1u << column) - 1))] = pack(score, first_key + column);
+    if (enters)
+      shared.pending[row][count + __popc(mine & ((1u << column) - 1))] = pack(score, first_key + column);
     __syncwarp();
-    if (column == 0) shared.count[row] = count + __popc(mine);
+    if (column == 0)
+      shared.count[row] = count + __popc(mine);
     __syncwarp();
   }
 }
@@ -223,14 +232,18 @@ __device__ __forceinline__ void take_survivors(const retro::TopkChunks& call, co
                                                const typename Mma::Sums& sums, int first_key, int warp, int lane) {
   constexpr int WARP_CHUNKS = Mma::FRAGMENTS_N / 2;
   const unsigned mine = surviving_chunks<Mma>(sums, shared, warp, lane);
-  if (lane == 0) shared.chunks[warp] = mine;
+  if (lane == 0)
+    shared.chunks[warp] = mine;
   __syncthreads();
   unsigned all = 0;
-  for (int w = 0; w < WARPS; ++w) all |= shared.chunks[w] << (w % Mma::WARPS_N * WARP_CHUNKS);
+  for (int w = 0; w < WARPS; ++w)
+    all |= shared.chunks[w] << (w % Mma::WARPS_N * WARP_CHUNKS);
 #pragma unroll 1  // the sums fill the registers
   for (int c = 0; c < CHUNKS; ++c) {
-    if (!(all >> c & 1)) continue;
-    if (warp % Mma::WARPS_N == c / WARP_CHUNKS) stage_chunk<Mma>(sums, shared, c % WARP_CHUNKS, warp, lane);
+    if (!(all >> c & 1))
+      continue;
+    if (warp % Mma::WARPS_N == c / WARP_CHUNKS)
+      stage_chunk<Mma>(sums, shared, c % WARP_CHUNKS, warp, lane);
     __syncthreads();
     append_chunk<Mma, PER_LANE>(call, work, shared, first_key + c * CHUNK, warp, lane);
     __syncthreads();  // before the next chunk is staged, and before limits are read again
@@ -244,7 +257,8 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     shared.limit[threadIdx.x] = -INFINITY;
     shared.count[threadIdx.x] = shared.have[threadIdx.x] = 0;
   }
-  if (call.l2) query_norms<Mma>(call, work, shared, warp, lane);
+  if (call.l2)
+    query_norms<Mma>(call, work, shared, warp, lane);
   __syncthreads();
 
   const int keys = work.end_key - work.first_key;
@@ -253,13 +267,16 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   int load_key = work.first_key, load_step = 0, load_at = 0;                // keys, step and stage of the next load
   int loaded = 0;
   auto load_next = [&] {
-    if (loaded < total) load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);
+    if (loaded < total)
+      load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);
     simt::cp_async_commit();  // also an empty group past the end, because cp_async_wait counts groups
     ++loaded;
     load_at = (load_at + 1) % Mma::STAGES;
-    if (++load_step == steps) load_step = 0, load_key += TILE_S;
+    if (++load_step == steps)
+      load_step = 0, load_key += TILE_S;
   };
-  for (int i = 0; i < Mma::STAGES - 1; ++i) load_next();
+  for (int i = 0; i < Mma::STAGES - 1; ++i)
+    load_next();
 
   typename Mma::Sums sums;
   each_sum<Mma>([&](int m, int n, int i) { sums[m][n][i] = 0.0f; });
@@ -272,9 +289,11 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     Mma::begin(sums, shared.stage[at], warp);
     load_next();  // while the tensor cores work
     Mma::finish(sums, shared.stage[at], warp, lane);
-    if (call.l2) square += stage_square<Mma>(shared.stage[at]);
+    if (call.l2)
+      square += stage_square<Mma>(shared.stage[at]);
     at = (at + 1) % Mma::STAGES;
-    if (++step < steps) continue;
+    if (++step < steps)
+      continue;
     if (call.l2) {
       shared.key_norm[threadIdx.x] = square;
       __syncthreads();
@@ -321,21 +340,23 @@ __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro
 }
 
 // A warp merges the lists of a row's splits into the k best.
-template <int PER_LANE>
-__global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkChunks call) {
+template <int PER_LANE> __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkChunks call) {
   const int lane = threadIdx.x % WARP;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
-  if (row >= static_cast<int64_t>(call.B) * call.Q) return;  // a whole warp
+  if (row >= static_cast<int64_t>(call.B) * call.Q)
+    return;  // a whole warp
   const int64_t many = static_cast<int64_t>(call.splits) * call.k;
   const int64_t* from = call.partial + row * many;
   int64_t v[PER_LANE];
 #pragma unroll
-  for (int r = 0; r < PER_LANE; ++r) v[r] = NOTHING;
+  for (int r = 0; r < PER_LANE; ++r)
+    v[r] = NOTHING;
   for (int64_t start = 0; start < many; start += WARP * PER_LANE - call.k) {
 #pragma unroll
     for (int r = 0; r < PER_LANE; ++r) {
       const int e = r * WARP + lane;
-      if (e >= call.k) v[r] = start + e - call.k < many ? from[start + e - call.k] : NOTHING;
+      if (e >= call.k)
+        v[r] = start + e - call.k < many ? from[start + e - call.k] : NOTHING;
     }
     sort_descending<PER_LANE>(v, lane);
   }
@@ -355,17 +376,19 @@ __global__ void __launch_bounds__(THREADS) topk_chunks_merge(const retro::TopkCh
 namespace retro {
 namespace {
 
-template <bool BF16, int PER_LANE>
-cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
+template <bool BF16, int PER_LANE> cudaError_t launch(const TopkChunks& call, int blocks, cudaStream_t stream) {
   int device = 0, major = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess)
+    return error;
   const bool hopper = major == 9 && RETRO_CUDA_HOPPER;  // only sm_90a has the wgmma scan; an old nvcc can't compile it
   const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
   auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, PER_LANE> : topk::topk_chunks_scan<BF16, PER_LANE>;
   error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess)
+    return error;
   scan<<<blocks, topk::THREADS, bytes, stream>>>(call);
   const int64_t rows = static_cast<int64_t>(call.B) * call.Q;
   topk::topk_chunks_merge<PER_LANE>

@@ -29,8 +29,7 @@ __device__ __forceinline__ int64_t index_of(int64_t packed) {
 }
 
 // Bitonic sort, descending, of the 32*PER_LANE values of a warp; value e is v[e / 32] of lane e % 32.
-template <int PER_LANE>
-__device__ __forceinline__ void sort_descending(int64_t (&v)[PER_LANE], int lane) {
+template <int PER_LANE> __device__ __forceinline__ void sort_descending(int64_t (&v)[PER_LANE], int lane) {
 #pragma unroll
   for (int size = 2; size <= WARP * PER_LANE; size *= 2) {
 #pragma unroll
@@ -55,12 +54,12 @@ __device__ __forceinline__ void sort_descending(int64_t (&v)[PER_LANE], int lane
 }
 
 // Value e of a warp's 32*PER_LANE, in every lane. e is the same in all lanes.
-template <int PER_LANE>
-__device__ __forceinline__ int64_t element(const int64_t (&v)[PER_LANE], int e) {
+template <int PER_LANE> __device__ __forceinline__ int64_t element(const int64_t (&v)[PER_LANE], int e) {
   int64_t mine = 0;
   // masks, not selects: a chain of selects becomes an array in local memory
 #pragma unroll
-  for (int r = 0; r < PER_LANE; ++r) mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
+  for (int r = 0; r < PER_LANE; ++r)
+    mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
   return simt::shuffle(mine, e % WARP);
 }
 
@@ -74,13 +73,15 @@ __device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int
   for (int r = 0; r < PER_LANE; ++r) {
     const int e = r * WARP + lane;
     v[r] = e < have ? list[e] : NOTHING;
-    if (e >= k && e < k + count) v[r] = extra[e - k];
+    if (e >= k && e < k + count)
+      v[r] = extra[e - k];
   }
   sort_descending<PER_LANE>(v, lane);
 #pragma unroll
   for (int r = 0; r < PER_LANE; ++r) {
     const int e = r * WARP + lane;
-    if (e < k) list[e] = v[r];
+    if (e < k)
+      list[e] = v[r];
   }
   __syncwarp();
   return element<PER_LANE>(v, k - 1);

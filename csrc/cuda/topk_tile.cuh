@@ -15,8 +15,7 @@ constexpr int THREADS = retro::TOPK_CHUNKS_SCAN.threads;
 constexpr int WARPS = THREADS / WARP;
 
 // mma.sync, from sm_80 on: warps 2 x 4, 64x64 each, fragments by ldmatrix.
-template <bool BF16_>
-struct MmaSync {
+template <bool BF16_> struct MmaSync {
   static constexpr bool BF16 = BF16_;
   static constexpr int STEP_D = 32;  // elements of D a stage: rows of 64 bytes
   static constexpr int STAGES = 4;
@@ -40,7 +39,8 @@ struct MmaSync {
     for (int k16 = 0; k16 < STEP_D / 16; ++k16) {
       uint32_t a[FRAGMENTS_M][4], b[FRAGMENTS_N / 2][4];
 #pragma unroll
-      for (int m = 0; m < FRAGMENTS_M; ++m) simt::ldmatrix_x4(a[m], stage + place(row_a + m * 16, k16 * 2 + lane / 16));
+      for (int m = 0; m < FRAGMENTS_M; ++m)
+        simt::ldmatrix_x4(a[m], stage + place(row_a + m * 16, k16 * 2 + lane / 16));
 #pragma unroll
       for (int n = 0; n < FRAGMENTS_N / 2; ++n)
         simt::ldmatrix_x4(b[n], stage + place(row_b + n * 16, k16 * 2 + lane / 8 % 2));
@@ -55,8 +55,7 @@ struct MmaSync {
 };
 
 // wgmma, sm_90a alone: two warpgroups, 64x256 each, both factors straight from shared memory.
-template <bool BF16_>
-struct Wgmma {
+template <bool BF16_> struct Wgmma {
   static constexpr bool BF16 = BF16_;
   static constexpr int STEP_D = 64;  // rows of 128 bytes: one span of the 128-byte swizzle
   static constexpr int STAGES = 3;
@@ -76,7 +75,8 @@ struct Wgmma {
     simt::wgmma_begin();
     // a step of 16 elements is 32 bytes, 2 units of a descriptor
 #pragma unroll
-    for (int k16 = 0; k16 < STEP_D / 16; ++k16) simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);
+    for (int k16 = 0; k16 < STEP_D / 16; ++k16)
+      simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);
     simt::wgmma_commit();
   }
 
@@ -84,21 +84,20 @@ struct Wgmma {
 };
 
 // The row of the tile, and the column of the warp's own, of sum `i` of fragment (m, n).
-template <class Mma>
-__device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
+template <class Mma> __device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
   return warp / Mma::WARPS_N * (Mma::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
 }
 __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
 
 // f(m, n, i) for every sum a thread holds, unrolled: registers have no run-time index.
-template <class Mma, class Function>
-__device__ __forceinline__ void each_sum(Function&& f) {
+template <class Mma, class Function> __device__ __forceinline__ void each_sum(Function&& f) {
 #pragma unroll
   for (int m = 0; m < Mma::FRAGMENTS_M; ++m) {
 #pragma unroll
     for (int n = 0; n < Mma::FRAGMENTS_N; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) f(m, n, i);
+      for (int i = 0; i < 4; ++i)
+        f(m, n, i);
     }
   }
 }

@@ -10,15 +10,16 @@ namespace py = pybind11;
 using namespace retro::text;
 
 // An array of exactly this type, which the caller keeps alive; it must be writable unless T is const.
-template <class T>
-struct pybind11::detail::type_caster<Array<T>> {
+template <class T> struct pybind11::detail::type_caster<Array<T>> {
   PYBIND11_TYPE_CASTER(Array<T>, const_name("numpy.ndarray"));
 
   bool load(handle source, bool) {
     using Numbers = array_t<std::remove_const_t<T>, array::c_style>;
-    if (!Numbers::check_(source)) return false;
+    if (!Numbers::check_(source))
+      return false;
     auto array = reinterpret_borrow<Numbers>(source);
-    if (array.ndim() > 3) return false;
+    if (array.ndim() > 3)
+      return false;
     if constexpr (std::is_const_v<T>)
       value.data = array.data();
     else

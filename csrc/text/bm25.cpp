@@ -15,7 +15,8 @@ class Bm25 {
   Bm25(Tokens chunks, Integers lengths, double k1, double b) : chunks_(chunks.size[0]) {
     std::vector<std::pair<int32_t, int32_t>> at;  // (token, chunk)
     for (int64_t c = 0; c < chunks_; ++c)
-      for (int64_t i = 0; i < lengths.data[c]; ++i) at.emplace_back(chunks.row(c)[i], static_cast<int32_t>(c));
+      for (int64_t i = 0; i < lengths.data[c]; ++i)
+        at.emplace_back(chunks.row(c)[i], static_cast<int32_t>(c));
     const double mean = chunks_ ? static_cast<double>(at.size()) / chunks_ : 1;
     std::sort(at.begin(), at.end());
     double total = 0;
@@ -25,7 +26,8 @@ class Bm25 {
       distinct_.push_back(token), begin_.push_back(postings_.size());
       while (i < at.size() && at[i].first == token) {
         const size_t first = i;
-        while (i < at.size() && at[i] == at[first]) ++i;
+        while (i < at.size() && at[i] == at[first])
+          ++i;
         const double tf = i - first;
         const double norm = k1 * (1 - b + b * lengths.data[at[first].second] / mean);
         postings_.push_back({at[first].second, tf * (k1 + 1) / (tf + norm)});
@@ -37,7 +39,8 @@ class Bm25 {
     begin_.push_back(postings_.size());
     const double least = distinct_.empty() ? 0 : FLOOR * total / distinct_.size();
     for (size_t t = 0; t < distinct_.size(); ++t)
-      for (int64_t p = begin_[t]; p < begin_[t + 1]; ++p) postings_[p].weight *= idf[t] < 0 ? least : idf[t];
+      for (int64_t p = begin_[t]; p < begin_[t + 1]; ++p)
+        postings_[p].weight *= idf[t] < 0 ? least : idf[t];
   }
 
   void score(Span query, float* out) const {
@@ -45,9 +48,11 @@ class Bm25 {
     sums.assign(chunks_, 0);
     for (int64_t i = 0; i < query.size; ++i) {
       const auto found = std::lower_bound(distinct_.begin(), distinct_.end(), query.data[i]);
-      if (found == distinct_.end() || *found != query.data[i]) continue;
+      if (found == distinct_.end() || *found != query.data[i])
+        continue;
       const int64_t t = found - distinct_.begin();
-      for (int64_t p = begin_[t]; p < begin_[t + 1]; ++p) sums[postings_[p].chunk] += postings_[p].weight;
+      for (int64_t p = begin_[t]; p < begin_[t + 1]; ++p)
+        sums[postings_[p].chunk] += postings_[p].weight;
     }
     std::copy(sums.begin(), sums.end(), out);
   }

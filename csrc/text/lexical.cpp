@@ -10,13 +10,13 @@ namespace {
 constexpr int64_t DENSE = 4;  // a token in more than 1/DENSE of the chunks gets a row of weights instead of a list
 
 // Call f(token, times) for every distinct token of a row, in ascending order.
-template <class Function>
-void each_token(Span row, Function&& f) {
+template <class Function> void each_token(Span row, Function&& f) {
   thread_local std::vector<int32_t> sorted;
   sorted.assign(row.data, row.data + row.size);
   std::sort(sorted.begin(), sorted.end());
   for (size_t i = 0, next; i < sorted.size(); i = next) {
-    for (next = i + 1; next < sorted.size() && sorted[next] == sorted[i];) ++next;
+    for (next = i + 1; next < sorted.size() && sorted[next] == sorted[i];)
+      ++next;
     f(sorted[i], static_cast<int64_t>(next - i));
   }
 }
@@ -33,7 +33,8 @@ class LexicalBlock {
     int64_t rows = 0;
     for (int64_t t = 0; t < vocabulary; ++t) {
       const bool dense = DENSE * counts[t] > chunks_;
-      if (dense) row_[t] = rows++;
+      if (dense)
+        row_[t] = rows++;
       begin_[t + 1] = begin_[t] + (dense ? 0 : counts[t]);
     }
     rows_.assign(rows * chunks_, 0);
@@ -60,7 +61,8 @@ class LexicalBlock {
       const float factor = times;
       if (const int64_t row = row_[token]; row >= 0) {
         const float* weight = rows_.data() + row * chunks_;
-        for (int64_t c = 0; c < chunks_; ++c) sum[c] += factor * weight[c];
+        for (int64_t c = 0; c < chunks_; ++c)
+          sum[c] += factor * weight[c];
         return;
       }
       for (int64_t p = begin_[token]; p < begin_[token + 1]; ++p)
@@ -99,8 +101,10 @@ void lexical_search(Tokens chunks, Tokens lengths, Integers documents, int64_t f
     float* score = best.row(q);
     int64_t* id = ids.row(q);
     for (int64_t c = 0; c < chunks.size[0]; ++c) {
-      if (id[last] >= 0 && scores[c] <= score[last]) continue;  // an equal score of a lower id stays
-      if (documents.data[c] == excluded.data[q]) continue;
+      if (id[last] >= 0 && scores[c] <= score[last])
+        continue;  // an equal score of a lower id stays
+      if (documents.data[c] == excluded.data[q])
+        continue;
       int64_t at = last;
       for (; at > 0 && (id[at - 1] < 0 || score[at - 1] < scores[c]); --at)
         score[at] = score[at - 1], id[at] = id[at - 1];

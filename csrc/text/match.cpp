@@ -14,20 +14,23 @@ class Occurrences {
   void fill(Span a, Span b) {
     words_ = (b.size + WORD - 1) / WORD;
     int bits = 4;
-    while (int64_t{1} << bits < 2 * a.size) ++bits;
+    while (int64_t{1} << bits < 2 * a.size)
+      ++bits;
     shift_ = 32 - bits, wrap_ = (size_t{1} << bits) - 1;
     slots_.assign(wrap_ + 1, {0, NONE});
     numbers_.resize(a.size);
     int32_t distinct = 0;
     for (int64_t i = 0; i < a.size; ++i) {
       Slot& slot = slots_[find(a.data[i])];
-      if (slot.number == NONE) slot = {a.data[i], distinct++};
+      if (slot.number == NONE)
+        slot = {a.data[i], distinct++};
       numbers_[i] = slot.number;
     }
     masks_.assign(distinct * words_, 0);
     for (int64_t j = 0; j < b.size; ++j) {
       const int32_t number = slots_[find(b.data[j])].number;
-      if (number != NONE) masks_[number * words_ + j / WORD] |= uint64_t{1} << j % WORD;
+      if (number != NONE)
+        masks_[number * words_ + j / WORD] |= uint64_t{1} << j % WORD;
     }
     running_.resize(words_);
   }
@@ -37,11 +40,13 @@ class Occurrences {
     const int64_t size = static_cast<int64_t>(numbers_.size());
     const uint64_t* mask = masks_.data() + numbers_[i] * words_;
     uint64_t left = 0;
-    for (int64_t w = 0; w < words_; ++w) left |= running_[w] = mask[w];
+    for (int64_t w = 0; w < words_; ++w)
+      left |= running_[w] = mask[w];
     int32_t length = 0;
     for (int64_t next = i + 1; left; ++next) {
       ++length;
-      if (next == size) break;
+      if (next == size)
+        break;
       mask = masks_.data() + numbers_[next] * words_;
       uint64_t carry = left = 0;
       for (int64_t w = 0; w < words_; ++w) {
@@ -61,7 +66,8 @@ class Occurrences {
 
   size_t find(int32_t token) const {
     size_t at = static_cast<uint32_t>(token) * 0x9E3779B9u >> shift_;
-    while (slots_[at].number != NONE && slots_[at].token != token) at = (at + 1) & wrap_;
+    while (slots_[at].number != NONE && slots_[at].token != token)
+      at = (at + 1) & wrap_;
     return at;
   }
 
@@ -82,7 +88,8 @@ void prefixes(Tokens chunks, Integers lengths, Tokens sources, Array<int32_t> ou
     std::fill_n(out.row(c), out.size[1], 0);
     for (int64_t k = 0; k < count; ++k) {
       where.fill({chunks.row(c), lengths.data[c]}, {sources.data + (c * count + k) * width, width});
-      for (int64_t i = 0; i < lengths.data[c]; ++i) out.row(c)[i] = std::max(out.row(c)[i], where.longest_from(i));
+      for (int64_t i = 0; i < lengths.data[c]; ++i)
+        out.row(c)[i] = std::max(out.row(c)[i], where.longest_from(i));
     }
   });
 }

@@ -18,19 +18,22 @@ uint64_t mix(uint64_t x) {
 uint64_t token_hash(int32_t token) { return mix(static_cast<uint32_t>(token)); }
 
 // Call visit(start, hash) for every n-gram.
-template <class Visit>
-void each_ngram(Span document, int64_t ngram, Visit&& visit) {
+template <class Visit> void each_ngram(Span document, int64_t ngram, Visit&& visit) {
   constexpr uint64_t BASE = 0xD1342543DE82EF95ull;  // odd, so that no power of it vanishes
   const int64_t length = std::min(ngram, document.size);
-  if (length == 0) return;
+  if (length == 0)
+    return;
   uint64_t hash = mix(static_cast<uint64_t>(length)), leaving = 1;
-  for (int64_t i = 0; i < length; ++i) leaving *= BASE;
+  for (int64_t i = 0; i < length; ++i)
+    leaving *= BASE;
   const uint64_t start = hash * leaving;  // hash of the length, added after the rolling sum
   hash = 0;
   for (int64_t i = 0; i < document.size; ++i) {
     hash = hash * BASE + token_hash(document.data[i]);
-    if (i >= length) hash -= token_hash(document.data[i - length]) * leaving;
-    if (i + 1 >= length) visit(i + 1 - length, mix(hash + start));
+    if (i >= length)
+      hash -= token_hash(document.data[i - length]) * leaving;
+    if (i + 1 >= length)
+      visit(i + 1 - length, mix(hash + start));
   }
 }
 
@@ -43,7 +46,8 @@ struct Gram {
 struct Before {
   int64_t length;
   bool operator()(const Gram& a, const Gram& b) const {
-    if (a.hash != b.hash) return a.hash < b.hash;
+    if (a.hash != b.hash)
+      return a.hash < b.hash;
     return std::lexicographical_compare(a.tokens, a.tokens + length, b.tokens, b.tokens + length);
   }
 };
@@ -60,7 +64,8 @@ std::vector<Gram> distinct_ngrams(Span document, int64_t ngram) {
 
 double jaccard(Span a, Span b, int64_t ngram) {
   const std::vector<Gram> left = distinct_ngrams(a, ngram), right = distinct_ngrams(b, ngram);
-  if (left.empty() && right.empty()) return 0;
+  if (left.empty() && right.empty())
+    return 0;
   std::vector<Gram> common;
   const int64_t length = std::min(ngram, a.size);
   if (length == std::min(ngram, b.size))
@@ -83,7 +88,8 @@ void signatures(Tokens tokens, Integers offsets, int64_t ngram, uint64_t seed, A
     for (int64_t p = 0; p < out.size[1]; ++p) {
       const uint64_t factor = (state = mix(state)) | 1, offset = state = mix(state);
       uint32_t least = UINT32_MAX;
-      for (const uint64_t hash : hashes) least = std::min(least, static_cast<uint32_t>((hash * factor + offset) >> 32));
+      for (const uint64_t hash : hashes)
+        least = std::min(least, static_cast<uint32_t>((hash * factor + offset) >> 32));
       out.row(d)[p] = least;
     }
   });

@@ -7,8 +7,7 @@
 
 namespace retro::text {
 
-template <class T>
-struct Array {
+template <class T> struct Array {
   T* data;
   int64_t size[3];  // as many as there are dimensions
 
@@ -23,11 +22,11 @@ struct Span {
 };
 
 // Call f(i) for each i below `count`, a few in each task.
-template <class Function>
-void parallel_rows(int64_t count, int threads, Function&& f) {
+template <class Function> void parallel_rows(int64_t count, int threads, Function&& f) {
   constexpr int64_t ROWS_A_TASK = 32;
   parallel_for((count + ROWS_A_TASK - 1) / ROWS_A_TASK, threads, [&](int64_t task) {
-    for (int64_t i = task * ROWS_A_TASK; i < std::min(count, (task + 1) * ROWS_A_TASK); ++i) f(i);
+    for (int64_t i = task * ROWS_A_TASK; i < std::min(count, (task + 1) * ROWS_A_TASK); ++i)
+      f(i);
   });
 }
 

@@ -28,10 +28,10 @@ namespace kernels = retro::RETRO_ISA;
 
 namespace {
 
-template <class T>
-T receive() {
+template <class T> T receive() {
   T x;
-  if (std::fread(&x, sizeof x, 1, stdin) != 1) std::exit(0);
+  if (std::fread(&x, sizeof x, 1, stdin) != 1)
+    std::exit(0);
   return x;
 }
 
@@ -57,36 +57,45 @@ constexpr char FILLING = 0x5a;
 Argument receive_argument() {
   Argument a;
   a.kind = receive<char>();
-  if (a.kind == 'i') a.integer = receive<int64_t>();
-  if (a.kind == 'd') a.real = receive<double>();
+  if (a.kind == 'i')
+    a.integer = receive<int64_t>();
+  if (a.kind == 'd')
+    a.real = receive<double>();
   if (a.kind == 't') {
     const auto count = receive<int64_t>();
-    for (int64_t i = 0; i < count; ++i) a.parts.push_back(receive_argument());
+    for (int64_t i = 0; i < count; ++i)
+      a.parts.push_back(receive_argument());
   }
   if (a.kind == 'v') {
     a.view.type = static_cast<retro::Type>(receive<int64_t>());
     a.view.rank = static_cast<int>(receive<int64_t>());
-    for (int d = 0; d < a.view.rank; ++d) a.view.size[d] = receive<int64_t>();
-    for (int d = 0; d < a.view.rank; ++d) a.view.stride[d] = receive<int64_t>();
+    for (int d = 0; d < a.view.rank; ++d)
+      a.view.size[d] = receive<int64_t>();
+    for (int d = 0; d < a.view.rank; ++d)
+      a.view.stride[d] = receive<int64_t>();
     a.bytes = receive<int64_t>();
     a.data.reset(new char[a.bytes + 2 * GUARD]);
     std::memset(a.data.get(), FILLING, a.bytes + 2 * GUARD);
     a.view.data = a.data.get() + GUARD;
-    if (a.bytes && std::fread(a.view.data, 1, a.bytes, stdin) != static_cast<size_t>(a.bytes)) std::exit(0);
+    if (a.bytes && std::fread(a.view.data, 1, a.bytes, stdin) != static_cast<size_t>(a.bytes))
+      std::exit(0);
   }
   return a;
 }
 
 void check_guards(const Argument& a) {
-  for (const Argument& part : a.parts) check_guards(part);
+  for (const Argument& part : a.parts)
+    check_guards(part);
   for (int i = 0; a.data && i < GUARD; ++i)
     if (a.data[i] != FILLING || a.data[GUARD + a.bytes + i] != FILLING)
       throw std::runtime_error("a store outside a tensor");
 }
 
 void send_views(const Argument& a) {
-  for (const Argument& part : a.parts) send_views(part);
-  if (a.kind == 'v') std::fwrite(a.view.data, 1, a.bytes, stdout);
+  for (const Argument& part : a.parts)
+    send_views(part);
+  if (a.kind == 'v')
+    std::fwrite(a.view.data, 1, a.bytes, stdout);
 }
 
 struct Field {
@@ -97,19 +106,17 @@ struct Field {
   operator bool() const { return *from; }
 };
 
-template <class Struct, size_t... I>
-Struct fields(const Argument& a, std::index_sequence<I...>) {
-  if (a.parts.size() != sizeof...(I)) throw std::runtime_error("expected another number of fields");
+template <class Struct, size_t... I> Struct fields(const Argument& a, std::index_sequence<I...>) {
+  if (a.parts.size() != sizeof...(I))
+    throw std::runtime_error("expected another number of fields");
   return Struct{Field{&a.parts[I]}...};
 }
 
-template <class T>
-struct As {
+template <class T> struct As {
   static T from(const Argument& a) { return a; }
 };
 #define STRUCT(name, count)                                                                                          \
-  template <>                                                                                                        \
-  struct As<retro::name> {                                                                                           \
+  template <> struct As<retro::name> {                                                                               \
     static retro::name from(const Argument& a) { return fields<retro::name>(a, std::make_index_sequence<count>{}); } \
   };
 STRUCT(CrossAttention, 16)
@@ -118,19 +125,19 @@ STRUCT(RelativeAttention, 20)
 STRUCT(RelativeAttentionGrads, 7)
 STRUCT(RelativeLogits, 6)
 
-template <class... T, size_t... I>
-void run(void (*kernel)(T...), const Argument& a, std::index_sequence<I...>) {
-  if (a.parts.size() != sizeof...(T)) throw std::runtime_error("expected another number of arguments");
+template <class... T, size_t... I> void run(void (*kernel)(T...), const Argument& a, std::index_sequence<I...>) {
+  if (a.parts.size() != sizeof...(T))
+    throw std::runtime_error("expected another number of arguments");
   kernel(As<std::remove_cv_t<std::remove_reference_t<T>>>::from(a.parts[I])...);
 }
-template <class... T>
-void run(void (*kernel)(T...), const Argument& a) {
+template <class... T> void run(void (*kernel)(T...), const Argument& a) {
   run(kernel, a, std::index_sequence_for<T...>{});
 }
 
 void dispatch(const std::string& name, const Argument& a) {
 #define KERNEL(kernel) \
-  if (name == #kernel) return run(&kernels::kernel, a);
+  if (name == #kernel) \
+    return run(&kernels::kernel, a);
 #ifndef WITHOUT_ATTENTION
   KERNEL(chunked_cross_attention_forward)
   KERNEL(chunked_cross_attention_backward)
@@ -157,7 +164,8 @@ void dispatch(const std::string& name, const Argument& a) {
 int main() {
   for (;;) {
     std::string name;
-    for (char c; (c = receive<char>()) != '\n';) name += c;
+    for (char c; (c = receive<char>()) != '\n';)
+      name += c;
     const Argument a = receive_argument();
     try {
       dispatch(name, a);

@@ -11,7 +11,8 @@ namespace retro::RETRO_ISA {
 namespace {
 
 void expect(bool right, const char* what, int lane = -1) {
-  if (!right) throw std::runtime_error(std::string(what) + " is wrong in lane " + std::to_string(lane));
+  if (!right)
+    throw std::runtime_error(std::string(what) + " is wrong in lane " + std::to_string(lane));
 }
 bool same(float a, float b) { return as_bits(a) == as_bits(b) || (a != a && b != b); }
 
@@ -30,24 +31,28 @@ constexpr int COUNT = sizeof EDGES / sizeof *EDGES;
 
 Vec edges_from(int at) {
   float x[LANES];
-  for (int i = 0; i < LANES; ++i) x[i] = EDGES[(at + i) % COUNT];
+  for (int i = 0; i < LANES; ++i)
+    x[i] = EDGES[(at + i) % COUNT];
   return load(x);
 }
 
 // Load and store whole vectors and the first n lanes. The elements behind must not change.
-template <class T>
-void check_memory(const char* type) {
+template <class T> void check_memory(const char* type) {
   constexpr int GUARDED = LANES + 2;
   for (int at = 0; at < COUNT; ++at)
     for (int n = -1; n <= LANES + 1; ++n) {
       T want[GUARDED], got[GUARDED];
-      for (int i = 0; i < GUARDED; ++i) from_float(7.f, got + i);
+      for (int i = 0; i < GUARDED; ++i)
+        from_float(7.f, got + i);
       std::memcpy(want, got, sizeof got);
-      for (int i = 0; i < LANES && i < n; ++i) from_float(EDGES[(at + i) % COUNT], want + i);
+      for (int i = 0; i < LANES && i < n; ++i)
+        from_float(EDGES[(at + i) % COUNT], want + i);
       n > LANES ? store(got, edges_from(at)) : store(got, edges_from(at), n);
-      for (int i = 0; i < GUARDED; ++i) expect(same(to_float(got[i]), to_float(want[i])), type, i);
+      for (int i = 0; i < GUARDED; ++i)
+        expect(same(to_float(got[i]), to_float(want[i])), type, i);
       const Lanes back(n > LANES ? load(want) : load(want, n));
-      for (int i = 0; i < LANES; ++i) expect(same(back.of[i], i < n ? to_float(want[i]) : 0.f), type, i);
+      for (int i = 0; i < LANES; ++i)
+        expect(same(back.of[i], i < n ? to_float(want[i]) : 0.f), type, i);
     }
 }
 
@@ -98,18 +103,23 @@ void check_across() {
   Vec rows[LANES];
   float x[LANES], total = 0;
   for (int r = 0; r < LANES; ++r) {
-    for (int c = 0; c < LANES; ++c) x[c] = static_cast<float>(r * LANES + c);
+    for (int c = 0; c < LANES; ++c)
+      x[c] = static_cast<float>(r * LANES + c);
     rows[r] = load(x);
   }
-  for (int c = 0; c < LANES; ++c) total += x[c];
+  for (int c = 0; c < LANES; ++c)
+    total += x[c];
   expect(sum(rows[LANES - 1]) == total && max_of(rows[LANES - 1]) == x[LANES - 1], "sum or max_of");
   Vec copied[LANES];
-  for (int r = 0; r < LANES; ++r) copied[r] = rows[r];
+  for (int r = 0; r < LANES; ++r)
+    copied[r] = rows[r];
   const Lanes of_rows(sums(copied));
-  for (int r = 0; r < LANES; ++r) expect(of_rows.of[r] == sum(rows[r]), "sums", r);
+  for (int r = 0; r < LANES; ++r)
+    expect(of_rows.of[r] == sum(rows[r]), "sums", r);
   transpose(rows);
   for (int r = 0; r < LANES; ++r)
-    for (int c = 0; c < LANES; ++c) expect(Lanes(rows[r]).of[c] == static_cast<float>(c * LANES + r), "transpose", c);
+    for (int c = 0; c < LANES; ++c)
+      expect(Lanes(rows[r]).of[c] == static_cast<float>(c * LANES + r), "transpose", c);
 }
 
 // Pairs of small integers have exact products.

@@ -9,8 +9,7 @@ alignas(1024) unsigned char memory[sizeof(Shared<Wgmma<true>>)];
 
 namespace {
 
-template <bool BF16, int R>
-void launch(const retro::TopkChunks& call, int blocks, unsigned seed, bool wgmma) {
+template <bool BF16, int R> void launch(const retro::TopkChunks& call, int blocks, unsigned seed, bool wgmma) {
   static_assert(sizeof(topk::Shared<topk::MmaSync<BF16>>) <= sizeof(topk::memory));
   std::memset(topk::memory, 0xFF, sizeof(topk::memory));
   simt::shared_memory = topk::memory;

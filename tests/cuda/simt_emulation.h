@@ -79,7 +79,8 @@ inline void wait(Barrier& barrier) {
   }
   me.waiting = &barrier;
   me.generation = barrier.generation;
-  if (!_setjmp(me.place)) _longjmp(scheduler, 1);
+  if (!_setjmp(me.place))
+    _longjmp(scheduler, 1);
 }
 
 inline void enter() {
@@ -90,8 +91,10 @@ inline void enter() {
 
 // Run the fiber until it waits or ends.
 __attribute__((noinline)) inline void resume(Fiber& fiber) {
-  if (_setjmp(scheduler)) return;
-  if (fiber.started) _longjmp(fiber.place, 1);
+  if (_setjmp(scheduler))
+    return;
+  if (fiber.started)
+    _longjmp(fiber.place, 1);
   fiber.started = true;
   setcontext(&fiber.context);
 }
@@ -122,7 +125,8 @@ inline void launch(unsigned grid, unsigned threads, unsigned seed, std::function
       std::shuffle(order.begin(), order.end(), random);
       for (unsigned i : order) {
         Fiber& fiber = fibers[i];
-        if (fiber.done || (fiber.waiting && fiber.waiting->generation == fiber.generation)) continue;
+        if (fiber.done || (fiber.waiting && fiber.waiting->generation == fiber.generation))
+          continue;
         fiber.waiting = nullptr;
         thread_index.x = i;
         resume(fiber);
@@ -138,20 +142,21 @@ inline void launch(unsigned grid, unsigned threads, unsigned seed, std::function
 }
 
 // Gather a value of every lane of the warp: out[lane].
-template <typename T>
-inline void exchange(const T& mine, T (&out)[WARP]) {
+template <typename T> inline void exchange(const T& mine, T (&out)[WARP]) {
   static_assert(sizeof(T) <= sizeof(Slot));
   const unsigned me = thread_index.x, first = me / WARP * WARP;
   std::memcpy(slots[me].bytes, &mine, sizeof(T));
   wait(warps[me / WARP]);
-  for (int lane = 0; lane < WARP; ++lane) std::memcpy(&out[lane], slots[first + lane].bytes, sizeof(T));
+  for (int lane = 0; lane < WARP; ++lane)
+    std::memcpy(&out[lane], slots[first + lane].bytes, sizeof(T));
   wait(warps[me / WARP]);
 }
 
 inline float half_value(uint16_t bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   float value = exponent == 0 ? std::ldexp(float(mantissa), -24) : std::ldexp(float(mantissa + 1024), exponent - 25);
-  if (exponent == 31) value = mantissa ? NAN : INFINITY;
+  if (exponent == 31)
+    value = mantissa ? NAN : INFINITY;
   return bits >> 15 ? -value : value;
 }
 
@@ -165,8 +170,7 @@ inline void __syncthreads() { emulation::wait(emulation::block); }
 inline void __syncwarp() { emulation::wait(emulation::warps[emulation::thread_index.x / emulation::WARP]); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
-template <typename To, typename From>
-inline To bits_as(From from) {
+template <typename To, typename From> inline To bits_as(From from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(To));
@@ -185,8 +189,7 @@ inline void cp_async16(void* shared, const void* global, bool valid) {
 
 inline void cp_async_commit() { emulation::fibers[threadIdx.x].groups.emplace_back(); }
 
-template <int PENDING>
-inline void cp_async_wait() {
+template <int PENDING> inline void cp_async_wait() {
   auto& groups = emulation::fibers[threadIdx.x].groups;
   while (static_cast<int>(groups.size()) - 1 > PENDING) {
     for (const auto& copy : groups.front()) {
@@ -203,7 +206,8 @@ inline void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
   const void* rows[32];
   emulation::exchange(row, rows);
   const int lane = threadIdx.x % 32;
-  for (int m = 0; m < 4; ++m) std::memcpy(&out[m], static_cast<const char*>(rows[m * 8 + lane / 4]) + lane % 4 * 4, 4);
+  for (int m = 0; m < 4; ++m)
+    std::memcpy(&out[m], static_cast<const char*>(rows[m * 8 + lane / 4]) + lane % 4 * 4, 4);
   __syncwarp();
 }
 
@@ -221,9 +225,9 @@ inline uint64_t swizzled128_descriptor(const void* tile) {
 
 // Element k of row `row` of a descriptor's matrix, by the PTX manual: groups of 8 rows of 128 bytes, the stride offset
 // apart; bits 4-6 of the whole address are exclusive-or'ed with its bits 7-9.
-template <bool BF16>
-inline float described(uint64_t descriptor, int row, int k) {
-  if (descriptor >> 62 != 1) std::abort();  // the 128-byte swizzle
+template <bool BF16> inline float described(uint64_t descriptor, int row, int k) {
+  if (descriptor >> 62 != 1)
+    std::abort();  // the 128-byte swizzle
   const uint64_t start = (descriptor & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   uint64_t address = start + row / 8 * stride + row % 8 * 128 + k * 2;
   address ^= (address >> 7 & 7) << 4;
@@ -233,12 +237,12 @@ inline float described(uint64_t descriptor, int row, int k) {
 }
 
 // c[n][i] of lane l in warp w of the warpgroup is row 16w + l / 4 + 8 * (i / 2), column 8n + 2 * (l % 4) + i % 2.
-template <bool BF16>
-inline void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
+template <bool BF16> inline void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   float left[2][16];
   for (int half = 0; half < 2; ++half) {
-    for (int k = 0; k < 16; ++k) left[half][k] = described<BF16>(a, warp * 16 + lane / 4 + half * 8, k);
+    for (int k = 0; k < 16; ++k)
+      left[half][k] = described<BF16>(a, warp * 16 + lane / 4 + half * 8, k);
   }
   for (int n = 0; n < 32; ++n) {
     for (int odd = 0; odd < 2; ++odd) {
@@ -255,8 +259,7 @@ inline float half_to_float(uint16_t bits) { return emulation::half_value(bits); 
 
 // The fragments as the PTX manual draws them: g = lane / 4, t = lane % 4; a[i] holds row g + 8 * (i % 2), columns
 // 2t + 8 * (i / 2), +1; b[i] holds rows 2t + 8 * i, +1 of column g; c[i] is row g + 8 * (i / 2), column 2t + i % 2.
-template <bool BF16>
-inline void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+template <bool BF16> inline void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   struct Factors {
     uint32_t a[4], b[2];
   };
@@ -283,12 +286,12 @@ inline unsigned ballot(bool vote) {
   bool votes[32];
   emulation::exchange(vote, votes);
   unsigned bits = 0;
-  for (int lane = 0; lane < 32; ++lane) bits |= votes[lane] ? 1u << lane : 0u;
+  for (int lane = 0; lane < 32; ++lane)
+    bits |= votes[lane] ? 1u << lane : 0u;
   return bits;
 }
 
-template <typename T>
-inline T shuffle_xor(T value, int lanes) {
+template <typename T> inline T shuffle_xor(T value, int lanes) {
   T all[32];
   emulation::exchange(value, all);
   return all[threadIdx.x % 32 ^ lanes];

@@ -10,8 +10,7 @@ namespace ptx {
 enum Rounding { NEAREST, ZERO, DOWN, UP, AWAY };
 
 // f(T{}) with the C++ type of an integer `type`
-template <class F>
-auto with_integer(Machine& m, int type, F f) -> decltype(f(uint8_t{})) {
+template <class F> auto with_integer(Machine& m, int type, F f) -> decltype(f(uint8_t{})) {
   switch (type) {
     case U8:
     case PRED: return f(uint8_t{});
@@ -26,8 +25,7 @@ auto with_integer(Machine& m, int type, F f) -> decltype(f(uint8_t{})) {
   }
 }
 
-template <class F>
-void integer_binary(Machine& m, Ins& i, F f) {
+template <class F> void integer_binary(Machine& m, Ins& i, F f) {
   with_integer(m, i.type, [&](auto zero) {
     using T = decltype(zero);
     uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]), *b = m.reg(i.s[1]);
@@ -36,8 +34,7 @@ void integer_binary(Machine& m, Ins& i, F f) {
 }
 
 // The destination is f of the sources' bits; those that an instruction does not have are repeated
-template <class F>
-void of_bits(Machine& m, Ins& i, F f) {
+template <class F> void of_bits(Machine& m, Ins& i, F f) {
   auto source = [&](size_t k) { return m.reg(i.s[std::min(k, i.s.size() - 1)]); };
   uint64_t *d = m.reg(i.d[0]), *a = source(0), *b = source(1), *c = source(2), *e = source(3);
   m.each([&](int t) { d[t] = f(a[t], b[t], c[t], e[t]); });
@@ -46,8 +43,7 @@ void of_bits(Machine& m, Ins& i, F f) {
 inline bool halves(const Ins& i) { return i.type == U16X2 || i.type == S16X2; }
 
 // f of both halves of a register, as integers
-template <class F>
-void by_halves(Machine& m, Ins& i, F f) {
+template <class F> void by_halves(Machine& m, Ins& i, F f) {
   auto one = [&](uint64_t x, uint64_t y) -> uint64_t {
     return i.type == U16X2 ? uint16_t(f(int(uint16_t(x)), int(uint16_t(y))))
                            : uint16_t(f(int(int16_t(x)), int(int16_t(y))));
@@ -76,22 +72,23 @@ inline uint64_t write_float(Machine& m, int type, double v, bool ftz) {
 }
 
 // option 0: flush subnormal floats to zero; x2 types: the halves one by one
-template <class F>
-void float_op(Machine& m, Ins& i, F f) {
+template <class F> void float_op(Machine& m, Ins& i, F f) {
   bool ftz = i.option[0];
   bool packed = i.type == F16X2 || i.type == BF16X2 || i.type == F32X2;
   int type = i.type == F16X2 ? F16 : i.type == BF16X2 ? BF16 : i.type == F32X2 ? F32 : i.type;
   int wide = 8 * BYTES[type];
   uint64_t *d = m.reg(i.d[0]), *s[3];
   int n = int(i.s.size());
-  for (int k = 0; k < n; ++k) s[k] = m.reg(i.s[k]);
+  for (int k = 0; k < n; ++k)
+    s[k] = m.reg(i.s[k]);
   m.each([&](int t) {
     uint64_t out = 0;
     for (int half = 0; half < (packed ? 2 : 1); ++half) {
       double x[3] = {};
       for (int k = 0; k < n; ++k) {
         x[k] = read_float(m, type, packed ? zero_extended(s[k][t] >> (wide * half), wide / 8) : s[k][t]);
-        if (ftz && type == F32) x[k] = flushed(float(x[k]));
+        if (ftz && type == F32)
+          x[k] = flushed(float(x[k]));
       }
       out |= write_float(m, type, f(x[0], x[1], x[2]), ftz) << (wide * half);
     }
@@ -102,7 +99,8 @@ void float_op(Machine& m, Ins& i, F f) {
 // Float32 sums and products are rounded once from double: exact for +, -, * and a fused multiply-add but for ties
 // beyond 2^-53
 inline double least(double a, double b, bool nan) {
-  if (a != a || b != b) return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
+  if (a != a || b != b)
+    return nan ? std::numeric_limits<double>::quiet_NaN() : (a != a ? b : a);
   return a < b || (a == b && std::signbit(a)) ? a : b;
 }
 inline double most(double a, double b, bool nan) { return -least(-a, -b, nan); }
@@ -110,18 +108,23 @@ inline double most(double a, double b, bool nan) { return -least(-a, -b, nan); }
 // The float next to `sum`, whose error is `rest`, in a direction: rounding other than to nearest
 inline float directed(double sum, double rest, int how) {
   float near = float(sum), infinity = std::numeric_limits<float>::infinity();
-  if (near != near) return near;
+  if (near != near)
+    return near;
   double gap = sum - double(near);
-  if (gap == 0) gap = rest;
+  if (gap == 0)
+    gap = rest;
   bool down = how == DOWN || (how == ZERO && near > 0), up = how == UP || (how == ZERO && near < 0);
-  if (down && gap < 0) return std::nextafter(near, -infinity);
-  if (up && gap > 0) return std::nextafter(near, infinity);
+  if (down && gap < 0)
+    return std::nextafter(near, -infinity);
+  if (up && gap > 0)
+    return std::nextafter(near, infinity);
   return near;
 }
 
 // a * b + c of float32, rounded in a direction; the product is exact in double, and the sum's error is known
 inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds) {
-  if (i.type != F32) m.fault("only float32 is rounded other than to nearest");
+  if (i.type != F32)
+    m.fault("only float32 is rounded other than to nearest");
   auto flush = [&](float v) { return i.option[0] ? flushed(v) : v; };
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
     auto read = [&](uint64_t v) { return double(flush(as<float>(v))); };
@@ -132,19 +135,26 @@ inline void rounded(Machine& m, Ins& i, double sign, bool multiplies, bool adds)
 }
 
 inline void add(Machine& m, Ins& i) {
-  if (halves(i)) return by_halves(m, i, [](int a, int b) { return a + b; });
-  if (i.type >= F16 && i.option[3]) return rounded(m, i, 1, false, true);
-  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a + b; });
+  if (halves(i))
+    return by_halves(m, i, [](int a, int b) { return a + b; });
+  if (i.type >= F16 && i.option[3])
+    return rounded(m, i, 1, false, true);
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double b, double) { return a + b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) + uint64_t(b); });
 }
 inline void sub(Machine& m, Ins& i) {
-  if (i.type >= F16 && i.option[3]) return rounded(m, i, -1, false, true);
-  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a - b; });
+  if (i.type >= F16 && i.option[3])
+    return rounded(m, i, -1, false, true);
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double b, double) { return a - b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) - uint64_t(b); });
 }
 inline void mul(Machine& m, Ins& i) {  // floats, and the low half of integers
-  if (i.type >= F16 && i.option[3]) return rounded(m, i, 1, true, false);
-  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a * b; });
+  if (i.type >= F16 && i.option[3])
+    return rounded(m, i, 1, true, false);
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double b, double) { return a * b; });
   integer_binary(m, i, [](auto a, auto b) { return uint64_t(a) * uint64_t(b); });
 }
 inline void mul_hi(Machine& m, Ins& i) {
@@ -152,7 +162,8 @@ inline void mul_hi(Machine& m, Ins& i) {
   integer_binary(m, i, [&](auto a, auto b) { return uint64_t((__int128(a) * __int128(b)) >> shift); });
 }
 inline void fma(Machine& m, Ins& i) {
-  if (i.option[3]) return rounded(m, i, 1, true, true);
+  if (i.option[3])
+    return rounded(m, i, 1, true, true);
   if (i.type == F32)
     return of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
       float x = as<float>(a), y = as<float>(b), z = as<float>(c);
@@ -166,28 +177,34 @@ inline void fma(Machine& m, Ins& i) {
 inline void mixed(Machine& m, Ins& i) {
   of_bits(m, i, [&](uint64_t a, uint64_t b, uint64_t c, auto...) {
     float x = float(read_float(m, i.type, a)), z = as<float>(c);
-    if (i.option[0] == 2) return bits(std::fma(x, float(read_float(m, i.type, b)), z));
+    if (i.option[0] == 2)
+      return bits(std::fma(x, float(read_float(m, i.type, b)), z));
     return bits(i.option[0] ? x - z : x + z);
   });
 }
 inline void div(Machine& m, Ins& i) {
-  if (i.type >= F16) return float_op(m, i, [](double a, double b, double) { return a / b; });
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double b, double) { return a / b; });
   integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-    if (b == 0) return ~uint64_t(0);  // unspecified by PTX
-    if (is_signed(i.type) && int64_t(b) == -1) return uint64_t(0) - uint64_t(a);
+    if (b == 0)
+      return ~uint64_t(0);  // unspecified by PTX
+    if (is_signed(i.type) && int64_t(b) == -1)
+      return uint64_t(0) - uint64_t(a);
     return uint64_t(a / b);
   });
 }
 inline void rem(Machine& m, Ins& i) {
   integer_binary(m, i, [&](auto a, auto b) -> uint64_t {
-    if (b == 0) return uint64_t(a);
-    if (is_signed(i.type) && int64_t(b) == -1) return 0;
+    if (b == 0)
+      return uint64_t(a);
+    if (is_signed(i.type) && int64_t(b) == -1)
+      return 0;
     return uint64_t(a % b);
   });
 }
-template <class Pick>
-void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick pick) {
-  if (halves(i)) return by_halves(m, i, pick);
+template <class Pick> void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick pick) {
+  if (halves(i))
+    return by_halves(m, i, pick);
   if (i.type >= F16)
     return float_op(m, i, [&](double a, double b, double c) {
       double two = of_floats(a, b, i.option[1]);
@@ -201,11 +218,13 @@ void extreme(Machine& m, Ins& i, double (*of_floats)(double, double, bool), Pick
 constexpr Handler min_ = [](Machine& m, Ins& i) { extreme(m, i, least, [](auto a, auto b) { return a < b ? a : b; }); };
 constexpr Handler max_ = [](Machine& m, Ins& i) { extreme(m, i, most, [](auto a, auto b) { return a > b ? a : b; }); };
 inline void neg(Machine& m, Ins& i) {
-  if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return -a; });
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double, double) { return -a; });
   of_bits(m, i, [&](uint64_t a, auto...) { return zero_extended(0 - a, i.width); });
 }
 inline void abs_(Machine& m, Ins& i) {
-  if (i.type >= F16) return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
+  if (i.type >= F16)
+    return float_op(m, i, [](double a, double, double) { return std::fabs(a); });
   of_bits(m, i, [&](uint64_t a, auto...) {
     return zero_extended(uint64_t(std::abs(sign_extended(a, BYTES[i.type]))), i.width);
   });
@@ -235,20 +254,22 @@ inline void extended(Machine& m, Ins& i) {
     Wide x = zero_extended(a[t], bytes), y = zero_extended(b[t], bytes), in = i.option[1] && m.carry[t];
     if (c) {
       Wide product = x * y;
-      if (is_signed(i.type) && high) product = Wide(__int128(sign_extended(a[t], bytes)) * sign_extended(b[t], bytes));
+      if (is_signed(i.type) && high)
+        product = Wide(__int128(sign_extended(a[t], bytes)) * sign_extended(b[t], bytes));
       x = (high ? product >> (8 * bytes) : product) % range;
       y = zero_extended(c[t], bytes);
     }
     Wide sum = subtracts ? range + x - y - in : x + y + in;
-    if (i.option[2]) m.carry[t] = subtracts ? sum < range : sum >= range;
+    if (i.option[2])
+      m.carry[t] = subtracts ? sum < range : sum >= range;
     d[t] = uint64_t(sum % range);
   });
 }
 
 // f of float32 as the host rounds it, of a double and of the halves alike
-template <class F>
-void unary(Machine& m, Ins& i, F f) {
-  if (i.type == F64) return float_op(m, i, [&](double a, double, double) { return f(a); });
+template <class F> void unary(Machine& m, Ins& i, F f) {
+  if (i.type == F64)
+    return float_op(m, i, [&](double a, double, double) { return f(a); });
   float_op(m, i, [&](double a, double, double) { return double(f(float(a))); });
 }
 constexpr Handler ex2 = [](Machine& m, Ins& i) { unary(m, i, [](auto a) { return std::exp2(a); }); };
@@ -289,7 +310,8 @@ inline void mov(Machine& m, Ins& i) {
     int bytes = i.width / int(i.s.size());
     m.each([&](int t) {
       uint64_t out = 0;
-      for (size_t k = 0; k < i.s.size(); ++k) out |= zero_extended(m.reg(i.s[k])[t], bytes) << (8 * bytes * k);
+      for (size_t k = 0; k < i.s.size(); ++k)
+        out |= zero_extended(m.reg(i.s[k])[t], bytes) << (8 * bytes * k);
       d[t] = out;
     });
   } else {
@@ -297,7 +319,8 @@ inline void mov(Machine& m, Ins& i) {
     int bytes = BYTES[i.type] / int(i.d.size());
     m.each([&](int t) {
       uint64_t value = a[t];
-      for (size_t k = 0; k < i.d.size(); ++k) m.reg(i.d[k])[t] = zero_extended(value >> (8 * bytes * k), bytes);
+      for (size_t k = 0; k < i.d.size(); ++k)
+        m.reg(i.d[k])[t] = zero_extended(value >> (8 * bytes * k), bytes);
     });
   }
 }
@@ -308,11 +331,12 @@ inline void selp(Machine& m, Ins& i) {
 enum Comparison { EQ, NE, LT, LE, GT, GE, EQU, NEU, LTU, LEU, GTU, GEU, NUM, NAN_ };
 enum Combination { ALONE, AND, OR, XOR };
 
-template <class T>
-bool compares(int how, T a, T b) {
+template <class T> bool compares(int how, T a, T b) {
   bool unordered = a != a || b != b;
-  if (how >= NUM) return unordered == (how == NAN_);
-  if (unordered) return how >= EQU;
+  if (how >= NUM)
+    return unordered == (how == NAN_);
+  if (unordered)
+    return how >= EQU;
   switch (how % EQU) {
     case EQ: return a == b;
     case NE: return a != b;
@@ -334,7 +358,8 @@ inline void setp(Machine& m, Ins& i) {
       return i.option[1] == AND ? v && other : i.option[1] == OR ? v || other : i.option[1] == XOR ? v != other : v;
     };
     d[t] = joined(yes);
-    if (e) e[t] = joined(!yes);
+    if (e)
+      e[t] = joined(!yes);
   };
   int how = int(i.option[0]);
   if (i.type >= F16)
@@ -368,7 +393,8 @@ inline void cvt(Machine& m, Ins& i) {
     uint64_t out;
     if (from >= F16 && to >= F16) {
       double v = read_float(m, from, a[t]);
-      if (i.option[2]) v = v > 0 ? std::min(v, 1.0) : 0.0;
+      if (i.option[2])
+        v = v > 0 ? std::min(v, 1.0) : 0.0;
       if (i.option[3])
         v = to_integral(v, int(i.option[1]));  // .rni and the like between floats
       else if (i.option[1] != NEAREST && BYTES[to] < BYTES[from])
@@ -378,8 +404,10 @@ inline void cvt(Machine& m, Ins& i) {
       double v = to_integral(read_float(m, from, a[t]), int(i.option[1]));
       out = with_integer(m, to, [&](auto zero) {
         using Limits = std::numeric_limits<decltype(zero)>;
-        if (v >= std::ldexp(1.0, Limits::digits)) return bits(Limits::max());
-        if (v <= double(Limits::min())) return bits(Limits::min());
+        if (v >= std::ldexp(1.0, Limits::digits))
+          return bits(Limits::max());
+        if (v <= double(Limits::min()))
+          return bits(Limits::min());
         return bits(v != v ? zero : decltype(zero)(v));
       });
     } else {

@@ -9,8 +9,10 @@ namespace ptx {
 // The new value of one element: PTX ISA, "atom". `flush`: float32 in global memory loses subnormals
 inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b, uint64_t c, bool flush) {
   int bytes = BYTES[type];
-  if (how == EXCHANGE) return zero_extended(b, bytes);
-  if (how == COMPARE) return old == zero_extended(b, bytes) ? zero_extended(c, bytes) : old;
+  if (how == EXCHANGE)
+    return zero_extended(b, bytes);
+  if (how == COMPARE)
+    return old == zero_extended(b, bytes) ? zero_extended(c, bytes) : old;
   if (type == F16X2 || type == BF16X2) {
     int half = type == F16X2 ? F16 : BF16;
     uint64_t low = updated(m, how, half, old & 0xffff, b & 0xffff, 0, false);
@@ -26,8 +28,10 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
   return with_integer(m, type, [&](auto zero) {
     using T = decltype(zero);
     T x = as<T>(old), y = as<T>(b);
-    if (how == INCREMENT) return bits<T>(x >= y ? T(0) : T(x + 1));
-    if (how == DECREMENT) return bits<T>(x == 0 || x > y ? y : T(x - 1));
+    if (how == INCREMENT)
+      return bits<T>(x >= y ? T(0) : T(x + 1));
+    if (how == DECREMENT)
+      return bits<T>(x == 0 || x > y ? y : T(x - 1));
     return bits<T>(joined(how, x, y));
   });
 }
@@ -43,7 +47,8 @@ inline void atom(Machine& m, Ins& i) {
     m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
       uint8_t* host = shared ? m.shared.data() + m.offset_of(at, bytes, t) : m.global(at, bytes, t);
-      if (shared) m.note_atomic(host - m.shared.data(), bytes, t);
+      if (shared)
+        m.note_atomic(host - m.shared.data(), bytes, t);
       addresses.push_back(at);
       bool changes = false;
       for (int k = 0; k < count; ++k) {
@@ -52,7 +57,8 @@ inline void atom(Machine& m, Ins& i) {
         uint64_t made = updated(m, how, i.type, old, b, c, !shared);
         changes |= made != old;
         std::memcpy(host + k * each, &made, each);
-        if (!i.d.empty()) m.reg(i.d[k])[t] = held(old, i.type, i.width);
+        if (!i.d.empty())
+          m.reg(i.d[k])[t] = held(old, i.type, i.width);
       }
       m.note_progress(changes, t);
     });

@@ -53,7 +53,8 @@ inline void prmt(Machine& m, Ins& i) {
     for (int k = 0; k < 4; ++k) {
       unsigned pick = (c >> (4 * k)) & 0xf;
       uint64_t byte = (all >> (8 * (pick & 7))) & 0xff;
-      if (pick & 8) byte = byte & 0x80 ? 0xff : 0;
+      if (pick & 8)
+        byte = byte & 0x80 ? 0xff : 0;
       out |= byte << (8 * k);
     }
     return out;
@@ -90,7 +91,8 @@ inline void brev(Machine& m, Ins& i) {
   int size = 8 * BYTES[i.type];
   of_bits(m, i, [&](uint64_t a, auto...) {
     uint64_t out = 0;
-    for (int k = 0; k < size; ++k) out |= ((a >> k) & 1) << (size - 1 - k);
+    for (int k = 0; k < size; ++k)
+      out |= ((a >> k) & 1) << (size - 1 - k);
     return out;
   });
 }

@@ -62,10 +62,13 @@ class Run {
     while (step()) {
     }
     for (auto& flying : m_.products)
-      if (!flying.items.empty()) m_.fault("the kernel ends with a wgmma that was not waited for");
+      if (!flying.items.empty())
+        m_.fault("the kernel ends with a wgmma that was not waited for");
     for (auto& flying : m_.bulks)
-      if (!flying.items.empty()) m_.fault("the kernel ends with a bulk store that was not waited for");
-    if (!m_.tensor.allocations.empty()) m_.fault("the kernel ends with tensor memory that was not given back");
+      if (!flying.items.empty())
+        m_.fault("the kernel ends with a bulk store that was not waited for");
+    if (!m_.tensor.allocations.empty())
+      m_.fault("the kernel ends with tensor memory that was not given back");
   }
 
   int at() const { return at_; }
@@ -79,19 +82,25 @@ class Run {
   int at_ = 0;
 
   bool step() {
-    if (!together_ && !gather()) return false;
-    if (at_ >= int(program_.code.size())) m_.fault("ran past the end of the program");
+    if (!together_ && !gather())
+      return false;
+    if (at_ >= int(program_.code.size()))
+      m_.fault("ran past the end of the program");
     Ins& i = program_.code[at_];
     select(i);
     ++m_.time;
-    if (program_.tracing) program_.trace.push_back(at_);
+    if (program_.tracing)
+      program_.trace.push_back(at_);
     ++i.executed;
-    if (m_.pending_count) check_pending(i);
+    if (m_.pending_count)
+      check_pending(i);
     m_.barrier = m_.exits = m_.branches = false;
-    if (m_.active(0, m_.threads)) i.run(m_, i);
+    if (m_.active(0, m_.threads))
+      i.run(m_, i);
     // a copy is a name: LLVM places copies of loop variables behind the fence, and ptxas makes one register of them
     bool copy = i.run == mov && i.d.size() == 1 && i.s.size() == 1 && !i.option[0];  // option 0: of a constant
-    for (int d : i.d) m_.register_time[d] = copy ? m_.register_time[i.s[0]] : m_.time;
+    for (int d : i.d)
+      m_.register_time[d] = copy ? m_.register_time[i.s[0]] : m_.time;
     return advance(i);
   }
 
@@ -101,9 +110,11 @@ class Run {
     bool living = false;
     for (int t = 0; t < m_.threads; ++t) {
       living |= m_.alive[t];
-      if (m_.alive[t] && !waits_[t]) lowest = std::min(lowest, pc_[t]);
+      if (m_.alive[t] && !waits_[t])
+        lowest = std::min(lowest, pc_[t]);
     }
-    if (!living) return false;
+    if (!living)
+      return false;
     if (lowest == END) {  // all wait: the barrier opens
       std::fill(waits_.begin(), waits_.end(), 0);
       ++m_.epoch;
@@ -125,11 +136,14 @@ class Run {
   }
 
   void check_pending(const Ins& i) {
-    if (i.run == wgmma) return;  // a chain of products on one accumulator is ordered
+    if (i.run == wgmma)
+      return;  // a chain of products on one accumulator is ordered
     for (int r : i.d)
-      if (m_.pending[r]) m_.fault("writes a register of a wgmma that was not waited for");
+      if (m_.pending[r])
+        m_.fault("writes a register of a wgmma that was not waited for");
     for (int r : i.s)
-      if (m_.pending[r]) m_.fault("reads a register of a wgmma that was not waited for");
+      if (m_.pending[r])
+        m_.fault("reads a register of a wgmma that was not waited for");
   }
 
   bool advance(Ins& i) {
@@ -144,19 +158,27 @@ class Run {
       at_ = target;
       return true;
     }
-    if (together_) std::fill(pc_.begin(), pc_.end(), at_);
+    if (together_)
+      std::fill(pc_.begin(), pc_.end(), at_);
     together_ = true;
     int common = END;
     for (int t = 0; t < m_.threads; ++t) {
-      if (m_.scratch[t]) pc_[t] = m_.mask[t] ? target : at_ + 1;
-      if (m_.mask[t] && m_.barrier) waits_[t] = 1;
-      if (m_.mask[t] && m_.exits) m_.alive[t] = 0;
-      if (!m_.alive[t]) continue;
-      if (common == END) common = pc_[t];
+      if (m_.scratch[t])
+        pc_[t] = m_.mask[t] ? target : at_ + 1;
+      if (m_.mask[t] && m_.barrier)
+        waits_[t] = 1;
+      if (m_.mask[t] && m_.exits)
+        m_.alive[t] = 0;
+      if (!m_.alive[t])
+        continue;
+      if (common == END)
+        common = pc_[t];
       together_ &= pc_[t] == common && !waits_[t];
     }
-    if (common == END) return false;
-    if (together_) at_ = common;
+    if (common == END)
+      return false;
+    if (together_)
+      at_ = common;
     return true;
   }
 };
@@ -203,11 +225,13 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
   for (int64_t n = first; n < last; ++n) {
     *where = n;
     ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed);
-    for (int k = 0; k < nconstants; ++k) std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
+    for (int k = 0; k < nconstants; ++k)
+      std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
     for (uint64_t t = 0; t < uint64_t(threads); ++t) {
       uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
       for (int k = 0; k < 5; ++k)
-        if (specials[k] >= 0) m.reg(specials[k])[t] = values[k];
+        if (specials[k] >= 0)
+          m.reg(specials[k])[t] = values[k];
     }
     ptx::Run run(program, m);
     try {
@@ -235,7 +259,8 @@ int64_t ptx_printed(void* handle, char* out) {
 int64_t ptx_trace(void* handle, int32_t* out) {
   auto& program = *static_cast<ptx::Program*>(handle);
   program.tracing = true;
-  if (out) std::copy(program.trace.begin(), program.trace.end(), out);
+  if (out)
+    std::copy(program.trace.begin(), program.trace.end(), out);
   return int64_t(program.trace.size());
 }
 

@@ -90,22 +90,19 @@ struct Reads {  // of one wgmma, or bulk store, that was not waited for
 };
 
 // Take out of `flying` what is over, in order, and call f with each
-template <class T, class Over, class F>
-void finish(std::vector<T>& flying, Over over, F f) {
+template <class T, class Over, class F> void finish(std::vector<T>& flying, Over over, F f) {
   auto done = std::stable_partition(flying.begin(), flying.end(), [&](const T& item) { return !over(item); });
   std::for_each(done, flying.end(), f);
   flying.erase(done, flying.end());
 }
 
 // Operations that a thread or a warpgroup began and has not waited for
-template <class T>
-struct Flying {
+template <class T> struct Flying {
   int64_t group = 0;  // groups committed
   std::vector<T> items = {};
 
   // Wait until at most `most` groups are in flight; -1: for all, committed or not
-  template <class F>
-  void wait(int64_t most, F f) {
+  template <class F> void wait(int64_t most, F f) {
     finish(items, [&](const T& item) { return item.group < group - most; }, f);
   }
 };
@@ -197,33 +194,33 @@ struct Machine {
     throw Fault(what + (thread < 0 ? "" : " (thread " + std::to_string(thread) + ")"));
   }
 
-  template <class F>
-  void each(F f) {
+  template <class F> void each(F f) {
     if (all) {
-      for (int t = 0; t < threads; ++t) f(t);
+      for (int t = 0; t < threads; ++t)
+        f(t);
     } else {
       for (int t = 0; t < threads; ++t)
-        if (mask[t]) f(t);
+        if (mask[t])
+          f(t);
     }
   }
 
   // f(thread) for the threads of a warp that execute
-  template <class F>
-  void each_of(int warp, F f) {
+  template <class F> void each_of(int warp, F f) {
     for (int t = warp * WARP; t < (warp + 1) * WARP; ++t)
-      if (mask[t]) f(t);
+      if (mask[t])
+        f(t);
   }
 
   // f(warp) for every warp of which a thread executes
-  template <class F>
-  void each_part(F f) {
+  template <class F> void each_part(F f) {
     for (int w = 0; w < warps; ++w)
-      if (active(w * WARP, WARP)) f(w);
+      if (active(w * WARP, WARP))
+        f(w);
   }
 
   // f(warp) for every warp that executes; a part of one is refused
-  template <class F>
-  void each_warp(F f) {
+  template <class F> void each_warp(F f) {
     each_part([&](int w) {
       if (int n = active(w * WARP, WARP); n != WARP)
         fault("divergence: " + std::to_string(n) + " of 32 threads of warp " + std::to_string(w) + " execute it");
@@ -246,7 +243,8 @@ struct Machine {
   uint8_t* host(uint64_t address, int bytes, int thread) {
     for (const Region& region : hosts)
       if (address >= region.base && address + bytes <= region.base + region.bytes) {
-        if (address % bytes) fault("misaligned global address: " + std::to_string(bytes) + " bytes", thread);
+        if (address % bytes)
+          fault("misaligned global address: " + std::to_string(bytes) + " bytes", thread);
         return region.host + (address - region.base);
       }
     fault("global address outside every tensor", thread);
@@ -254,10 +252,13 @@ struct Machine {
 
   uint8_t* global(uint64_t address, int bytes, int thread) {
     uint64_t index = address >> REGION_BITS;
-    if (index == LOCAL_REGION) return local_at(address, bytes, thread);
-    if (index < FIRST_REGION) return host(address, bytes, thread);
+    if (index == LOCAL_REGION)
+      return local_at(address, bytes, thread);
+    if (index < FIRST_REGION)
+      return host(address, bytes, thread);
     index -= FIRST_REGION;
-    if (index >= regions.size()) fault("global address outside every tensor", thread);
+    if (index >= regions.size())
+      fault("global address outside every tensor", thread);
     const Region& region = regions[index];
     int64_t offset = int64_t(address - region.base);
     if (offset < 0 || offset + bytes > region.bytes)
@@ -281,11 +282,12 @@ struct Machine {
   }
 
   // `visit` of each granule of an access to shared memory, its number and the bit of the thread's warp
-  template <class Visit>
-  void each_granule(int64_t offset, int bytes, int thread, Visit visit) {
-    if (!checks) return;
+  template <class Visit> void each_granule(int64_t offset, int bytes, int thread, Visit visit) {
+    if (!checks)
+      return;
     const uint32_t me = 1u << (thread / WARP);
-    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) visit(granules[g], g, me);
+    for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g)
+      visit(granules[g], g, me);
   }
 
   [[noreturn]] void fault_in(int64_t granule, const std::string& what, int thread = -1) {
@@ -294,8 +296,10 @@ struct Machine {
 
   void note_read(int64_t offset, int bytes, int thread) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      if (granule.in_flight) fault_in(g, "reads shared memory that an asynchronous copy still writes", thread);
-      if (!granule.written) fault_in(g, "reads uninitialised shared memory", thread);
+      if (granule.in_flight)
+        fault_in(g, "reads shared memory that an asynchronous copy still writes", thread);
+      if (!granule.written)
+        fault_in(g, "reads uninitialised shared memory", thread);
       if (granule.write_epoch == epoch && (granule.atomic ? granule.writers & ~me : !(granule.writers & me)))
         fault_in(g, "race: reads what another warp wrote since the last barrier", thread);
       if (granule.copied_epoch == epoch && tensor.waited[thread / WARP] != epoch)
@@ -306,8 +310,10 @@ struct Machine {
 
   void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      if (granule.in_flight) fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
-      if (granule.async_reads) fault_in(g, "writes shared memory that a product in flight reads", thread);
+      if (granule.in_flight)
+        fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
+      if (granule.async_reads)
+        fault_in(g, "writes shared memory that a product in flight reads", thread);
       if (granule.read_epoch == epoch && (granule.readers & ~me))
         fault_in(g, "race: writes what another warp read since the last barrier", thread);
       if (granule.product_epoch == epoch && tensor.waited[thread / WARP] != epoch)
@@ -334,9 +340,12 @@ struct Machine {
   void note_atomic(int64_t offset, int bytes, int thread) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
       bool first = granule.write_epoch != epoch;
-      if (granule.in_flight) fault_in(g, "updates shared memory that an asynchronous copy still writes", thread);
-      if (granule.async_reads) fault_in(g, "updates shared memory that a product in flight reads", thread);
-      if (!granule.written) fault_in(g, "updates uninitialised shared memory", thread);
+      if (granule.in_flight)
+        fault_in(g, "updates shared memory that an asynchronous copy still writes", thread);
+      if (granule.async_reads)
+        fault_in(g, "updates shared memory that a product in flight reads", thread);
+      if (!granule.written)
+        fault_in(g, "updates uninitialised shared memory", thread);
       if (!first && !granule.atomic && (granule.writers & ~me))
         fault_in(g, "race: updates what another warp wrote since the last barrier", thread);
       if (granule.read_epoch == epoch && (granule.readers & ~me))
@@ -371,15 +380,13 @@ struct Machine {
   }
 };
 
-template <class T>
-T as(uint64_t value) {
+template <class T> T as(uint64_t value) {
   T out;
   std::memcpy(&out, &value, sizeof(T));
   return out;
 }
 
-template <class T>
-uint64_t bits(T value) {
+template <class T> uint64_t bits(T value) {
   uint64_t out = 0;
   std::memcpy(&out, &value, sizeof(T));
   return out;
@@ -397,7 +404,8 @@ inline int64_t sign_extended(uint64_t value, int bytes) {
 // A value of `type` as a register of `width` bytes holds it: signed ones extended by their sign
 inline uint64_t held(uint64_t value, int type, int width) {
   int bytes = BYTES[type];
-  if (is_signed(type) && width > bytes) return zero_extended(uint64_t(sign_extended(value, bytes)), width);
+  if (is_signed(type) && width > bytes)
+    return zero_extended(uint64_t(sign_extended(value, bytes)), width);
   return zero_extended(value, bytes < width ? bytes : width);
 }
 
@@ -405,14 +413,17 @@ inline float from_bf16(uint16_t b) { return as<float>(uint64_t(b) << 16); }
 
 // Round to nearest even straight from double: a float between would round twice
 inline uint16_t to_bf16(double x) {
-  if (x != x) return 0x7fff;
+  if (x != x)
+    return 0x7fff;
   float near = float(x);
   uint32_t b = uint32_t(bits(near));
   uint32_t low = b & 0xffff, kept = b >> 16;
   double rest = x - double(near);  // decides a tie that the float shows
   bool negative = b >> 31;
-  if (negative) rest = -rest;
-  if (low > 0x8000 || (low == 0x8000 && (rest > 0 || (rest == 0 && (kept & 1))))) ++kept;
+  if (negative)
+    rest = -rest;
+  if (low > 0x8000 || (low == 0x8000 && (rest > 0 || (rest == 0 && (kept & 1)))))
+    ++kept;
   return uint16_t(kept);
 }
 
@@ -422,7 +433,8 @@ inline uint16_t to_f16(double x) { return uint16_t(bits(static_cast<_Float16>(x)
 // Eight bits: e4m3 has no infinity and NaN where the other bits are all set, e5m2 is the upper half of a float16
 inline float from_e4m3(uint8_t b) {
   int exponent = (b >> 3) & 15, mantissa = b & 7;
-  if ((b & 0x7f) == 0x7f) return as<float>(0x7fc00000u);
+  if ((b & 0x7f) == 0x7f)
+    return as<float>(0x7fc00000u);
   float magnitude = exponent ? std::ldexp(float(8 + mantissa), exponent - 10) : std::ldexp(float(mantissa), -9);
   return b & 0x80 ? -magnitude : magnitude;
 }
@@ -430,12 +442,14 @@ inline float from_e5m2(uint8_t b) { return from_f16(uint16_t(uint16_t(b) << 8));
 
 // To nearest even; a number that is too large becomes the largest
 inline uint8_t to_fp8(double x, int mantissa_bits, int bias, double largest) {
-  if (x != x) return 0x7f;
+  if (x != x)
+    return 0x7f;
   uint8_t sign = std::signbit(x) ? 0x80 : 0;
   double a = std::min(std::fabs(x), largest);
   int exponent = a > 0 ? std::max(std::ilogb(a), 1 - bias) : 1 - bias, one = 1 << mantissa_bits;
   int steps = int(std::nearbyint(std::ldexp(a, mantissa_bits - exponent)));
-  if (steps == 2 * one) steps = one, ++exponent;
+  if (steps == 2 * one)
+    steps = one, ++exponent;
   return uint8_t(sign | (steps < one ? steps : ((exponent + bias) << mantissa_bits) + steps - one));
 }
 inline uint8_t to_e4m3(double x) { return to_fp8(x, 3, 7, 448); }

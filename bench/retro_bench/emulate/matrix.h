@@ -6,12 +6,18 @@
 namespace ptx {
 
 inline float element(int type, uint64_t value) {
-  if (type == F16) return from_f16(uint16_t(value));
-  if (type == BF16) return from_bf16(uint16_t(value));
-  if (type == E4M3) return from_e4m3(uint8_t(value));
-  if (type == E5M2) return from_e5m2(uint8_t(value));
-  if (type == S8) return float(int8_t(value));
-  if (type == U8) return float(uint8_t(value));
+  if (type == F16)
+    return from_f16(uint16_t(value));
+  if (type == BF16)
+    return from_bf16(uint16_t(value));
+  if (type == E4M3)
+    return from_e4m3(uint8_t(value));
+  if (type == E5M2)
+    return from_e5m2(uint8_t(value));
+  if (type == S8)
+    return float(int8_t(value));
+  if (type == U8)
+    return float(uint8_t(value));
   return as<float>(value & 0xffffe000u);  // tf32: the low 13 bits are not read
 }
 
@@ -45,13 +51,13 @@ inline uint64_t accumulated(int type, uint64_t c, float product, bool adds, bool
     int64_t sum = (adds ? int64_t(int32_t(c)) : 0) + int64_t(product);
     return uint32_t(saturates ? std::clamp<int64_t>(sum, INT32_MIN, INT32_MAX) : sum);
   }
-  if (type == F16) return to_f16(adds ? double(from_f16(uint16_t(c))) + double(product) : double(product));
+  if (type == F16)
+    return to_f16(adds ? double(from_f16(uint16_t(c))) + double(product) : double(product));
   return bits(adds ? as<float>(c) + product : product);
 }
 
 // f(register of the accumulators, element in it, row, column) of one lane's part of 16 rows, `columns` wide
-template <class F>
-void each_accumulator(int type, int columns, int lane, F f) {
+template <class F> void each_accumulator(int type, int columns, int lane, F f) {
   int each = type == F16 ? 2 : 1;
   for (int r = 0; r < columns / (2 * each); ++r)
     for (int e = 0; e < each; ++e) {
@@ -97,13 +103,15 @@ struct Descriptor {
     stride = ((d >> 32) & 0x3fff) << 4;
     const int rows[4] = {16, 128, 64, 32};
     swizzle = rows[(d >> 62) & 3];
-    if ((d >> 49) & 7) m.fault("a base offset in a shared matrix descriptor is not emulated");
+    if ((d >> 49) & 7)
+      m.fault("a base offset in a shared matrix descriptor is not emulated");
   }
 
   // Byte address of element (i, k), i along M or N; `transposed`: elements next to each other along i
   uint64_t at(int i, int k, int bytes, bool transposed) const {
     uint64_t byte = uint64_t(transposed ? i : k) * bytes, row = transposed ? k : i, down = stride, across = leading;
-    if (transposed && swizzle == 16) std::swap(down, across);
+    if (transposed && swizzle == 16)
+      std::swap(down, across);
     uint64_t address = start + row % 8 * swizzle + row / 8 * down;
     address += transposed || swizzle == 16 ? byte % swizzle + byte / swizzle * across : byte;  // else a row holds all k
     return address ^ (((address >> 7) & (uint64_t(swizzle) / 16 - 1)) << 4);
@@ -114,12 +122,15 @@ struct Descriptor {
 // is waited for. readers: the warps that issue it, as bits from `first` on
 inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, int readers,
                             std::vector<uint32_t>& granules) {
-  if (!m.checks) return;
+  if (!m.checks)
+    return;
   uint32_t mine = uint32_t((uint64_t(1) << readers) - 1) << first;
   for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
     Granule& granule = m.granules[g];
-    if (granule.in_flight) m.fault_in(g, "a product reads shared memory that an asynchronous copy still writes");
-    if (!granule.written) m.fault_in(g, "a product reads uninitialised shared memory");
+    if (granule.in_flight)
+      m.fault_in(g, "a product reads shared memory that an asynchronous copy still writes");
+    if (!granule.written)
+      m.fault_in(g, "a product reads uninitialised shared memory");
     bool waited = granule.copied_epoch != m.epoch;  // a bulk copy's bytes need no fence, but one who waited for them
     bool fenced = false, all = true;  // by one of these warps after it saw the data, or by all who wrote them
     for (int w = 0; w < m.warps; ++w) {
@@ -128,8 +139,10 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
       fenced |= (mine >> w & 1) && after;
       all &= !(granule.writers >> w & 1) || after;
     }
-    if (!waited) m.fault_in(g, "race: a product reads what a bulk copy wrote that another warp waited for");
-    if (!fenced && !all) m.fault_in(g, "a product reads what no fence.proxy.async made visible");
+    if (!waited)
+      m.fault_in(g, "race: a product reads what a bulk copy wrote that another warp waited for");
+    if (!fenced && !all)
+      m.fault_in(g, "a product reads what no fence.proxy.async made visible");
     // where several warps read every byte, one epoch with a writer is a race, whichever warp wrote
     if (granule.write_epoch == m.epoch && (readers > 1 || (granule.writers & ~mine)))
       m.fault_in(g, "race: a product reads what was written since the last barrier");
@@ -169,7 +182,8 @@ inline void release(Machine& m, const Reads& reads, uint32_t warps) {
     --m.granules[g].async_reads;
     m.granules[g].read_by(warps, m.epoch);
   }
-  for (int r : reads.registers) --m.pending[r], --m.pending_count;
+  for (int r : reads.registers)
+    --m.pending[r], --m.pending_count;
 }
 
 inline void hold_register(Machine& m, Reads& product, int index) {
@@ -184,16 +198,20 @@ inline void wgmma(Machine& m, Ins& i) {
   int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[6]);
   bool from_registers = i.option[2], a_transposed = i.option[3], b_transposed = i.option[4];
   int na = from_registers ? 4 : 1, accumulators = i.type2 == F16 ? n / 4 : n / 2;
-  if (m.warps % 4) m.fault("wgmma needs whole warpgroups of 4 warps");
+  if (m.warps % 4)
+    m.fault("wgmma needs whole warpgroups of 4 warps");
   for (int group = 0; group < m.warps / 4; ++group) {
     int first = group * WARPGROUP, active = m.active(first, WARPGROUP);
-    if (active == 0) continue;
-    if (active != WARPGROUP) m.fault("divergence: part of a warpgroup executes a wgmma");
+    if (active == 0)
+      continue;
+    if (active != WARPGROUP)
+      m.fault("divergence: part of a warpgroup executes a wgmma");
     Reads product{m.products[group].group, {}};
     auto uniform = [&](int source) {
       uint64_t* v = m.reg(source);
       for (int t = first; t < first + WARPGROUP; ++t)
-        if (v[t] != v[first]) m.fault("a descriptor differs within its warpgroup", t);
+        if (v[t] != v[first])
+          m.fault("a descriptor differs within its warpgroup", t);
       return v[first];
     };
     Operands shared{m, k, 4 * group, 4, -1, product.granules};
@@ -203,7 +221,8 @@ inline void wgmma(Machine& m, Ins& i) {
         for (int w = 4 * group; w < 4 * group + 4; ++w)
           if (m.checks && m.register_time[i.s[r]] > m.fence_time[w])
             m.fault("a register of A was written after the last wgmma.fence");
-      for (int w = 0; w < 4; ++w) read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
+      for (int w = 0; w < 4; ++w)
+        read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
     } else {
       a = shared.matrix(Descriptor(m, uniform(i.s[0])), i.type, 64, a_transposed, false);
     }
@@ -224,15 +243,16 @@ inline void wgmma(Machine& m, Ins& i) {
         put(d, i.type2, e, accumulated(i.type2, got(d, i.type2, e), sum, adds, i.option[7]));
       });
     if (from_registers)
-      for (int r = 0; r < 4; ++r) hold_register(m, product, i.s[r]);
+      for (int r = 0; r < 4; ++r)
+        hold_register(m, product, i.s[r]);
     m.products[group].items.push_back(std::move(product));
   }
 }
 
-template <class F>
-void each_warpgroup(Machine& m, F f) {
+template <class F> void each_warpgroup(Machine& m, F f) {
   for (int group = 0; group < m.warps / 4; ++group)
-    if (m.mask[group * WARPGROUP]) f(group);
+    if (m.mask[group * WARPGROUP])
+      f(group);
 }
 constexpr Handler wgmma_fence = [](Machine& m, Ins&) { m.each_warp([&](int w) { m.fence_time[w] = m.time; }); };
 inline void wgmma_commit(Machine& m, Ins&) {

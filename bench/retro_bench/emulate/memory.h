@@ -17,10 +17,12 @@ inline int64_t distinct(std::vector<uint64_t>& values) {
 
 // Distinct 32-byte sectors that a warp's request touches, and the fewest that its bytes need
 inline void count_sectors(Ins& i, std::vector<uint64_t> addresses, int bytes) {
-  if (addresses.empty()) return;
+  if (addresses.empty())
+    return;
   std::vector<uint64_t> sectors;
   for (uint64_t a : addresses)
-    for (uint64_t s = a / 32; s <= (a + bytes - 1) / 32; ++s) sectors.push_back(s);
+    for (uint64_t s = a / 32; s <= (a + bytes - 1) / 32; ++s)
+      sectors.push_back(s);
   i.requests += 1;
   i.units += distinct(sectors);
   i.fewest += (distinct(addresses) * bytes + 31) / 32;
@@ -28,30 +30,36 @@ inline void count_sectors(Ins& i, std::vector<uint64_t> addresses, int bytes) {
 
 // Wavefronts of a warp's shared request: per phase (128 bytes of lanes) the most distinct words that one bank serves
 inline void count_wavefronts(Ins& i, const std::vector<uint64_t>& addresses, int bytes) {
-  if (addresses.empty()) return;
+  if (addresses.empty())
+    return;
   size_t lanes = bytes <= 4 ? 32 : 128 / bytes;
   i.requests += 1;
   for (size_t first = 0; first < addresses.size(); first += lanes) {
     std::vector<uint64_t> words;
     for (size_t k = first; k < std::min(first + lanes, addresses.size()); ++k)
-      for (uint64_t w = addresses[k] / 4; w <= (addresses[k] + bytes - 1) / 4; ++w) words.push_back(w);
+      for (uint64_t w = addresses[k] / 4; w <= (addresses[k] + bytes - 1) / 4; ++w)
+        words.push_back(w);
     distinct(words);
     int load[32] = {};
-    for (uint64_t w : words) ++load[w % 32];
+    for (uint64_t w : words)
+      ++load[w % 32];
     i.units += *std::max_element(load, load + 32);
     i.fewest += 1;
   }
 }
 
 inline void count_request(Ins& i, int64_t space, const std::vector<uint64_t>& addresses, int bytes) {
-  if (space == SHARED) count_wavefronts(i, addresses, bytes);
-  if (space == GLOBAL) count_sectors(i, addresses, bytes);
+  if (space == SHARED)
+    count_wavefronts(i, addresses, bytes);
+  if (space == GLOBAL)
+    count_sectors(i, addresses, bytes);
 }
 
 // Whether a later thread stores to the same place: the last one stays
 inline bool overwritten(const Machine& m, const uint64_t* address, int thread, int end) {
   for (int t = thread + 1; t < end; ++t)
-    if (m.mask[t] && address[t] == address[thread]) return true;
+    if (m.mask[t] && address[t] == address[thread])
+      return true;
   return false;
 }
 
@@ -78,7 +86,8 @@ inline void access(Machine& m, Ins& i, bool load) {
           m.reg(i.d[k])[t] = held(value, i.type, i.width);
         }
       } else {
-        for (int k = 0; k < count; ++k) std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
+        for (int k = 0; k < count; ++k)
+          std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
         if (!shared)
           std::memcpy(m.global(at, bytes, t), buffer, bytes);
         else if (!overwritten(m, address, t, (w + 1) * WARP))
@@ -106,7 +115,8 @@ inline void cp_async(Machine& m, Ins& i) {
         std::memcpy(copy.data, m.global(source, bytes, t), bytes);
         addresses.push_back(source);
       } else {
-        for (int k = 0; k < read; ++k) copy.data[k] = *m.global(source + k, 1, t);
+        for (int k = 0; k < read; ++k)
+          copy.data[k] = *m.global(source + k, 1, t);
       }
       m.note_copy(m.offset_of(copy.address, bytes, t), bytes, t);
       m.copies[t].items.push_back(copy);
@@ -145,7 +155,8 @@ inline void shfl(Machine& m, Ins& i) {  // option 0: Shuffle
     std::copy_n(a + w * WARP, WARP, values);
     m.each_of(w, [&](int t) {
       int lane = t % WARP, by = int(b[t] & 31), clamp = int(c[t] & 31), segment = int((c[t] >> 8) & 31);
-      if (!((members[t] >> lane) & 1)) m.fault("shfl.sync by a thread that its member mask leaves out", t);
+      if (!((members[t] >> lane) & 1))
+        m.fault("shfl.sync by a thread that its member mask leaves out", t);
       int highest = (lane & segment) | (clamp & ~segment), from;
       switch (i.option[0]) {
         case FROM_LOWER: from = lane - by; break;
@@ -154,11 +165,13 @@ inline void shfl(Machine& m, Ins& i) {  // option 0: Shuffle
         default: from = (lane & segment) | (by & ~segment);
       }
       bool valid = i.option[0] == FROM_LOWER ? from >= highest : from <= highest;
-      if (!valid) from = lane;
+      if (!valid)
+        from = lane;
       if (!m.mask[w * WARP + from] || !((members[t] >> from) & 1))
         m.fault("shfl.sync reads a thread that does not take part", t);
       d[t] = values[from];
-      if (p) p[t] = valid;
+      if (p)
+        p[t] = valid;
     });
   });
 }
@@ -183,8 +196,7 @@ enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE, INCREMENT, D
 inline double joined(int how, double x, double y) {
   return how == UADD ? x + y : how == UMIN ? least(x, y, false) : most(x, y, false);
 }
-template <class T>
-T joined(int how, T x, T y) {
+template <class T> T joined(int how, T x, T y) {
   switch (how) {
     case UADD: return T(uint64_t(x) + uint64_t(y));
     case UMIN: return std::min(x, y);
@@ -230,7 +242,8 @@ inline void matrix_rows(Machine& m, Ins& i, bool load) {
         return i.option[1] ? rows[column][row] : rows[row][column];
       };
       for (int lane = 0; lane < WARP && !load; ++lane)
-        for (int e = 0; e < 2; ++e) element(lane, e) = uint16_t(moved[lane] >> (16 * e));
+        for (int e = 0; e < 2; ++e)
+          element(lane, e) = uint16_t(moved[lane] >> (16 * e));
       for (int t = first + 8 * k; t < first + 8 * k + 8; ++t) {
         uint64_t at = address[t] + uint64_t(i.option[0]);
         if (load)
@@ -239,7 +252,8 @@ inline void matrix_rows(Machine& m, Ins& i, bool load) {
           m.write_shared(at, 16, t, rows[t % 8]);
         addresses.push_back(at);
       }
-      for (int lane = 0; lane < WARP && load; ++lane) moved[lane] = element(lane, 0) | uint32_t(element(lane, 1)) << 16;
+      for (int lane = 0; lane < WARP && load; ++lane)
+        moved[lane] = element(lane, 0) | uint32_t(element(lane, 1)) << 16;
     }
     count_wavefronts(i, addresses, 16);
   });

@@ -12,7 +12,8 @@ inline std::string text_at(Machine& m, uint64_t address, int thread) {
   std::string text;
   for (;; ++address) {
     char letter = char(*m.global(address, 1, thread));
-    if (letter == 0) return text;
+    if (letter == 0)
+      return text;
     text += letter;
   }
 }
@@ -20,7 +21,8 @@ inline std::string text_at(Machine& m, uint64_t address, int thread) {
 // One conversion of a format string, `spec`, of the value at `at`; moves `at` behind it
 inline std::string converted(Machine& m, const std::string& spec, uint64_t& at, int thread) {
   char out[128] = {}, kind = spec.back();
-  if (kind == '%') return "%";
+  if (kind == '%')
+    return "%";
   bool floating = std::string("aefgEFGA").find(kind) != std::string::npos;
   bool wide = floating || kind == 's' || kind == 'p' || spec.find('l') != std::string::npos;
   int size = wide ? 8 : 4;
@@ -28,7 +30,8 @@ inline std::string converted(Machine& m, const std::string& spec, uint64_t& at, 
   uint64_t value = 0;
   std::memcpy(&value, m.global(at, size, thread), size);
   at += size;
-  if (kind == 's') return text_at(m, value, thread);
+  if (kind == 's')
+    return text_at(m, value, thread);
   if (floating)
     std::snprintf(out, sizeof out, spec.c_str(), as<double>(value));
   else if (wide)
@@ -54,7 +57,8 @@ inline void print(Machine& m, Ins& i) {  // sources: the format's address, that 
         spec.clear();
       }
     }
-    for (int d : i.d) m.reg(d)[t] = 0;
+    for (int d : i.d)
+      m.reg(d)[t] = 0;
   });
 }
 

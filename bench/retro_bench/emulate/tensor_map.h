@@ -29,8 +29,7 @@ struct Box {
   int32_t rows[4] = {};  // then the second coordinate of each of four rows
 
   // f(byte of the box in shared memory, global address or 0 where outside) for each element
-  template <class F>
-  void each(F f) const {
+  template <class F> void each(F f) const {
     for (uint64_t linear = 0; linear < uint64_t(bytes); linear += size) {
       uint64_t address = map.address, rest = linear / size;
       bool inside = true;
@@ -60,13 +59,16 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
   box.kind = KINDS[box.map.kind];
   box.size = BYTES[box.kind];
   box.gathers = i.option[5] != 0;
-  if (!box.gathers && box.map.rank != uint64_t(i.option[2])) m.fault("a tensor map of another rank", t);
+  if (!box.gathers && box.map.rank != uint64_t(i.option[2]))
+    m.fault("a tensor map of another rank", t);
   box.bytes = box.gathers ? 4 * box.size : box.size;
-  for (uint32_t d = 0; d < box.map.rank; ++d) box.bytes *= box.map.box[d];
+  for (uint32_t d = 0; d < box.map.rank; ++d)
+    box.bytes *= box.map.box[d];
   for (int k = 0; k < i.option[2]; ++k)
     (box.gathers && k > 0 ? box.rows[k - 1] : box.at[k]) = int32_t(m.reg(i.s[first + k])[t]);
   box.offset = int64_t(((m.reg(i.s[0])[t] + uint64_t(i.option[0])) & 0xffffffffu) - SHARED_BASE);
-  if (box.offset % 128) m.fault("misaligned shared address of a bulk copy: " + std::to_string(box.offset), t);
+  if (box.offset % 128)
+    m.fault("misaligned shared address of a bulk copy: " + std::to_string(box.offset), t);
   if (box.offset < 0 || box.offset + box.bytes > int64_t(m.shared.size()))
     m.fault("a bulk copy out of bounds of shared memory", t);
   return box;
@@ -84,7 +86,8 @@ inline void bulk_load(Machine& m, Ins& i) {
         std::memcpy(&value, m.global(address, box.size, t), box.size);
         addresses.push_back(address);
       }
-      if (box.kind == TF32) value = (value + 0x1000) & 0xffffe000u;
+      if (box.kind == TF32)
+        value = (value + 0x1000) & 0xffffe000u;
       std::memcpy(&arrival.data[at], &value, box.size);
     });
     count_sectors(i, addresses, box.size);
@@ -100,12 +103,14 @@ inline void bulk_store(Machine& m, Ins& i) {
     note_async_read(m, box.offset, int(box.bytes), t / WARP, 1, bulk.granules);
     std::vector<uint64_t> addresses;
     box.each([&](int64_t at, uint64_t address) {
-      if (!address) return;
+      if (!address)
+        return;
       uint8_t* to = m.global(address, box.size, t);
       uint64_t value = 0, old = 0;
       std::memcpy(&value, &m.shared[box.offset + at], box.size);
       std::memcpy(&old, to, box.size);
-      if (i.option[4] >= 0) value = updated(m, int(i.option[4]), box.kind, old, value, 0, true);
+      if (i.option[4] >= 0)
+        value = updated(m, int(i.option[4]), box.kind, old, value, 0, true);
       std::memcpy(to, &value, box.size);
       addresses.push_back(address);
     });

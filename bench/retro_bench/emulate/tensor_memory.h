@@ -14,7 +14,8 @@ inline std::string named(uint32_t cell) {
 
 inline void elect(Machine& m, Ins& i) {  // destinations: the lane, a predicate; the lowest lane is as good as any
   m.each_warp([&](int w) {
-    for (int t = w * WARP; t < (w + 1) * WARP; ++t) m.reg(i.d[0])[t] = 0, m.reg(i.d[1])[t] = t == w * WARP;
+    for (int t = w * WARP; t < (w + 1) * WARP; ++t)
+      m.reg(i.d[0])[t] = 0, m.reg(i.d[1])[t] = t == w * WARP;
   });
 }
 
@@ -25,7 +26,8 @@ inline int64_t mbarrier_offset(Machine& m, Ins& i, int t) {
 }
 inline Mbarrier& mbarrier_at(Machine& m, int64_t offset, int t) {
   auto found = m.tensor.barriers.find(offset);
-  if (found == m.tensor.barriers.end()) m.fault("no mbarrier was initialised at byte " + std::to_string(offset), t);
+  if (found == m.tensor.barriers.end())
+    m.fault("no mbarrier was initialised at byte " + std::to_string(offset), t);
   return found->second;
 }
 inline Mbarrier& mbarrier_of(Machine& m, Ins& i, int t) {
@@ -46,7 +48,8 @@ inline void mbarrier_init(Machine& m, Ins& i) {  // option 1: arrivals a phase
 }
 inline void mbarrier_inval(Machine& m, Ins& i) {
   m.each([&](int t) {
-    if (!mbarrier_of(m, i, t).commits.empty()) m.fault("ends an mbarrier that a commit will arrive at", t);
+    if (!mbarrier_of(m, i, t).commits.empty())
+      m.fault("ends an mbarrier that a commit will arrive at", t);
     int64_t offset = mbarrier_offset(m, i, t);
     m.note_write(offset, 8, t, nullptr);
     m.each_granule(offset, 8, t, [](Granule& granule, int64_t, uint32_t) { granule.written = false; });
@@ -55,13 +58,15 @@ inline void mbarrier_inval(Machine& m, Ins& i) {
 }
 inline void arrive(Mbarrier& barrier, uint32_t count) {
   barrier.pending -= count;
-  if (barrier.pending == 0 && barrier.bytes == 0) barrier.phase ^= 1, barrier.pending = barrier.expected;
+  if (barrier.pending == 0 && barrier.bytes == 0)
+    barrier.phase ^= 1, barrier.pending = barrier.expected;
 }
 inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count, option 2: bytes that copies will bring
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_of(m, i, t);
     barrier.bytes += i.option[2];
-    if (uint32_t(i.option[1]) > barrier.pending) m.fault("arrives more often than its mbarrier expects", t);
+    if (uint32_t(i.option[1]) > barrier.pending)
+      m.fault("arrives more often than its mbarrier expects", t);
     arrive(barrier, uint32_t(i.option[1]));
   });
 }
@@ -72,7 +77,8 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_of(m, i, t);
     while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1)) {
-      if (barrier.commits.empty()) m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
+      if (barrier.commits.empty())
+        m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
       Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
       if (arrival.warp < 0) {
@@ -86,9 +92,12 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
       } else {
         auto over = [&](const TensorProduct& p) { return p.warp == arrival.warp && p.number < arrival.end; };
         finish(m.tensor.products, over, [&](const TensorProduct& p) {
-          for (uint32_t g : p.granules) --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
-          for (uint32_t c : p.results) --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
-          for (uint32_t c : p.operands) --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
+          for (uint32_t g : p.granules)
+            --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
+          for (uint32_t c : p.results)
+            --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
+          for (uint32_t c : p.operands)
+            --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
         });
       }
       arrive(barrier, arrival.warp >= 0);
@@ -104,12 +113,16 @@ inline void tensor_alloc(Machine& m, Ins& i) {  // source: where in shared memor
   auto& tensor = m.tensor;
   uint32_t wanted = uint32_t(i.option[1]);
   m.each_warp([&](int w) {
-    if (tensor.given_up) m.fault("allocates tensor memory after it gave up the right to");
-    if (wanted < 32 || wanted > COLUMNS || (wanted & (wanted - 1))) m.fault("columns are no power of two in 32..512");
+    if (tensor.given_up)
+      m.fault("allocates tensor memory after it gave up the right to");
+    if (wanted < 32 || wanted > COLUMNS || (wanted & (wanted - 1)))
+      m.fault("columns are no power of two in 32..512");
     uint32_t first = 0;
     for (auto [column, columns] : tensor.allocations)
-      if (column < first + wanted) first = column + columns;
-    if (first + wanted > COLUMNS) m.fault("waits for tensor memory that this kernel holds");
+      if (column < first + wanted)
+        first = column + columns;
+    if (first + wanted > COLUMNS)
+      m.fault("waits for tensor memory that this kernel holds");
     tensor.cells.resize(LANES * COLUMNS);
     tensor.allocations[first] = wanted;
     for (uint32_t c = cell_of(0, first); c < cell_of(0, first + wanted); ++c)
@@ -164,7 +177,8 @@ inline void transfer(Machine& m, Ins& i, bool load) {
   m.each_warp([&](int w) {
     uint64_t* address = m.reg(i.s[0]) + w * WARP;
     for (int lane = 0; lane < WARP; ++lane)
-      if (address[lane] != address[0]) m.fault("an address of tensor memory differs within its warp", w * WARP + lane);
+      if (address[lane] != address[0])
+        m.fault("an address of tensor memory differs within its warp", w * WARP + lane);
     uint32_t at = uint32_t(address[0]) + uint32_t(i.option[0]), first = at >> 16, column = at & 0xffff, me = 1u << w;
     if (first / WARP != uint32_t(w % 4) || first % (i.option[2] == ROWS ? 32 : 16))
       m.fault("lanes of tensor memory that this warp has no access to");
@@ -181,8 +195,10 @@ inline void transfer(Machine& m, Ins& i, bool load) {
                     named(place));
           if (cell.product_epoch == m.epoch && m.tensor.waited[w] != m.epoch)
             m.fault("race: tensor memory of a product that another warp waited for" + named(place));
-          if (cell.storing && load) m.fault("reads tensor memory whose store was not waited for" + named(place));
-          if (cell.loading && !load) m.fault("writes tensor memory whose load was not waited for" + named(place));
+          if (cell.storing && load)
+            m.fault("reads tensor memory whose store was not waited for" + named(place));
+          if (cell.loading && !load)
+            m.fault("writes tensor memory whose load was not waited for" + named(place));
           if (cell.write_epoch == m.epoch && (cell.writers & ~me))
             m.fault("race: tensor memory that another warp wrote since the last barrier" + named(place));
           if (!load && cell.read_epoch == m.epoch && (cell.readers & ~me))
@@ -212,7 +228,8 @@ inline void tensor_wait(Machine& m, Ins& i) {  // option 0: for loads, else for 
   m.each_warp([&](int w) {
     auto over = [&](const Transfer& transfer) { return transfer.load == loads; };
     finish(m.tensor.transfers[w], over, [&](const Transfer& transfer) {
-      for (uint32_t c : transfer.cells) (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << w);
+      for (uint32_t c : transfer.cells)
+        (loads ? m.tensor.cells[c].loading : m.tensor.cells[c].storing) &= ~(1u << w);
     });
   });
 }
@@ -234,7 +251,8 @@ struct Shape {
     a_transposed = (d >> 15) & 1, b_transposed = (d >> 16) & 1;
     if ((rows != 64 && rows != 128) || columns % (rows / 8) || columns < 8 || columns > 256)
       m.fault("a product of " + std::to_string(rows) + " rows and " + std::to_string(columns) + " columns");
-    if (tf32 && (a_transposed || b_transposed)) m.fault("a transposed operand of tf32 is not emulated");
+    if (tf32 && (a_transposed || b_transposed))
+      m.fault("a transposed operand of tf32 is not emulated");
   }
 };
 
@@ -248,11 +266,16 @@ inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int ro
   uint32_t lane = shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
   uint32_t at = cell_of(lane, (address & 0xffff) + uint32_t(column));
   Cell& cell = allocated(m, lane, (address & 0xffff) + uint32_t(column));
-  if (!m.checks) return at;
-  if (reads && !cell.written) m.fault("a product reads uninitialised tensor memory" + named(at));
-  if (!writes && cell.results) m.fault("a product reads as A what another in flight writes" + named(at));
-  if (cell.storing) m.fault("a product takes tensor memory whose store was not waited for" + named(at));
-  if (writes && cell.loading) m.fault("a product writes tensor memory whose load was not waited for" + named(at));
+  if (!m.checks)
+    return at;
+  if (reads && !cell.written)
+    m.fault("a product reads uninitialised tensor memory" + named(at));
+  if (!writes && cell.results)
+    m.fault("a product reads as A what another in flight writes" + named(at));
+  if (cell.storing)
+    m.fault("a product takes tensor memory whose store was not waited for" + named(at));
+  if (writes && cell.loading)
+    m.fault("a product writes tensor memory whose load was not waited for" + named(at));
   if (cell.write_epoch == m.epoch && (cell.writers & ~me))
     m.fault("race: a product takes tensor memory that another warp wrote since the last barrier" + named(at));
   if (writes && cell.read_epoch == m.epoch && (cell.readers & ~me))
@@ -270,7 +293,8 @@ inline void tensor_mma(Machine& m, Ins& i) {
     Operands shared{m, shape.k, warp, 1, t, product.granules};
     auto descriptor = [&](int source) {
       uint64_t d = m.reg(i.s[source])[t];
-      if ((d >> 61) & 1 || (d >> 52) & 1) m.fault("a layout of shared memory that is not emulated", t);
+      if ((d >> 61) & 1 || (d >> 52) & 1)
+        m.fault("a layout of shared memory that is not emulated", t);
       return Descriptor(m, d);
     };
     std::vector<float> a(size_t(shape.rows) * shape.k), sums(size_t(shape.rows) * columns);
