@@ -22,25 +22,36 @@ int topk_chunks(const retro::View& query, const retro::View& key, const retro::V
                 const retro::View& scores, const retro::View& indices, int k, bool l2, bool causal, int causal_shift,
                 int splits, int split_len, int blocks, uintptr_t stream) {
   retro::TopkChunks call{};
-  call.query = query.data, call.key = key.data;
-  call.query_doc = query_doc.data, call.key_doc = key_doc.data;
+  call.query = query.data;
+  call.key = key.data;
+  call.query_doc = query_doc.data;
+  call.key_doc = key_doc.data;
   call.key_mask = reinterpret_cast<const uint8_t*>(key_mask.data);
   call.partial = reinterpret_cast<int64_t*>(partial.data);
   call.scores = reinterpret_cast<float*>(scores.data);
   call.indices = reinterpret_cast<int64_t*>(indices.data);
-  call.stride_qb = stride(query, 0), call.stride_qn = stride(query, 1);
-  call.stride_kb = stride(key, 0), call.stride_ks = stride(key, 1);
-  call.stride_qdb = stride(query_doc, 0), call.stride_qdn = stride(query_doc, 1);
-  call.stride_kdb = stride(key_doc, 0), call.stride_kds = stride(key_doc, 1);
-  call.stride_mb = stride(key_mask, 0), call.stride_ms = stride(key_mask, 1);
+  call.stride_qb = stride(query, 0);
+  call.stride_qn = stride(query, 1);
+  call.stride_kb = stride(key, 0);
+  call.stride_ks = stride(key, 1);
+  call.stride_qdb = stride(query_doc, 0);
+  call.stride_qdn = stride(query_doc, 1);
+  call.stride_kdb = stride(key_doc, 0);
+  call.stride_kds = stride(key_doc, 1);
+  call.stride_mb = stride(key_mask, 0);
+  call.stride_ms = stride(key_mask, 1);
   call.B = static_cast<int>(query.size[0]);
   call.Q = static_cast<int>(query.size[1]);
   call.S = static_cast<int>(key.size[1]);
   call.D = static_cast<int>(query.size[2]);
-  call.k = k, call.l2 = l2;
-  call.causal = causal, call.causal_shift = causal_shift;
-  call.splits = splits, call.split_len = split_len;
-  call.query_doc_bytes = bytes(query_doc), call.key_doc_bytes = bytes(key_doc);
+  call.k = k;
+  call.l2 = l2;
+  call.causal = causal;
+  call.causal_shift = causal_shift;
+  call.splits = splits;
+  call.split_len = split_len;
+  call.query_doc_bytes = bytes(query_doc);
+  call.key_doc_bytes = bytes(key_doc);
   call.bf16 = query.type == retro::Type::BF16;
   return retro::topk_chunks(call, blocks, reinterpret_cast<void*>(stream));
 }

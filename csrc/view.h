@@ -32,15 +32,19 @@ struct View {
   View entry(int64_t b) const {
     constexpr int BYTES[] = {0, 4, 2, 2, 1, 8, 4, 2, 1, 1};  // by type
     View one = *this;
-    if (data)
-      one.data += b * stride[0] * BYTES[static_cast<int>(type)], one.size[0] = 1;
+    if (data) {
+      one.data += b * stride[0] * BYTES[static_cast<int>(type)];
+      one.size[0] = 1;
+    }
     return one;
   }
   // Entry b of the first dimension, without that dimension.
   View drop(int64_t b) const {
     View one = entry(b);
-    for (int d = 0; d + 1 < rank; ++d)
-      one.size[d] = size[d + 1], one.stride[d] = stride[d + 1];
+    for (int d = 0; d + 1 < rank; ++d) {
+      one.size[d] = size[d + 1];
+      one.stride[d] = stride[d + 1];
+    }
     if (data)
       --one.rank;
     return one;

@@ -37,10 +37,16 @@ struct Band {
   Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
     if (!rel_key)
       return;
-    table_rows = table.size[1], E = static_cast<int>(table.size[2]), E_pad = pad(E), zero = query_offset - rel_start;
-    low = std::max(lowest, zero - table_rows + 1), high = std::min(highest, zero + 1);
-    if (low < high)
-      first = floor_divide(low - 1, BLOCK), last = floor_divide(high - 2, BLOCK) + 1;
+    table_rows = table.size[1];
+    E = static_cast<int>(table.size[2]);
+    E_pad = pad(E);
+    zero = query_offset - rel_start;
+    low = std::max(lowest, zero - table_rows + 1);
+    high = std::min(highest, zero + 1);
+    if (low < high) {
+      first = floor_divide(low - 1, BLOCK);
+      last = floor_divide(high - 2, BLOCK) + 1;
+    }
   }
   explicit operator bool() const { return E > 0; }
   int tables() const { return static_cast<int>(table.size[0]); }
@@ -118,7 +124,8 @@ void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, i
                  float* strip, int64_t ld) {
   int begin, end;
   n.inside(m, begin, end);
-  clear_columns(strip, ld, rows, 0, begin), clear_columns(strip, ld, rows, end, BLOCK);
+  clear_columns(strip, ld, rows, 0, begin);
+  clear_columns(strip, ld, rows, end, BLOCK);
   if (begin >= end)
     return;
   chunks.template prepare<T>(head, m);

@@ -22,7 +22,8 @@ struct CrossAttention {
 inline CrossAttention entry(CrossAttention c, int64_t b) {
   for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.neighbour_mask, &c.neighbour_gate})
     *x = x->entry(b);
-  c.query_start += position_of(c.batch_start, b), c.batch_start = View();
+  c.query_start += position_of(c.batch_start, b);
+  c.batch_start = View();
   return c;
 }
 

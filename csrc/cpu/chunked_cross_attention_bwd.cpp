@@ -32,17 +32,22 @@ template <class T, class Elem> struct Backward {
     pack_unit<T>(dout, View(), b, unit, n.D, w.bias, st.grad_a);
     transpose(st.query_a, width, unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     transpose(st.grad_a, width, unit.rows, kc_of<Elem>(n.D), st.grad, QUERY_BLOCK);
-    pack_b(st.query_a, unit.rows, n.D, st.query_b), pack_b(st.grad_a, unit.rows, n.D, st.grad_b);
-    clear(st.dquery, QUERY_BLOCK * pad(n.D)), clear(st.dz, (n.E ? n.R : 1) * QUERY_BLOCK);
+    pack_b(st.query_a, unit.rows, n.D, st.query_b);
+    pack_b(st.grad_a, unit.rows, n.D, st.grad_b);
+    clear(st.dquery, QUERY_BLOCK * pad(n.D));
+    clear(st.dz, (n.E ? n.R : 1) * QUERY_BLOCK);
     for (int i = 0; i < QUERY_BLOCK; ++i) {
       const float l = i < unit.rows ? *lse.at<float>(b, unit.head, unit.row + i) : -INFINITY;
       const bool empty = l == -INFINITY;  // also lanes beyond the last row; their probabilities become 0
       base2(l, st.lse2[i], st.inverse[i]);
-      if (empty)
-        st.lse2[i] = INFINITY, st.inverse[i] = 1.f;
-      st.at_max[i] = 0.f, st.delta[i] = empty ? 0.f
-                                              : row_product(out.at<const T>(b, unit.row + i, unit.head),
-                                                            dout.at<const T>(b, unit.row + i, unit.head), n.D);
+      if (empty) {
+        st.lse2[i] = INFINITY;
+        st.inverse[i] = 1.f;
+      }
+      st.at_max[i] = 0.f;
+      st.delta[i] = empty ? 0.f
+                          : row_product(out.at<const T>(b, unit.row + i, unit.head),
+                                        dout.at<const T>(b, unit.row + i, unit.head), n.D);
       st.dlse[i] = empty || !dlse ? 0.f : *dlse.at<float>(b, unit.head, unit.row + i);
     }
     if (!n.E)
@@ -86,7 +91,8 @@ template <class T, class Elem> struct Backward {
     RunningMeans total;
     for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
       const Piece<const T> keys(c, tokens, true, g, first);
-      w.keys.take(keys), w.values.take(Piece<const T>(c, tokens, false, g, first));
+      w.keys.take(keys);
+      w.values.take(Piece<const T>(c, tokens, false, g, first));
       w.factors.fill(c, n, tokens, first, keys.count, scale2);
       scores(keys.count, {}, unit, w, st, [&](int at, Vec s, Vec) { store(w.p + at, s); });
       sliced(keys.count, {}, unit, w.values.a(), st.grad, [&](int r, int i, Vec y) {
@@ -95,13 +101,17 @@ template <class T, class Elem> struct Backward {
       total.add(w.p, w.ds, keys.count);
     }
     float row_max[LANES], row_sum[LANES], at_max[LANES], rest[LANES];
-    store(row_max, total.row_max), store(row_sum, total.row_sum);
-    store(at_max, total.at_max), store(rest, total.rest);
+    store(row_max, total.row_max);
+    store(row_sum, total.row_sum);
+    store(at_max, total.at_max);
+    store(rest, total.rest);
     for (int i = 0; i < unit.rows; ++i) {
       if (st.lse2[i] == INFINITY || !std::isfinite(row_max[i]))
         continue;
-      st.lse2[i] = row_max[i], st.inverse[i] = 1.f / row_sum[i];
-      st.at_max[i] = at_max[i], st.delta[i] = rest[i] / row_sum[i];
+      st.lse2[i] = row_max[i];
+      st.inverse[i] = 1.f / row_sum[i];
+      st.at_max[i] = at_max[i];
+      st.delta[i] = rest[i] / row_sum[i];
     }
   }
 
@@ -140,12 +150,14 @@ template <class T, class Elem> struct Backward {
           const int at = r * QUERY_BLOCK + i;
           const Vec p = load(ps + at);
           const Mask greater = gt(p, p_max);
-          at_max = select(greater, dp_of(at, broadcast(gates[r])), at_max), p_max = select(greater, p, p_max);
+          at_max = select(greater, dp_of(at, broadcast(gates[r])), at_max);
+          p_max = select(greater, p, p_max);
         }
         for (int r = 0; r < count; ++r) {
           const int at = r * QUERY_BLOCK + i;
           const Vec p = load(ps + at);
-          total = fma(p, dp_of(at, broadcast(gates[r])) - at_max, total), weight = weight + p;
+          total = fma(p, dp_of(at, broadcast(gates[r])) - at_max, total);
+          weight = weight + p;
         }
         rest = select(gt(weight, zero()), total / weight, total);
       }
@@ -163,7 +175,8 @@ template <class T, class Elem> struct Backward {
           float* sums = w.dgate + r * LANES;
           store(sums, load(sums) + fma(kept, y, ds * s * load(w.x + at)));
         }
-        store(ps + at, kept * g), store(dss + at, ds * g);
+        store(ps + at, kept * g);
+        store(dss + at, ds * g);
       }
     }
   }
@@ -285,7 +298,8 @@ template <class T, class Elem> struct Backward {
         return Piece<const T>(c, after, of_keys, next, 0);
       };
       const Piece<const T> k(c, here, true, g, first), soon_k = soon(true), soon_v = soon(false);
-      w.keys.take(k), w.values.take(Piece<const T>(c, here, false, g, first));
+      w.keys.take(k);
+      w.values.take(Piece<const T>(c, here, false, g, first));
       w.factors.fill(c, n, here, first, k.count, scale2);
       for (int r = 0; r < k.count; ++r) {
         const int a = here.neighbour[first + r], j = here.token[first + r];
@@ -297,7 +311,9 @@ template <class T, class Elem> struct Backward {
       clear(w.dgate, KEY_BLOCK * LANES);
       for (int i = 0; i < count; ++i) {
         Unit then = units[i];
-        then.row += (after.u - u) * n.M, then.head += (next - g) * share, then.rows = more ? 0 : then.rows;
+        then.row += (after.u - u) * n.M;
+        then.head += (next - g) * share;
+        then.rows = more ? 0 : then.rows;
         block(here, first, k.count, soon_k, soon_v, units[i], i, count, w, w.states.of(n, i), after.b, then);
       }
       for (int r = 0; gate && r < k.count; ++r)
@@ -317,7 +333,8 @@ template <class T, class Elem> struct Backward {
         to.at<float>(head)[d] = static_cast<float>(x * c.scale);
       }
     };
-    bias(want.content_bias, n.D, partials.rel), bias(want.position_bias, n.E, partials.rel + partials.content);
+    bias(want.content_bias, n.D, partials.rel);
+    bias(want.position_bias, n.E, partials.rel + partials.content);
     if (!want.rel_key || head >= want.rel_key.size[0])
       return;
     const int last = want.rel_key.size[0] == 1 ? n.H : head + 1;

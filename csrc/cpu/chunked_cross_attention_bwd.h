@@ -39,15 +39,19 @@ struct RunningMeans {
     Vec new_max = row_max, new_at = at_max;
     for (int r = 0; r < count; ++r) {
       const Vec s = load(scores + r * QUERY_BLOCK);
-      new_at = select(gt(s, new_max), load(dp + r * QUERY_BLOCK), new_at), new_max = max(s, new_max);
+      new_at = select(gt(s, new_max), load(dp + r * QUERY_BLOCK), new_at);
+      new_max = max(s, new_max);
     }
     const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
     const Vec alpha = exp2(row_max - shift);
-    row_sum = row_sum * alpha, rest = fma(row_sum, at_max - new_at, rest * alpha);
-    row_max = new_max, at_max = new_at;
+    row_sum = row_sum * alpha;
+    rest = fma(row_sum, at_max - new_at, rest * alpha);
+    row_max = new_max;
+    at_max = new_at;
     for (int r = 0; r < count; ++r) {
       const Vec weight = exp2(load(scores + r * QUERY_BLOCK) - shift);
-      rest = fma(weight, load(dp + r * QUERY_BLOCK) - at_max, rest), row_sum = row_sum + weight;
+      rest = fma(weight, load(dp + r * QUERY_BLOCK) - at_max, rest);
+      row_sum = row_sum + weight;
     }
   }
 };
@@ -80,11 +84,14 @@ template <class Elem> struct ChunkedState {
 
   ChunkedState(const Sizes& n, Arena& arena) {
     const int width = row_width<Elem>(n.D);
-    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK), grad = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
-    query_a = arena.take<Elem>(QUERY_BLOCK * width), grad_a = arena.take<Elem>(QUERY_BLOCK * width);
+    query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    grad = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
+    query_a = arena.take<Elem>(QUERY_BLOCK * width);
+    grad_a = arena.take<Elem>(QUERY_BLOCK * width);
     query_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : query_a;
     grad_b = PAIRS<Elem> ? arena.take<Elem>(QUERY_BLOCK * width) : grad_a;
-    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK), dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
+    dz = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
     for (float** row : {&lse2, &inverse, &at_max, &delta, &dlse})
       *row = arena.take<float>(QUERY_BLOCK);
     dquery = arena.take<float>(QUERY_BLOCK * pad(n.D));
@@ -109,17 +116,25 @@ template <class T, class Elem> struct ChunkedWorkspace {
     const auto pairs = [&](int64_t count, float* floats) {
       return PAIRS<Elem> ? arena.take<Elem>(count) : reinterpret_cast<Elem*>(floats);
     };
-    key_grads = arena.take<T*>(KEY_BLOCK), value_grads = arena.take<T*>(KEY_BLOCK);
-    p = arena.take<float>(block), ds = arena.take<float>(block);
-    x = arena.take<float>(gate ? block : 0), keep = arena.take<float>(dropout ? block : 0);
-    p_a = pairs(block / 2, p), ds_a = pairs(block / 2, ds), ds_t = pairs(block / 2, ds);
-    dk = arena.take<float>(KEY_BLOCK * pad(n.D)), dv = arena.take<float>(KEY_BLOCK * pad(n.D));
+    key_grads = arena.take<T*>(KEY_BLOCK);
+    value_grads = arena.take<T*>(KEY_BLOCK);
+    p = arena.take<float>(block);
+    ds = arena.take<float>(block);
+    x = arena.take<float>(gate ? block : 0);
+    keep = arena.take<float>(dropout ? block : 0);
+    p_a = pairs(block / 2, p);
+    ds_a = pairs(block / 2, ds);
+    ds_t = pairs(block / 2, ds);
+    dk = arena.take<float>(KEY_BLOCK * pad(n.D));
+    dv = arena.take<float>(KEY_BLOCK * pad(n.D));
     const int64_t band = n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld : 0;
     strip = arena.take<float>(band + LANES * n.band_ld);
-    rel_a = arena.take<Elem>(QUERY_BLOCK * row_width<Elem>(n.E)),
+    rel_a = arena.take<Elem>(QUERY_BLOCK * row_width<Elem>(n.E));
     rel_b = pairs(QUERY_BLOCK * row_width<Elem>(n.E), nullptr);
-    band_a = pairs(band / 2, strip), band_t = pairs(band / 2, strip);
-    bias = arena.take<float>(LARGEST_D), dgate = arena.take<float>(KEY_BLOCK * LANES);
+    band_a = pairs(band / 2, strip);
+    band_t = pairs(band / 2, strip);
+    bias = arena.take<float>(LARGEST_D);
+    dgate = arena.take<float>(KEY_BLOCK * LANES);
     drel_query = arena.take<float>(QUERY_BLOCK * pad(n.E));
   }
 };

@@ -16,7 +16,8 @@ template <class Elem> struct State {
   State(const Sizes& n, Arena& arena) {
     query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
     z = arena.take<float>((n.E ? n.R : 1) * QUERY_BLOCK);
-    row_max = arena.take<float>(QUERY_BLOCK), row_sum = arena.take<float>(QUERY_BLOCK);
+    row_max = arena.take<float>(QUERY_BLOCK);
+    row_sum = arena.take<float>(QUERY_BLOCK);
     out = arena.take<float>(QUERY_BLOCK * pad(n.D));
   }
 };
@@ -39,7 +40,8 @@ template <class T, class Elem> struct Workspace {
                     : reinterpret_cast<Elem*>(s);  // floats: in place
     strip = arena.take<float>(n.E ? static_cast<int64_t>(QUERY_BLOCK) * n.band_ld + LANES * n.band_ld : 0);
     bias = arena.take<float>(LARGEST_D);
-    alpha = arena.take<float>(QUERY_BLOCK), keep = arena.take<float>(2 * QUERY_BLOCK);
+    alpha = arena.take<float>(QUERY_BLOCK);
+    keep = arena.take<float>(2 * QUERY_BLOCK);
   }
 };
 
@@ -111,7 +113,8 @@ template <class T, class Elem> struct Forward {
     pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, w.rows);
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
-    clear(st.row_sum, QUERY_BLOCK), clear(st.out, QUERY_BLOCK * pad(n.D));
+    clear(st.row_sum, QUERY_BLOCK);
+    clear(st.out, QUERY_BLOCK * pad(n.D));
     if (!n.E)
       return clear(st.z, QUERY_BLOCK);
     pack_unit<T>(c.rel_query ? c.rel_query : c.query, c.position_bias, b, unit, n.E, w.bias, w.rows);
@@ -140,7 +143,8 @@ template <class T, class Elem> struct Forward {
       const Vec old_max = load(st.row_max + v * LANES), new_max = max(old_max, block_max[v]);
       row_max[v] = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
       const Vec alpha = exp2(old_max - row_max[v]);
-      store(st.row_max + v * LANES, new_max), store(w.alpha + v * LANES, alpha);
+      store(st.row_max + v * LANES, new_max);
+      store(w.alpha + v * LANES, alpha);
       row_sum[v] = load(st.row_sum + v * LANES) * alpha;
     }
     constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
@@ -250,7 +254,9 @@ template <class T, class Elem> struct Forward {
       const Piece<const T> k(c, w.tokens, true, g, at), v(c, w.tokens, false, g, at),
           soon = end ? Piece<const T>(c, stays ? w.tokens : w.after, true, next.first / share, 0)
                      : Piece<const T>(c, w.tokens, true, g, at + KEY_BLOCK);
-      w.keys.take(k), w.values.take(v), w.factors.fill(c, n, w.tokens, at, k.count, scale2);
+      w.keys.take(k);
+      w.values.take(v);
+      w.factors.fill(c, n, w.tokens, at, k.count, scale2);
       for (int i = 0; i < count; ++i) {
         const State<Elem> st = w.states.of(n, i);
         Vec block_max[QUERY_BLOCK / LANES];
@@ -259,7 +265,8 @@ template <class T, class Elem> struct Forward {
         scores(k.count, Ahead<T>(v, n), units[i], w, st, block_max);
         softmax(at, k.count, units[i], w, st, block_max);
         Unit then = units[i];
-        then.row += (next.u - here.u) * n.M, then.head += next.first - here.first;
+        then.row += (next.u - here.u) * n.M;
+        then.head += next.first - here.first;
         values(k.count, Ahead<T>(soon, n), units[i], w, st, i > 0, end ? &then : nullptr, next.b);
       }
     }

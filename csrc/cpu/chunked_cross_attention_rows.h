@@ -37,7 +37,8 @@ template <class T, Use USE = READ> struct Ahead {
   Ahead(const View& tensor, int64_t b, const Unit& unit, int head) {
     if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1])
       return;
-    first = tensor.at<const T>(b, unit.row, head), stride = tensor.stride[1];
+    first = tensor.at<const T>(b, unit.row, head);
+    stride = tensor.stride[1];
     count = static_cast<int>(std::min<int64_t>(unit.rows, tensor.size[1] - unit.row));
     bytes = static_cast<int>(tensor.size[3]) * int{sizeof(T)};
   }
@@ -67,7 +68,8 @@ template <class T, Use USE> struct ThreeAhead {
   Ahead<T> first, second;
   Ahead<T, USE> third;
   RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
-    first.ask(row, rows, column, vectors), second.ask(row, rows, column, vectors);
+    first.ask(row, rows, column, vectors);
+    second.ask(row, rows, column, vectors);
     third.ask(row, rows, column, vectors);
   }
 };

@@ -40,10 +40,13 @@ struct Sizes {
       const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
       if (begin >= end)
         continue;
-      low = std::min(low, begin - first), high = std::max(high, end - first);
+      low = std::min(low, begin - first);
+      high = std::max(high, end - first);
     }
-    if (last_chunk - first_chunk >= 2)
-      low = 0, high = M;  // the first has the last index, the second has index 0
+    if (last_chunk - first_chunk >= 2) {
+      low = 0;  // the first chunk has the last index, the second has index 0
+      high = M;
+    }
     const int64_t rows = std::max<int64_t>(high - low, 1);
     max_displacement = static_cast<int>(low + rows - 1);
     band = static_cast<int>(rows + R - 1);
@@ -88,7 +91,8 @@ template <class State> class States {
   States(const Sizes& n, int units, Arena& arena) {
     Arena one(nullptr);
     State(n, one);
-    bytes_ = static_cast<int64_t>(one.used()), first_ = arena.take<char>(bytes_ * units);
+    bytes_ = static_cast<int64_t>(one.used());
+    first_ = arena.take<char>(bytes_ * units);
   }
   State of(const Sizes& n, int unit) const {
     Arena arena(first_ + bytes_ * unit);
@@ -109,11 +113,15 @@ struct Tokens {
 
   Tokens(const Sizes& n, Arena& arena) {
     const int64_t most = static_cast<int64_t>(n.K) * n.R;
-    neighbour = arena.take<int32_t>(most), token = arena.take<int32_t>(most);
-    key = arena.take<int64_t>(most), value = arena.take<int64_t>(most);
+    neighbour = arena.take<int32_t>(most);
+    token = arena.take<int32_t>(most);
+    key = arena.take<int64_t>(most);
+    value = arena.take<int64_t>(most);
   }
   void list(const CrossAttention& c, const Sizes& n, int64_t of_b, int64_t of_u) {
-    b = of_b, u = of_u, count = 0;
+    b = of_b;
+    u = of_u;
+    count = 0;
     const View& mask = c.neighbour_mask;
     for (int a = 0; a < n.K; ++a) {
       const bool whole = !mask || mask.rank == 3;
@@ -122,7 +130,8 @@ struct Tokens {
       for (int j = 0; j < n.R; ++j) {
         if (!whole && !*mask.at<const uint8_t>(b, u, a, j))
           continue;
-        neighbour[count] = a, token[count] = j;
+        neighbour[count] = a;
+        token[count] = j;
         key[count] = a * c.key.stride[2] + j * c.key.stride[3];
         value[count] = a * c.value.stride[2] + j * c.value.stride[3];
         ++count;
@@ -215,11 +224,15 @@ template <class Elem> class RelativeCache {
   template <class T> const RelativeKeys<Elem>& get(const CrossAttention& c, const Sizes& n, uint64_t call, int head) {
     thread_local uint64_t owner = 0;
     thread_local int held[MOST];
-    if (owner != call)
-      std::fill(held, held + MOST, -1), owner = call;
+    if (owner != call) {
+      std::fill(held, held + MOST, -1);
+      owner = call;
+    }
     const int key = c.rel_key.size[0] == 1 ? 0 : head, slot = key % count_;
-    if (held[slot] != key)
-      pack_relative<T>(c, n, head, entry_[slot]), held[slot] = key;
+    if (held[slot] != key) {
+      pack_relative<T>(c, n, head, entry_[slot]);
+      held[slot] = key;
+    }
     return entry_[slot];
   }
 

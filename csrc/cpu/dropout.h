@@ -16,7 +16,8 @@ struct Dropout {
     if (!(p > 0))
       return;
     const auto value = static_cast<uint64_t>(*seed.at<int64_t>());
-    seed_low = static_cast<uint32_t>(value), seed_high = static_cast<uint32_t>(value >> 32);
+    seed_low = static_cast<uint32_t>(value);
+    seed_high = static_cast<uint32_t>(value >> 32);
     threshold = static_cast<uint64_t>(p * 4294967296.0);
   }
   explicit operator bool() const { return threshold > 0; }
@@ -41,9 +42,12 @@ struct Dropout {
 #pragma GCC unroll 10
     for (int round = 0; round < 10; ++round) {
       const uint64_t a = static_cast<uint64_t>(c0) * A, b = static_cast<uint64_t>(c2) * B;
-      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0, c1 = static_cast<uint32_t>(b);
-      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1, c3 = static_cast<uint32_t>(a);
-      k0 += WEYL_A, k1 += WEYL_B;
+      c0 = static_cast<uint32_t>(b >> 32) ^ c1 ^ k0;
+      c1 = static_cast<uint32_t>(b);
+      c2 = static_cast<uint32_t>(a >> 32) ^ c3 ^ k1;
+      c3 = static_cast<uint32_t>(a);
+      k0 += WEYL_A;
+      k1 += WEYL_B;
     }
     return c0 >= threshold ? kept : 0.f;
   }

@@ -66,7 +66,9 @@ class Pool {
     const int helpers = grow(threads - 1);
     {
       std::lock_guard<std::mutex> guard(lock_);
-      job_ = &job, wanted_ = helpers, running_.store(helpers, std::memory_order_relaxed);
+      job_ = &job;
+      wanted_ = helpers;
+      running_.store(helpers, std::memory_order_relaxed);
       generation_.fetch_add(1, std::memory_order_release);
     }
     wake_.notify_all();
@@ -181,7 +183,8 @@ void* scratch(size_t bytes) {
   thread_local std::unique_ptr<void, decltype(&std::free)> buffer(nullptr, &std::free);
   thread_local size_t held = 0;
   if (bytes > held) {
-    buffer.reset(), held = 0;
+    buffer.reset();
+    held = 0;
     const size_t rounded = (bytes + PAGE - 1) / PAGE * PAGE;
     buffer.reset(std::aligned_alloc(LINE, rounded));
     if (!buffer)

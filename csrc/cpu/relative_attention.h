@@ -24,7 +24,8 @@ struct RelativeAttention {
 inline RelativeAttention entry(RelativeAttention c, int64_t b) {
   for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.key_mask, &c.query_segment, &c.key_segment})
     *x = x->entry(b);
-  c.query_offset += position_of(c.batch_offset, b), c.batch_offset = View();
+  c.query_offset += position_of(c.batch_offset, b);
+  c.batch_offset = View();
   return c;
 }
 

@@ -91,7 +91,8 @@ template <class T, class Elem> struct Backward {
       float *s = w.strip + n.start + r * n.row, *p = w.weights + r * LD;
       const float* keep = w.keep + r * LD;
       if (w.lse[r] == INFINITY) {
-        clear(p, columns), clear(s, columns);
+        clear(p, columns);
+        clear(s, columns);
         continue;
       }
       for (int x = 0; dropout && x < columns; x += LANES)
@@ -99,7 +100,8 @@ template <class T, class Elem> struct Backward {
       Vec at_max = broadcast(w.at_max[r]), rest = broadcast(w.delta[r]);
       if (w.visible.only(i + r, block, block + blocks)) {
         const WeightedMean mean(s, p, columns);
-        at_max = mean.at_max, rest = mean.rest;
+        at_max = mean.at_max;
+        rest = mean.rest;
       }
       rest = rest - broadcast(w.dlse[r]);
       for (int x = 0; x < columns; x += LANES) {
@@ -145,8 +147,10 @@ template <class T, class Elem> struct Backward {
       // at huge logits, the rounding error of the maximum is a factor that a float cannot represent
       if (w.lse[r] == INFINITY || !total[r].finite())
         continue;
-      w.lse[r] = total[r].row_max, w.inverse[r] = 1.f / total[r].row_sum;
-      w.at_max[r] = total[r].at_max, w.delta[r] = total[r].rest / total[r].row_sum;
+      w.lse[r] = total[r].row_max;
+      w.inverse[r] = 1.f / total[r].row_sum;
+      w.at_max[r] = total[r].at_max;
+      w.delta[r] = total[r].rest / total[r].row_sum;
     }
   }
 
@@ -187,7 +191,8 @@ template <class T, class Elem> struct Backward {
 
   void begin(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
     pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
-    clear(w.d_query, BLOCK * n.D_pad), clear(w.d_rel_query, BLOCK * n.band.E_pad);
+    clear(w.d_query, BLOCK * n.D_pad);
+    clear(w.d_rel_query, BLOCK * n.band.E_pad);
     pack_queries<T>(dout, View(), b, i, rows, head, n.D, w.bias, w.dout);
     pack_queries<T>(out, View(), b, i, rows, head, n.D, w.bias, w.rows);
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
@@ -202,8 +207,12 @@ template <class T, class Elem> struct Backward {
       if (!empty)
         continue;
       // no weight; the gradients and query may be NaN
-      w.lse[r] = INFINITY, w.inverse[r] = 1.f, w.delta[r] = 0.f;
-      clear(w.dout + r * lda, lda), clear(w.query + r * lda, lda), clear(w.rel_query + r * rel_lda, rel_lda);
+      w.lse[r] = INFINITY;
+      w.inverse[r] = 1.f;
+      w.delta[r] = 0.f;
+      clear(w.dout + r * lda, lda);
+      clear(w.query + r * lda, lda);
+      clear(w.rel_query + r * rel_lda, rel_lda);
     }
     w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
     w.dout_b = pack_b(w.dout, rows, n.D, w.pairs.dout);
@@ -215,8 +224,10 @@ template <class T, class Elem> struct Backward {
     const Vec f = broadcast(scale);
     const int own = head % n.share;
     for (int r = 0; r < rows; ++r)  // a row that sees nothing: its gradient is 0 times keys that may be NaN
-      if (w.lse[r] == INFINITY)
-        clear(w.d_query + r * n.D_pad, n.D_pad), clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
+      if (w.lse[r] == INFINITY) {
+        clear(w.d_query + r * n.D_pad, n.D_pad);
+        clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
+      }
     if (grads.content_bias)
       add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
     if (grads.position_bias)
@@ -241,7 +252,8 @@ template <class T, class Elem> struct Backward {
       const bool slides = previous && at == after;
       slide<T>(n, w.chunks, head, a, rows, at, blocks, slides ? previous : 0, w.rel_query, w.strip);
       tile(b, i, rows, at, blocks, head, w, sums);
-      previous = blocks, after = at + blocks;
+      previous = blocks;
+      after = at + blocks;
       if (!n.band)
         continue;
       int64_t next = after;
@@ -287,15 +299,18 @@ template <class T, class Elem> struct Backward {
     sums.key = alone ? w.own : partial_keys.get() + slot * 2 * key_size;
     sums.value = sums.key + (alone ? size : key_size);
     sums.table = partial_sums.get() + slot * sums_size;
-    sums.content = sums.table + table_size, sums.position = sums.content + content_size;
+    sums.content = sums.table + table_size;
+    sums.position = sums.content + content_size;
     clear(sums.table, sums_size);
     if (n.band)
       w.chunks.reset();
     for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
       w.visible.load(b);
       clear(w.ready, blocks);
-      if (any_key)
-        clear(sums.key, size), clear(sums.value, size);
+      if (any_key) {
+        clear(sums.key, size);
+        clear(sums.value, size);
+      }
       for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
         if (n.band && n.band.tables() > 1 && n.share > 1)
           w.chunks.reset();

@@ -30,13 +30,17 @@ template <class Elem> struct RelativeWorkspace {
     value = arena.take<Elem>(blocks * kc_of<Elem>(n.D) * BLOCK);
     key_b = arena.take<Elem>(blocks * n.D_pad * kc_of<Elem>(BLOCK));
     ready = arena.take<uint8_t>(blocks);
-    rows = arena.take<Elem>(BLOCK * lda), dout = arena.take<Elem>(BLOCK * lda);
-    query = arena.take<Elem>(BLOCK * lda), rel_query = arena.take<Elem>(BLOCK * rel_lda);
+    rows = arena.take<Elem>(BLOCK * lda);
+    dout = arena.take<Elem>(BLOCK * lda);
+    query = arena.take<Elem>(BLOCK * lda);
+    rel_query = arena.take<Elem>(BLOCK * rel_lda);
     pairs = {paired(BLOCK * lda), paired(BLOCK * rel_lda), paired(BLOCK * lda), paired(BLOCK * BLOCK * GROUP / 2),
              paired(BLOCK * BLOCK * GROUP / 2)};
-    strip = arena.take<float>(BLOCK * n.ld), weights = arena.take<float>(BLOCK * BLOCK * GROUP);
+    strip = arena.take<float>(BLOCK * n.ld);
+    weights = arena.take<float>(BLOCK * BLOCK * GROUP);
     keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
-    d_query = arena.take<float>(BLOCK * n.D_pad), d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
+    d_query = arena.take<float>(BLOCK * n.D_pad);
+    d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
     bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
     for (float** row : {&lse, &inverse, &at_max, &delta, &dlse})
       *row = arena.take<float>(BLOCK);
@@ -125,19 +129,24 @@ struct RunningMean {
       return;
     for (int x = 0; x < columns; x += LANES) {
       const Vec weight = row.hide(exp2(fma(load(scores + x), scale2, broadcast(-new_max))), x, zero());
-      store(scores + x, weight), total = total + weight;
+      store(scores + x, weight);
+      total = total + weight;
     }
     const WeightedMean mean(dp, scores, columns);
     const float all = sum(total), alpha = std::exp2(row_max - new_max);
     float at, more;
-    store(&at, mean.at_max, 1), store(&more, mean.rest, 1);
-    row_sum *= alpha, rest *= alpha;
+    store(&at, mean.at_max, 1);
+    store(&more, mean.rest, 1);
+    row_sum *= alpha;
+    rest *= alpha;
     if (new_max == row_max) {  // the maximum is in an earlier tile
       rest += all * (at - at_max + more);
     } else {
-      rest += row_sum * (at_max - at) + all * more, at_max = at;
+      rest += row_sum * (at_max - at) + all * more;
+      at_max = at;
     }
-    row_sum += all, row_max = new_max;
+    row_sum += all;
+    row_max = new_max;
   }
 };
 

@@ -30,17 +30,24 @@ template <class Elem> struct Workspace {
     slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
-    ready = arena.take<uint8_t>(blocks), rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
+    ready = arena.take<uint8_t>(blocks);
+    rows = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     query = arena.take<Elem>(BLOCK * row_width<Elem>(n.D));
     rel_query = arena.take<Elem>(BLOCK * row_width<Elem>(n.band.E));
     strip = arena.take<float>(BLOCK * n.ld);
-    if constexpr (PAIRS<Elem>)
-      weight_ld = kc_of<Elem>(GROUP * BLOCK), weights = arena.take<Elem>(BLOCK * weight_ld);
-    else
-      weight_ld = n.row, weights = strip + n.start;  // in place
-    out = arena.take<float>(BLOCK * n.D_pad), bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
-    row_max = arena.take<float>(BLOCK), row_sum = arena.take<float>(BLOCK * LANES);
-    alpha = arena.take<float>(BLOCK), keep = arena.take<float>(GROUP * BLOCK);
+    if constexpr (PAIRS<Elem>) {
+      weight_ld = kc_of<Elem>(GROUP * BLOCK);
+      weights = arena.take<Elem>(BLOCK * weight_ld);
+    } else {
+      weight_ld = n.row;
+      weights = strip + n.start;  // in place
+    }
+    out = arena.take<float>(BLOCK * n.D_pad);
+    bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
+    row_max = arena.take<float>(BLOCK);
+    row_sum = arena.take<float>(BLOCK * LANES);
+    alpha = arena.take<float>(BLOCK);
+    keep = arena.take<float>(GROUP * BLOCK);
   }
 };
 
@@ -135,7 +142,8 @@ template <class T, class Elem> struct Forward {
   void attend(int64_t b, int64_t i, int rows, int head, Workspace<Elem>& w) const {
     pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
     std::fill(w.row_max, w.row_max + BLOCK, -INFINITY);
-    clear(w.row_sum, BLOCK * LANES), clear(w.out, BLOCK * n.D_pad);
+    clear(w.row_sum, BLOCK * LANES);
+    clear(w.out, BLOCK * n.D_pad);
     int64_t block, end, after = -1;
     int previous = 0;
     w.visible.range(i, rows, block, end);

@@ -28,9 +28,11 @@ struct AttentionSizes {
         window(c.window), block(c.window_block), causal(c.causal),
         band(c.rel_key, c.query_offset, c.rel_start, std::max(1 - N, reach() >= 0 ? offset - reach() + 1 : 1 - N),
              std::min(S, causal ? offset - gap + 1 : S)) {
-    first_key = low(0), last_key = std::max(first_key, high(N - 1));
+    first_key = low(0);
+    last_key = std::max(first_key, high(N - 1));
     ld = BLOCK * (GROUP + (band ? 1 : 0)) + LANES;  // not a power of two
-    row = band ? ld - 1 : ld, start = band ? BLOCK - 1 : 0;
+    row = band ? ld - 1 : ld;
+    start = band ? BLOCK - 1 : 0;
   }
   // Keys [low, high) are visible to query row i by causality and window, both ascending with i; may be empty.
   int64_t low(int64_t i) const {
@@ -58,7 +60,9 @@ class Visibility {
     seen_ = arena.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
     some_ = arena.take<uint8_t>(blocks);
     keys_ = arena.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
-    queries_ = keys_ + blocks * BLOCK, lowest_ = queries_ + rows_, highest_ = lowest_ + blocks;
+    queries_ = keys_ + blocks * BLOCK;
+    lowest_ = queries_ + rows_;
+    highest_ = lowest_ + blocks;
     allowed_ = arena.take<float>(GROUP * BLOCK);
   }
 
@@ -86,10 +90,13 @@ class Visibility {
       int64_t low = INT64_MAX, high = INT64_MIN;
       for (int64_t j = block * BLOCK; j < (block + 1) * BLOCK; ++j) {
         keys_[j] = seen_[j] ? integer(k, b, begin + j) : 0;
-        if (seen_[j])
-          low = std::min(low, keys_[j]), high = std::max(high, keys_[j]);
+        if (seen_[j]) {
+          low = std::min(low, keys_[j]);
+          high = std::max(high, keys_[j]);
+        }
       }
-      lowest_[block] = low, highest_[block] = high;
+      lowest_[block] = low;
+      highest_[block] = high;
     }
   }
 
@@ -99,7 +106,8 @@ class Visibility {
   // Key blocks [begin, end) that the query rows [i, i+rows) may see.
   void range(int64_t i, int rows, int64_t& begin, int64_t& end) const {
     const int64_t low = n_.low(i), high = n_.high(i + rows - 1);
-    begin = low / BLOCK, end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
+    begin = low / BLOCK;
+    end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
   }
   // Whether query row i may see a key of a key block by mask and segments.
   bool may_see(int64_t block, int64_t i) const {
@@ -163,7 +171,8 @@ class Visibility {
       const int64_t at = begin - first_block * BLOCK;
       for (int64_t x = 0; x < width; ++x)
         allowed_[x] = seen_[at + x] && (!c_.query_segment || keys_[at + x] == segment) ? 1.f : 0.f;
-      known_ = true, segment_of_allowed_ = segment;
+      known_ = true;
+      segment_of_allowed_ = segment;
     }
     return {low, high, allowed_};
   }

@@ -65,7 +65,8 @@ constexpr float HIGHEST_EXCESS = 1.f;
 // For probabilities inverse * 2^(score - lse2): `lse` in base 2 as a float, and the factor of its rounding error.
 inline void base2(float lse, float& lse2, float& inverse) {
   const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
-  lse2 = static_cast<float>(exact), inverse = 1.f;
+  lse2 = static_cast<float>(exact);
+  inverse = 1.f;
   if (!std::isnan(rest))
     inverse = std::exp2(std::clamp(static_cast<float>(rest), -HIGHEST_EXCESS, HIGHEST_EXCESS));
 }
@@ -101,9 +102,11 @@ template <class T> struct RowKeys {
   void add(const T* k, const T* v, int64_t row, float g) {
     static const T NOTHING[LARGEST_D] = {};
     const bool inside = row >= 0 && row < rel_key.size[1];
-    key[count] = k, value[count] = v;
+    key[count] = k;
+    value[count] = v;
     relative[count] = rel_key.size[1] ? rel_key.at<const T>(0, inside ? row : 0) : NOTHING;
-    gate[count] = g, outside[count++] = inside ? 0.f : 1.f;
+    gate[count] = g;
+    outside[count++] = inside ? 0.f : 1.f;
   }
   bool full() const { return count == COUNT; }
 };
@@ -123,16 +126,20 @@ struct RowState {
 template <class T> RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
     const Pairs both = load(reinterpret_cast<const uint32_t*>(p));
-    x = even_of(both), y = odd_of(both);
+    x = even_of(both);
+    y = odd_of(both);
   } else {
-    x = load(p), y = load(p + LANES);
+    x = load(p);
+    y = load(p + LANES);
   }
 }
 template <class T> RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
   if constexpr (std::is_same_v<T, bf16>)
     store(reinterpret_cast<uint32_t*>(p), to_pairs(x, y));
-  else
-    store(p, x), store(p + LANES, y);
+  else {
+    store(p, x);
+    store(p + LANES, y);
+  }
 }
 
 // a · rows[u][0..n) in lane u
@@ -160,8 +167,10 @@ template <class T> RETRO_INLINE Vec dots(const float* a, const T* const* rows, i
 // Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
-  if (g >= n.G)
-    rows = next, g -= n.G;
+  if (g >= n.G) {
+    rows = next;
+    g -= n.G;
+  }
   if (!rows)
     return;
 #pragma GCC unroll 16
@@ -189,9 +198,11 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
       for (int u = 0; u < COUNT; ++u) {
         Vec v, w;
         load_two(values[u] + offset + d, v, w);
-        x = fma(p[u], v, x), y = fma(p[u], w, y);
+        x = fma(p[u], v, x);
+        y = fma(p[u], w, y);
       }
-      store(out + d, x), store(out + d + LANES, y);
+      store(out + d, x);
+      store(out + d + LANES, y);
     }
     for (; d < n.D; d += LANES) {
       Vec total = load(out + d);
@@ -303,7 +314,8 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
       load_two(row + d, x, y);
       if (more)
         load_two(more + d, v, w);
-      store(to + d, (x + v) * f), store(to + d + LANES, (y + w) * f);
+      store(to + d, (x + v) * f);
+      store(to + d + LANES, (y + w) * f);
     }
     for (; d < width; d += LANES) {
       const Vec x = load(row + d, width - d);
@@ -326,7 +338,9 @@ void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& 
     // rows that share keys follow one another
     const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
     auto w = in_scratch<RowState>(n, RowKeys<T>::COUNT);
-    w.row_max = state(b, i, range), w.row_sum = w.row_max + n.H, w.out = w.row_sum + n.H;
+    w.row_max = state(b, i, range);
+    w.row_sum = w.row_max + n.H;
+    w.out = w.row_sum + n.H;
     std::fill_n(w.row_max, n.H, -INFINITY);
     clear(w.row_sum, n.state() - n.H);
     row_queries<T>(c.query, c.content_bias, b, i, n.H, n.D, scale2, w.query);

@@ -137,8 +137,10 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   for (int i = 0; i < 8; i += 4) {  // 4x4 inside each half
     const Vec a = _mm256_unpacklo_ps(x[i], x[i + 1]), b = _mm256_unpackhi_ps(x[i], x[i + 1]);
     const Vec c = _mm256_unpacklo_ps(x[i + 2], x[i + 3]), d = _mm256_unpackhi_ps(x[i + 2], x[i + 3]);
-    y[i] = _mm256_shuffle_ps(a, c, 0x44), y[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
-    y[i + 2] = _mm256_shuffle_ps(b, d, 0x44), y[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+    y[i] = _mm256_shuffle_ps(a, c, 0x44);
+    y[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    y[i + 2] = _mm256_shuffle_ps(b, d, 0x44);
+    y[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {

@@ -115,15 +115,19 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   for (int i = 0; i < 16; i += 4) {  // 4x4 inside each quarter
     const Vec a = _mm512_unpacklo_ps(x[i], x[i + 1]), b = _mm512_unpackhi_ps(x[i], x[i + 1]);
     const Vec c = _mm512_unpacklo_ps(x[i + 2], x[i + 3]), d = _mm512_unpackhi_ps(x[i + 2], x[i + 3]);
-    y[i] = _mm512_shuffle_ps(a, c, 0x44), y[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
-    y[i + 2] = _mm512_shuffle_ps(b, d, 0x44), y[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+    y[i] = _mm512_shuffle_ps(a, c, 0x44);
+    y[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    y[i + 2] = _mm512_shuffle_ps(b, d, 0x44);
+    y[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {  // the quarters themselves
     const Vec a = _mm512_shuffle_f32x4(y[i], y[i + 4], 0x44), b = _mm512_shuffle_f32x4(y[i], y[i + 4], 0xee);
     const Vec c = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0x44), d = _mm512_shuffle_f32x4(y[i + 8], y[i + 12], 0xee);
-    x[i] = _mm512_shuffle_f32x4(a, c, 0x88), x[i + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
-    x[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88), x[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+    x[i] = _mm512_shuffle_f32x4(a, c, 0x88);
+    x[i + 4] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    x[i + 8] = _mm512_shuffle_f32x4(b, d, 0x88);
+    x[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
   }
 }
 

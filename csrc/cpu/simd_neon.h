@@ -131,8 +131,10 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
                     b = vreinterpretq_f64_f32(vtrn2q_f32(x[0], x[1]));
   const float64x2_t c = vreinterpretq_f64_f32(vtrn1q_f32(x[2], x[3])),
                     d = vreinterpretq_f64_f32(vtrn2q_f32(x[2], x[3]));
-  x[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c)), x[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
-  x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c)), x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
+  x[0] = vreinterpretq_f32_f64(vtrn1q_f64(a, c));
+  x[1] = vreinterpretq_f32_f64(vtrn1q_f64(b, d));
+  x[2] = vreinterpretq_f32_f64(vtrn2q_f64(a, c));
+  x[3] = vreinterpretq_f32_f64(vtrn2q_f64(b, d));
 }
 
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {

@@ -40,7 +40,8 @@ class TileScope {
       uint16_t bytes[16] = {};  // of a row, register by register
       uint8_t rows[16] = {};
     } layout;
-    std::fill(layout.bytes, layout.bytes + 8, ROW_BYTES), std::fill(layout.rows, layout.rows + 8, TILE);
+    std::fill(layout.bytes, layout.bytes + 8, ROW_BYTES);
+    std::fill(layout.rows, layout.rows + 8, TILE);
     asm volatile("ldtilecfg %0" ::"m"(layout));
     mine_ = tiles_ready = true;
   }

@@ -52,9 +52,12 @@ struct Lists {
     if (!(score > least()))
       return false;
     int64_t at = k - 1;
-    for (; at > 0 && scores[at - 1] < score; --at)
-      scores[at] = scores[at - 1], indices[at] = indices[at - 1];
-    scores[at] = score, indices[at] = index;
+    for (; at > 0 && scores[at - 1] < score; --at) {
+      scores[at] = scores[at - 1];
+      indices[at] = indices[at - 1];
+    }
+    scores[at] = score;
+    indices[at] = index;
     return true;
   }
 };
@@ -124,7 +127,8 @@ template <class T> class Scan {
       for (int64_t lane = 0; lane < rows(t); ++lane)
         for (int64_t j = 0; j < p_.k; ++j) {
           const Lists to = lists_.row(t * LANES + lane);
-          to.scores[j] = best(t).score(j, lane), to.indices[j] = best(t).index(j, lane);
+          to.scores[j] = best(t).score(j, lane);
+          to.indices[j] = best(t).index(j, lane);
         }
   }
 
@@ -155,7 +159,8 @@ template <class T> class Scan {
       for (int lane = 0; lane < LANES; ++lane) {
         const int64_t at = t * LANES + lane;
         // no score is above the threshold of a lane without a query
-        threshold_[at] = lane < count ? -INFINITY : INFINITY, discount_[at] = 0;
+        threshold_[at] = lane < count ? -INFINITY : INFINITY;
+        discount_[at] = 0;
         if (!p_.l2 || lane >= count)
           continue;
         const float square = squares(queries + lane * stride, p_.dim);
@@ -195,10 +200,13 @@ template <class T> class Scan {
       return end;
     const bool adjacent = index_[count_ - 1] - index_[0] == count_ - 1;
     look_ahead(adjacent && j < end ? end - j : 0);
-    tile_.rows = copy_, tile_.stride = stride_;
+    tile_.rows = copy_;
+    tile_.stride = stride_;
     if constexpr (SAME)
-      if (adjacent && count_ == keys_)
-        tile_.rows = p_.key.at<const Key>(kb_, index_[0]), tile_.stride = p_.key.stride[1];
+      if (adjacent && count_ == keys_) {
+        tile_.rows = p_.key.at<const Key>(kb_, index_[0]);
+        tile_.stride = p_.key.stride[1];
+      }
     for (int i = 0; tile_.rows == copy_ && i < count_; ++i)
       convert_row(p_.key.at<const T>(kb_, index_[i]), copy_ + i * stride_, p_.dim);
     return measure(), j;

@@ -40,8 +40,10 @@ template <class T> struct Backward {
     const auto columns = [&](int64_t r, const T* base, T* into, auto many, int64_t d, auto... n) {
       constexpr int COUNT = many;
       Vec sum[COUNT], origin[COUNT];
-      for (int c = 0; c < COUNT; ++c)
-        sum[c] = zero(), origin[c] = base ? load(base + d + c * LANES, n...) : zero();
+      for (int c = 0; c < COUNT; ++c) {
+        sum[c] = zero();
+        origin[c] = base ? load(base + d + c * LANES, n...) : zero();
+      }
       for (int64_t i = begin(r); i < begin(r + 1); ++i) {
         const int64_t slot = slot_at(i);
         const T* from = other(slot);
@@ -83,8 +85,10 @@ template <class T> struct Backward {
       if (const int64_t r = key_of(s); r >= 0)
         ++begin[r];
     int64_t total = 0;
-    for (int64_t& count : begin)
-      total += count, count = total;  // the end of each row's slots ...
+    for (int64_t& count : begin) {
+      total += count;
+      count = total;  // the end of each row's slots ...
+    }
     for (int64_t s = slots - 1; s >= 0; --s)
       if (const int64_t r = key_of(s); r >= 0)
         sorted[--begin[r]] = s;  // ... is moved down to their begin

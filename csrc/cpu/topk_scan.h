@@ -114,7 +114,8 @@ RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Til
     for (int64_t s = begin / 2; 2 * s < std::min(dim, begin + 2 * FOLD); s += TILE) {
       load_tile<TILE_A>(key_tile(tile, s, dim, key_copy));
       each_sum<MQ>([&](auto m) {
-        load_tile<TILE_B>(query_tile(q + s * LANES + m * q_tile, (dim + 1) / 2 - s, query_copy)), multiply_tiles<m>();
+        load_tile<TILE_B>(query_tile(q + s * LANES + m * q_tile, (dim + 1) / 2 - s, query_copy));
+        multiply_tiles<m>();
       });
       for (int i = 0; ahead && i < TILE; ++i, ahead += LINE)
         __builtin_prefetch(ahead, 0, 3);
@@ -216,8 +217,10 @@ struct LaneLists {
       float* p = best + j * 2 * LANES;
       const Vec held = load(p), held_at = load(p + LANES);
       moves = either(moves, gt(score, held));
-      store(p, select(moves, score, held)), store(p + LANES, select(moves, at, held_at));
-      score = select(moves, held, score), at = select(moves, held_at, at);
+      store(p, select(moves, score, held));
+      store(p + LANES, select(moves, at, held_at));
+      score = select(moves, held, score);
+      at = select(moves, held_at, at);
     }
   }
 };

@@ -272,8 +272,10 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
     simt::cp_async_commit();  // also an empty group past the end, because cp_async_wait counts groups
     ++loaded;
     load_at = (load_at + 1) % Mma::STAGES;
-    if (++load_step == steps)
-      load_step = 0, load_key += TILE_S;
+    if (++load_step == steps) {
+      load_step = 0;
+      load_key += TILE_S;
+    }
   };
   for (int i = 0; i < Mma::STAGES - 1; ++i)
     load_next();

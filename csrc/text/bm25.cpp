@@ -23,7 +23,8 @@ class Bm25 {
     std::vector<double> idf;
     for (size_t i = 0; i < at.size();) {
       const int32_t token = at[i].first;
-      distinct_.push_back(token), begin_.push_back(postings_.size());
+      distinct_.push_back(token);
+      begin_.push_back(postings_.size());
       while (i < at.size() && at[i].first == token) {
         const size_t first = i;
         while (i < at.size() && at[i] == at[first])

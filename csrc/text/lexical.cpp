@@ -29,7 +29,8 @@ class LexicalBlock {
     const int64_t vocabulary = idf.size[0];
     std::vector<int64_t> counts(vocabulary, 0);
     count_chunks(chunks, lengths, {counts.data(), {vocabulary}});
-    begin_.assign(vocabulary + 1, 0), row_.assign(vocabulary, -1);
+    begin_.assign(vocabulary + 1, 0);
+    row_.assign(vocabulary, -1);
     int64_t rows = 0;
     for (int64_t t = 0; t < vocabulary; ++t) {
       const bool dense = DENSE * counts[t] > chunks_;
@@ -106,9 +107,12 @@ void lexical_search(Tokens chunks, Tokens lengths, Integers documents, int64_t f
       if (documents.data[c] == excluded.data[q])
         continue;
       int64_t at = last;
-      for (; at > 0 && (id[at - 1] < 0 || score[at - 1] < scores[c]); --at)
-        score[at] = score[at - 1], id[at] = id[at - 1];
-      score[at] = scores[c], id[at] = first + c;
+      for (; at > 0 && (id[at - 1] < 0 || score[at - 1] < scores[c]); --at) {
+        score[at] = score[at - 1];
+        id[at] = id[at - 1];
+      }
+      score[at] = scores[c];
+      id[at] = first + c;
     }
   });
 }

@@ -16,7 +16,8 @@ class Occurrences {
     int bits = 4;
     while (int64_t{1} << bits < 2 * a.size)
       ++bits;
-    shift_ = 32 - bits, wrap_ = (size_t{1} << bits) - 1;
+    shift_ = 32 - bits;
+    wrap_ = (size_t{1} << bits) - 1;
     slots_.assign(wrap_ + 1, {0, NONE});
     numbers_.resize(a.size);
     int32_t distinct = 0;
