@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -139,9 +140,12 @@ class OwnAttention(FrozenDecoder):
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
         """Keep the states of neighbours from call to call, within the context.
 
-        At most `max_bytes` stay in memory; the least recently used go first. All are dropped when a weight of the
-        decoder changes. folder: also write each state to disk, `neighbour_bytes()` for each distinct neighbour. Later
-        processes with the same decoder, layers and sink token read it there. Nothing on disk is dropped.
+        Args:
+            max_bytes: maximum size of the cache in memory. The least recently used states are evicted first. All states
+                are discarded if a weight or the configuration of the decoder changes.
+            folder: also write every state to this folder; each distinct neighbour takes `neighbour_bytes()`. Later
+                processes with the same decoder, layers and sink token load the states from there. Files in the folder
+                are never deleted.
 
         Example:
             with model.keeping() as kept:
@@ -150,8 +154,9 @@ class OwnAttention(FrozenDecoder):
         """
         shelf = None
         if folder is not None:
-            name = digest([self.decoder], self.config.cca_layers, self.config.sink_token, autocast_types())
-            shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, fingerprint([self.decoder]))
+            facts = (self.config.cca_layers, self.config.sink_token, autocast_types(), self._described())
+            name = digest([self.decoder], *facts)
+            shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
         before, self._kept = self._kept, Readings(max_bytes, shelf)
         try:
             yield self._kept
@@ -200,10 +205,21 @@ class OwnAttention(FrozenDecoder):
         keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
-        state = None if self._kept is None else fingerprint([self.decoder])
+        state = None if self._kept is None else self._state()
         sharing = Sharing(keys, neighbours.device, None if state is None else self._kept, state)
         read = self.neighbour_states(neighbours[sharing.rows]) if sharing.new else None
         return sharing.pool(read), sharing.place
+
+    def _described(self) -> str:
+        """Return the decoder's configuration, on which the states of neighbours depend besides the weights."""
+        fields = base_of(self.decoder).config.to_dict()
+        ignored = ("_name_or_path", "transformers_version", "dtype")  # the type is a fact of the weights
+        return json.dumps({n: v for n, v in fields.items() if n not in ignored}, sort_keys=True, default=str)
+
+    def _state(self) -> Hashable | None:
+        """Return a value that changes with every weight and with the configuration; None if weights have no version."""
+        weights = fingerprint([self.decoder])
+        return None if weights is None else (weights, self._described())
 
     def _cut(self, tokens, starts, retrieved):
         neighbours, longest = retrieved.neighbours, tokens.shape[1] - (min(starts) if starts else 0)

@@ -307,6 +307,25 @@ def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tm
 
 
 @torch.no_grad()
+def test_states_on_disk_are_those_of_the_decoders_configuration(tmp_path):
+    """Equal weights give other states if the window is another."""
+    tokens, neighbours, mask = batch()
+    for window in (5, 2):
+        _, model = own("Mistral window")
+        model.decoder.config.sliding_window = window
+        want = model(tokens, neighbours, neighbour_mask=mask)
+        for _ in range(2):
+            with model.keeping(folder=tmp_path):
+                assert torch.equal(model(tokens, neighbours, neighbour_mask=mask), want)
+    assert len(list(tmp_path.iterdir())) == 2
+    with model.keeping():  # in memory, within one context
+        model(tokens, neighbours, neighbour_mask=mask)
+        model.decoder.config.sliding_window = 5
+        got = model(tokens, neighbours, neighbour_mask=mask)
+    assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, want)
+
+
+@torch.no_grad()
 def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
     model = own("Llama")[1].float()
     reads, (tokens, neighbours, mask) = count_reads(model), batch()
