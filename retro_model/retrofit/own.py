@@ -1,4 +1,8 @@
-"""Retrieval by a decoder's own attention. Only a bias and a scale a head are added: it works before training too."""
+"""Retrieval through the attention layers that a trained decoder already has.
+
+The decoder's weights do not change. Retrieval adds one bias and one scale per head, and it works
+before any training.
+"""
 
 from __future__ import annotations
 
@@ -23,30 +27,33 @@ from .base import FrozenDecoder, RetrofitCache
 from .decoders import base_of
 from .own_attend import ARGUMENT, Attending, Reading, StopReading, Turns, hook_attention, register, slots
 
-#: Decoders of the Hugging Face library by `model_type`: where the base model keeps its rotary tables; None: learnt
-#: positions. Decoders that are not here place tokens in other ways (ALiBi, paired rotary entries, bases by layer) or
-#: change the logits after the product (Gemma 2's cap).
+#: Supported Hugging Face decoders: `model_type` -> attribute of the base model that holds the rotary tables, or None
+#: for learned positions. Other decoders are refused, because they encode positions differently (ALiBi, paired rotary
+#: entries, one rotary base per layer) or change the logits after the product (Gemma 2's soft cap).
 DECODERS = {
     **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "rotary_emb"),
     "gpt2": None,
     "gpt_neox": "rotary_emb",
 }
-#: Rotary frequencies that depend on the length of the text: a neighbour's would not be those of the text it is for.
+#: Rotary types whose frequencies depend on the length of the text. They are refused, because a neighbour and the text
+#: that attends it would have different frequencies.
 MOVING = ("dynamic", "longrope")
-READ_TOKENS = 2**13  # tokens of neighbours in one pass of the decoder
+READ_TOKENS = 2**13  # maximum number of neighbour tokens per forward pass of the decoder
 
 
 @dataclass(frozen=True)
 class OwnConfig:
-    """Sizes of a decoder with retrieval by its own attention.
+    """Configuration of a decoder that retrieves with its own attention.
 
     Args:
-        vocab_size, num_layers, num_heads, max_len: the decoder's; max_len: the most tokens of a text.
-        cca_layers: the layers, from 1, that attend neighbours.
-        chunk_len: M. neighbour_len: R of the neighbours it is meant for; a call may have another.
-        sink_token: the token before each neighbour.
-        rank: of the low-rank maps of queries and of what was attended; 0: none.
-        score_bias: whether a neighbour's retrieval score, times a slope a head, is added to its logits.
+        vocab_size, num_layers, num_heads: sizes of the decoder.
+        max_len: maximum number of tokens in a text.
+        cca_layers: layers that attend neighbours, in ascending order, counted from 1.
+        chunk_len: M, tokens per chunk.
+        neighbour_len: R, default number of tokens per neighbour. A call may use another R.
+        sink_token: token that is placed before each neighbour as an attention sink.
+        rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
+        score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
     """
 
     vocab_size: int
@@ -77,7 +84,7 @@ class OwnConfig:
         checks.flag("score_bias", self.score_bias)
 
     def to_dict(self) -> dict:
-        """Options of `retrofit` that make it again; JSON can hold them."""
+        """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
         names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
         return {"neighbours": "own", "cca_layers": list(self.cca_layers)} | {n: getattr(self, n) for n in names}
 
@@ -85,37 +92,39 @@ class OwnConfig:
 class OwnAttention(FrozenDecoder):
     """A frozen decoder that attends the neighbours of the last complete chunk with its own projections.
 
-    The decoder reads each neighbour by itself, after a first token that takes what attention has to spare (a sink).
-    Layer l keeps the keys k and values v of its R tokens, at positions 1 to R. Token p of the text attends the
-    neighbours of chunk (p+1)//M - 1. With i = (p+1) mod M, a neighbour's key has the logit
+    The decoder encodes each neighbour separately, after one leading token that acts as an attention sink. Each
+    attending layer l stores the keys k and values v of the neighbour's R tokens, at positions 1 to R. Token p of the
+    text attends the neighbours of chunk (p+1)//M - 1. With i = (p+1) mod M, the logit of a neighbour's key is
 
         logit = rotate(q, R+1+i)·k / sqrt(D) + bias[l, head]
 
-    One softmax goes over these and the decoder's own logits. The neighbours' values count scale[l, head] times. With
-    learnt positions (GPT-2) the query is not rotated.
+    One softmax runs over these logits and the decoder's own logits. The values of neighbours are multiplied by
+    scale[l, head]. If the decoder has learned positions (GPT-2), the query is not rotated.
 
-    With a rank r, each head has two more maps I + down up, with down [D,r] and up [r,D], which start as identities. One
-    maps the queries that meet neighbours, before they are rotated; the other maps the attention's result. The second is
-    linear, so it adapts the values. Neighbours' states stay the decoder's, so kept ones stay valid.
+    If the rank r is positive, each head has two additional linear maps I + down up, with down [D,r] and up [r,D]. Both
+    are initialised to the identity. The first maps queries before they attend neighbours and before rotation. The
+    second maps the attention output; because it is linear, this is the same as mapping the values. The stored states of
+    neighbours do not depend on the maps, so they remain valid during training.
 
-    With score_bias, slope[l, head]·score is added to the logit, where score is the neighbour's retrieval score. The
-    slopes start at zero. Each neighbour is then attended by itself, because a shift of its logits is an addition to its
-    log-sum-exp.
+    If score_bias is set, slope[l, head]·score is added to the logit, where score is the retrieval score of the
+    neighbour. The slopes are initialised to zero. Neighbours are then attended one at a time, because a constant shift
+    of a neighbour's logits is the same as adding the constant to its log-sum-exp.
 
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
-        with model.keeping() as kept, torch.no_grad():           # a neighbour that recurs is read once
+        with model.keeping() as kept, torch.no_grad():           # encodes a recurring neighbour only once
             ...
 
     Attributes:
-        bias, scale: [attending layers, heads], all that trains at rank 0 without score_bias.
-        slope: [attending layers, heads], of the score; None without score_bias.
-        query_down, query_up, value_down, value_up: [attending layers, heads, D, r] and [..., r, D]; None at rank 0.
-        seconds: spent so far in calls with neighbours, by the host's clock: reading neighbours ("reading"), in the
-            attention of layers that attend them ("attention"), in all else of the decoder ("decoder").
+        bias, scale: [attending layers, heads]. The only trained parameters at rank 0 without score_bias.
+        slope: [attending layers, heads], factor of the retrieval score; None without score_bias.
+        query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
+        query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
+        seconds: host time spent so far in calls with neighbours, by part: encoding neighbours ("reading"), attention in
+            attending layers ("attention"), and the rest of the decoder ("decoder").
 
-    Source of RETRO's chunks: Borgeaud et al., arXiv 2112.04426, section 2.4.
+    Source of the chunk-wise causality: Borgeaud et al., arXiv 2112.04426, section 2.4.
     """
 
     def __init__(self, decoder: nn.Module, config: OwnConfig, *, bias: float = -1.0, backend: str | None = None):
@@ -138,7 +147,7 @@ class OwnAttention(FrozenDecoder):
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
-        """Keep the states of neighbours from call to call, within the context.
+        """Context manager: cache the states of neighbours across calls.
 
         Args:
             max_bytes: maximum size of the cache in memory. The least recently used states are evicted first. All states
@@ -150,7 +159,7 @@ class OwnAttention(FrozenDecoder):
         Example:
             with model.keeping() as kept:
                 logits = [model(tokens, neighbours) for tokens, neighbours in batches]
-            print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
+            print(kept.found, kept.read)  # cache hits and misses, in distinct neighbours per call
         """
         shelf = None
         if folder is not None:
@@ -165,21 +174,24 @@ class OwnAttention(FrozenDecoder):
 
     @property
     def keeps(self) -> bool:
-        """Whether states of neighbours are kept from call to call."""
+        """Whether the states of neighbours are cached across calls."""
         return self._kept is not None
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
-        """Return the bytes of one neighbour's states."""
+        """Return the size in bytes of one neighbour's states."""
         length, layers = neighbour_len or self.config.neighbour_len, len(self.config.cca_layers)
         return 2 * length * layers * math.prod(self._head()) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
-        """Return G and D of the decoder's keys."""
+        """Return the number of key heads G and the head dimension D."""
         return heads_of(base_of(self.decoder).config)[1:]
 
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
-        """Read neighbours int64 [U,R], each by itself. Return keys and values [U,A,2,R,G,D] of attending layers."""
+        """Encode each of the neighbours int64 [U,R] separately.
+
+        Return the keys and values [U,A,2,R,G,D] of the A attending layers.
+        """
         began = time.perf_counter()
         register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
@@ -196,12 +208,15 @@ class OwnAttention(FrozenDecoder):
         return states
 
     def read(self, neighbours: Tensor) -> None:
-        """Read neighbours int64 [S,R] ahead of the calls that need them. Has an effect within `keeping` alone."""
+        """Encode neighbours int64 [S,R] in advance and cache them. Has an effect only inside `keeping`."""
         for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])) if len(neighbours) else ():
             self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [U,A,2,R,G,D] of the distinct rows of neighbours [S,R], and the index [S] of each row's."""
+        """Return the states [U,A,2,R,G,D] of the distinct neighbours in `neighbours` [S,R].
+
+        Return also, for each row, the index [S] of its states.
+        """
         keys = row_keys(neighbours)
         if keys is None:
             return self.neighbour_states(neighbours), torch.arange(len(neighbours), device=neighbours.device)
@@ -248,7 +263,7 @@ class OwnAttention(FrozenDecoder):
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
-        """Return the pass for the layers, or None if no token attends a neighbour."""
+        """Return the state that attending layers need in this call, or None if no token attends a neighbour."""
         neighbours, neighbour_mask, neighbour_scores = retrieved
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
@@ -262,7 +277,7 @@ class OwnAttention(FrozenDecoder):
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
         if neighbour_scores is not None:
             scores = neighbour_scores.to(scores.dtype).masked_fill(~live, 0)
-        if live.numel() and live.any():  # `any` waits for a GPU: not where no chunk completes
+        if live.numel() and live.any():  # skip `any`, which waits for a GPU, if no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
         if held is not None:
@@ -283,7 +298,9 @@ class OwnAttention(FrozenDecoder):
         return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask, last)
 
     def _turns(self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None) -> Turns | None:
-        """Return rotations of queries from their own positions to those after a neighbour; None if learnt.
+        """Return the rotations that move queries from their own positions to positions after a neighbour.
+
+        Return None if the decoder has learned positions.
 
         positions: the decoder's position_ids; None if each row's positions are counted from its first token.
         """
@@ -294,10 +311,10 @@ class OwnAttention(FrozenDecoder):
         rows = first if len(set(first)) > 1 else first[:1]
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
         index = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
-        index = index.clamp(min=0)  # padding has position 0
+        index = index.clamp(min=0)  # padding gets position 0
         there = neighbour_len + 1 + (index + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)
-        tables = getattr(base.base_model, name)  # the decoder's own angles, as it rounds them
+        tables = getattr(base.base_model, name)  # the decoder's own tables, rounded as it rounds them
         here, there = (
             tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at))
             for at in (index if positions is None else positions, there)
@@ -306,7 +323,7 @@ class OwnAttention(FrozenDecoder):
 
 
 def heads_of(config) -> tuple[int, int, int]:
-    """Return H, G and D of a Hugging Face decoder's attention."""
+    """Return (query heads H, key heads G, head dimension D) of a Hugging Face decoder."""
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, getattr(config, "num_key_value_heads", None) or heads, width
@@ -315,7 +332,7 @@ def heads_of(config) -> tuple[int, int, int]:
 def retrofit_own(
     decoder: nn.Module, *, cca_layers: Sequence[int] | None = None, bias=-1.0, sink_token=None, backend=None, **fields
 ) -> OwnAttention:
-    """`retrofit(decoder, neighbours="own", ...)`. fields: of `OwnConfig`."""
+    """Implement `retrofit(decoder, neighbours="own", ...)`. `fields` are further fields of `OwnConfig`."""
     base = base_of(decoder)
     theirs = getattr(base, "config", None)
     kind = getattr(theirs, "model_type", None)
