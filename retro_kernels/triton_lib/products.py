@@ -7,6 +7,16 @@ import triton.language as tl
 
 
 @triton.jit
+def opaque_zero(index):
+    """0, in a form that the compiler cannot replace by 0. index: from 0 to far below 2**30.
+
+    A loop whose bound contains this zero is not unrolled. An address that contains the zero of a loop's index is
+    computed again in each iteration, so that it takes no registers between iterations.
+    """
+    return index >> 30
+
+
+@triton.jit
 def product(a, b, PRECISION: tl.constexpr, TRANSPOSED: tl.constexpr):
     """float32 a b^T [len(a), len(b)]. TRANSPOSED: computed as (b a^T)^T, which divides the rows of b among the warps:
     for few rows in a and many in b.

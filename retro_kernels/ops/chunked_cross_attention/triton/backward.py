@@ -16,7 +16,7 @@ import triton.language as tl
 
 from ....triton_lib.gradients import load_queries, row_products
 from ....triton_lib.loads import add_bias, load_keys, load_rows, wide
-from ....triton_lib.products import tile_product
+from ....triton_lib.products import opaque_zero, tile_product
 from ....triton_lib.softmax import LOG2E
 from .tile import SIZES, first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
 
@@ -85,7 +85,7 @@ def _cca_backward_query_kernel(
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
     out_from = (out_base, local, row_mask, H * D)
     # [BLOCK_M]
-    delta = row_products(do, do_from, out, out_from, tl.program_id(0) >> 30, D, BLOCK_M, BLOCK_D, PRECISION)
+    delta = row_products(do, do_from, out, out_from, opaque_zero(tl.program_id(0)), D, BLOCK_M, BLOCK_D, PRECISION)
     lse2, delta = _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask)
     if delta_ptr is not None:
         tl.store(delta_ptr + lse_at, delta, mask=row_mask)
@@ -101,7 +101,7 @@ def _cca_backward_query_kernel(
             band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
             ds_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for a in range(K):
-            again = a >> 30  # 0, like `zero`: pointers are recomputed for each neighbour and take no registers
+            again = opaque_zero(a)  # pointers are recomputed for each neighbour and take no registers
             j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:
@@ -279,7 +279,7 @@ def _cca_backward_key_kernel(
             BLOCK_D,
         )
         q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
-        zero = step >> 30  # as in `position_logits`
+        zero = opaque_zero(step)
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0

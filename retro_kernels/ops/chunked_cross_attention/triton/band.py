@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import add_bias, load_rows, wide
 from ....triton_lib.position_logits import band_block, position_logits, position_query_gradient, reverse_skew
+from ....triton_lib.products import opaque_zero
 from .tile import SIZES, first_position, has_keys, locate
 
 
@@ -96,7 +97,7 @@ def _cca_backward_logits_kernel(
     rel_base = rel_ptr + head64 * stride_rh
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
-        zero = j0 >> 30  # R is far below 2**30
+        zero = opaque_zero(j0)
         base = block * BLOCK_M - j0 - (BLOCK_N - 1) - rel_start
         position = position_logits(  # [BLOCK_M, BLOCK_N]
             rq, rel_base, base, T, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, False, rq_from, position_at
@@ -159,7 +160,7 @@ def _cca_backward_band_kernel(
     band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys)
     drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for j0 in range(0, tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0), BLOCK_N):
-        zero = j0 >> 30  # R is far below 2**30
+        zero = opaque_zero(j0)
         j = j0 + tl.arange(0, BLOCK_N)
         at = band_at + j0 + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
         if EVEN_KEYS:  # with a mask of columns elements would be loaded one by one
@@ -255,7 +256,7 @@ def _cca_backward_rel_kernel(
             rq = load_rows(q_base, local, row_mask, stride_qn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         rq = add_bias(rq, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
         # the blocks of the band on this diagonal come from different key blocks, and select disjoint elements
-        block_of = band_block(item >> 30, BLOCK_M, BLOCK_N)
+        block_of = band_block(opaque_zero(item), BLOCK_M, BLOCK_N)
         ds = tl.zeros([BLOCK_M, BLOCK_N], band_ptr.dtype.element_ty)
         slot = (wide(item - first_item) * H + head) * (BLOCK_M * band_keys)
         for band in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):

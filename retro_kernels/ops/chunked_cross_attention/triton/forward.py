@@ -8,7 +8,7 @@ import triton.language as tl
 from ....triton_lib.dropout import dropout_keep
 from ....triton_lib.loads import add_bias, load_keys, load_rows, wide
 from ....triton_lib.position_logits import position_logits
-from ....triton_lib.products import tile_product
+from ....triton_lib.products import opaque_zero, tile_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
 from .tile import SIZES, first_position, has_keys, load_gate, visible_keys
 
@@ -81,7 +81,7 @@ def _cca_forward_kernel(
     for j0 in range(first_key, last_key, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         if rel_ptr is not None:
-            zero = j0 >> 30  # R is far below 2**30
+            zero = opaque_zero(j0)
             base = start - first_row - j0 - (BLOCK_N - 1) - rel_start
             position = position_logits(  # [BLOCK_M, BLOCK_N]
                 rq,
@@ -100,7 +100,7 @@ def _cca_forward_kernel(
                 position_at,
             )
         for a in range(first_neighbour, last_neighbour):
-            again = a >> 30  # 0, like `zero`: pointers are recomputed for each neighbour and take no registers
+            again = opaque_zero(a)  # pointers are recomputed for each neighbour and take no registers
             j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import load_rows, wide
 from ....triton_lib.positions import position_of
+from ....triton_lib.products import opaque_zero
 from .stored import joined, stored_keys
 from .tile import SIZES
 
@@ -101,7 +102,8 @@ def _relative_columns_kernel(
             sums = ((wide(own_batch) * tl.num_programs(0) + tl.program_id(0)) * H + own_head) * WIDTH
             k_base = k_ptr + wide(own_batch) * stride_kb + wide(second) * stride_kg
             of_keys = tl.sum(weight, 1) * (factor / 16)  # [BLOCK_N]
-            for column0 in range(0, WIDTH + (begin >> 30), 64):  # few columns at a time, as the sums fill the registers
+            # few columns at a time, because the sums fill the registers
+            for column0 in range(0, WIDTH + opaque_zero(begin), 64):
                 column = column0 + tl.arange(0, 64)
                 at = k_base + x.to(tl.int64)[:, None] * stride_ks + column[None, :]
                 keys = tl.load(at, mask=(x < X)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)

@@ -10,7 +10,7 @@ import triton.language as tl
 from ....triton_lib.gradients import load_queries
 from ....triton_lib.loads import load_keys, wide
 from ....triton_lib.positions import position_of
-from ....triton_lib.products import rows_product
+from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E
 from .gradient import tile_gradient
 from .tile import PLAIN_SIZES, load_segments, narrow, row_limits, seen_keys, visible_pairs
@@ -73,7 +73,7 @@ def _relative_keys_kernel(
             q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
                 q_base, do_base, None, lse_at, delta_at, i, row_mask, stride_qn, stride_don, D, BLOCK_D
             )
-            zero = start >> 30  # N is far below 2**30
+            zero = opaque_zero(start)
             q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
             logits = rows_product(  # [BLOCK_M, BLOCK_N], transposed like its products with do and q below
                 q, q_from, None, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True

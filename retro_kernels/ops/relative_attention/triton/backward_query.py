@@ -17,7 +17,7 @@ from ....triton_lib.gradients import load_queries, load_statistics
 from ....triton_lib.loads import load_keys, load_query
 from ....triton_lib.position_logits import band_block, rel_rows, reverse_skew, table_product
 from ....triton_lib.positions import position_of
-from ....triton_lib.products import rows_product
+from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E
 from .backward_tall import walk_tall
 from .gradient import tile_gradient
@@ -66,7 +66,7 @@ def _walk_gradient(
             base + BLOCK_N,
             T,
             stride_rt,
-            begin >> 30,
+            opaque_zero(begin),
             E,
             BLOCK_N,
             BLOCK_E,
@@ -78,7 +78,7 @@ def _walk_gradient(
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
-        zero = j0 >> 30  # S is far below 2**30
+        zero = opaque_zero(j0)
         v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
         logits = rows_product(  # [BLOCK_M, BLOCK_N]
             q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True

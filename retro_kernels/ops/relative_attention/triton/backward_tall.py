@@ -13,6 +13,7 @@ import triton.language as tl
 
 from ....triton_lib.loads import load_keys
 from ....triton_lib.position_logits import band_block, position_logits, rel_rows, reverse_skew
+from ....triton_lib.products import opaque_zero
 from .gradient import tile_gradient
 from .stored import store_tile
 from .tile import scalar_position, seen_keys, visible_pairs
@@ -36,7 +37,7 @@ def walk_tall(
     BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # of the band
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
-        zero = j0 >> 30  # S is far below 2**30
+        zero = opaque_zero(j0)
         seen = seen_keys(j, S, mask_at, stride_ms)
         base = start + shift - j0 - (BLOCK_N - 1)
         rows = tl.minimum(T, base + BLOCK_M + BLOCK_N - 1)  # those past the band are not read

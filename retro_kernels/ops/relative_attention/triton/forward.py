@@ -9,7 +9,7 @@ from ....triton_lib.dropout import dropout_keep
 from ....triton_lib.loads import load_keys, load_query
 from ....triton_lib.position_logits import band_block, table_product
 from ....triton_lib.positions import position_of
-from ....triton_lib.products import rows_product
+from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
 from .tile import (
     SIZES,
@@ -50,7 +50,7 @@ def _walk_keys(
             base + BLOCK_N,
             T,
             stride_rt,
-            begin >> 30,
+            opaque_zero(begin),
             E,
             BLOCK_N,
             BLOCK_E,
@@ -65,7 +65,7 @@ def _walk_keys(
                 base + 2 * BLOCK_N,
                 T,
                 stride_rt,
-                begin >> 30,
+                opaque_zero(begin),
                 E,
                 BLOCK_N,
                 BLOCK_E,
@@ -77,17 +77,17 @@ def _walk_keys(
         if WALK:  # before the content product, so that the registers of the two are not live together
             base = start + shift - j0 - (BLOCK_N - 1)
             lower = table_product(  # [BLOCK_M, BLOCK_N]
-                rq, rq_from, position_at, rel_base, base, T, stride_rt, j0 >> 30, E, BLOCK_N, BLOCK_E, PRECISION
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, opaque_zero(j0), E, BLOCK_N, BLOCK_E, PRECISION
             )
-            # [BLOCK_M, BLOCK_N]; j0 >> 30 is 0: S is far below 2**30
-            position = walk_step(lower, upper, uppermost, j0 >> 30, BLOCK_M, BLOCK_N)
+            # [BLOCK_M, BLOCK_N]
+            position = walk_step(lower, upper, uppermost, opaque_zero(j0), BLOCK_M, BLOCK_N)
             if BLOCK_M > BLOCK_N:
                 # a plain copy would be carried over two rounds, and Triton does not pipeline such loops
-                uppermost = tl.where(band_block(j0 >> 30, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+                uppermost = tl.where(band_block(opaque_zero(j0), BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         logits = rows_product(  # [BLOCK_M, BLOCK_N]
-            q, q_from, content_at, k, k_base, j0, S, stride_ks, j0 >> 30, D, BLOCK_N, BLOCK_D, PRECISION
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, opaque_zero(j0), D, BLOCK_N, BLOCK_D, PRECISION
         )
         if WALK:
             logits = logits + position

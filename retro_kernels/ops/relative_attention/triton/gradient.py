@@ -10,6 +10,7 @@ import triton.language as tl
 
 from ....triton_lib.gradients import dropped, row_products, weight_of
 from ....triton_lib.loads import load_rows
+from ....triton_lib.products import opaque_zero
 
 
 @triton.jit(do_not_specialize=("N", "H"))
@@ -47,7 +48,7 @@ def _relative_delta_kernel(
     out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
     out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
-    zero = tl.program_id(0) >> 30
+    zero = opaque_zero(tl.program_id(0))
     # [BLOCK_M], summed in the order of dP
     delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
     if dlse_ptr is not None:

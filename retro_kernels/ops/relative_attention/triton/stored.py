@@ -14,6 +14,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from ....triton_lib.products import opaque_zero
 from ..call import RelativeAttention
 from .tile import row_limits
 
@@ -70,8 +71,8 @@ def slabs(call: RelativeAttention, columns: int, block_m: int, tensors: int) -> 
 def store_tile(slab_ptr, item, tile, j0, stride_tile, ring, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Store a tile [BLOCK_M, BLOCK_N] in the rows of its query block, at column j modulo the slab's width."""
     # the address depends on j0, so that it takes no registers throughout the loop
-    at = slab_ptr + (tl.full([], 0, tl.int64) + item + (j0 >> 30)) * BLOCK_M * stride_tile
-    row = (j0 >> 30) + tl.arange(0, BLOCK_M)
+    at = slab_ptr + (tl.full([], 0, tl.int64) + item + opaque_zero(j0)) * BLOCK_M * stride_tile
+    row = opaque_zero(j0) + tl.arange(0, BLOCK_M)
     column = (j0 if ring is None else tl.multiple_of(j0 & ring, BLOCK_N)) + tl.arange(0, BLOCK_N)
     tl.store(at + (row[:, None] * stride_tile + column[None, :]), tile.to(slab_ptr.dtype.element_ty))
 
