@@ -23,8 +23,8 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..core import private
 from ..core.backends import OPS, exists
+from . import triton_private
 from .target import KNOWN, Target
 
 
@@ -81,12 +81,12 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
 
 def source(launch, target: Target):
     """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
-    return private.source(launch, target.arch)
+    return triton_private.source(launch, target.arch)
 
 
 def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
     """Compile one launch and read its resources."""
-    launch, compiled = case.launch, private.compiled(case.launch, target.arch)
+    launch, compiled = case.launch, triton_private.compiled(case.launch, target.arch)
     cubin = compiled.asm["cubin"]
     digest, usage = hashlib.sha256(cubin).hexdigest(), resources(cubin)
     if keep is not None:

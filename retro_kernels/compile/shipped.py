@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..core import private
+from . import triton_private
 
 MANIFEST = "retro-kernels.json"
 _GROUP = "__grp__"  # prefix of the file that lists the other files of its entry
@@ -38,7 +38,7 @@ def identity() -> dict[str, str]:
     return {
         "triton": triton.__version__,
         "python": platform.python_version().rpartition(".")[0],
-        "compiler": hashlib.sha256(private.compiler_key().encode()).hexdigest(),
+        "compiler": hashlib.sha256(triton_private.compiler_key().encode()).hexdigest(),
         "kernels": sources.hexdigest(),
     }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from ..core import private
-from . import shipped
+from . import shipped, triton_private
 
 _WORK = f"from {__name__} import compile_share; compile_share()"
 
@@ -144,7 +144,7 @@ def compile_share() -> None:
     for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
         launch = Launch(getattr(importlib.import_module(module), name), (1,), arguments, *options)
         try:
-            private.compiled(launch, arch)
+            triton_private.compiled(launch, arch)
         except Exception as error:  # the others are compiled nevertheless
             failed = f"{name}: {error}"
     if failed:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..compile import triton_private
 from . import native, private, recycled
 
 _MOST_WAYS = 4  # lists kept for one layout, the newest ones; each belongs to other decisions about the position
@@ -168,7 +169,7 @@ class Listing(private.DispatchMode):
 
     def launch(self, launch, bound: Callable[[list], None]) -> None:
         """Add a launch of a Triton kernel. bound: runs it with arguments in the kernel's order."""
-        fixed = private.specialised(launch.kernel)
+        fixed = triton_private.specialised(launch.kernel)
         given = [(name, launch.arguments[name]) for name in launch.kernel.arg_names]
         arguments = [decided(x, int) if isinstance(x, Position) and name in fixed else x for name, x in given]
         moves = [(i, self._slot(x)) for i, x in enumerate(arguments) if isinstance(x, (Tensor, Position))]

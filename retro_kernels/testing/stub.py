@@ -19,8 +19,8 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     the kernel's own.
     """
     from retro_kernels import triton_lib as backend
-    from retro_kernels.compile import target
-    from retro_kernels.core import backends, eager, private
+    from retro_kernels.compile import target, triton_private
+    from retro_kernels.core import backends, eager
 
     known = target.KNOWN[arch]
 
@@ -50,7 +50,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
             return 0
 
         def get_current_target(self):
-            return private.gpu(arch)
+            return triton_private.gpu(arch)
 
     number = next(_NUMBERS)  # Triton caches compiled kernels and their launchers by the device's number
     status = backends._status
@@ -60,7 +60,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
         return backends.BackendStatus(True) if there else status(op, name)
 
     patches = (
-        mock.patch.object(private.triton_driver(), "_active", Driver()),
+        mock.patch.object(triton_private.driver(), "_active", Driver()),
         mock.patch.object(backend, "device_type", lambda: "cpu"),
         mock.patch.object(backend, "unavailable", lambda: None),
         mock.patch.object(backends, "_status", serves),
