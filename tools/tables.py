@@ -4,19 +4,19 @@
 """
 
 import re
-import statistics
 from pathlib import Path
 
-from retro_bench.report import ranges
+from retro_bench.records import record
+from retro_bench.report import summary
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/performance.md")
-PROCESSORS = {  # column -> its records
-    "Zen 5, AVX-512": "cpu-zen5-2core-*.jsonl",
-    "Zen 5 held to AVX2": "cpu-zen5-avx2-*.jsonl",
-    "Zen 4, AVX-512": "cpu-zen4-2core-*.jsonl",
-    "Zen 3, AVX2": "cpu-zen3-2core-*.jsonl",
-    "Xeon, AMX": "cpu-xeon-2core-*.jsonl",
+PROCESSORS = {  # column -> its record
+    "Zen 5, AVX-512": "cpu-zen5-2core-2026-11-23.jsonl",
+    "Zen 5 held to AVX2": "cpu-zen5-avx2-2026-11-23-ahead.jsonl",
+    "Zen 4, AVX-512": "cpu-zen4-2core-2026-11-23.jsonl",
+    "Zen 3, AVX2": "cpu-zen3-2core-2026-11-21.jsonl",
+    "Xeon, AMX": "cpu-xeon-amx-2core-2026-11-24.jsonl",
 }
 CASES = {  # first cells of a row -> a record's id
     "chunked_cross_attention, RETRO 172m | forward": "chunked_cross_attention/cpu/retro-172m/float32/fwd",
@@ -28,22 +28,21 @@ BLOCK = re.compile(r"(<!-- (\w+)[^>]*-->\n\n).*?(\n\n<!-- end of \2 -->)", re.DO
 
 
 def speeds() -> str:
-    """Return a Markdown table of ratios to the fastest baseline: the median of a processor's runs, and their range."""
-    columns = {
-        name: [ranges.of_run(ranges.timed(path)) for path in ROOT.glob(f"bench/results/{files}")]
-        for name, files in PROCESSORS.items()
-    }
-    rows = [f"| op, case | pass | {' | '.join(columns)} |", f"|---|---|{'---|' * len(columns)}"]
+    """Return a Markdown table of ratios to the fastest baseline, one processor's record per column."""
+    records = {name: record.read(ROOT / "bench" / "results" / file) for name, file in PROCESSORS.items()}
+    columns = {name: _ratios(rows) for name, rows in records.items()}
+    commits = [rows[0]["git"]["sha"][:7] for rows in records.values()]
+    lines = [f"| op, case | pass | {' | '.join(columns)} |", f"|---|---|{'---|' * len(columns)}"]
     for case, id_ in CASES.items():
-        cells = [_cell([run[id_] for run in runs if id_ in run]) for runs in columns.values()]
-        rows.append(f"| {case} | {' | '.join(cells)} |")
-    return "\n".join(rows)
+        lines.append(f"| {case} | {' | '.join(ratios.get(id_, '') for ratios in columns.values())} |")
+    return "\n".join([*lines, f"| commit | | {' | '.join(commits)} |"])
 
 
-def _cell(ratios: list[float]) -> str:
-    if len(ratios) == 1:
-        return f"{ratios[0]:.1f}x"
-    return f"{statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})"
+def _ratios(records: list[dict]) -> dict[str, str]:
+    """Return id -> ratio to the fastest baseline, of the timed records of one run."""
+    timed = [one for one in record.latest(records).values() if one["time"]]
+    rows = summary.rows(timed)
+    return {row.record["id"]: f"{row.rival_speedup:.1f}x" for row in rows if row.rival_speedup is not None}
 
 
 TABLES = {"speeds": speeds}
