@@ -6,8 +6,8 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCH_INDEX ?=
 PY = .venv/bin/python
-# so that an interpreter in which nothing is installed finds the harness
-export PYTHONPATH := $(CURDIR)/bench$(addprefix :,$(PYTHONPATH))
+# so that an interpreter in which nothing is installed finds the harness and the emulator
+export PYTHONPATH := $(CURDIR)/bench:$(CURDIR)/ptx_emulator/src$(addprefix :,$(PYTHONPATH))
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 # a worker keeps the tests of a module together, and takes tests from another when it is done
 PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist worksteal
@@ -24,7 +24,7 @@ setup: .venv/ready build
 # In place and incremental; no network. On a machine that has torch and triton: make build PY=python3
 build:
 	$(PY) setup.py -q build_ext --inplace
-	$(PY) -c "from retro_bench.emulate.program import library; library()"
+	$(PY) -c "from ptx_emulator.program import library; library()"
 
 # Seconds after which the measurements end. One case of every op is timed in any case, and the rest is listed.
 DEADLINE ?= 420
@@ -47,12 +47,12 @@ check: setup lint
 
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
 test: setup lint .venv/oldest
-	$(PYTEST) tests
+	$(PYTEST) tests ptx_emulator/tests
 	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
 
 # Slow tests that rarely fail: those marked `nightly`, and every launch with the oldest triton.
 nightly: setup .venv/oldest
-	$(PYTEST) tests -m nightly --timeout 0
+	$(PYTEST) tests ptx_emulator/tests -m nightly --timeout 0
 	RETRO_KERNELS_EVERY_LAUNCH=1 $(PYTEST) tests/aot/test_oldest.py --timeout 0
 
 # The ops' suite on Triton kernels compiled for an architecture (ARCH: 80, 86, 89, 90, 100, 120) and emulated without a GPU.
@@ -79,7 +79,7 @@ sanitize: setup
 lint: .venv/ready
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	find csrc bench tests tools -regex '.*\.\(h\|cpp\|cu\|cuh\)' | xargs $(dir $(PY))clang-format --dry-run -Werror
+	find csrc bench ptx_emulator tests tools -regex '.*\.\(h\|cpp\|cu\|cuh\)' | xargs $(dir $(PY))clang-format --dry-run -Werror
 
 clean:
 	rm -rf build .venv bench/out retro_kernels/*.so retro_model/*.so compile_commands.json

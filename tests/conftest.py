@@ -28,16 +28,16 @@ if INTERPRETER:
     interpreter.mend()
 
 #: RETRO_KERNELS_EMULATE=80 or 90: the Triton kernels as compiled for
-#: that architecture, executed by retro_bench.emulate on CPU tensors
+#: that architecture, executed by ptx_emulator on CPU tensors
 COMPILED = int(os.environ.get("RETRO_KERNELS_EMULATE") or 0)
 if COMPILED:
     import gc
 
-    from retro_bench.emulate import launches
+    from tests.emulating import emulating
 
     gc.set_threshold(50_000)  # garbage collection takes a sixth of a compile
     _EMULATION = contextlib.ExitStack()  # keep a reference: without one the context closes at once
-    _EMULATION.enter_context(launches.emulating(COMPILED))
+    _EMULATION.enter_context(emulating(COMPILED))
 
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("repeatable")

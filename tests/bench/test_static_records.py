@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
-from retro_bench.static import fingerprint, regressions, sass
+from ptx_emulator import machines
+from ptx_emulator.estimate import sass
+from retro_bench.commands.estimate import interval
+from retro_bench.static import fingerprint, regressions
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
 from tests.bench.helpers import static_record
@@ -115,3 +118,20 @@ def test_a_fingerprint_is_the_same_wherever_triton_lies():
     deeper = dataclasses.replace(options, num_stages=options.num_stages + 1)
     one, same, other = (fingerprint.of_launch(source, each) for each in (options, moved, deeper))
     assert one == same != other
+
+
+def test_an_estimates_interval_is_wider_for_attention_which_comes_out_too_fast():
+    assert [round(time) for time in interval("topk_chunks", 82)] == [69, 100]
+    assert [round(time) for time in interval("relative_attention", 76)] == [64, 100]
+
+
+@pytest.mark.parametrize("arch", sorted(KNOWN))
+def test_both_tables_of_gpus_agree(arch):
+    """`retro_kernels` chooses tiles by three fields; `ptx_emulator` has a table of its own, because it stands alone."""
+    known, device = KNOWN[arch], machines.DEVICES[arch]
+    shared = (known.arch, known.shared_memory, known.multiprocessors)
+    assert shared == (device.arch, device.shared_memory_per_block_optin, device.multi_processor_count)
+
+
+def test_no_architecture_is_in_one_table_only():
+    assert set(KNOWN) == set(machines.DEVICES) and {m.arch for m in machines.MACHINES.values()} <= set(KNOWN)

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 import retro_bench
+from ptx_emulator.machines import MACHINES
 from retro_bench.measure import samples, timing, tune
 from retro_bench.records import environment
-from retro_bench.static import estimate as model
 from retro_bench.static import tiles
 from retro_kernels.compile import configs
 from retro_kernels.compile.target import KNOWN
@@ -167,7 +167,7 @@ def test_other_backends_and_baselines_are_refused(capsys):
 
 
 STATIC = dict(rounds=9, kernels=None, tiles=None, say=lambda text: None, over=lambda: False)
-STATIC_CALL = OP, "wide", "bfloat16", model.MACHINES["H200"]
+STATIC_CALL = OP, "wide", "bfloat16", MACHINES["H200"]
 
 
 def predicted(row, launches, machine, base=False):
@@ -189,7 +189,7 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
 
 def test_launches_that_follow_from_a_tile_count_by_their_difference():
     """The products over the stored tiles depend on the query block; at a second a launch all tiles are alike."""
-    call = "relative_attention", "causal d64", "bfloat16", model.MACHINES["H200"]
+    call = "relative_attention", "causal d64", "bfloat16", MACHINES["H200"]
     told = []
 
     def a_second_each(row, launches, machine, base=False):

@@ -129,7 +129,7 @@ def test_where_there_is_no_graph_to_be_had():
 def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monkeypatch):
     """For sm_90, emulated: plain and replayed tokens agree, and every replay has the same launches."""
     pytest.importorskip("triton")
-    from retro_bench.emulate import launches
+    from tests.emulating import emulating
 
     make, sizes = {
         "retro": (tiny.model, {"num_layers": 2, "cca_layers": (2,)}),
@@ -140,7 +140,7 @@ def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monke
     monkeypatch.setattr(captured, "WARM_RUNS", 1)
     model, log, steps = make(dtype=torch.float32, **sizes), [], []
     rows, count = in_vocabulary(model, 5), {"retro": 9, "mosaics": 5, "rpt": 7}[name]
-    with launches.emulating(90, checks=False, log=log), rk.use_backend("triton"):
+    with emulating(90, checks=False, log=log), rk.use_backend("triton"):
         plain = generate(model, rows, count, **options)
         assert log
         replay = Counted.replay

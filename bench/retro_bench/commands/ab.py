@@ -17,7 +17,7 @@ from ..measure import choose
 from ..records import environment, record
 from ..registry import OPERATORS
 from ..report import markdown, tables
-from . import exits, options
+from . import emulator, exits, options
 from .progress import say
 
 HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "control")
@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     options.arches(arguments.arch)
+    if not arguments.no_static and (why := emulator.missing()):
+        print(f"static: not judged, {why}")
+        if arguments.static_only:
+            return exits.INCONCLUSIVE
+        arguments.no_static = True
     root = repository(arguments.root)
     for name in ("markdown", "json"):  # fail now and not after an hour
         if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():

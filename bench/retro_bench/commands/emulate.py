@@ -2,16 +2,13 @@
 
 Compiles launches of the shipped cases for --arch and executes CTAs from the middle of the grid. Checks bounds,
 alignment, uninitialised shared memory, races between warps, and copies and wgmma that nothing waits for. Exit code 2 if
-something is wrong.
+something is wrong. `ptx-emulator run FILE.py::FUNCTION` does the same for any function that launches Triton kernels.
 """
 
 import argparse
 
-from ..report.summary import number
-from . import calls, exits, options
+from . import emulator, exits, options
 from .progress import say
-
-LINES = 12  # hot lines of source that are shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    calls.refuse_interpreter()
-    if arguments.call:
-        return _called(arguments)
-    from ..emulate import EmulationError, PtxError, counters
+    emulator.required()
+    from ptx_emulator import EmulationError, PtxError, counters
+    from ptx_emulator.command import LINES, drawn
+
     from ..static import triton_kernels
 
     every = triton_kernels.launches([arguments.arch], options.parts(arguments))
@@ -53,39 +50,3 @@ def execute(arguments: argparse.Namespace) -> int:
     if not arguments.all and len(launches) > 1:
         say(f"{len(launches) - 1} more launches match: --all")
     return exits.NUMERICS if wrong else exits.OK
-
-
-def _called(arguments: argparse.Namespace) -> int:
-    """Execute the launches of FILE.py::FUNCTION, whole grids."""
-    from ..emulate import EmulationError, PtxError
-
-    try:
-        launches = calls.launches(arguments.call, arguments.arch)
-    except EmulationError as error:
-        print(error)
-        return exits.NUMERICS
-    except PtxError as error:
-        raise exits.UsageError(f"not emulated: {error}") from None
-    for launch in launches:
-        print(calls.titled(launch))
-        if not arguments.brief:
-            print(drawn(launch.counters(), launch.lines()[:LINES], "the grid"), flush=True)
-    print(f"{len(launches)} launches: nothing wrong")
-    return exits.OK
-
-
-def drawn(metrics: dict, lines: list, of: str = "a CTA") -> str:
-    """Format the metrics as sentences, then the hottest lines of source."""
-    kinds = sorted(metrics["instruction_mix"].items(), key=lambda item: -item[1])
-    mix = ", ".join(f"{kind} {count}" for kind, count in kinds)
-    table = [
-        f"  {metrics['emulated_instructions']} instructions of {of}, for all its warps at once: {mix}",
-        f"  {metrics['barriers']} barriers; {metrics['global_bytes'] / 1024:.0f} KiB in sectors of global memory",
-        f"  sectors a request {number(metrics['sectors_per_request'])}; of the fewest possible: sectors "
-        f"{number(metrics['sectors_over_fewest'])}x, shared wavefronts {number(metrics['wavefronts_over_fewest'])}x",
-        f"  {'line':<32} instructions  requests  sectors or wavefronts  fewest",
-    ]
-    for line in lines:
-        counts = f"{line.requests:>8}  {line.sectors_or_wavefronts:>21}  {line.fewest:>6}"
-        table.append(f"  {line.source:<32} {line.instructions:>12}  {counts}")
-    return "\n".join([*table, ""])

@@ -9,7 +9,7 @@ from typing import Any
 from ..measure import choose
 from ..records import environment, record
 from ..registry import CASES, MODES, OPERATORS
-from . import calls, exits, progress
+from . import exits, progress
 
 DTYPES = ("float32", "float16", "bfloat16")
 #: architectures that are compiled for by default
@@ -43,8 +43,7 @@ def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:
 
 
 def add_executed(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that execute launches: FILE.py::FUNCTION, or --launch, --case and --dtype."""
-    calls.add_call(parser)
+    """Add the options of commands that execute launches: --launch, --case and --dtype."""
     add_kernels(parser, cases=False)
     add_launches(parser)
     _add_names(parser, "--case", "select cases of launches; * and ? allowed")
@@ -67,12 +66,13 @@ def kernels(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def machine(arguments: argparse.Namespace):
-    """Return the `estimate.Machine` that --machine names. Raises UsageError for an unknown one."""
-    from ..static import estimate
+    """Return the `ptx_emulator.machines.Machine` that --machine names. Raises UsageError for an unknown one."""
+    from ptx_emulator import machines
 
-    if arguments.machine not in estimate.MACHINES:
-        raise exits.UsageError(f"--machine: expected one of {', '.join(estimate.MACHINES)}; got {arguments.machine!r}")
-    return estimate.MACHINES[arguments.machine]
+    try:
+        return machines.machine(arguments.machine)
+    except ValueError as error:
+        raise exits.UsageError(f"--{error}") from None
 
 
 def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:

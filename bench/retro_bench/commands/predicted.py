@@ -134,7 +134,7 @@ def filled(launch, device: str):
     """Return the launch on data of its own: random floats, zero integers, true masks."""
     import torch
 
-    from ..emulate.memory import elements, replaced
+    from ptx_emulator.memory import elements, replaced
 
     def fill(like: torch.Tensor) -> torch.Tensor:
         flat = torch.full((elements(like),), like.dtype in (torch.bool, torch.uint8), device=device, dtype=like.dtype)

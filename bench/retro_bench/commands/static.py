@@ -12,11 +12,12 @@ from typing import Any
 
 from ..records import record
 from ..report import terminal
-from . import calls, exits, options, progress
+from . import emulator, exits, options, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    calls.add_call(parser)
+    add_call = parser.add_argument
+    add_call("call", nargs="?", metavar="FILE.py::FUNCTION", help="compile the Triton launches of this function")
     options.add_kernels(parser, cases=False)
     options.add_launches(parser)
     options.add_arch(parser, ",".join(map(str, options.ARCHES)))
@@ -32,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
+    arches = options.arches(arguments.arch)
+    emulator.required()
     from ..static import table as static
 
-    arches = options.arches(arguments.arch)
-    calls.refuse_interpreter()
     try:
         if arguments.fingerprints:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
@@ -76,11 +77,17 @@ def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
     """Return a row for each distinct compile among the launches of FILE.py::FUNCTION."""
+    from ptx_emulator import command
+
     from ..static import entry
 
     rows = {}
     for arch in arches:
-        for launch in calls.launches(call, arch, counts=False):
+        try:
+            launched = command.launches(call, arch, counts=False)
+        except command.UsageError as error:
+            raise exits.UsageError(str(error)) from None
+        for launch in launched:
             key = launch.name, id(launch.compiled.program)
             if key not in rows:
                 dtype = next(value.dtype for value in launch.arguments.values() if hasattr(value, "dtype"))

@@ -22,7 +22,7 @@ from ..measure import choose
 from ..measure.pace import Pace
 from ..registry import CONTENDERS
 from ..report import summary, tables
-from . import calls, exits, options
+from . import emulator, exits, options
 from .progress import say
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _measured(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, 
 
 def _estimated(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, Callable[[], Iterator[tune.Tuned]]]]:
     """Yield the name of each shipped case and type, and the search for its tiles."""
-    calls.refuse_interpreter()
+    emulator.required()
     if not arguments.kernel or not arguments.case:
         raise exits.UsageError("--static: name a --kernel and a shipped --case")
     from ..static import tiles

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import retro_kernels
-from retro_kernels.compile import aot
+from ptx_emulator import machines
+from ptx_emulator.estimate import machine_code, sass
 
-from . import entry, fingerprint, sass
+from . import entry, fingerprint
 
 TARGET = {80: "sm_80", 86: "sm_86", 89: "sm_89", 90: "sm_90a", 100: "sm_100a", 120: "sm_120a"}
 #: a header's declaration of a launch: constexpr LaunchShape NAME_OF_THE_KERNEL{threads, bytes};
@@ -52,30 +53,14 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
         raise entry.NoToolchain(
             f"nvcc {source.path.name} for sm_{source.arch}: {(done.stderr.strip() or 'failed').splitlines()[-1]}"
         )
-    tool = aot.tool("cuobjdump")
-    text = subprocess.run([tool, "-res-usage", str(cubin)], capture_output=True, text=True, check=True).stdout
-    code, shapes = sass.functions(sass.disassemble(cubin, tool)), launch_shapes(source.path.parent)
-    for function, usage in resources(text).items():
-        if not sass.writes(code.get(function, [])):
+    shapes = launch_shapes(source.path.parent)
+    for name, function in machine_code.functions(cubin).items():
+        if not sass.writes(function.code):
             continue  # its body is for another architecture
-        threads, dynamic = shapes.get(plain_name(function), (None, None))
-        metrics = entry.metrics(
-            function,
-            source.arch,
-            code[function],
-            registers=usage["REG"],
-            stack=usage["STACK"],
-            shared=(usage["SHARED"], dynamic),
-            warps=None if threads is None else threads // sass.LANES,
-        )
-        yield entry.row(source.path.stem, "cuda", f"{function}:sm{source.arch}", "any", metrics)
-
-
-def resources(text: str) -> dict[str, dict[str, int]]:
-    """Parse the text of `cuobjdump -res-usage`: function -> REG, STACK, SHARED, LOCAL."""
-    found = re.findall(r"Function (\S+):\s*\n(.*REG:.*)", text)
-    numbers = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
-    return {function: {key: int(value) for key, value in numbers.findall(line)} for function, line in found}
+        threads, dynamic = shapes.get(plain_name(name), (None, None))
+        warps = None if threads is None else threads // machines.LANES
+        metrics = machine_code.metrics(name, source.arch, function, dynamic, warps)
+        yield entry.row(source.path.stem, "cuda", f"{name}:sm{source.arch}", "any", metrics)
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:

@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
+from ptx_emulator import EmulationError, PtxError
+from ptx_emulator.estimate import Machine, estimate, static_record
 from retro_kernels.compile import aot, configs
 from retro_kernels.compile.target import KNOWN
 
 from ..commands import exits
-from ..emulate.launches import made
-from ..emulate.parse import PtxError
-from ..emulate.program import EmulationError
 from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
-from . import entry, estimate, sass
 
 #: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
 #: (`retro-bench estimate --calibration`)
@@ -61,26 +56,7 @@ def changed(base: list, new: list) -> list:
     return [launch for launch in new if identity(launch) not in known]
 
 
-def static_record(launch, arch: int) -> dict[str, Any]:
-    """Return the `static` part of a record of one launch."""
-    _, kernel = made(launch, arch)
-    usage = aot.resources(kernel.asm["cubin"])
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        functions = sass.functions(sass.disassemble(Path(file.name), aot.tool("cuobjdump")))
-    return entry.metrics(
-        launch.name,
-        arch,
-        max(functions.values(), key=len),
-        registers=usage["REG"],
-        stack=usage["STACK"],
-        shared=(usage["SHARED"], kernel.metadata.shared),
-        warps=launch.num_warps,
-    )
-
-
-def judged(row: dict, launches: list, machine: estimate.Machine, base: bool = False) -> Trial:
+def judged(row: dict, launches: list, machine: Machine, base: bool = False) -> Trial:
     """Estimate the time of the launches that a row decides. An unfit tile has a reason instead.
 
     base: the row is the committed one, whose spills are allowed.
@@ -98,7 +74,7 @@ def judged(row: dict, launches: list, machine: estimate.Machine, base: bool = Fa
                 return Trial(row, "error", reason=f"does not fit: {static['shared_dynamic_bytes']} bytes shared")
             if static["stack_bytes"] and not base:
                 return Trial(row, "error", reason=f"{static['stack_bytes']} bytes of stack")
-            known[same] = estimate.estimate(launch, static, machine).seconds
+            known[same] = estimate(launch, machine, static).seconds
             total += known[same]
         except (EmulationError, PtxError) as fault:
             return Trial(row, "error", reason=f"not emulated: {str(fault).splitlines()[0]}")
@@ -111,7 +87,7 @@ def tune(
     op: str,
     case: str,
     dtype: str,
-    machine: estimate.Machine,
+    machine: Machine,
     *,
     rounds: int,
     kernels: tuple[str, ...] | None,

@@ -10,21 +10,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
+from ptx_emulator import EmulationError, PtxError, gpu
+from ptx_emulator import counters as emulated
+from ptx_emulator.estimate import machine_code
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
 
 from .. import ops
-from ..emulate import context
-from ..emulate import counters as emulated
-from ..emulate.parse import PtxError
-from ..emulate.program import EmulationError
 from ..measure import runner
 from ..registry import CONTENDERS, LAUNCHES, OPERATORS, cases_of
-from . import entry, fingerprint, sass, tiles
+from . import entry, fingerprint
 
 
 @dataclass(frozen=True)
@@ -79,8 +77,7 @@ def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
     to decide its next launch reads memory that nothing wrote.
     """
     for op, backend, name, dtype, call in _calls():
-        nothing = mock.patch.object(context, "execute", lambda *args, **kwargs: None)
-        with nothing, context.gpu(arch, checks=False, counts=False) as log:
+        with gpu(arch, runs=False) as log:
             call()
         for launch in log.launches:
             yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch
@@ -114,7 +111,7 @@ def rows(
     """
     for launch in selected:
         if launch.recorded:
-            yield _row(launch, tiles.static_record(launch.launch, launch.arch), counters)
+            yield _row(launch, machine_code.static_record(launch.launch, launch.arch), counters)
     wanted = [launch for launch in selected if not launch.recorded]
     if not wanted:
         return
@@ -134,15 +131,13 @@ def rows(
 
 def _read(launch: Launch, compiled: aot.Row, folder: Path, counters: bool) -> dict[str, Any]:
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
-    code = max(sass.functions(sass.disassemble(cubin, aot.tool("cuobjdump"))).values(), key=len)
-    metrics = entry.metrics(
+    function = max(machine_code.functions(cubin).values(), key=lambda one: len(one.code))
+    metrics = machine_code.metrics(
         compiled.kernel,
         compiled.arch,
-        code,
-        registers=compiled.registers,
-        stack=compiled.stack,
-        shared=(compiled.shared_static, compiled.shared_dynamic),
-        warps=compiled.num_warps,
+        function,
+        compiled.shared_dynamic,
+        compiled.num_warps,
         config=compiled.config,
         stages=compiled.num_stages,
         cubin_sha256=compiled.cubin,

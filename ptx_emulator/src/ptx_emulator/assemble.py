@@ -1,0 +1,396 @@
+"""Translate instructions into bytecode: the handler of emulator.cpp that executes an opcode, and its options.
+
+Every known form is written out. Any other form is refused by name, because an opcode that is half understood computes
+something else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from .parse import Constant, PtxError, Register, Statement, Symbol, Vector
+
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge", "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
+_UNSIGNED = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
+_JOINS = {"and": 1, "or": 2, "xor": 3}
+_DIRECTED = ("rz", "rm", "rp")  # other than to nearest
+_ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, "rpi": 3, "rna": 4}
+_SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
+_VOTES = {"ballot": 0, "any": 1, "all": 2}
+LOCAL = 3
+_SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
+_FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
+#: where a space begins among generic addresses: machine.h
+GENERIC = {"local": 201 << 40, "param": 202 << 40, "const": 203 << 40}
+PARAMETERS = 2  # the space of a structure's fields, whose address is computed
+#: memory orders and scopes; here everyone sees an access at once
+_ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
+#: cache hints of a load or store, which change no value
+_HINTS = _ORDERS | {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "weak"}
+_HINTS |= {f"L2::{hint}" for hint in ("cache_hint", "64B", "128B", "256B")}
+_HINTS |= {f"L1::{hint}" for hint in ("evict_last", "evict_first", "evict_normal", "no_allocate")}
+
+
+@dataclasses.dataclass
+class Instruction:
+    handler: str
+    type: str = "u32"
+    sources: Sequence = ()
+    destinations: Sequence = ()
+    type2: str = "u32"
+    options: tuple = ()  # numbers; the name of a type, or a label, stands for its number
+    width: int | None = None  # bytes of a destination; None: those of its declared register
+
+
+FORMS: dict[str, Callable[[Statement, list[str]], Instruction]] = {}
+
+
+def form(*roots: str):
+    def register(function):
+        FORMS.update({root: function for root in roots})
+        return function
+
+    return register
+
+
+def decode(statement: Statement) -> Instruction:
+    """Return the bytecode of one statement. Raises PtxError with the part that is not understood."""
+    root, *parts = statement.opcode.split(".")
+    if root not in FORMS:
+        raise PtxError(f"opcode not emulated: {statement.text[:80]}")
+    try:
+        return FORMS[root](statement, parts)
+    except (NotUnderstood, ValueError, IndexError, KeyError) as error:
+        raise PtxError(f"form not emulated: {statement.text[:80]} ({type(error).__name__}: {error})") from None
+
+
+class NotUnderstood(Exception):
+    pass
+
+
+def known(parts: list[str], *allowed: str) -> set[str]:
+    """Return the modifiers before the type, all of which must be known."""
+    strange = [part for part in parts if part not in allowed]
+    if strange:
+        raise NotUnderstood(f"modifier {'.'.join(strange)}")
+    return set(parts)
+
+
+#: operands that are read, where it isn't two
+_READ = {
+    **dict.fromkeys(("not", "neg", "abs", "popc", "clz", "brev", "ex2", "lg2", "rcp", "sqrt", "rsqrt"), (1,)),
+    **dict.fromkeys(("sin", "cos", "tanh", "testp"), (1,)),
+    **dict.fromkeys(("fma", "mad", "bfe", "prmt", "shf", "selp"), (3,)),
+    **dict.fromkeys(("bfi", "lop3"), (4,)),
+    "cvt": (1, 2),
+}
+
+
+def _plain(handler: str, statement: Statement, kind: str, options=(), width=None) -> Instruction:
+    first, *rest = statement.operands
+    root = statement.opcode.split(".")[0]
+    three = root in ("min", "max") and kind == "f32"  # sm_100 has one of three
+    if len(rest) not in ((2, 3) if three else _READ.get(root, (2,))):
+        raise NotUnderstood(f"{len(rest)} operands")
+    return Instruction(handler, kind, rest, [first], options=options, width=width)
+
+
+_EXTENDED = {"add": 0, "addc": 0, "sub": 1, "subc": 1, "mad.lo": 2, "madc.lo": 2, "mad.hi": 3, "madc.hi": 3}
+
+
+@form("addc", "subc", "madc")
+def _extended(s, parts):
+    """Arithmetic on several words: with the carry of the previous one, or for the next one (.cc)."""
+    root, *_ = s.opcode.split(".")
+    *modifiers, kind = parts
+    half = [part for part in modifiers if part in ("lo", "hi")]
+    flags = known(modifiers, "cc", *half)
+    target, *sources = s.operands
+    if len(sources) != (3 if root.startswith("mad") else 2):
+        raise NotUnderstood(f"{len(sources)} operands")
+    options = (_EXTENDED[".".join([root, *half])], int(root.endswith("c")), int("cc" in flags))
+    return Instruction("extended", kind, sources, [target], options=options)
+
+
+@form("add", "sub", "div", "rem", "and", "or", "xor", "not", "neg", "abs", "min", "max", "fma")
+def _arithmetic(s, parts):
+    root = s.opcode.split(".")[0]
+    *modifiers, kind = parts
+    if "cc" in modifiers:
+        return _extended(s, parts)
+    if root in ("add", "sub", "fma") and "f32" in modifiers and kind in ("f16", "bf16"):  # the last operand is wider
+        modifiers.remove("f32")
+        known(modifiers, "rn")
+        return _plain("mixed", s, kind, (("add", "sub", "fma").index(root),), width=4)
+    floating = kind in _FLOATS
+    flags = known(
+        modifiers,
+        *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()),
+        *(_DIRECTED if kind == "f32" and root in ("add", "sub", "fma") else ()),
+    )
+    return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags), _direction(flags)))
+
+
+def _direction(flags: set[str]) -> int:
+    return max(_ROUNDINGS.get(flag, 0) for flag in (*flags, "rn"))
+
+
+@form("mul", "mad")
+def _product(s, parts):
+    root = s.opcode.split(".")[0]
+    *modifiers, kind = parts
+    if "cc" in modifiers:
+        return _extended(s, parts)
+    if kind in _FLOATS:
+        flags = known(modifiers, "rn", "ftz", *(_DIRECTED if kind == "f32" else ()))
+        return _plain("mul" if root == "mul" else "fma", s, kind, (int("ftz" in flags), 0, 0, _direction(flags)))
+    (which,) = modifiers
+    if which == "wide":
+        return _plain("wide", s, kind, width=2 * int(kind[1:]) // 8)
+    if which == "hi" and root == "mul":
+        return _plain("mul.hi", s, kind)
+    if which != "lo":
+        raise NotUnderstood(which)
+    return _plain(root, s, kind)
+
+
+@form("shl", "shr", "bfe", "bfi", "popc", "clz", "brev", "selp", "copysign", "prmt", "lop3")
+def _unmodified(s, parts):
+    (kind,) = parts
+    return _plain(s.opcode.split(".")[0], s, kind)
+
+
+@form("shf")
+def _funnel(s, parts):
+    direction, mode, _ = parts
+    return _plain("shf", s, "u32", (int(direction == "l"), int({"clamp": 1, "wrap": 0}[mode])))
+
+
+@form("ex2", "lg2", "rcp", "sqrt", "rsqrt", "sin", "cos", "tanh")
+def _special(s, parts):
+    *modifiers, kind = parts
+    flags = known(modifiers, "approx", "ftz", "rn")
+    root = s.opcode.split(".")[0]
+    halves = ("f16", "bf16", "f16x2", "bf16x2") if root in ("ex2", "tanh") else ()
+    if kind not in ("f32", *(("f64",) if root in ("rcp", "sqrt", "rsqrt") else ()), *halves):
+        raise NotUnderstood(kind)
+    return _plain(root, s, kind, (int("ftz" in flags),))
+
+
+_KINDS = ("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+
+
+@form("testp")
+def _test(s, parts):
+    which, kind = parts
+    return _plain("testp", s, kind, (_KINDS.index(which),))
+
+
+@form("mov", "cvta")
+def _move(s, parts):
+    target, source = s.operands
+    kind = parts[-1]  # cvta: generic addresses are those of global memory here
+    if s.opcode.startswith("cvta") and "global" not in parts:
+        (space,) = {"param", "local"} & set(parts)
+        handler = "sub" if "to" in parts else "add"
+        return Instruction(handler, kind, [source, Constant(GENERIC[space])], [target])
+    return Instruction("mov", kind, values(source), values(target), options=(int(isinstance(source, Constant)),))
+
+
+@form("setp")
+def _compare(s, parts):
+    how, *modifiers, kind = parts
+    how = _UNSIGNED.get(how, how)
+    joins = [part for part in modifiers if part in _JOINS]
+    known(modifiers, "ftz", *_JOINS)
+    if kind.endswith("x2"):
+        raise NotUnderstood(kind)
+    target, *sources = s.operands
+    negated = len(sources) > 2 and isinstance(sources[2], tuple)
+    if negated:
+        sources[2] = sources[2][1]
+    if bool(joins) != (len(sources) > 2):
+        raise NotUnderstood("a comparison joined with nothing")
+    options = (COMPARISONS.index(how), _JOINS[joins[0]] if joins else 0, int(negated))
+    return Instruction("setp", kind, sources, values(target), options=options)
+
+
+@form("cvt")
+def _convert(s, parts):
+    *modifiers, to, source = parts
+    if {"e4m3x2", "e5m2x2"} & {to, source}:
+        return _pair(s, modifiers, to, source)
+    known(modifiers, "ftz", "sat", "satfinite", *_ROUNDINGS)
+    if "satfinite" in modifiers:
+        raise NotUnderstood("satfinite")
+    if to in ("bf16x2", "f16x2") and source != "f32":
+        raise NotUnderstood(f"from {source}")
+    default = 0 if to.startswith(("f", "b", "t")) else 1
+    rounding = next((_ROUNDINGS[part] for part in modifiers if part in _ROUNDINGS), default)
+    integral = any(part in ("rni", "rzi", "rmi", "rpi") for part in modifiers)
+    options = (int("ftz" in modifiers), rounding, int("sat" in modifiers), int(integral))
+    return dataclasses.replace(_plain("cvt", s, to, options), type2=source)
+
+
+def _pair(s, modifiers, to, source):
+    """Two eight-bit floats at once."""
+    known(modifiers, "rn", "satfinite")
+    narrow, wide = ("e4m3x2", "e5m2x2"), ("f16x2", "bf16x2")
+    if source not in ((*wide, "f32") if to in narrow else narrow if to in wide else ()):
+        raise NotUnderstood(f"from {source}")
+    if to in narrow and "satfinite" not in modifiers:
+        raise NotUnderstood("a conversion that does not saturate")
+    target, *sources = s.operands
+    if len(sources) != (2 if source == "f32" else 1):
+        raise NotUnderstood("operands")
+    return Instruction("cvt.pair", to.removesuffix("x2"), sources, [target], type2=source.removesuffix("x2"))
+
+
+def values(operand) -> list:
+    return list(operand.items) if isinstance(operand, Vector) else [operand]
+
+
+def _access(s, parts, address, moved: list) -> tuple[str, tuple[int, int]]:
+    """Return (type, options) of a load or store outside the parameters, which moves these registers."""
+    known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
+    count = next((int(part[1:]) for part in parts if part in ("v2", "v4")), 1)
+    if len(moved) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
+        raise NotUnderstood("operands")
+    space = next((_SPACES[part] for part in parts if part in _SPACES), 0)
+    return parts[-1], (address.offset + (GENERIC["local"] if space == LOCAL else 0), space)
+
+
+@form("ld")
+def _load(s, parts):
+    target, address = s.operands[:2]
+    if parts[0] == "param":
+        if isinstance(address.base, Symbol) and not isinstance(target, Vector):
+            return Instruction("mov", parts[-1], [address], [target])
+        offset = address.offset + GENERIC["param"]
+        return Instruction("ld", parts[-1], [address.base], values(target), options=(offset, PARAMETERS))
+    kind, options = _access(s, parts, address, values(target))
+    return Instruction("ld", kind, [address.base], values(target), options=options)
+
+
+@form("st")
+def _store(s, parts):
+    address, value = s.operands[:2]
+    kind, options = _access(s, parts, address, values(value))
+    return Instruction("st", kind, [address.base, *values(value)], options=options)
+
+
+@form("createpolicy")
+def _policy(s, parts):
+    return Instruction("mov", "b64", [Constant(0)], [s.operands[0]], options=(1,))  # how to cache, not what
+
+
+_REDUCTIONS = ("add", "min", "max", "and", "or", "xor")
+UPDATES = {name: n for n, name in enumerate((*_REDUCTIONS, "exch", "cas", "inc", "dec"))}
+
+
+@form("atom", "red")
+def _update(s, parts):
+    *modifiers, kind = parts
+    (how,) = (part for part in modifiers if part in UPDATES)
+    flags = known(modifiers, how, *_SPACES, *_ORDERS, "noftz", "v2", "v4", "v8")
+    floating = kind in _FLOATS
+    if floating and how not in ("add", "exch") and not (how in ("min", "max") and kind.startswith(("f16", "bf16"))):
+        raise NotUnderstood(f"{how} of {kind}")
+    operands = list(s.operands)
+    targets = values(operands.pop(0)) if s.opcode.startswith("atom") else []
+    address, *sources = operands
+    count = next((int(flag[1:]) for flag in flags if flag in ("v2", "v4", "v8")), 1)
+    if [len(values(source)) for source in sources] != [count] * (2 if how == "cas" else 1):
+        raise NotUnderstood("operands")
+    space = max(_SPACES.get(flag, 0) for flag in flags)
+    options = (address.offset, space, UPDATES[how], count)
+    wanted = [] if targets == [Register("_")] else targets
+    read = [address.base, *(value for source in sources for value in values(source))]
+    return Instruction("atom", kind, read, wanted, options=options)
+
+
+def asynchronous_copy(s, parts):
+    """cp.async of single threads. The form "cp" itself is in tensor_map.py, because it has bulk copies too."""
+    if parts[:2] == ["async", "commit_group"]:
+        return Instruction("cp.async.commit")
+    if parts[:2] == ["async", "wait_group"]:
+        return Instruction("cp.async.wait", options=(s.operands[0].value,))
+    if parts[:2] == ["async", "wait_all"]:
+        return Instruction("cp.async.wait", options=(-1,))
+    if parts[0] != "async" or parts[1] not in ("ca", "cg") or parts[3] != "global":
+        raise NotUnderstood(s.opcode)
+    known(parts[4:], "L2::cache_hint", "L2::128B", "L2::256B", "L2::64B")
+    to, source, size, *rest = s.operands
+    if "L2::cache_hint" in parts:
+        rest.pop()  # how to cache, not what
+    options = (to.offset, size.value, source.offset)
+    return Instruction("cp.async", sources=[to.base, source.base, *rest], options=options)
+
+
+@form("bar", "barrier")
+def _barrier(s, parts):
+    if parts == ["warp", "sync"]:
+        return Instruction("warp.sync")
+    words = " ".join(parts)
+    if words not in ("sync", "sync aligned", "cta sync", "cta sync aligned") or s.operands != [Constant(0)]:
+        raise NotUnderstood("a barrier other than that of the whole CTA")
+    return Instruction("bar")
+
+
+@form("membar", "fence")
+def _fence(s, parts):
+    if parts[:2] == ["proxy", "async"]:
+        return Instruction("fence.proxy.async")
+    if s.opcode.startswith("fence") and parts[0] != "mbarrier_init" and parts[:2] != ["proxy", "tensormap::generic"]:
+        known(parts, "acq_rel", "sc", "cta", "gpu")
+    return Instruction("fence")
+
+
+@form("bra")
+def _branch(s, parts):
+    known(parts, "uni")
+    return Instruction("bra", options=(s.operands[0],))
+
+
+@form("vprintf")
+def _print(s, parts):
+    *result, text, arguments = s.operands
+    return Instruction("print", sources=[text, arguments], destinations=result)
+
+
+@form("assertfail")
+def _assertion(s, parts):
+    return Instruction("assertion", sources=s.operands)
+
+
+@form("ret", "exit", "trap")
+def _end(s, parts):
+    return Instruction("trap" if s.opcode == "trap" else "ret")
+
+
+@form("shfl")
+def _shuffle(s, parts):
+    sync, mode, kind = parts
+    if sync != "sync" or kind != "b32":
+        raise NotUnderstood(s.opcode)
+    target, *sources = s.operands
+    return Instruction("shfl", "u32", sources, values(target), options=(_SHUFFLES[mode],))
+
+
+@form("vote")
+def _vote(s, parts):
+    _sync, mode, _ = parts
+    target, source, _members = s.operands
+    negated = isinstance(source, tuple)
+    options = (_VOTES[mode], int(negated))
+    return Instruction("vote", "u32", [source[1] if negated else source], [target], options=options)
+
+
+@form("redux")
+def _reduce(s, parts):
+    _sync, how, kind = parts
+    if kind.startswith("f") and (kind != "f32" or how not in ("min", "max")):
+        raise NotUnderstood(s.opcode)
+    target, source, _members = s.operands
+    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS.index(how),))

@@ -1,0 +1,199 @@
+"""`gpu`: inside it, every Triton kernel launched on CPU tensors is compiled for an architecture and executed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+import numpy
+import torch
+from torch import Tensor
+
+from . import counters, cuda_is_cpu, machines
+from .driver import Driver
+from .kernels import Compiled, execute
+from .launches import Launch, active
+from .memory import elements, replaced
+from .program import Counted
+
+
+@dataclasses.dataclass
+class Execution:
+    """One launch that was executed. It refers to the arguments themselves, so later changes of them show here."""
+
+    name: str
+    arch: int
+    kernel: Any  # the @triton.jit function
+    grid: tuple[int, int, int]
+    arguments: dict[str, Any]
+    options: dict[str, Any]  # num_warps, num_stages, ...
+    configuration: str | None  # the autotuner's, where there is one
+    compiled: Compiled = dataclasses.field(repr=False)
+    counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
+
+    def counted(self) -> list[Counted]:
+        """Return the counts of every instruction over the whole grid."""
+        if self.counts is None:
+            raise ValueError(f"{self.name}: the launch did not finish, or `gpu` was told not to count")
+        return self.compiled.program.counts(self.counts)
+
+    def counters(self) -> dict[str, Any]:
+        """Return the grid's instructions by kind, barriers, sectors and wavefronts over the fewest possible."""
+        return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
+
+    def lines(self) -> list[counters.Line]:
+        """Return the counters by line of source, those that execute most first."""
+        return counters.by_line(self.counted())
+
+    def estimate(self, machine: str = "H200"):
+        """Estimate the time of this launch on a machine: its `seconds` and its bound.
+
+        Compiles the kernel to machine code and executes some of its CTAs again, on copies of the arguments.
+        """
+        from .estimate import model
+
+        known = machines.machine(machine)
+        if known.arch != self.arch:
+            raise ValueError(f"machine: {machine} is sm_{known.arch}; the launch was compiled for sm_{self.arch}")
+
+        def copy(tensor: Tensor) -> Tensor:  # executing the launch again changes nothing of the program's
+            flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
+            return flat.as_strided(tensor.shape, tensor.stride(), 0)
+
+        return model.estimate(replaced(Launch.of(self), copy), known)
+
+    def static_record(self) -> dict[str, Any]:
+        """Return the static metrics of the launch, from machine code, which emulation does without."""
+        from .estimate import machine_code
+
+        return machine_code.static_record(self, self.arch)
+
+
+@dataclasses.dataclass
+class Log:
+    """Launches inside `gpu`, in order, and the configuration that each autotuner took."""
+
+    launches: list[Execution] = dataclasses.field(default_factory=list)
+    choices: list[str] = dataclasses.field(default_factory=list)
+
+
+@contextlib.contextmanager
+def gpu(arch: int, *, checks: bool = True, counts: bool = True, runs: bool = True, cuda: bool = False) -> Iterator[Log]:
+    """Inside, Triton launches are compiled for a GPU and executed on CPU tensors, with every check of the emulator.
+
+    Args:
+        arch: 80, 86, 89, 90, 100 or 120.
+        checks: report races, uninitialised shared memory and missing waits, not only accesses out of bounds.
+        counts: keep every launch's counters, for `Execution.counters`.
+        runs: False: launches are compiled and listed, not executed.
+        cuda: the device "cuda" is the CPU, and CPU tensors say that they are on it: `cuda_is_cpu` says how.
+
+    Raises, where a kernel is launched:
+        EmulationError: the kernel does something wrong; the line of source. DeviceAssertion: its own assertion failed.
+        PtxError: an instruction or a feature that is not emulated, by name.
+    """
+    import triton
+
+    device = machines.device(arch)
+    if triton.knobs.runtime.interpret:
+        raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
+    log = Log()
+    state = _State(arch, checks, counts and runs, runs, log)
+
+    def data_ptr(tensor) -> int:
+        storage = tensor.untyped_storage()
+        state.known[storage.data_ptr()] = storage
+        return torch._C.TensorBase.data_ptr(tensor)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(active(Driver(device, state.launched)))
+        for patch in (
+            mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
+            mock.patch.object(Tensor, "data_ptr", data_ptr),
+            *state.autotuner_patches(),
+            *cuda_is_cpu.answers(device),
+        ):
+            stack.enter_context(patch)
+        if cuda:
+            stack.enter_context(cuda_is_cpu.mapped())
+        yield log
+
+
+def until_ptx(backend=None, stages=None, *_):
+    """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
+    if stages is None:
+        return ("ptx as the binary", "ptx as the binary")
+    stages["cubin"] = lambda module, metadata: module.encode()
+
+
+class _State:
+    """State that the patches of one `gpu` share."""
+
+    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log):
+        self.arch, self.checks, self.counts, self.runs, self.log = arch, checks, counts, runs, log
+        # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
+        self.known = weakref.WeakValueDictionary()
+        self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
+        self._tuners: list = []  # that are running
+        self._chosen: dict | None = None  # the arguments for which the last choice was made
+
+    def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
+        names = list(compiled.signature)
+        options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "maxnreg")}
+        launch = Execution(
+            metadata.name,
+            self.arch,
+            getattr(source, "fn", None),
+            grid,
+            dict(zip(names, values, strict=True)),
+            {key: value for key, value in options.items() if value is not None},
+            str(self._tuners[-1].best_config) if self._tuners else None,
+            compiled,
+        )
+        self.log.launches.append(launch)
+        if not self.runs:
+            return
+        before = compiled.program.raw_counts() if self.counts else None
+        known = [(address, storage.nbytes()) for address, storage in self.known.items()]
+        execute(compiled, grid, values, checks=self.checks, known=known)
+        if before is not None:
+            launch.counts = compiled.program.raw_counts() - before
+
+    def autotuner_patches(self) -> list:
+        """Patch the autotuner to take the first configuration that compiles and fits: nothing is timed."""
+        from triton.compiler.errors import CompileTimeAssertionFailure
+        from triton.runtime.autotuner import Autotuner
+        from triton.runtime.errors import OutOfResources, PTXASError
+
+        run = Autotuner.run
+
+        def of_this_device(tuner, *args, **kwargs):
+            kept = tuner.cache
+            tuner.cache = self._caches.setdefault(id(tuner), {})
+            self._tuners.append(tuner)
+            try:
+                return run(tuner, *args, **kwargs)
+            finally:
+                self._tuners.pop()
+                tuner.cache = kept
+
+        def bench(tuner, *args, config, **meta):
+            if self._chosen is tuner.nargs:  # in this choice another one compiled
+                return [math.inf] * 3
+            options = {**meta, **config.all_kwargs()}
+            if config.pre_hook is not None:
+                config.pre_hook({**tuner.nargs, **options})
+            try:
+                tuner.fn.run(*args, **{**options, "warmup": True}).run  # noqa: B018, it says whether the kernel fits
+            except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+                return [math.inf] * 3
+            self._chosen = tuner.nargs
+            self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")
+            return [0.0] * 3
+
+        return [mock.patch.object(Autotuner, "_bench", bench), mock.patch.object(Autotuner, "run", of_this_device)]

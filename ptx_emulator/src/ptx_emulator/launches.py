@@ -1,0 +1,96 @@
+"""Launches as plain values, what Triton compiles for them, and their execution on the emulator."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import triton
+
+from .driver import Driver, loaded
+from .kernels import Compiled, execute
+from .machines import device
+
+#: Triton has one active driver and one hook for all threads of a process
+_TRITON = threading.RLock()
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel over one grid.
+
+    arguments: every parameter by its name, constants too; tensors may be on the meta device. options: of Triton's
+    compiler, such as num_warps, num_stages and maxnreg.
+    """
+
+    kernel: Any  # the @triton.jit function
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, launch) -> Launch:
+        """Return a copy of the four fields of any object that has them."""
+        if isinstance(launch, cls):
+            return launch
+        return cls(launch.kernel, tuple(launch.grid), dict(launch.arguments), dict(launch.options))
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+
+@contextlib.contextmanager
+def active(driver: Driver) -> Iterator[None]:
+    """Make a driver the one that Triton compiles for and launches on."""
+    previous = triton.runtime.driver._active
+    triton.runtime.driver.set_active(driver)
+    try:
+        yield
+    finally:
+        triton.runtime.driver._active = previous
+
+
+def machine_code(launch, arch: int):
+    """Return what Triton compiles for a launch on a GPU of `arch`: its `asm` has "ptx" and "cubin".
+
+    Triton's own launch path decides the types, the divisibility and the options; nothing is launched.
+    """
+    launch = Launch.of(launch)
+    with (
+        _TRITON,
+        active(Driver(device(arch))),
+        mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", None),
+    ):
+        return launch.kernel.warmup(grid=launch.grid, **launch.arguments, **launch.options)
+
+
+def compiled(launch, arch: int) -> Compiled:
+    """Return the kernel of a launch, loaded. Raises PtxError for what is not emulated."""
+    made = machine_code(launch, arch)
+    return Compiled.of(loaded(made.asm["ptx"].encode()), made.src, made.metadata)
+
+
+def run(
+    launch, arch: int, *, checks: bool = True, only: range | None = None, kernel: Compiled | None = None
+) -> Compiled:
+    """Execute a launch on CPU tensors as a GPU of `arch` would.
+
+    Args:
+        launch: a `Launch`, or any object with its four fields.
+        only: some CTAs of the grid, by their number, x fastest.
+        kernel: execute this kernel instead, for example one with a fault planted.
+
+    Raises:
+        EmulationError: an access out of bounds, a race, a missing wait, ...; it names the line of the kernel.
+        PtxError: an instruction or a feature that is not emulated, by name.
+    """
+    launch = Launch.of(launch)
+    kernel = kernel or compiled(launch, arch)
+    values = [launch.arguments.get(name) for name in kernel.signature]
+    execute(kernel, launch.grid, values, checks=checks, only=only)
+    return kernel

@@ -1,0 +1,102 @@
+"""Arguments of a launch as a kernel's parameters: bytes, and the regions of memory that their addresses mean."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .parse import PtxError
+from .program import Region, region_base
+
+#: how `struct` packs a scalar of Triton's types; an integer is cut to its bytes
+_FORMATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
+_INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+_TF32 = 11  # as a tensor map counts types
+
+
+def elements(tensor: Tensor) -> int:
+    """Return the elements of memory from a tensor's first to its last, whatever its strides."""
+    return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+
+
+def replaced(launch, make: Callable[[Tensor], Tensor]):
+    """Return a `Launch` with `make(tensor)` instead of each tensor. Arguments that share a tensor share one again."""
+    tensors = {id(value): value for value in launch.arguments.values() if isinstance(value, Tensor)}
+    made = {key: make(tensor) for key, tensor in tensors.items()}
+    arguments = {name: made.get(id(value), value) for name, value in launch.arguments.items()}
+    return dataclasses.replace(launch, arguments=arguments)
+
+
+@dataclasses.dataclass
+class Arguments:
+    """Parameters of a launch while they are packed: each bytes or a `Region`, and the regions."""
+
+    packed: list = dataclasses.field(default_factory=list)
+    regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
+
+    def add(self, kind: Any, value: Any, name: str, descriptors: Iterator) -> None:
+        """Pack a value of one of Triton's types; a tuple's parts, and a descriptor with its shape and strides."""
+        if kind == "constexpr":
+            return
+        if isinstance(kind, tuple):
+            for part, inner in zip(kind, value, strict=True):
+                self.add(part, inner, name, descriptors)
+        elif kind.startswith("tensordesc"):
+            self._descriptor(value, name, descriptors)
+        elif kind.startswith("*") and value is not None and not isinstance(value, int):
+            self.packed.append(self.region(value if isinstance(value, Tensor) else getattr(value, "base", value), name))
+        elif kind.startswith("*") or kind in _INTEGERS:
+            value, size = value or 0, _INTEGERS.get(kind, 8)
+            self.packed.append((int(value) & (2 ** (8 * size) - 1)).to_bytes(size, "little"))
+        elif kind in _FORMATS:
+            self.packed.append(struct.pack(_FORMATS[kind], value))
+        elif kind == "bf16":
+            self.packed.append(torch.tensor(value, dtype=torch.bfloat16).view(torch.int16).numpy().tobytes())
+        else:
+            raise PtxError(f"argument {name}: not emulated: type {kind}")
+
+    def region(self, tensor: Tensor, name: str) -> Region:
+        place = tensor.data_ptr(), elements(tensor) * tensor.element_size()
+        self.regions.setdefault(place, name)
+        return Region(list(self.regions).index(place))
+
+    def _descriptor(self, value: Any, name: str, descriptors: Iterator) -> None:
+        layout, region = next(descriptors, None), self.region(value.base, name)
+        strides = [struct.pack("<q", number) for number in value.strides]
+        if layout is None:
+            flags = (value.padding == "nan", getattr(value, "round_f32_to_tf32", False))
+            shape = [struct.pack("<q", number) for number in value.shape]
+            self.packed += [region, *shape, *strides, *(bytes([flag]) for flag in flags)]
+        else:
+            host = list(self.regions)[region.index][0]
+            self.packed.append(descriptor(region_base(region.index, host), value, layout))
+        self.packed += [*(struct.pack("<i", number) for number in value.shape), *strides]
+
+
+def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
+    """Return a TensorMap of tensor_map.h, dimensions innermost first."""
+    for feature in ("is_im2col", "fp4_padded"):
+        if layout.get(feature):
+            raise PtxError(f"not emulated: a tensor descriptor with {feature}")
+    rank = len(value.shape)
+
+    def five(numbers: Sequence[int]) -> list[int]:
+        return [*reversed(numbers), *[0] * (5 - rank)]
+
+    return struct.pack(
+        "<QII5Q5Q5IIII",
+        address,
+        rank,
+        _TF32 if getattr(value, "round_f32_to_tf32", False) else layout["elem_type"],
+        *five(value.shape),
+        *five([stride * layout["elem_size"] for stride in value.strides]),
+        *five(layout["block_size"]),
+        layout["swizzle"],
+        int(value.padding == "nan"),
+        1,
+    )

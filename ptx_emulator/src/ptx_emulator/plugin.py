@@ -1,0 +1,80 @@
+"""A plug-in of pytest: `pytest --emulate 90 their/tests` runs a repository's GPU tests on the emulator.
+
+The device "cuda" is the CPU (`cuda_is_cpu` says how); every Triton kernel is compiled for the architecture and executed
+with all checks. An access out of bounds, a race, uninitialised shared memory or a missing wait fails the test that
+launched the kernel, with the line of source. A test that needs what is not emulated is skipped, and the summary says
+why.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+
+import pytest
+
+ARCHES = (80, 86, 89, 90, 100, 120)
+
+
+def pytest_addoption(parser) -> None:
+    group = parser.getgroup("emulate", "Triton kernels without a GPU")
+    group.addoption(
+        "--emulate",
+        type=int,
+        choices=ARCHES,
+        metavar="ARCH",
+        help="execute Triton kernels as compiled for sm_ARCH, on CPU tensors",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config) -> None:
+    arch = early_config.known_args_namespace.emulate
+    if arch is not None:
+        early_config.pluginmanager.register(Emulation(arch), "ptx-emulation")
+
+
+class Emulation:
+    """One run of pytest on the emulator. It begins before any conftest: modules ask for a GPU at import."""
+
+    def __init__(self, arch: int):
+        from . import context
+
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch.compile: the function itself
+        self.arch, self.refused, self.launches = arch, collections.Counter(), 0
+        self.kernels: set[str] = set()
+        self.stack = contextlib.ExitStack()
+        self.log = self.stack.enter_context(context.gpu(arch, counts=False, cuda=True))
+
+    def pytest_unconfigure(self) -> None:
+        self.stack.close()
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item, call):
+        outcome = yield
+        report, reason = outcome.get_result(), call.excinfo and _refusal(call.excinfo.value)
+        if reason is not None:
+            self.refused[reason] += 1
+            report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"not emulated: {reason}")
+        if report.when == "teardown":
+            self.launches += len(self.log.launches)
+            self.kernels |= {launch.name for launch in self.log.launches}
+            self.log.launches.clear()  # and the tensors with them
+
+    def pytest_terminal_summary(self, terminalreporter) -> None:
+        terminalreporter.write_sep("-", f"emulated on sm_{self.arch}")
+        terminalreporter.write_line(f"{self.launches} launches of {len(self.kernels)} kernels")
+        for reason, count in self.refused.most_common():
+            terminalreporter.write_line(f"{count} not run: {reason}")
+
+
+def _refusal(error: BaseException | None) -> str | None:
+    """Why a test could not run here, if that is what ended it."""
+    from .parse import PtxError
+
+    while error is not None:
+        if isinstance(error, PtxError):
+            return str(error).splitlines()[0]
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,357 @@
+"""A PTX kernel loaded into the emulator, and its execution over a grid."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+
+from . import assemble, module, products, tensor_map, tensor_memory  # noqa: F401, the last three register opcodes
+from .parse import Constant, Decimal, Kernel, Memory, PtxError, Register, Statement, Symbol, size_of
+
+_HERE = Path(__file__).parent
+SHARED_BASE = 1024  # as in machine.h
+REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
+_MESSAGE_BYTES = 400
+_ALIGNED = 64  # bytes: parameters whose address is taken
+#: special registers that are one number here; those that differ by thread and CTA
+_FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
+_SPECIALS = ("%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
+_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, "%ntid.x", "%nctaid.x", "%nctaid.y", "%nctaid.z"}
+
+
+class EmulationError(RuntimeError):
+    """Error: a launch has a fault, such as a race or a missing wait, at a line of source and an instruction."""
+
+
+class DeviceAssertion(EmulationError, AssertionError):
+    """Error: an assertion of the kernel failed (`tl.device_assert`)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """Counts of one instruction after a run."""
+
+    opcode: str
+    line: str
+    executed: int  # by CTAs
+    requests: int  # by warps, of memory
+    units: int  # sectors (global) or wavefronts (shared) of the requests
+    fewest: int  # units for their bytes
+
+
+def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path], version: str) -> Path:
+    """Return the file that `command -o file source` makes. It is kept in a cache folder.
+
+    Args:
+        others: files that the source includes. version: of the compiler or the machine.
+    Raises OSError: the source does not compile.
+    """
+    parts = [version, *command[1:], *(path.read_text() for path in (source, *others))]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ptx-emulator"
+    cache.mkdir(parents=True, exist_ok=True)
+    stem, dot, suffix = name.partition(".")
+    target = cache / f"{stem}-{digest}{dot}{suffix}"
+    if not target.exists():
+        print(f"compiling {source.name}, once: some 20 s of a core", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            made = Path(folder) / name
+            done = subprocess.run([*command, "-o", str(made), str(source)], capture_output=True, text=True)
+            if done.returncode:
+                raise OSError(f"{command[0]} does not compile {source.name}:\n{done.stderr.strip()}")
+            made.replace(target)
+    return target
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
+    found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
+    command = [
+        *(os.environ.get("CXX", "").split() or [found]),
+        "-std=c++17",
+        "-O3",
+        "-march=native",
+        "-shared",
+        "-fPIC",
+    ]
+    target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
+    loaded = ctypes.CDLL(str(target))
+    loaded.ptx_program.restype = ctypes.c_void_p
+    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
+    return loaded
+
+
+def _processor() -> str:
+    try:
+        return next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags"))
+    except (OSError, StopIteration):
+        return os.uname().machine
+
+
+class Program:
+    """One PTX kernel, ready to run.
+
+    Args:
+        source: the text of a module with one `.entry`, or what `module.kernel` made of it.
+    """
+
+    def __init__(self, source: str | Kernel):
+        self.kernel: Kernel = module.kernel(source) if isinstance(source, str) else source
+        self._numbers: dict[str, int] = {}  # of registers
+        self._constants: dict[int, int] = {}  # register -> value
+        self._parameters: dict[int, tuple[str, int, int, bool]] = {}  # register -> (name, offset, bytes, signed)
+        self._symbols: dict[int, Symbol] = {}  # register -> the symbol whose address it holds
+        #: of each instruction: (registers written, registers read, its predicate's or -1)
+        self.registers: list[tuple[list[int], list[int], int]] = []
+        instructions = [assemble.decode(statement) for statement in self.kernel.statements]
+        self.handle = ctypes.c_void_p(library().ptx_program())
+        for statement, instruction in zip(self.kernel.statements, instructions):
+            self._append(statement, instruction)
+
+    def __del__(self):
+        if getattr(self, "handle", None):
+            library().ptx_free(self.handle)
+
+    def run(
+        self,
+        grid: Sequence[int],
+        arguments: Sequence,
+        *,
+        regions: Sequence[tuple[int, int]] = (),
+        names: Sequence[str] = (),
+        known: Sequence[tuple[int, int]] = (),
+        threads: int | None = None,
+        shared_bytes: int = 0,
+        checks: bool = True,
+        only: range | None = None,
+    ) -> None:
+        """Execute every CTA of the grid.
+
+        Args:
+            arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
+            regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
+            names: of the regions, for messages.
+            known: (host address, bytes) of memory whose address a kernel may find in memory, as it is.
+            threads: of a CTA; None: as the kernel was compiled for.
+            shared_bytes: dynamic shared memory.
+            only: some CTAs, by their number, x fastest.
+
+        Raises:
+            EmulationError: naming what went wrong, where in the source, in which CTA.
+        """
+        threads, grid = threads or self.kernel.threads, (*grid, 1, 1)[:3]
+        bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
+        given = {
+            name: _packed(size, argument, bases)
+            for (name, size), argument in zip(self.kernel.parameters, arguments, strict=True)
+        }
+        addresses, parameters = self._addresses(), b""
+        for name, raw in given.items():  # in memory too, for those whose address is taken
+            parameters = parameters.ljust(-(-len(parameters) // _ALIGNED) * _ALIGNED, b"\0")
+            addresses[name] = len(parameters)
+            parameters += raw
+        held = {"param": parameters, "const": self.kernel.constant_bytes}
+        held = {space: ctypes.create_string_buffer(raw, len(raw)) for space, raw in held.items()}
+        places = [(base, *region) for base, region in zip(bases, regions)]  # (address, host address, bytes)
+        places += [(host, host, size) for host, size in known]
+        places += [(assemble.GENERIC[space], ctypes.addressof(raw), len(raw)) for space, raw in held.items()]
+        values = self._constants | {r: addresses[s.name] + s.offset for r, s in self._symbols.items()}
+        for register, (name, offset, width, signed) in self._parameters.items():
+            values[register] = int.from_bytes(given[name][offset : offset + width], "little", signed=signed)
+        special = {"%ntid.x": threads} | {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid)}
+        values |= {self._numbers[name]: size for name, size in special.items() if name in self._numbers}
+        only = only or range(math.prod(grid))
+        where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
+        failed = library().ptx_run(
+            self.handle,
+            threads,
+            len(self._numbers),
+            _array(ctypes.c_uint32, grid),
+            ctypes.c_int64(only.start),
+            ctypes.c_int64(only.stop),
+            len(values),
+            _array(ctypes.c_int, values),
+            _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
+            _array(ctypes.c_int, (self._numbers.get(name, -1) for name in _SPECIALS)),
+            ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes),
+            ctypes.c_int64(size_of(self.kernel.local)),
+            len(places),
+            *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
+            int(checks),
+            ctypes.byref(where),
+            message,
+            _MESSAGE_BYTES,
+        )
+        self._show_printed()
+        if failed >= 0:
+            statement, n = self.kernel.statements[failed], where.value
+            cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
+            said = message.value.decode()
+            for number, name in enumerate(names):
+                said = said.replace(f"argument tensor {number}:", f"argument {name}:")
+            raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
+                f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
+            )
+
+    def _addresses(self) -> dict[str, int]:
+        """Return the symbols' addresses: in their own space for shared and local memory, generic for constants."""
+        kernel = self.kernel
+        return {
+            **{name: SHARED_BASE + offset for name, (offset, _) in kernel.shared.items()},
+            **{name: offset for name, (offset, _) in kernel.local.items()},
+            **{name: assemble.GENERIC["const"] + offset for name, offset in kernel.constants.items()},
+        }
+
+    def _show_printed(self) -> None:
+        """Write the kernel's printed text to sys.stdout."""
+        size = library().ptx_printed(self.handle, None)
+        if size:
+            raw = ctypes.create_string_buffer(size)
+            library().ptx_printed(self.handle, raw)
+            sys.stdout.write(raw.raw.decode(errors="replace"))
+
+    def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
+        """Return the counts of every instruction: those of `raw`, or over all runs so far."""
+        rows = self.raw_counts() if raw is None else raw
+        return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, rows)]
+
+    def raw_counts(self) -> numpy.ndarray:
+        """Return the numbers of `counts` as int64 [instructions, 4]."""
+        raw = numpy.zeros((len(self.kernel.statements), 4), numpy.int64)
+        library().ptx_counts(self.handle, raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        return raw
+
+    def trace(self) -> list[int]:
+        """Return the numbers of the instructions executed since the first call, which starts the trace."""
+        raw = (ctypes.c_int32 * library().ptx_trace(self.handle, None))()
+        library().ptx_trace(self.handle, raw)
+        return list(raw)
+
+    def _register(self, name: str) -> int:
+        return self._numbers.setdefault(name, len(self._numbers))
+
+    def _source(self, operand, kind: str) -> int:
+        """Return the register that holds an operand; immediates, symbols and parameters have one of their own."""
+        kernel = self.kernel
+        if isinstance(operand, Register):
+            if operand.name not in _KNOWN_SPECIALS:
+                self._width(operand)  # whether it is declared
+            operand = Constant(_FIXED[operand.name]) if operand.name in _FIXED else operand
+        if isinstance(operand, Decimal) and kind in ("f32", "f64"):
+            raw = struct.pack("<f" if kind == "f32" else "<d", operand.value)
+            operand = Constant(int.from_bytes(raw, "little"))
+        if isinstance(operand, Register):
+            return self._register(operand.name)
+        if isinstance(operand, Constant):
+            register = self._register(f"constant {operand.value}")
+            self._constants[register] = operand.value
+            return register
+        spaces = (kernel.shared, kernel.local, kernel.constants, dict(kernel.parameters))
+        if isinstance(operand, Symbol) and any(operand.name in space for space in spaces):
+            register = self._register(f"symbol {operand.name}+{operand.offset}")
+            self._symbols[register] = operand
+            return register
+        if isinstance(operand, Memory) and isinstance(operand.base, Symbol):  # a parameter
+            name = operand.base.name
+            register = self._register(f"parameter {name}+{operand.offset} {kind}")
+            self._parameters[register] = (name, operand.offset, int(kind[1:]) // 8, kind.startswith("s"))
+            return register
+        raise PtxError(f"operand not understood: {operand}")
+
+    def _width(self, operand) -> int:
+        if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that nobody wants
+            return 4
+        name = operand.name.partition("@")[0]  # of a function's instance
+        if name.startswith("%parameter."):
+            return int(name.partition(" ")[0][len("%parameter.b") :]) // 8
+        widths = self.kernel.widths
+        width = widths.get(name) or widths.get(name.rstrip("0123456789"))
+        if width is None:
+            raise PtxError(f"not emulated: register {name}, which the kernel does not declare")
+        return width
+
+    def _append(self, statement: Statement, instruction: assemble.Instruction) -> None:
+        options = instruction.options
+        if instruction.handler == "bra":
+            (target,) = options
+            if not isinstance(target, Symbol) or target.name not in self.kernel.labels:
+                raise PtxError(f"a branch to {target}: no such label")
+            options = (self.kernel.labels[target.name],)
+        options = [library().ptx_type(one.encode()) if isinstance(one, str) else one for one in options]
+        sources = [self._source(operand, instruction.type) for operand in instruction.sources]
+        targets = [self._register(operand.name) for operand in instruction.destinations]
+        width = instruction.width or (self._width(instruction.destinations[0]) if instruction.destinations else 4)
+        predicate = -1 if statement.predicate is None else self._register(statement.predicate)
+        kinds = [library().ptx_type(kind.encode()) for kind in (instruction.type, instruction.type2)]
+        if min(kinds) < 0:
+            raise PtxError(f"type not emulated: {statement.text[:80]}")
+        if not library().ptx_known(instruction.handler.encode()):
+            raise PtxError(f"no handler {instruction.handler} for {statement.text[:80]}")
+        self.registers.append((targets, sources, predicate))
+        fields = [*kinds, predicate, int(statement.negate), width, *options, *[0] * (8 - len(options))]
+        library().ptx_append(
+            self.handle,
+            instruction.handler.encode(),
+            _array(ctypes.c_int64, fields),
+            len(targets),
+            _array(ctypes.c_int, targets),
+            len(sources),
+            _array(ctypes.c_int, sources),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Region:
+    """An argument that is the address of the tensor `regions[index]`."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """An argument that is a C structure: its fields as (format of `struct`, value) in order, aligned as C does."""
+
+    fields: tuple[tuple[str, object], ...]
+
+
+def _packed(size: int, argument, bases: list[int]) -> bytes:
+    """Return the bytes of an argument."""
+    if isinstance(argument, Structure):
+        values = [bases[value.index] if isinstance(value, Region) else value for _, value in argument.fields]
+        raw = struct.pack("".join(kind for kind, _ in argument.fields), *values)
+        if not raw or len(raw) > size:
+            raise ValueError(f"structure: expected {size} bytes; got {len(raw)}")
+        return raw.ljust(size, b"\0")
+    if isinstance(argument, Region):
+        return struct.pack("<Q", bases[argument.index])
+    if isinstance(argument, float):
+        return struct.pack("<f", argument)
+    if isinstance(argument, bytes):
+        if len(argument) > size:
+            raise ValueError(f"argument: expected {size} bytes; got {len(argument)}")
+        return argument.ljust(size, b"\0")
+    return (int(argument) & (2 ** (8 * size) - 1)).to_bytes(size, "little")
+
+
+def region_base(index: int, host: int) -> int:
+    """Return the address of a tensor as a kernel sees it: far from every other, aligned as the tensor is."""
+    return ((index + FIRST_REGION) << REGION_BITS) + (1 << 20) + host % 256
+
+
+def _array(kind, values):
+    values = list(values)
+    return (kind * len(values))(*values)

@@ -1,0 +1,14 @@
+"""The tests of ptx_emulator, which compile kernels. They are left out if Triton interprets kernels in this process."""
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+collect_ignore_glob = ["test_*.py"] if INTERPRETED else []
+
+
+@pytest.fixture(autouse=True)
+def _afresh():
+    torch.manual_seed(0)

@@ -1,0 +1,144 @@
+"""`ptx_emulator.gpu`: Triton's own launch path on CPU tensors."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import ptx_emulator
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    tl.store(out_ptr + at, tl.load(x_ptr + at, inside) + tl.load(y_ptr + at, inside), inside)
+
+
+@triton.autotune(
+    [triton.Config({"BLOCK": 64}, num_stages=7), triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 16})],
+    key=["n"],
+)
+@triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
+@triton.jit
+def rows_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """out = x @ y, [n, n] each; seven stages of 64 x 64 float32 exceed sm_80's shared memory."""
+    rows, columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, BLOCK)
+    acc = tl.zeros((BLOCK, BLOCK), tl.float32)
+    for start in range(0, n, BLOCK):
+        a = tl.load(x_ptr + rows[:, None] * n + start + columns[None, :])
+        b = tl.load(y_ptr + (start + columns)[:, None] * n + tl.program_id(1) * BLOCK + columns[None, :])
+        acc = tl.dot(a, b, acc, input_precision="ieee")
+    tl.store(out_ptr + rows[:, None] * n + tl.program_id(1) * BLOCK + columns[None, :], acc)
+    tl.static_assert(EVEN)
+
+
+def vectors():
+    return torch.randn(1024), torch.randn(1024), torch.empty(1024)
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_a_kernel_as_it_is_called(arch):
+    x, y, out = vectors()
+    with ptx_emulator.gpu(arch) as log:
+        add_kernel[lambda meta: (triton.cdiv(1024, meta["BLOCK"]),)](x, y, out, 1024, BLOCK=256, num_warps=2)
+        assert torch.cuda.get_device_capability() == divmod(arch, 10)
+        assert torch.cuda.get_device_properties(0).multi_processor_count > 100
+    assert torch.equal(out, x + y)
+    (launch,) = log.launches
+    assert (launch.name, launch.grid, launch.options["num_warps"], launch.arch) == ("add_kernel", (4, 1, 1), 2, arch)
+    assert launch.arguments["x_ptr"] is x and launch.arguments["BLOCK"] == 256
+    assert launch.counters()["ctas"] == 4
+    assert launch.counters()["global_bytes"] == 3 * 4096
+    assert {line.source.partition(":")[0] for line in launch.lines()} == {"test_gpu.py"}
+
+
+def test_nothing_stays_behind():
+    before = triton.runtime.driver._active, torch.cuda.is_available(), torch.cuda.device_count()
+    with ptx_emulator.gpu(80):
+        assert torch.cuda.is_available()
+    assert (triton.runtime.driver._active, torch.cuda.is_available(), torch.cuda.device_count()) == before
+    assert "data_ptr" not in torch.Tensor.__dict__
+
+
+def test_what_is_wrong_is_reported_with_argument_and_line():
+    x, y, out = vectors()
+    with (
+        ptx_emulator.gpu(90) as log,
+        pytest.raises(ptx_emulator.EmulationError, match=r"argument x_ptr: byte 4096 of 4096") as e,
+    ):
+        add_kernel[(5,)](x, y, out, 2000, BLOCK=256)
+    assert "test_gpu.py:" in str(e.value)
+    with pytest.raises(ValueError, match="did not finish"):
+        log.launches[0].counters()
+
+
+def test_an_autotuner_takes_the_first_configuration_that_fits():
+    x, y, out = torch.randn(128, 128), torch.randn(128, 128), torch.empty(128, 128)
+    for arch in (80, 90):  # the choice depends on the architecture: 90 has more shared memory than 80
+        with ptx_emulator.gpu(arch) as log:
+            for _ in range(2):
+                rows_kernel[lambda meta: (triton.cdiv(128, meta["BLOCK"]),) * 2](x, y, out, 128)
+        assert (out - x @ y).abs().max() < 1e-3
+        (choice,) = log.choices
+        assert choice.startswith("rows_kernel: BLOCK: 32" if arch == 80 else "rows_kernel: BLOCK: 64")
+        assert all(launch.configuration in choice for launch in log.launches) and len(log.launches) == 2
+
+
+def test_launch_hooks_are_called():
+    seen = []
+    x, y, out = vectors()
+    triton.knobs.runtime.launch_enter_hook.add(lambda metadata: seen.append(metadata.get()["name"]))
+    try:
+        with ptx_emulator.gpu(80):
+            add_kernel[(4,)](x, y, out, 1024, BLOCK=256)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.calls.clear()
+    assert seen == ["add_kernel"]
+
+
+def test_the_time_model_takes_a_launch():
+    x, y, out = vectors()
+    with ptx_emulator.gpu(90) as log:
+        add_kernel[(4,)](x, y, out, 1024, BLOCK=256)
+        found = log.launches[0].estimate("H200")
+    kept = out.clone()
+    assert found.seconds > 2e-6 and torch.equal(kept, out)
+    with pytest.raises(ValueError, match="machine: expected one of"):
+        log.launches[0].estimate("H300")
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match="arch: expected one of"), ptx_emulator.gpu(75):
+        pass
+
+
+class Doubled(torch.autograd.Function):
+    """A program that calls a kernel on tensors made elsewhere."""
+
+    @staticmethod
+    def forward(ctx, x):
+        assert x.is_cuda and x.device.type == "cuda"
+        out = torch.empty(x.shape, device=x.device)
+        add_kernel[(4,)](x, x, out, x.numel(), BLOCK=256)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert grad.is_cuda
+        return Doubled.forward(ctx, grad.contiguous().to("cuda:0"))
+
+
+def test_cuda_as_the_cpu():
+    with ptx_emulator.gpu(90, cuda=True):
+        x = torch.randn(1024, device="cuda", requires_grad=True)
+        module = torch.nn.Linear(1024, 2).to(torch.device("cuda", 0))
+        out = module(Doubled.apply(x))
+        out.sum().backward()
+        assert out.device == torch.device("cuda", 0) == x.grad.device
+        (again,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
+        with torch.cuda.device(x.device), torch.device("cuda"):
+            assert torch.zeros(3).cuda().cpu().device.type == "cuda"
+        torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device=x.device)
+    assert x.device.type == "cpu" and torch.equal(again, torch.full((1024,), 2.0))
+    assert torch.allclose(x.grad, 2 * module.weight.sum(0))

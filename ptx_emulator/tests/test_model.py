@@ -1,0 +1,118 @@
+"""The static estimate of time: dependent instructions wait, independent ones issue, bytes take time."""
+
+import pytest
+import torch
+
+import probe
+from ptx_emulator.estimate import model
+from ptx_emulator.machines import MACHINES
+from ptx_emulator.program import Program, Region
+
+H200 = MACHINES["H200"]
+STEPS = 200
+
+
+def alone(body: str) -> tuple[float, dict[str, float]]:
+    """Return the scoreboard's (cycles, busy pipes) of a CTA of one warp."""
+    memory = torch.zeros(probe.THREADS * 8, dtype=torch.int64)
+    program = Program(probe.module(body))
+    program.trace()
+    place = (memory.data_ptr(), 8 * memory.numel())
+    program.run((1,), [Region(0), Region(1)], regions=[place, place])
+    return model.scoreboard(program, program.counts(), program.trace(), 1, 1.0, 500.0, H200)
+
+
+def chain(instruction: str) -> str:
+    return "mov.f32 %r1, 0f3f800000;\n" + f"{instruction} %r1, %r1, %r1;\n" * STEPS + "st.global.b32 [%l34], %r1;"
+
+
+def test_a_chain_waits_for_each_result_and_independent_work_does_not():
+    independent = "mov.f32 %r1, 0f3f800000;\n" + "".join(f"add.f32 %r{k + 2}, %r1, %r1;\n" for k in range(STEPS))
+    waiting, busy = alone(chain("add.f32"))
+    issued, same = alone(independent)
+    assert waiting > 4 * STEPS and issued < 1.5 * STEPS
+    assert busy["issue"] == pytest.approx(same["issue"], abs=2) and busy["tensor"] == 0
+
+
+def test_a_load_that_a_barrier_follows_is_exposed_and_one_that_nobody_needs_is_hidden():
+    load = "ld.global.b32 %r1, [%l33];\n"
+    work = "".join(f"add.f32 %r{k + 2}, %r300, %r300;\n" for k in range(STEPS))
+    needed = "st.shared.b32 [%r299], %r1;\nbar.sync 0;\n" + work
+    first, _ = alone("mov.u32 %r299, 1024;\n" + load + work)
+    assert first < 500 + 2 * STEPS
+    program = probe.module("mov.u32 %r299, smem;\n" + load + needed)
+    memory = torch.zeros(probe.THREADS * 8, dtype=torch.int64)
+    made = Program(program)
+    made.trace()
+    place = (memory.data_ptr(), 8 * memory.numel())
+    made.run((1,), [Region(0), Region(1)], regions=[place, place], shared_bytes=256)
+    exposed, _ = model.scoreboard(made, made.counts(), made.trace(), 1, 1.0, 500.0, H200)
+    assert exposed > 500 + STEPS
+
+
+def test_a_copy_is_bound_by_its_bytes():
+    import triton
+    import triton.language as tl
+
+    from ptx_emulator.launches import Launch
+
+    @triton.jit
+    def copy_kernel(x_ptr, y_ptr):
+        at = tl.program_id(0) * 2048 + tl.arange(0, 2048)
+        tl.store(y_ptr + at, tl.load(x_ptr + at))
+
+    size = 1 << 26
+    x, y = (torch.empty(size, dtype=torch.float32, device="meta") for _ in range(2))
+    compiled = {"blocks_per_sm": 16, "instructions": 40, "warps": 4}
+    found = model.estimate(Launch(copy_kernel, (size // 2048,), {"x_ptr": x, "y_ptr": y}), H200, compiled)
+    assert found.hbm_bytes == 8 * size == found.l2_bytes and found.bound == "HBM"
+    assert 1.0 <= (found.seconds - model.BEGIN) / (8 * size / H200.hbm) < 1.1
+
+
+def test_a_product_reads_its_operands_from_shared_memory_while_it_runs():
+    from ptx_emulator.parse import Constant, Register, Statement, Vector
+
+    def cycles(shape: str, a) -> float:
+        opcode = f"wgmma.mma_async.sync.aligned.{shape}.f32.bf16.bf16"
+        return model._operand_cycles(
+            Statement(opcode, [Vector(()), a, Register("b"), Constant(1)], None, False, "", ""), 4, H200
+        )
+
+    assert cycles("m64n64k16", Register("a")) == 32  # 4 KB at 128 bytes a cycle, the bandwidth of shared memory
+    assert cycles("m64n64k16", Vector(())) == 16 and cycles("m64n256k16", Register("a")) == 80
+
+
+def test_the_estimate_is_within_its_stated_spread_of_published_times():
+    """Three of the 59 rows of `ptx-emulator estimate --calibration`."""
+    from ptx_emulator.estimate.calibration import judge
+    from ptx_emulator.estimate.calibration.judge import SPREAD
+    from ptx_emulator.estimate.calibration.published import ROWS
+
+    for row in (
+        ROWS[0],
+        next(r for r in ROWS if r.kernel == "relu_squared"),
+        next(r for r in ROWS if r.machine == "A100"),
+    ):
+        seconds = judge.estimated(row).seconds + (model.EVENTS if row.how == "events" else 0.0)
+        assert 1e6 * seconds == pytest.approx(row.microseconds, rel=SPREAD), row
+
+
+def test_a_third_of_each_kernels_rows_is_held_back():
+    from ptx_emulator.estimate.calibration import judge
+    from ptx_emulator.estimate.calibration.published import ROWS
+
+    held = judge.held_back()
+    for kernel in {row.kernel for row in ROWS}:
+        rows = [at for at, row in enumerate(ROWS) if row.kernel == kernel]
+        assert len(held & set(rows)) == len(rows) // 3
+
+
+def test_the_fastest_of_tiles_is_chosen():
+    """The fastest and the slowest published tile of one of the ten sizes of `ptx-emulator estimate --calibration`."""
+    from ptx_emulator.estimate.calibration import judge
+    from ptx_emulator.estimate.calibration.published import TILED
+
+    sizes, measured = (64, 4096, 4096), TILED[64, 4096, 4096]
+    ends = min(measured, key=measured.get), max(measured, key=measured.get)
+    one = judge.chosen(sizes, {tile: measured[tile] for tile in ends})
+    assert one.tile == ends[0] and one.slower == 1.0

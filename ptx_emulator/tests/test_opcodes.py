@@ -1,0 +1,216 @@
+"""Every instruction of one value against the PTX ISA, on random and special values."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+import probe
+from meanings import FLOAT, INTEGER, M16, M32, bf16, bits16, bits32, bits_bf16, f16, f32, s32
+from ptx_emulator import assemble
+from ptx_emulator.parse import PtxError
+
+_AWKWARD = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000, 0x7FFF, 0xFFFF]
+_AWKWARD_FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1e-40,
+    -1e-42,
+    3e38,
+    math.inf,
+    -math.inf,
+    math.nan,
+    65504.0,
+    1e-7,
+    2.5,
+    3.5,
+    1.00390625,
+]
+ROUNDS = 8  # warps of values for each instruction
+
+
+def values(sources: str, floating: bool, seed: int) -> np.ndarray:
+    """Return [threads, len(sources)]: random values of all sizes and special ones."""
+    draw = random.Random(seed)
+
+    def pick(letter):
+        size = probe.KINDS[letter][1]
+        if floating:
+            v = draw.choice(_AWKWARD_FLOATS) if draw.random() < 0.3 else draw.gauss(0, 1) * 2.0 ** draw.randint(-20, 20)
+            raw = bits32(v)
+            return raw if size > 2 else draw.choice([bits16(draw.gauss(0, 9)), bits_bf16(draw.gauss(0, 9)), 0, 0x8000])
+        v = draw.choice(_AWKWARD) if draw.random() < 0.4 else draw.getrandbits(draw.choice([3, 6, 16, 31, 32, 64]))
+        return v & ((1 << 8 * size) - 1)
+
+    return np.array([[pick(letter) for letter in sources] for _ in range(probe.THREADS * ROUNDS)], np.uint64)
+
+
+@pytest.mark.parametrize("opcode", [*INTEGER, *FLOAT])
+def test_one_value(opcode):
+    floating = opcode in FLOAT
+    target, sources, meaning = (FLOAT if floating else INTEGER)[opcode]
+    operands = values(sources, floating, seed=len(opcode))
+    got = probe.one(opcode, target, sources, operands)
+    checked = 0
+    approximate = opcode.startswith(("ex2", "lg2", "rsqrt", "rcp", "sin", "cos", "tanh"))
+    with np.errstate(all="ignore"):
+        for row, result in zip(operands, got, strict=True):
+            want = meaning(*(int(v) for v in row))
+            if want is None:
+                continue  # undefined
+            checked += 1
+            message = f"{opcode} of {[hex(int(v)) for v in row]}: got {int(result):#x}, want {want:#x}"
+            same_nan = floating and target != "p" and _nan(want, opcode, target) and _nan(int(result), opcode, target)
+            near = approximate and abs(int(result) - want) <= 2
+            assert same_nan or near or int(result) == want, message
+    assert checked > len(operands) // 2
+
+
+def _nan(raw: int, opcode: str, target: str) -> bool:
+    if "x2" in opcode:
+        half = _nan_half(opcode)
+        return half(raw & M16) or half(raw >> 16)
+    if target == "h":
+        return _nan_half(opcode)(raw)
+    return bool(np.isnan(f32(raw)))
+
+
+def _nan_half(opcode: str):
+    return lambda raw: bool(np.isnan(bf16(raw) if "bf16" in opcode else f16(raw)))
+
+
+def test_pack_and_unpack():
+    body = """
+	ld.global.b32 %r1, [%l33];
+	mov.b32 {%h1, %h2}, %r1;
+	mov.b32 %r2, {%h2, %h1};
+	mov.b64 %l1, {%r1, %r2};
+	mov.b32 {_, %h3}, %r1;
+	cvt.u32.u16 %r3, %h3;
+	st.global.b64 [%l34], %l1;
+	st.global.b32 [%l34+8], %r3;
+"""
+    operands = values("rrrrrrrr", False, 1)[: probe.THREADS]
+    out = probe.run(body, operands)
+    for row, got in zip(operands, out, strict=True):
+        v = int(row[0])
+        swapped = v >> 16 | (v & M16) << 16
+        assert int(got[0]) == v | swapped << 32 and int(got[1]) == v >> 16
+
+
+def test_lop3_and_bfi():
+    body = """
+	ld.global.b32 %r1, [%l33];
+	ld.global.b32 %r2, [%l33+8];
+	ld.global.b32 %r3, [%l33+16];
+	lop3.b32 %r4, %r1, %r2, %r3, 0xca;
+	bfi.b32 %r5, %r1, %r2, 5, 9;
+	st.global.v2.b32 [%l34], {%r4, %r5};
+"""
+    operands = values("rrrrrrrr", False, 2)[: probe.THREADS]
+    out = probe.run(body, operands)
+    for row, got in zip(operands, out, strict=True):
+        a, b, c = (int(v) for v in row[:3])
+        selected = (a & b) | (~a & M32 & c)  # 0xca: a ? b : c
+        inserted = b & ~(0x1FF << 5) | (a & 0x1FF) << 5
+        assert int(got[0]) == selected | inserted << 32
+
+
+def test_setp_with_two_targets():
+    body = """
+	ld.global.b32 %r1, [%l33];
+	setp.gt.s32 %p1|%p2, %r1, 5;
+	selp.b32 %r2, 1, 0, %p1;
+	selp.b32 %r3, 1, 0, %p2;
+	st.global.v2.b32 [%l34], {%r2, %r3};
+"""
+    operands = values("rrrrrrrr", False, 3)[: probe.THREADS]
+    for row, got in zip(operands, probe.run(body, operands), strict=True):
+        greater = int(s32(int(row[0])) > 5)
+        assert int(got[0]) == greater | (1 - greater) << 32
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
+def test_floats_of_eight_bits(kind, dtype):
+    """Every value in both directions; a value that is too large becomes the largest."""
+    body = f"""
+	ld.global.v2.b32 {{%r1, %r2}}, [%l33];
+	cvt.rn.satfinite.{kind}x2.f32 %h1, %r1, %r2;
+	cvt.rn.f16x2.{kind}x2 %r3, %h1;
+	cvt.u32.u16 %r4, %h1;
+	st.global.v2.b32 [%l34], {{%r3, %r4}};
+"""
+    every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(dtype).float()
+    every = torch.cat([every, torch.randn(512, generator=torch.Generator().manual_seed(0)) * 50])
+    pairs = torch.stack([every, every.flip(0)], 1)
+    operands = np.zeros((len(pairs), 8), np.uint64)
+    operands[:, 0] = pairs.contiguous().numpy().view(np.uint64)[:, 0]
+    out = probe.run(body, operands, threads=len(pairs))[:, 0]
+    most = torch.finfo(dtype).max
+    want = pairs.clamp(-most, most).to(dtype)
+    codes = torch.from_numpy((out >> np.uint64(32)).astype(np.int64))
+    halves = torch.from_numpy(out.astype(np.uint32).view(np.float16).reshape(-1, 2).copy()).float()
+    for column, shift in ((0, 8), (1, 0)):
+        known = ~pairs[:, column].isnan()
+        got = ((codes >> shift) & 255).to(torch.uint8)
+        assert torch.equal(got[known], want[:, column].view(torch.uint8)[known])
+        assert torch.equal(halves[known, 1 - column], want[known, column].float())
+
+
+def test_carries():
+    """Sums, differences and products of two words as one of 64 bits."""
+    body = """
+	ld.global.v2.b32 {%r1, %r2}, [%l33];
+	ld.global.v2.b32 {%r3, %r4}, [%l33+8];
+	add.cc.u32 %r5, %r1, %r3;
+	addc.u32 %r6, %r2, %r4;
+	st.global.v2.b32 [%l34], {%r5, %r6};
+	sub.cc.u32 %r5, %r1, %r3;
+	subc.u32 %r6, %r2, %r4;
+	st.global.v2.b32 [%l34+8], {%r5, %r6};
+	mad.lo.cc.u32 %r5, %r1, %r3, %r2;
+	madc.hi.u32 %r6, %r1, %r3, 0;
+	st.global.v2.b32 [%l34+16], {%r5, %r6};
+"""
+    operands = np.random.default_rng(0).integers(0, 2**64, (probe.THREADS, 8), np.uint64)
+    for row, out in zip(operands, probe.run(body, operands), strict=True):
+        x, y = int(row[0]), int(row[1])
+        assert int(out[0]) == (x + y) % 2**64 and int(out[1]) == (x - y) % 2**64
+        assert int(out[2]) == (x & M32) * (y & M32) + (x >> 32)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ex2.approx.f64 %l1, %l2;",
+        "mov.u32 %r1, %clock;",
+        "add.sat.s32 %r1, %r2, %r3;",
+        "cvt.rn.e4m3x2.f32 %h1, %r2, %r3;",
+        "mma.sync.aligned.m16n8k32.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r1};",
+        "bar.sync 1, 64;",
+        "cvta.shared.u64 %l1, %l2;",
+        "setp.lt.f16x2 %p1, %r1, %r2;",
+    ],
+)
+def test_unknown_forms_are_refused(text):
+    with pytest.raises(PtxError, match=r"not emulated|not understood"):
+        probe.run(f"\t{text}")
+
+
+def test_every_opcode_has_a_test():
+    """By root: instructions of one value are above, the others in neighbouring modules."""
+    import test_atomics
+    import test_memory
+    import test_messages
+    import test_products
+    import test_tensor_map
+    import test_tensor_memory
+
+    modules = (test_atomics, test_memory, test_messages, test_products, test_tensor_map, test_tensor_memory)
+    here = {opcode.split(".")[0] for opcode in [*INTEGER, *FLOAT]} | {"lop3", "bfi", "addc", "subc", "madc"}
+    assert set(assemble.FORMS) - here == set().union(*(module.COVERED for module in modules))
