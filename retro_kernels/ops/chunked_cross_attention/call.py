@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import checks
 from ...core import arguments, flops
+from .. import _attention_call
 
 
 class ChunkedCrossAttention(NamedTuple):
@@ -47,8 +48,8 @@ class ChunkedCrossAttention(NamedTuple):
         chunk_len = checks.integer("chunk_len", self.chunk_len, 1, checks.POSITION_MAX)
         if not isinstance(self.query_start, Tensor):
             checks.integer("query_start", self.query_start, 0, checks.POSITION_MAX)
-        arguments.attention_inputs(self, "B,L,K,R,G,D", sizes)
-        query_start, batch_start = arguments.positions("query_start", self.query_start, self.query, sizes)
+        _attention_call.attention_inputs(self, "B,L,K,R,G,D", sizes)
+        query_start, batch_start = _attention_call.positions("query_start", self.query_start, self.query, sizes)
         self._check_chunk_len(query_start, sizes)
         needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
         if batch_start is None and sizes["L"] < needed:
@@ -56,7 +57,7 @@ class ChunkedCrossAttention(NamedTuple):
             chunks = f"L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}"
             raise ValueError(f"key: expected [B,L,K,R,G,D] with {chunks}; got L={sizes['L']}")
         rows = chunk_len + sizes["R"] - 1
-        rel_start = arguments.relative(self, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
+        rel_start = _attention_call.relative(self, sizes, 1 - sizes["R"], rows, "chunk_len+R-1")
         if self.neighbour_mask is not None:
             mask = checks.tensor("neighbour_mask", self.neighbour_mask)
             if mask.dim() not in (3, 4):
@@ -65,7 +66,7 @@ class ChunkedCrossAttention(NamedTuple):
             arguments.given(self, "neighbour_mask", dims, sizes, (torch.bool,))
         arguments.given(self, "neighbour_gate", "B,L,K", sizes)
         positions = {"query_start": query_start, "batch_start": batch_start, "rel_start": rel_start}
-        return self._replace(**positions, **arguments.scale_and_dropout(self))
+        return self._replace(**positions, **_attention_call.scale_and_dropout(self))
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
         """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one."""
@@ -78,7 +79,7 @@ class ChunkedCrossAttention(NamedTuple):
                 f"L={sizes['L']} chunks for N={sizes['N']}; got {self.chunk_len}"
             )
 
-    empty_outputs = arguments.attention_outputs
+    empty_outputs = _attention_call.attention_outputs
 
     def movable(self) -> range:
         """Range of positions for which a checked call stays valid: those whose chunks the keys have."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from ...reference_lib.attention import accumulator
 
 
 class CrossEntropy(NamedTuple):
@@ -53,7 +53,7 @@ class CrossEntropy(NamedTuple):
         return self
 
     def empty_outputs(self) -> tuple[Tensor]:
-        return (self.input.new_empty(self.input.shape[:1], dtype=arguments.accumulator(self.input)),)
+        return (self.input.new_empty(self.input.shape[:1], dtype=accumulator(self.input)),)
 
     def flops(self) -> tuple[int, int]:
         return 3 * self.input.numel(), 4 * self.input.numel()

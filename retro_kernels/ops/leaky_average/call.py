@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ... import checks
 from ...core import arguments
+from .. import _attention_call
 
 
 class LeakyAverage(NamedTuple):
@@ -26,7 +27,7 @@ class LeakyAverage(NamedTuple):
         checks.shape("x", self.x, "B,N,H,D", sizes)
         checks.floating("x", self.x)
         if checks.tensor("decay", self.decay).dim() == 1:
-            arguments.check_heads("x", self.x, "decay", len(self.decay))
+            _attention_call.check_heads("x", self.x, "decay", len(self.decay))
         checks.shape("decay", self.decay, "H", sizes)
         # bfloat16 rounds 0.999 to 1.0, so a decay may be float32 beside an x of a half type
         checks.like("decay", self.decay, self.x, tuple({self.x.dtype: None, torch.float32: None}), first="x")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from ...reference_lib.attention import accumulator
 
 
 class MergeAttention(NamedTuple):
@@ -26,7 +26,7 @@ class MergeAttention(NamedTuple):
         checks.like("outs", self.outs, self.outs)
         checks.dense_rows("outs", self.outs)
         checks.shape("lses", self.lses, "P,B,H,N", sizes)
-        checks.like("lses", self.lses, self.outs, (arguments.accumulator(self.outs),), first="outs")
+        checks.like("lses", self.lses, self.outs, (accumulator(self.outs),), first="outs")
         return self
 
     def cast(self) -> MergeAttention:

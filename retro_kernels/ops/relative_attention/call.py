@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ... import checks
 from ...core import arguments, flops
+from .. import _attention_call
 
 
 class RelativeAttention(NamedTuple):
@@ -56,22 +57,23 @@ class RelativeAttention(NamedTuple):
         )
         if window is not None and block is not None:
             raise ValueError(f"window_block: expected None where window is given; got {block}")
-        arguments.attention_inputs(self, "B,S,G,D", sizes)
+        _attention_call.attention_inputs(self, "B,S,G,D", sizes)
         # Under torch.jit.trace a length is a tensor, so the default is not checked as an argument.
         offset, batch_offset = sizes["S"] - sizes["N"] if causal else 0, None
         if self.query_offset is not None:
-            offset, batch_offset = arguments.positions("query_offset", self.query_offset, self.query, sizes)
+            offset, batch_offset = _attention_call.positions("query_offset", self.query_offset, self.query, sizes)
         if batch_offset is not None and self.rel_key is not None and self.rel_start is None:
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
-        rel_start = arguments.relative(self, sizes, offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1, "N+S-1")
+        smallest, rows = offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1
+        rel_start = _attention_call.relative(self, sizes, smallest, rows, "N+S-1")
         arguments.given(self, "key_mask", "B,S", sizes, (torch.bool,))
-        arguments.pair(self, {"query_segment": "B,N", "key_segment": "B,S"}, sizes)
+        _attention_call.pair(self, {"query_segment": "B,N", "key_segment": "B,S"}, sizes)
         positions = {"query_offset": offset, "batch_offset": batch_offset, "rel_start": rel_start}
         masks = {"causal_gap": gap, "window": window, "window_block": block}
-        return self._replace(**positions, **masks, **arguments.scale_and_dropout(self))
+        return self._replace(**positions, **masks, **_attention_call.scale_and_dropout(self))
 
-    empty_outputs = arguments.attention_outputs
-    movable = arguments.movable
+    empty_outputs = _attention_call.attention_outputs
+    movable = _attention_call.movable
 
     def flops(self) -> tuple[int, int]:
         return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])

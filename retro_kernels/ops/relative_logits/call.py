@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from .. import _attention_call
 
 
 class RelativeLogits(NamedTuple):
@@ -34,15 +34,15 @@ class RelativeLogits(NamedTuple):
         checks.like("query", self.query, self.query)
         checks.dense_rows("query", self.query)
         rows = sizes["N"] + key_len - 1
-        start = arguments.rel_table(self, sizes, offset - (key_len - 1), rows, "N+key_len-1")
-        arguments.bias(self, "position_bias", "H,E", sizes)
+        start = _attention_call.rel_table(self, sizes, offset - (key_len - 1), rows, "N+key_len-1")
+        _attention_call.bias(self, "position_bias", "H,E", sizes)
         return self._replace(rel_start=start)
 
     def empty_outputs(self) -> tuple[Tensor]:
         b, n, h, _ = self.query.shape
         return (self.query.new_empty((b, h, n, self.key_len)),)
 
-    movable = arguments.movable
+    movable = _attention_call.movable
 
     def flops(self) -> tuple[int, int]:
         pairs = self.query.numel() * min(self.key_len, self.rel_key.shape[1])

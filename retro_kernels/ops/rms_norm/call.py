@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
+from ...reference_lib.attention import accumulator
 
 
 class RMSNorm(NamedTuple):
@@ -45,7 +45,7 @@ class RMSNorm(NamedTuple):
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
-        x, dtype = self.input, arguments.accumulator(self.input)
+        x, dtype = self.input, accumulator(self.input)
         return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=dtype)
 
     def flops(self) -> tuple[int, int]:

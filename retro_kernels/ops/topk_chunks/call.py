@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ... import checks
 from ...core import arguments
+from ...reference_lib.attention import accumulator
+from .. import _attention_call
 
 EMBEDDING_MAX = 4096
 TOPK_MAX = 128
@@ -51,13 +53,13 @@ class TopkChunks(NamedTuple):
         for name in ("query", "key"):
             checks.like(name, getattr(self, name), self.query)
             checks.dense_rows(name, getattr(self, name))
-        arguments.pair(self, {"query_doc": "B,Q", "key_doc": "B or 1,S"}, sizes)
+        _attention_call.pair(self, {"query_doc": "B,Q", "key_doc": "B or 1,S"}, sizes)
         arguments.given(self, "key_mask", "B or 1,S", sizes, (torch.bool,))
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:
         shape = (*self.query.shape[:2], self.k)
-        scores = self.query.new_empty(shape, dtype=arguments.accumulator(self.query))
+        scores = self.query.new_empty(shape, dtype=accumulator(self.query))
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def movable(self) -> range:
