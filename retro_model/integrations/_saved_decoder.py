@@ -5,8 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
@@ -49,7 +51,8 @@ def save(decoder: nn.Module, folder: str | os.PathLike, **options) -> None:
 def differing(decoder: nn.Module, folder: str | os.PathLike) -> dict[str, Tensor]:
     """Return those of the decoder's parameters and buffers that are not in a folder as the decoder has them now.
 
-    The folder is loaded with the decoder's present configuration, and tensors are compared bit by bit. Buffers that no
+    A name on the hub means the copy in the library's cache, because saving must not wait for the network. The folder is
+    loaded with the decoder's present configuration, and tensors are compared bit by bit. Buffers that no
     checkpoint holds are compared too. Adapters are not compared, because PEFT saves them.
 
     Raises: Unloadable, if the library cannot load the folder, or loads a model with other tensors.
@@ -57,7 +60,7 @@ def differing(decoder: nn.Module, folder: str | os.PathLike) -> dict[str, Tensor
     base, tuned = base_of(decoder), bool(adapters(decoder))
     try:
         with torch.random.fork_rng(devices=[]):  # loading may draw numbers, which must not change the training
-            there = load(folder, config_of(decoder), trust_remote_code=_is_remote(base))
+            there = load(_on_this_machine(folder, base), config_of(decoder), trust_remote_code=_is_remote(base))
     except Exception as error:  # the library's exceptions have many types
         raise Unloadable(f"expected a decoder that the library loads again; got {error}") from error
     if type(there).__name__ != type(base).__name__:
@@ -90,6 +93,17 @@ def tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from itertools.chain(
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
     )
+
+
+def _on_this_machine(name: str | os.PathLike, decoder: PreTrainedModel) -> Path:
+    """Return the folder of this name, or the cached copy of the hub's files from which the decoder was loaded."""
+    if Path(name).is_dir():
+        return Path(name)
+    revision = getattr(decoder.config, "_commit_hash", None)
+    file = try_to_load_from_cache(str(name), "config.json", revision=revision)
+    if not isinstance(file, str):
+        raise FileNotFoundError(f"{name} is neither a folder nor in the cache of the library")
+    return Path(file).parent
 
 
 def _plain(name: str) -> str:

@@ -1,7 +1,9 @@
 """A retrofit whose decoder was changed in memory: the saved folder loads the decoder as it was when it was saved."""
 
+import functools
 import json
 import shutil
+import socket
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from tests.model.test_retrofit import ADDED, LAYERS, M, R, V
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")
+from retro_model.integrations import _saved_decoder  # noqa: E402
+
 RetrofitForCausalLM = huggingface.RetrofitForCausalLM
 
 
@@ -196,6 +200,23 @@ def test_adapters_in_the_decoders_folder_are_read(tmp_path):
     config.write_text(json.dumps(said | {"base": None}))
     with pytest.raises(ValueError, match="decoder: expected the one that the saved adapters belong to"):
         RetrofitForCausalLM.from_pretrained(tmp_path / "saved")
+
+
+def test_an_origin_on_the_hub_is_compared_with_the_cached_copy(tmp_path, monkeypatch):
+    """Saving opens no connection. A name that is not in the cache is no origin to rely on."""
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a connection was opened"))
+    decoder = origin(tmp_path / "cache" / "models--somebody--decoder" / "snapshots" / "abc")
+    look_up = functools.partial(_saved_decoder.try_to_load_from_cache, cache_dir=tmp_path / "cache")
+    monkeypatch.setattr(_saved_decoder, "try_to_load_from_cache", look_up)
+    decoder.config._commit_hash = "abc"
+    for name, written in (("somebody/decoder", False), ("nobody/nothing-here", True)):
+        decoder.config._name_or_path = name
+        model = retrofitted(decoder)
+        model.save_pretrained(tmp_path / "saved")
+        assert (tmp_path / "saved" / "decoder").exists() == written
+        config = json.loads((tmp_path / "saved" / "config.json").read_text())
+        assert config.get("base") == (None if written else name)
+    RetrofitForCausalLM.from_pretrained(tmp_path / "saved")
 
 
 def test_what_the_configuration_does_not_rebuild_is_refused(tmp_path):
