@@ -47,7 +47,7 @@ check: setup lint
 
 # Triton's interpreter changes what `import triton` means, so its tests have a process of their own.
 test: setup lint .venv/oldest
-	$(PYTEST) tests ptx_emulator/tests
+	$(PYTEST) tests ptx_emulator/tests demos/reader/tests
 	TRITON_INTERPRET=1 $(PYTEST) tests/ops -k "triton or topk_stream"
 
 # Slow tests that rarely fail: those marked `nightly`, and every launch with the oldest triton.

@@ -15,8 +15,9 @@ does.
     training/      batches, optimiser, schedule, step, checkpoints
     evaluation/    bits per byte, leakage, control scores, tasks
     parallel/      sequences, documents or heads divided among processes
+    folders/       model folders and readings of texts with them
     integrations/  Hugging Face's libraries, the evaluation harness
-    apps/          the commands of `retro-model`: demonstration, page, comparisons
+    apps/          the commands of `retro-model`
 """
 
 import importlib

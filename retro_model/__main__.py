@@ -26,25 +26,22 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command(
-        "train a RETRO and its baseline on Python's sources, and score both", "demo.command", "demo.options:parser"
-    ),
     "retrofit": Command("give a decoder a library", "library.retrofit", "library.options:retrofit"),
     "compare": Command("score a retrofitted decoder beside baselines", "library.compare", "library.options:compare"),
-    "serve": Command("show in a browser what a trained model looks up", "serve.command", "serve.options:serve"),
-    "ask": Command("show in the terminal what a trained model looks up", "serve.ask", "serve.options:ask"),
-    "mosaics": Command("run the demonstrations of Memory Mosaics", "mosaics.command", "mosaics.options:parser"),
-    "rpt": Command("run the demonstration of RPT", "rpt.command", "rpt.options:parser"),
     "neighbours": Command(
         "make tokens, keys and neighbours of documents", "evaluate.neighbours", "evaluate.options:neighbours"
     ),
     "lm-eval": Command("run the evaluation harness on a trained model", "evaluate.lm_eval", "evaluate.options:lm_eval"),
 }
+#: commands of earlier versions -> where they are now
+MOVED = {name: f"`retro-reader {name}`; pip install retro-reader" for name in ("serve", "ask")}
+MOVED |= {"demo": "examples/retro_python.py", "rpt": "examples/rpt_cards.py"}
+MOVED |= {"mosaics": "examples/moons.py, examples/regbench.py and examples/mosaics_text.py"}
 HELP = "\n".join(
     [
         "usage: retro-model COMMAND [options]",
         "",
-        "Models that look things up. Begin with `retro-model demo`, then `retro-model serve demo-out`.",
+        "Models that retrieve. Begin with `retro-model retrofit`, then `retro-reader serve retrofit-out`.",
         "",
         *(f"  {name:<12}{command.about}" for name, command in COMMANDS.items()),
         "",
@@ -70,6 +67,8 @@ def main(arguments: list[str]) -> None:
 
         print(f"retro-model {__version__}")
         return
+    if name in MOVED:
+        sys.exit(f"retro-model: expected one of {', '.join(COMMANDS)}; got {name}, which is now {MOVED[name]}")
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, 1)
         sys.exit(

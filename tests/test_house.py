@@ -39,7 +39,7 @@ TILE_OPERATIONS = (
 )
 #: functions that hand named arguments on: to a configuration, a figure, an op, the model
 FORWARDING = ("retrofit", "retrofit_rpt", "plot_gains", "gathered_attention", "generate")
-SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "tools", "examples")
+SOURCES = ("retro_kernels", "retro_model", "bench", "tests", "tools", "examples", "demos")
 NAMED = (".py", ".cpp", ".cu", ".cuh", ".h", ".md", ".toml", ".sh", ".yml", ".json", ".jsonl", ".ipynb", ".cff", ".svg")
 
 
@@ -90,6 +90,15 @@ def test_the_models_use_only_public_names_of_the_ops():
     for path in MODELS.rglob("*.py"):
         names = imported(path) - {"retro_kernels.__version__"}
         assert not [name for name in names if name.startswith(private)], path
+
+
+def test_nothing_imports_a_demonstration_or_a_command():
+    """Libraries do not import the demonstrations, and only commands import commands."""
+    for folder in ("retro_kernels", "retro_model", "bench"):
+        for path in (ROOT / folder).rglob("*.py"):
+            above = ("demos", "retro_reader", "examples", "retro_model.apps")
+            below = MODELS / "apps" in path.parents or path == MODELS / "__main__.py"
+            assert not [name for name in imported(path) if not below and name.startswith(above)], path
 
 
 #: the one file of each library's undocumented names, and the form of these names

@@ -111,7 +111,7 @@ def test_it_works_outside_the_tree(environment, tmp_path):
     for program in ("retro-bench", "retro-model"):
         assert outside(program, "--version") == f"{program} {__version__}\n"
     assert "chunked_cross_attention" in outside("retro-bench", "list")
-    assert "demo" in outside("retro-model", "--help")
+    assert "retrofit" in outside("retro-model", "--help")
 
 
 @pytest.mark.nightly

@@ -39,7 +39,7 @@ compile_and_install() {
   RETRO_KERNELS_NO_EXTENSIONS=1 pip install --no-build-isolation -e '.[dev]' || { kill $compiling; return 1; }
   # without dependencies: its index builder, which nothing here calls, pins old versions of numpy and faiss
   pip install --no-deps 'retro-pytorch==0.3.9' || { kill $compiling; return 1; }
-  pip install --no-deps --no-build-isolation -e ./ptx_emulator || { kill $compiling; return 1; }
+  pip install --no-deps --no-build-isolation -e ./ptx_emulator -e ./demos/reader || { kill $compiling; return 1; }
   wait $compiling || true # `make build` runs next and reports the error of the compiler
 }
 
@@ -48,7 +48,7 @@ if pip install 'setuptools>=77' 'pybind11>=2.13' 'ninja>=1.11' wheel && compile_
   say "ready: .venv"
 elif .venv/bin/python -c 'import torch, triton, pybind11, setuptools, pytest'; then
   say "no network: building with what $PYTHON has"
-  pip install --no-build-isolation --no-deps --no-index -e . -e ./ptx_emulator
+  pip install --no-build-isolation --no-deps --no-index -e . -e ./ptx_emulator -e ./demos/reader
 else
   exit 1
 fi

@@ -21,13 +21,12 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import simple_parse_args_string
 from torch import nn
 
-from retro_model.apps.serve.reader import open_folder
-from retro_model.apps.serve.retro_reader import RetroReader
 from retro_model.data.hub import as_encoder
 from retro_model.data.tokens import BOS
 from retro_model.evaluation import question_answering, windows
 from retro_model.evaluation.suffixes import score_suffixes
 from retro_model.evaluation.tasks import passages_of
+from retro_model.folders.reader import open_folder
 from retro_model.generation import generate
 from retro_model.generation.chunk_neighbours import Retrieve
 
@@ -99,7 +98,7 @@ class RetroLM(TemplateLM):
         max_batch_size: int | None = None,
         **options,
     ) -> RetroLM:
-        """Load a folder of `retro-model demo` or `retrofit`, as `--model retro --model_args ...` does.
+        """Load a folder of `retro-model retrofit`, as `--model retro --model_args ...` does.
 
         Args:
             folder: a model folder.
@@ -116,8 +115,6 @@ class RetroLM(TemplateLM):
         """
         there = device is not None and (not device.startswith("cuda") or torch.cuda.is_available())
         reader = open_folder(folder, device if there else "cpu")
-        if not isinstance(reader, RetroReader):
-            raise ValueError(f"folder: expected one of a retro or retrofit model; got one of {reader.folder.kind}")
         k = reader.neighbours if neighbours is None else neighbours
         if not isinstance(k, int) or k < 0:
             raise ValueError(f"neighbours: expected a whole number from 0; got {k!r}")

@@ -12,7 +12,7 @@ supervision.py  BM25 candidates and the reference language model's scores of the
 index.py        SelfIndex, which grows with a document; cache.py RPTCache; decoding.py decoding with it
 
 Training is in retro_model/training/rpt.py, evaluation in retro_model/evaluation/rpt.py, demonstrations in
-retro_model/apps/rpt.
+examples/rpt_cards.py.
 """
 
 from .cache import RPTCache

@@ -17,15 +17,15 @@ from retro_model.apps.library import compare, contenders, record, retrofit, roff
 from retro_model.apps.library.fitting import fit
 from retro_model.apps.library.library import Searched, prepare, spread
 from retro_model.apps.library.options import Fit, Plan
-from retro_model.apps.serve.library import Library as PageLibrary
-from retro_model.apps.serve.reader import Options, open_folder
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document
+from retro_model.folders.documents import Documents
+from retro_model.folders.reader import Options, open_folder
 from tests.model import toys
 from tests.model.data import random_documents, store_of
-from tests.model.serving import folders
+from tests.model.folders import made as folders
 from tests.model.test_commands import bert
 
 transformers = pytest.importorskip("transformers")
@@ -322,14 +322,14 @@ def test_passages_that_resemble_their_chunk_too_little_are_not_read(tmp_path):
     least = float(np.median(got))
     assert np.array_equal(Searched(database, 3, least)[rows], np.where(got < least, -1, ids))
     parts = store, keys, database.searcher.embedder, SimpleNamespace(decode_bytes=lambda ids: b"x")
-    page = PageLibrary(*parts)
+    page = Documents(*parts)
     ids, near = page.search(store.chunks(rows), 3)
     page.tokenizer.encode = lambda text: store.tokens[3][:4]
     page.add("copy", "x")
     more = np.concatenate([ids, np.full((len(rows), 1), len(store)), np.full((len(rows), 1), -1)], 1)
     again = page.similarity(store.chunks(rows), more)
     assert np.array_equal(again[:, :3], near) and np.argmax(again[:, 3]) == 3 and (again[:, 4] == -np.inf).all()
-    shown, _ = PageLibrary(*parts, least_similarity=least).search(store.chunks(rows), 3)
+    shown, _ = Documents(*parts, least_similarity=least).search(store.chunks(rows), 3)
     assert np.array_equal(shown, np.where(near < least, -1, ids)) and (shown < 0).any()
 
 

@@ -49,12 +49,12 @@ def lm_eval() -> argparse.ArgumentParser:
         usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
         description="""Run EleutherAI's evaluation harness on a trained model.
 
-  retro-model lm-eval --model_args folder=demo-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
-  retro-model lm-eval --model_args folder=demo-out,passages=True --tasks question_answering=questions.jsonl
+  retro-model lm-eval --model_args folder=retrofit-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
+  retro-model lm-eval --model_args folder=retrofit-out,passages=True --tasks question_answering=questions.jsonl
   retro-model lm-eval ls tasks
   retro-model lm-eval run --help       every option of the harness
 
-folder: a model folder of `retro-model demo` or `retrofit`. neighbours=0 turns retrieval off; random=True reads random
+folder: a model folder of `retro-model retrofit`. neighbours=0 turns retrieval off; random=True reads random
 passages in place of the neighbours. The gain of retrieval is the result minus the result with random=True.
 NAME=FILE: a task of the paper on a local file. --include_path FOLDER: task files of your own.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,13 +13,13 @@ import torch
 from retro_model import evaluation, training
 from retro_model.apps.evaluate.neighbours import make_embedder
 from retro_model.apps.evaluate.options import TFIDF
-from retro_model.apps.serve.retrofit_reader import HubText
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.evaluation.scoring import document_rows
+from retro_model.folders.retrofit import HubText
 
 from .options import Fit, Plan
 

@@ -1,7 +1,7 @@
 """A decoder gets a library: database, training of what is added, scores with their control, a model folder.
 
 The command runs no code of the decoder's folder, fetches nothing, and leaves its weights as they are. A stopped run
-continues when the command is called again. The result is for `retro-model ask` and `serve`.
+continues when the command is called again. The result is for `retro-reader ask` and `serve`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 from retro_model import evaluation
-from retro_model.apps.serve import folder as folders
-from retro_model.apps.serve import reader
 from retro_model.base.progress import counting
+from retro_model.folders import folder as folders
+from retro_model.folders import reader
 from retro_model.retrofit import OwnAttention
 
 from . import texts
@@ -78,7 +78,7 @@ def run(
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
     describe(folder, decoder, title, library, plan, "Not scored yet.")
     done("ready")
-    show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-model serve {folder}")
+    show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-reader serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     read = how if attention == "own" else dataclasses.replace(how, windows=None)
     batches = functools.partial(stream, library, plan, read, scores=options.get("score_bias", False))
@@ -114,7 +114,7 @@ def run(
         reader.measure(folder, report)
     done("shown")
     show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
-    show(f"See what it looks up, and change that: retro-model serve {folder}")
+    show(f"See what it looks up, and change that: retro-reader serve {folder}")
     return said
 
 
@@ -134,7 +134,7 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
 
 
 def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
-    """Write the description that makes `folder` a model folder, for `retro-model ask` and `serve`."""
+    """Write the description that makes `folder` a model folder, for `retro-reader ask` and `serve`."""
     facts = {name: getattr(plan, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
     facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}

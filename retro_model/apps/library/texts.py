@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from retro_model.apps.demo.corpus import digest, first_bytes, sources
 from retro_model.data.store import Document
 from retro_model.data.text_files import SUFFIXES, LeftOut, find_texts, read_texts
 
@@ -14,6 +14,7 @@ from .roff import text_of
 
 MANUAL = Path("/usr/share/man")
 LEAST = 1000  # characters: shorter texts hold little beside their title
+TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # of Python's library: no programs
 MANY = 100  # manual pages that make a library
 
 
@@ -44,6 +45,33 @@ def read(
     every = list(read_texts(paths, text_field=text_field, root=texts, left_out=left_out))
     left_out.report(show, strict=strict)
     return texts.name, [document._replace(group=document.name) for document in every]
+
+
+def digest(name: str) -> bytes:
+    """Return the digest of a name, by which documents are put into a fixed random order."""
+    return hashlib.sha256(name.encode()).digest()
+
+
+def sources(root: Path) -> Iterator[Document]:
+    """Iterate over the sources below `root`, without site-packages and tables, in a fixed random order.
+
+    The library's tests hold files in many encodings on purpose; those that are not UTF-8 are left out.
+    """
+    paths = [p for p in root.rglob("*.py") if not {"site-packages", "dist-packages"} & {*p.parts}]
+    paths = [p for p in paths if not p.relative_to(root).as_posix().startswith(TABLES)]
+    paths.sort(key=lambda path: digest(path.relative_to(root).as_posix()))
+    for document in read_texts(paths, root=root, left_out=LeftOut()):
+        yield document._replace(group=document.name.removesuffix(".py").split("/")[0])
+
+
+def first_bytes(documents: list[Document], limit: int) -> list[Document]:
+    """Return the first documents that together hold at most `limit` characters, passing over any that does not fit."""
+    taken, total = [], 0
+    for document in documents:
+        if total + len(document.content) <= limit:
+            taken.append(document)
+            total += len(document.content)
+    return taken
 
 
 def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None] = print) -> Iterator[Document]:

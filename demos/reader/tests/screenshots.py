@@ -1,0 +1,48 @@
+"""Make the pictures in docs/images.
+
+PYTHONPATH=. python demos/reader/tests/screenshots.py FOLDER
+
+The folder is a model folder of `retro-model retrofit`.
+"""
+
+import argparse
+from pathlib import Path
+
+import pages as browser
+from retro_model.folders.reader import open_folder
+
+IMAGES = Path(__file__).resolve().parents[3] / "docs/images"
+
+
+def first_page(chromium, address: str) -> None:
+    page = browser.open_page(chromium, address)
+    page.screenshot(path=IMAGES / "serve-retro.png")
+    page.close()
+
+
+def forgotten(chromium, address: str) -> None:
+    """Remove the document that told most, the first, and take the page."""
+    page = browser.open_page(chromium, address, scheme="dark")
+    with page.expect_response("**/api/read"):
+        page.locator("#documents button").first.click()
+    page.wait_for_selector("body:not(.busy)")
+    page.evaluate("scrollTo(0, 0)")  # the bars keep their place in the window
+    page.screenshot(path=IMAGES / "serve-forgotten.png", full_page=True)
+    page.locator("#reset").click()
+    page.wait_for_selector("#reset", state="hidden")
+    page.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    if why := browser.unavailable():
+        parser.error(why)
+    with browser.chromium() as chromium, browser.serving(open_folder(options.folder)) as address:
+        first_page(chromium, address)
+        forgotten(chromium, address)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""`retro-model rpt cards`, a demonstration of RPT for two cores."""

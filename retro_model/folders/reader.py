@@ -1,0 +1,245 @@
+"""Base of the readers, which open a model folder and read texts with its model. KIND.py has the reader of a kind."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from retro_model import checkpoint, generate
+from retro_model.base.config import Config
+from retro_model.data.store import TokenStore
+from retro_model.data.tokens import BOS, Tokenizer
+
+from . import folder as folders
+from .documents import Documents
+from .reading import Reading, sources, token_texts
+
+MOST_NEIGHBOURS = 10
+MOST_NEW_TOKENS = 128
+FIGURES = ("on", "off", "random", "seen")  # facts of a passage: bits per byte, and the gain that can be seen
+LONGEST_TEXT = 64 << 10  # characters
+BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a reading. k: neighbours of a chunk. temperature, new_tokens and seed are for `write`."""
+
+    k: int = 2
+    retrieval: bool = True
+    temperature: float = 0.7
+    new_tokens: int = 64
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("k", 1, MOST_NEIGHBOURS), ("new_tokens", 1, MOST_NEW_TOKENS), ("seed", 0, 2**31)):
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(f"{name}: expected an integer from {low} to {high}; got {value!r}")
+        if type(self.retrieval) is not bool:
+            raise ValueError(f"retrieval: expected true or false; got {self.retrieval!r}")
+        if type(self.temperature) not in (int, float) or not 0 <= self.temperature <= 2:
+            raise ValueError(f"temperature: expected a number from 0 to 2; got {self.temperature!r}")
+
+
+class Reader:
+    """Open model folder.
+
+        reader = reader.open_folder("retrofit-out")
+        reading = reader.read(reader.passage(0), Options(k=2))
+        print(reading.per_byte(reading.off) - reading.per_byte(reading.on))
+
+    Attributes:
+        folder: contents of `model.json`. model, tokenizer, held_out: its parts.
+        library: documents to retrieve from.
+        passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
+    """
+
+    classes: tuple[type[nn.Module], type[Config]]  # of the model and of its configuration
+    library: Documents
+    without = "without retrieval"  # name of the reading without retrieval
+    neighbours = 2  # default K
+    asks = False  # whether the model answers questions, see `question`
+    stop_token: int | None = None
+    bos_id = BOS  # token that begins texts, if the folder says that one does
+
+    def __init__(self, folder: folders.ModelFolder, device: str = "cpu") -> None:
+        self.folder, self.device = folder, torch.device(device)
+        self.tokenizer = self._tokenizer()
+        self.held_out = TokenStore(folder.part("held_out"))
+        self.model = self._model().to(self.device).eval()
+        self.passages = self._passages()
+        self.order = sorted(range(len(self.passages)), key=self._worth)
+        self.start = self.order[0] if self.order else 0
+
+    def _worth(self, number: int) -> tuple:
+        """Sort key of a passage: full windows before tails, then by the gain that can be seen."""
+        passage = self.passages[number]
+        return passage["tokens"] < self.folder.window // 2, -passage.get("seen", 0.0), number
+
+    def _tokenizer(self):
+        return Tokenizer.load(self.folder.part("tokenizer"))
+
+    def _model(self) -> nn.Module:
+        """Return the model of the folder's checkpoint."""
+        path, (make, config) = self.folder.part("model"), self.classes
+        model = make(config.from_dict(checkpoint.read_state(path)["config"]))
+        checkpoint.load(path, model)
+        return model
+
+    def _passages(self) -> list[dict]:
+        """Return document, first chunk and line of each window, with its figures if the folder has them."""
+        measured = [p for p in self.folder.facts.get("passages", []) if "seen" in p]
+        known = {(p["document"], p["first_chunk"]): {name: p[name] for name in FIGURES if name in p} for p in measured}
+        m, window, passages = self.held_out.chunk_len, self.folder.window, []
+        per_window = max(1, window // m)
+        for number, entry in enumerate(self.held_out.documents):
+            ids, line = self.held_out.document_tokens(number), 1
+            for first in range(0, entry.num_chunks, per_window):
+                passage = {"id": len(passages), "document": number, "name": entry.name, "first_chunk": first}
+                passage |= {"line": line, "tokens": min(window, len(ids) - first * m)}
+                passages.append(passage | known.get((number, first), {}))
+                line += self.tokenizer.decode_bytes(ids[first * m : (first + per_window) * m]).count(b"\n")
+        return passages
+
+    def passage(self, number: int) -> np.ndarray:
+        """Return the token ids of a passage. Raises: ValueError for an unknown number."""
+        if type(number) is not int or not 0 <= number < len(self.passages):
+            raise ValueError(f"passage: expected a number from 0 to {len(self.passages) - 1}; got {number!r}")
+        passage = self.passages[number]
+        first = passage["first_chunk"] * self.held_out.chunk_len
+        return self.held_out.document_tokens(passage["document"])[first : first + self.folder.window]
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the first `window` token ids of a user's text. Raises: ValueError for an empty or too long text."""
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
+        ids = self._first_tokens(text, self.folder.window - 1)
+        if not len(ids):
+            raise ValueError("text: expected some text; got none")
+        return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
+
+    def question(self, text: str) -> np.ndarray:
+        """Return the token ids of a question in the model's chat template. Raises: ValueError if it has none."""
+        raise ValueError(f"question: expected a model that was taught to answer; got a {self.folder.kind} model")
+
+    def _first_tokens(self, text: str, count: int) -> np.ndarray:
+        """Return encode(text)[:count], encoding only as much of the text as that needs.
+
+        The encoded part ends before white space: no tokeniser here has a token across that place.
+        """
+        end = 8 * count
+        while True:
+            space = BEFORE_SPACE.search(text, end)
+            part = text[: space.start()] if space else text
+            ids = self.tokenizer.encode(part)[:count]
+            if len(ids) == count or len(part) == len(text):
+                return ids
+            end *= 2
+
+    @property
+    def chunk_len(self) -> int:
+        """M, tokens of a chunk."""
+        return self.model.config.chunk_len
+
+    def read(self, ids: np.ndarray, options: Options) -> Reading:
+        """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
+        raise NotImplementedError
+
+    def _generate(self, ids: Tensor, options: Options, on: bool, generator: torch.Generator, **how) -> Tensor:
+        """Continue ids [1,N]; return [N + new_tokens]. on: with retrieval. how: further options of `generate`."""
+        how |= {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
+        return generate(self.model, ids, options.new_tokens, generator=generator, **how)[0]
+
+    def write(self, ids: np.ndarray, options: Options) -> tuple[Reading, str]:
+        """Continue a text; return its reading, and the continuation by the same seed without retrieval."""
+        ids = ids[: max(1, self.folder.window - options.new_tokens)]
+        prompt, written = torch.as_tensor(ids, device=self.device)[None], []
+        for on in (options.retrieval, False):
+            generator = torch.Generator(self.device).manual_seed(options.seed)
+            written.append(self._generate(prompt, options, on, generator).cpu().numpy())
+        reading = self.read(written[0], options)
+        # the model's own words are likely to it: their cost does not measure retrieval
+        reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
+        return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
+
+    def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> Reading:
+        """Return a reading; see `Reading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
+        texts = token_texts(self.tokenizer.decode_bytes, ids)
+        lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
+        reading = Reading(ids, texts, on, off, lengths, self.chunk_len, cards, [None] * len(ids), extra, random)
+        if found is not None:
+            reading.sources = sources(ids, *found, reading.blank, self.chunk_len)
+        return reading
+
+    def about(self) -> dict:
+        """Return the facts of the model that the page shows before a reading."""
+        return {
+            "kind": self.folder.kind,
+            "title": self.folder.title,
+            "weights": sum(p.numel() for p in self.model.parameters()),
+            "window": self.folder.window,
+            "without": self.without,
+            "facts": {k: v for k, v in self.folder.facts.items() if k != "passages"},
+            "passages": [self.passages[number] for number in self.order],
+            "asks": self.asks,
+            "start": self.start,
+            "most_neighbours": MOST_NEIGHBOURS,
+            "most_new_tokens": MOST_NEW_TOKENS,
+            "neighbours": self.neighbours,
+            "library": self.library_state(),
+        }
+
+    def library_state(self) -> dict:
+        """Return the numbers of documents and chunks, and the changes."""
+        documents, forgotten = self.library.documents, self.library.forgotten
+        added = range(len(self.library.store.documents), len(documents))
+        named = lambda numbers: [{"document": n, "name": documents[n].name} for n in numbers]  # noqa: E731
+        return {
+            "documents": len(documents) - len(forgotten),
+            "chunks": len(self.library.store),
+            "forgotten": named(forgotten),
+            "added": named(n for n in added if n not in forgotten),
+        }
+
+
+def open_folder(path: str | Path, device: str = "cpu") -> Reader:
+    """Return the reader of a model folder. Raises: FileNotFoundError, ValueError naming the missing or wrong part."""
+    folder = folders.read(path)
+    module = importlib.import_module(f"{__package__}.{folder.kind}")
+    return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device)
+
+
+def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, total: None) -> list[dict]:
+    """Read every held-out passage as the page does, write the figures into `model.json` and return them.
+
+    A second call continues a stopped one: it reads only passages without figures. report: called with the numbers of
+    passages done and of all.
+    """
+    reader = open_folder(path)
+    for done, passage in enumerate(reader.passages):
+        report(done, len(reader.passages))
+        if "seen" in passage:
+            continue
+        reading = reader.read(reader.passage(passage["id"]), Options(k=reader.neighbours))
+        passage |= {name: round(value, 4) for name, value in reading.bits_per_byte().items()}
+        passage["seen"] = round(reading.seen, 1)
+        if done % 16 == 15:
+            _keep_figures(reader)
+    report(len(reader.passages), len(reader.passages))
+    return _keep_figures(reader)
+
+
+def _keep_figures(reader: Reader) -> list[dict]:
+    names = ("document", "first_chunk", *FIGURES)
+    figures = [{name: p[name] for name in names if name in p} for p in reader.passages if "seen" in p]
+    f = reader.folder
+    folders.describe(f.path, f.kind, f.title, f.parts, f.window, f.facts | {"passages": figures})
+    return figures
