@@ -23,7 +23,10 @@ class Unloadable(ValueError):
 
 
 def load(folder: str | os.PathLike, config: dict, **options) -> PreTrainedModel:
-    """Load a decoder's weights into a model of this configuration. options: of the library's `from_pretrained`."""
+    """Load a decoder's weights into a model of this configuration.
+
+    options: keywords of the library's `from_pretrained`.
+    """
     fields = dict(config)
     made = AutoConfig.for_model(fields.pop("model_type"), **fields)
     return AutoModelForCausalLM.from_pretrained(folder, **({"config": made, "dtype": made.dtype or "auto"} | options))
@@ -38,7 +41,7 @@ def config_of(decoder: nn.Module) -> dict:
 def save(decoder: nn.Module, folder: str | os.PathLike, **options) -> None:
     """Write the decoder without its adapters, with the configuration that it has now.
 
-    options: of the library's `save_pretrained`.
+    options: keywords of the library's `save_pretrained`.
     """
     base, state = base_of(decoder), None
     if adapters(decoder):
@@ -49,7 +52,7 @@ def save(decoder: nn.Module, folder: str | os.PathLike, **options) -> None:
 
 
 def differing(decoder: nn.Module, folder: str | os.PathLike) -> dict[str, Tensor]:
-    """Return those of the decoder's parameters and buffers that are not in a folder as the decoder has them now.
+    """Return the parameters and buffers of the decoder that differ from the tensors in a folder.
 
     A name on the hub means the copy in the library's cache, because saving must not wait for the network. The folder is
     loaded with the decoder's present configuration, and tensors are compared bit by bit. Buffers that no

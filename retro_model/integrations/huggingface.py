@@ -85,7 +85,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = model
         self.generation_config = model.decoder.generation_config
-        self._neighbours: ChunkNeighbours | None = None  # of the running `generate`
+        self._neighbours: ChunkNeighbours | None = None  # set while `generate` runs
         # weights that no checkpoint has: the Trainer does not miss them when it resumes
         self._keys_to_ignore_on_save = sorted(self.state_dict().keys() - self.trained_state_dict().keys())
 
@@ -203,8 +203,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         Greedy decoding and sampling are served, with every processor and criterion of the library.
 
         Args:
-            retrieve: None: no retrieval; the decoder's own `generate` runs, with all of its options. If it is left out
-                there is no retrieval either, and a warning.
+            retrieve: function that retrieves. None decodes without retrieval by the decoder's own `generate`, with all
+                of its options. If the argument is left out, None is assumed, with a warning.
             inputs, generation_config, options: the library's.
 
         Raises: ValueError for options under which rows or tokens would part from their neighbours, wherever they are
@@ -274,7 +274,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
         return self.model.decoder.get_input_embeddings()
 
     def resize_token_embeddings(self, *_, **__):
-        """Refuse, because what is added has the decoder's vocabulary. Raises: ValueError."""
+        """Refuse, because the added layers have the decoder's vocabulary. Raises: ValueError."""
         raise ValueError("resize_token_embeddings: expected a call on the decoder, before `from_decoder`")
 
     def save_pretrained(
@@ -289,8 +289,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
     ) -> None:
         """Write the added weights, the configuration and PEFT's adapters, if there are any.
 
-        The configuration names the decoder by its origin if the decoder's weights are still those of its origin. To
-        find out, the origin is loaded and compared with the decoder bit by bit. A decoder without an origin, or whose
+        The configuration names the decoder by its origin if the decoder's weights have not changed. To find out, the
+        origin is loaded and compared with the decoder bit by bit. A decoder without an origin, or whose
         weights have changed, is written too, with the configuration that it has now. Buffers that the decoder's folder
         lacks, or has in another type, are written next to the added weights.
 
@@ -298,7 +298,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             whole: True to write the decoder's weights in any case; False to raise instead of writing them.
             is_main_process: nothing is written if it is False.
             state_dict: weights by name, from which the added ones are taken; None for the model's.
-            options: of the decoder's `save_pretrained`.
+            options: keywords of the decoder's `save_pretrained`.
 
         Raises: ValueError for adapters without their PeftModel, which alone can save them, for a decoder that its
             configuration does not rebuild, and for push_to_hub.
@@ -421,7 +421,7 @@ def _check_generation(config: GenerationConfig, options: dict) -> None:
 
 
 def _named_blocks(decoder: nn.Module, blocks: Sequence[nn.Module] | None = None, attention=None, **_) -> dict:
-    """Return the options `blocks` and `attention` of `retrofit` with paths in place of modules; {} without blocks.
+    """Return the options `blocks` and `attention` of `retrofit` with paths instead of modules; {} without blocks.
 
     Raises: ValueError for a block that is not part of the decoder, because a saved folder could not name it.
     """

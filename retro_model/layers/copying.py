@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from .positions import encode_displacements
 from .rotary import rotate, rotation
 
-SHARPNESS = 24.0  # of the attention to the previous token: the logits of its neighbours are lower by about 16
+SHARPNESS = 24.0  # scale of the query for the previous token: other tokens' logits are lower by about 16
 MATCH = 2.0  # scale of queries: one matching token of 128 takes about half of the attention
-GAIN = 2.0  # scale of the copied token, beside a residual stream of unit scale
-# of CCA: larger, because the stream's norm then includes the token copied by self-attention
+GAIN = 2.0  # scale of the copied token in a residual stream of unit scale
+# scales in CCA: larger, because the stream's norm then includes the token copied by self-attention
 LATER_MATCH, LATER_GAIN = (8.0, 3.0)
-# of an RPT
+# scales in an RPT
 AHEAD = 1  # token; where a neighbour equals the chunk, the token to predict is the next one
 CONSTANT = 2.0  # value of the embedding's first coordinate, in standard deviations of the others
 RPT_SHARPNESS = 20.0  # factor on the query; tokens next to the one ahead get a logit that is lower by about 5
@@ -33,7 +33,7 @@ def _rotation(width: int, generator: torch.Generator) -> Tensor:
 def align(model: nn.Module, seed: int = 0) -> Tensor:
     """Set a Retro's embeddings to unit scale and its readout to their transpose times a random rotation.
 
-    At unit scale the embeddings are not small beside the first residual updates. The rotation keeps a token from
+    At unit scale the embeddings are not small compared with the first residual updates. The rotation keeps a token from
     predicting itself. Returns the rotation [d_model, d_model].
     """
     generator = torch.Generator().manual_seed(seed)

@@ -13,7 +13,7 @@ from .config import RetroConfig
 
 
 class Retrieved(NamedTuple):
-    """What was retrieved for L complete chunks of each row; all fields are None if there is nothing.
+    """Neighbours that were retrieved for L complete chunks of each row; all fields are None without retrieval.
 
     neighbours: int64 [B,L,K,R]. mask: bool [B,L,K] or [B,L,K,R], True = attend; None for all. scores: [B,L,K], with
     score_bias alone.
@@ -42,7 +42,7 @@ def check_inputs(config: RetroConfig, tokens: Tensor, retrieved: Retrieved, devi
     if not config.retrieves:
         raise ValueError("neighbours: expected None for a model without retrieval (cca_layers=()); got a tensor")
     if cache is not None and cache.neighbour_mask is not None:
-        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # of the earlier calls
+        sizes["K"], sizes["R"] = cache.neighbour_mask.shape[-2:]  # as in the earlier calls
     checks.shape("neighbours", neighbours, "B,L,K,R", sizes)
     n, m = sizes["N"], config.chunk_len
     longest = n - min(starts) if starts else n

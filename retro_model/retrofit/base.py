@@ -1,4 +1,4 @@
-"""A frozen decoder of another library inside a model that retrieves: calls, padding, caches, losses, checkpointing."""
+"""Base classes of the retrofits: a frozen decoder of another library inside a model that retrieves."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ REFUSED = {
 class Frozen(nn.Module):
     """Base class of the models that add weights to a trained decoder, which they freeze in place.
 
-    Adapters of PEFT in the decoder train on beside the added weights. The decoder itself stays in evaluation mode: its
-    dropout would only add noise to what it has learnt.
+    Adapters of PEFT in the decoder continue to train next to the added weights. The decoder itself stays in evaluation
+    mode, because its dropout would only add noise to frozen weights.
 
     Args:
-        config: sizes of what is added. instead: what the decoder's own `generate` tells its callers to use.
+        config: sizes of the added layers.
+        instead: advice that the decoder's own `generate` gives to its callers.
     """
 
     def __init__(self, decoder: nn.Module, config, instead: str):
@@ -138,8 +139,9 @@ class Frozen(nn.Module):
 
 
 class FrozenDecoder(Frozen):
-    """Base class of the models that `retrofit` makes of a decoder that is no `Retro`. A subclass says how it retrieves,
-    in `_with_neighbours`.
+    """Base class of the models that `retrofit` makes of another library's decoder.
+
+    A subclass retrieves in `_with_neighbours`.
 
     PEFT goes first, `retrofit(get_peft_model(...))`. Added parameters are at least float32, whatever the decoder's
     type: small steps of an optimiser vanish in half precision.
@@ -159,14 +161,14 @@ class FrozenDecoder(Frozen):
         theirs = "huggingface.RetrofitForCausalLM.generate(..., retrieve=...)"
         super().__init__(decoder, config, f"decode {theirs} and retro_model.generate(model, ...)")
         weight = next(decoder.parameters())
-        #: of what is added
+        #: device and type of the added weights
         self.where = {"device": weight.device, "dtype": torch.float32 if weight.dtype in HALF else weight.dtype}
         self._readout: str | None = readout_of(decoder)  # its name: the module itself belongs to the decoder
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: dict | None = None) -> None:
-        """Recompute the decoder's blocks in the backward pass, and with them what is added.
+        """Recompute the decoder's blocks, with the added layers, in the backward pass.
 
-        Raises: ValueError for use_reentrant=True, which would lose the gradient of what is added.
+        Raises: ValueError for use_reentrant=True, which would lose the gradient of the added weights.
         """
         options = {"use_reentrant": False, **(gradient_checkpointing_kwargs or {})}
         if options["use_reentrant"]:
@@ -210,27 +212,27 @@ class FrozenDecoder(Frozen):
         labels: Tensor | None = None,
         **options,
     ) -> Tensor | NextTokenLoss:
-        """Logits [B,N,V] of the token after each of `tokens` [B,N]; with `loss_mask`, what they make of those tokens.
+        """Return logits [B,N,V] of the token after each of `tokens` [B,N], or the loss if there is a `loss_mask`.
 
         Args:
-            neighbours: int64 [B,L,K,R], those of the L chunks that these tokens complete (N // M without a cache);
-                None: none.
+            neighbours: int64 [B,L,K,R], the neighbours of the L chunks that these tokens complete (N // M without a
+                cache); None for no retrieval.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = attend.
             neighbour_scores: float [B,L,K], how similar each neighbour is to the chunk that retrieved it; with
                 score_bias alone. Masked neighbours may have any.
             cache: what earlier calls left; then the tokens are the next ones of its rows, and nothing is
                 differentiable.
             attention_mask: [B,N], 1 where a row has a token, 0 on padding before or after; a row's positions and chunks
-                are counted from its first token, and L is that of the longest row. With a cache, in its first call
-                only.
+                are counted from its first token, and L is counted in the longest row. Only the first call with a cache
+                may have padding, before the tokens.
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts: see `Retro.forward`. The logits of
                 all tokens are never in memory together, unless the decoder caps or shifts them.
             targets: int64 [B,N], in place of the tokens as what is to be predicted; needs `loss_mask`.
-            input_ids, labels: refused: what the Trainer calls is a `RetrofitForCausalLM`.
-            options: keywords of the decoder's forward, which are handed to it. With neighbours or a cache, position_ids
-                [B or 1, N] must increase by one from token to token: packed rows would share their chunks. Refused are
-                past_key_values, inputs_embeds, use_cache=True without a cache, outputs besides the logits, and
-                keywords that the decoder does not name.
+            input_ids, labels: refused, because the Trainer trains a `RetrofitForCausalLM`.
+            options: keywords of the decoder's forward, which are handed to it. position_ids [B or 1, N] must increase
+                by one from token to token if there are neighbours or a cache, because packed rows would share
+                chunks. past_key_values, inputs_embeds, use_cache=True without a cache, outputs besides the logits and
+                keywords that the decoder does not name are refused.
 
         Raises:
             TypeError, ValueError: naming the argument.
@@ -334,7 +336,7 @@ class FrozenDecoder(Frozen):
 
     @contextmanager
     def _last_only(self):
-        """Within, the readout makes logits of the last column alone; yields what it was given, [B,N,d] in a list."""
+        """Context manager: the readout computes the last column only. Yields a list with its input [B,N,d]."""
         inputs: list[Tensor] = []
 
         def narrow(readout: nn.Module, args: tuple) -> tuple[Tensor]:
@@ -375,6 +377,6 @@ class RetrofitCache(ChunkCache):
     def __init__(self, config, batch: int, capacity: int | None = None):
         super().__init__(config, batch, capacity)
         self.decoder = None  # whatever the decoder returns as its cache
-        # of each row's last complete chunk, see `OwnAttention`: [B,K,A,2,R,G,D] and [B,K]
+        # states [B,K,A,2,R,G,D] and scores [B,K] of each row's last complete chunk, see `OwnAttention`
         self.states: Tensor | None = None
         self.scores: Tensor | None = None

@@ -148,7 +148,7 @@ def check_blocks(decoder: nn.Module, blocks: Sequence[nn.Module], attention: str
 
 
 def _moved_difference(block: nn.Module, attention: nn.Module, args: tuple, kwargs: dict) -> float:
-    """Return how a block's output differs for (input x, attention's output u) and (x + u, 0), beside its update."""
+    """Return the difference of a block's outputs for (x, attention's output u) and (x + u, 0), over its update."""
     kwargs = {name: None if name in CACHES else value for name, value in kwargs.items()}
     x = args[0] if args else kwargs["hidden_states"]
     # as large as x, unlike most real ones

@@ -1,4 +1,4 @@
-"""A frozen decoder and RETRO's layers beside it, as one model: see `retrofit`."""
+"""A frozen decoder with an encoder of neighbours and chunked cross-attentions: see `retrofit`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class RetrofittedDecoder(FrozenDecoder):
 
     def _retrieved(self, layer: int, hidden: Tensor) -> Tensor | None:
         here, retrieval = self._running, self._running.retrieval
-        hidden = hidden.to(next(self.cca.parameters()).dtype)  # of a decoder in half precision
+        hidden = hidden.to(next(self.cca.parameters()).dtype)  # the decoder may be in half precision
         if layer == self.config.cca_layers[0]:
             here.encoded = retrieval.encode(hidden)  # again where checkpointing computes the block again
         if not retrieval.retrieves:
@@ -79,7 +79,7 @@ class _Pass:
 
     def __init__(self, retrieval: Retrieval):
         self.retrieval = retrieval
-        self.inputs: dict[int, Tensor] = {}  # of the blocks that retrieve
+        self.inputs: dict[int, Tensor] = {}  # inputs of the blocks that retrieve
         self.encoded: Encoded | None = None
 
 

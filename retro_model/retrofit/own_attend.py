@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import retro_kernels as rk
 from retro_model.base import transfer
 
-ARGUMENT = "retro"  # of the decoder's forward, which hands unknown arguments down to its attention
+ARGUMENT = "retro"  # keyword that the decoder's forward hands down to its attention
 PREFIX = "retro-"
 BEFORE = ("sdpa", "eager")
 
@@ -119,7 +119,7 @@ def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], he
     be 0. held: the same, [B,K], [B,K,R] and [B,K], of each row's last complete chunk before the call.
     """
     lead, device = int(held is not None), chosen[0].device
-    chunk = [f // m for f in first]  # of each row's first column; negative on padding
+    chunk = [f // m for f in first]  # chunk of each row's first column; negative on padding
     begin = [f % m + m * lead for f in first]
     query_start = begin[0] if len(set(begin)) == 1 else transfer.numbers(begin, device)
     total = (max(begin) + count) // m
@@ -128,7 +128,7 @@ def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], he
         last = torch.full((len(first),), total - 1, device=device)
         return Slots(query_start, *(t[:, :total] for t in chosen), last)
     shift = transfer.numbers([lead - min(c, 0) for c in chunk], device)[:, None]
-    number = torch.arange(total, device=device) - shift  # of the slot's chunk among those that complete in the call
+    number = torch.arange(total, device=device) - shift  # index of the slot's chunk among the chunks that complete
     known = (number >= 0) & (number < transfer.numbers(complete, device)[:, None])
     if length := chosen[0].shape[1]:
         rows, at = torch.arange(len(first), device=device)[:, None], number.clamp(0, length - 1)
@@ -182,7 +182,7 @@ class Attending:
     Args:
         model: an `OwnAttention`.
         pool: states [U,A,2,R,G,D].
-        laid: their places. With a bias by score, each neighbour is a part of the softmax of its own.
+        laid: their places. Each neighbour is a part of the softmax of its own if there is a bias by score.
         count: N, the pass' columns. total: S, with the columns of earlier calls.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.

@@ -20,7 +20,7 @@ from retro_model.rpt.model import RPT
 from .base import Frozen
 from .decoders import around, check_fixed, named_blocks
 
-HEAD_DIM = 64  # of the added attentions, if the width allows it
+HEAD_DIM = 64  # width of the added attentions' heads, if the model is wide enough
 #: fields that an RPT without neighbours determines
 FIXED = (
     *("vocab_size", "d_model", "d_ff", "num_heads", "num_layers"),
@@ -102,7 +102,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
     """Frozen causal decoder. Some of its upper blocks attend chunks of the states after its lower half.
 
     A block's self-attention update a becomes a + CCA(norm(x + a)), where x is the block's input. With a cache, the
-    decoder keeps its own keys and values beside an RPT's, and all rows have one length.
+    decoder keeps its own keys and values next to an RPT's, and all rows have one length.
 
     Args:
         decoder: frozen in place. decoder(tokens, **options) returns logits or an object with `.logits`. Its own
@@ -235,6 +235,6 @@ class _Pass:
     def __init__(self, index: Tensor | None, k: int, trunk_share: float):
         self.index, self.k, self.trunk_share = index, k, trunk_share
         self.inputs, self.reader_turn = {}, None
-        self.call: Call | None = None  # with a cache, in place of a memory
+        self.call: Call | None = None  # with a cache, instead of a memory
         self.memory: Memory | None = None
         self.retrieved: Retrieved | None = None
