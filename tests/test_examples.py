@@ -59,6 +59,14 @@ def test_own_gpt_on_two_processes():
     assert done.stdout.count("step 1") == 1 and done.stdout.count("new text") == 1
 
 
+def test_model_steps(capsys):
+    sizes = ["--vocab_size", "40", "--d_model", "64", "--layers", "1", "--length", "24", "--steps", "3"]
+    least = example("model_steps").main(sizes)
+    assert set(least) == {"transformer", "Memory Mosaics"} and min(least.values()) > 0
+    losses = [float(line.split("loss ")[1].split(",")[0]) for line in capsys.readouterr().out.splitlines()]
+    assert losses[-1] < losses[1] and losses[-2] < losses[0]
+
+
 def test_train_many(tmp_path):
     """Two processes, each with half of every sequence, on a sharded database from a pool of two."""
     pytest.importorskip("tokenizers")

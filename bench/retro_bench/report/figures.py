@@ -1,17 +1,14 @@
-"""Pictures by matplotlib: all `panels` as one PNG for a pull request, or each as SVG for the page."""
+"""Pictures by matplotlib: each of the `panels` as SVG for the page."""
 
 import contextlib
 import io
 import re
 from collections.abc import Callable, Iterator
 from html import escape, unescape
-from pathlib import Path
 from typing import Any
 
-from ..records import record as records_module
 from . import panels, summary
 
-WIDTH_IN, DPI = 12.0, 96
 PLOT_IN, BAR_IN, MARGIN_IN = 4.2, 0.21, 0.9  # height of a plot, of a bar, and of a panel's axis and title
 PAGE_IN = 8.2  # width of a picture on the page
 
@@ -57,21 +54,3 @@ def svg(draw: Callable[..., None], *arguments, height: float = PLOT_IN) -> str:
     text = named.sub(lambda m: f'<g class="mark" data-id="{escape(unescape(m[2]))}"', text)
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     return re.sub(r' (width|height)="[^"]*pt"', "", text, count=2).replace("<svg ", '<svg role="img" ', 1)
-
-
-def write(records: list[dict[str, Any]], path: Path) -> None:
-    """Write the roofline and the ratio bars as one PNG. Raises ImportError without matplotlib."""
-    with _plain() as plt:
-        latest = list(records_module.latest(records).values())
-        rows = [row for row in summary.rows(latest) if row.seconds is not None]
-        compared = [row for row in rows if row.rival_speedup is not None]
-        heights = [PLOT_IN, *([bar_height(compared)] if compared else [])]
-        size = (WIDTH_IN, sum(heights) + 0.4)
-        form = {"height_ratios": heights, "squeeze": False, "layout": "constrained"}
-        figure, axes = plt.subplots(len(heights), figsize=size, **form)
-        panels.roofline(axes[0, 0], rows, roofs(latest))
-        if compared:
-            panels.bars(axes[1, 0], compared)
-        figure.suptitle("\n".join(summary.machine(latest)[:2]), fontsize=8)
-        figure.savefig(path, dpi=DPI, format="png")
-        plt.close(figure)
