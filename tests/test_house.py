@@ -270,12 +270,12 @@ def test_nothing_names_a_machine():
     "page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=lambda p: str(p.relative_to(ROOT))
 )
 def test_a_page_can_be_read(page):
-    """Guides have at most 150 lines; prose has at most 160 characters a line. Tables and code may be wider."""
+    """Guides have at most 180 lines; prose has at most 160 characters a line. Tables and code may be wider."""
     text = page.read_text(encoding="utf-8")
     prose = re.sub(r"^```.*?^```", "", text, flags=re.S | re.M).splitlines()
     assert not [line for line in prose if len(line) > 160 and not line.lstrip().startswith("|")]
     if page.parent == ROOT / "docs":
-        assert len(text.splitlines()) <= 150
+        assert len(text.splitlines()) <= 180
 
 
 def test_the_api_pages_have_every_public_name():
