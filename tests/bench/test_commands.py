@@ -8,6 +8,7 @@ import torch
 
 import retro_bench
 from retro_bench.commands import doctor as doctor_command
+from retro_bench.commands import estimate
 from retro_bench.measure import ceilings, runner
 from retro_bench.ops import relative_attention as baselines
 from retro_bench.records import environment, record
@@ -83,7 +84,7 @@ def test_profile_leaves_a_trace_and_the_profilers_table(tiny, tmp_path, monkeypa
     assert json.loads(trace.read_text())["traceEvents"]
     assert "retro_kernels::relative_attention" in trace.with_suffix(".txt").read_text()
     assert {r["backend"] for r in record.read(tmp_path / "a.jsonl")} == {"eager", "reference"}
-    assert "relative_attention/reference/tiny/float32/fwd" in capsys.readouterr().out
+    assert "tiny  float32  fwd   reference" in capsys.readouterr().out
 
 
 def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatch, capsys):
@@ -149,6 +150,36 @@ def test_list_shows_every_kernel_and_the_reason(tiny, capsys):
         name in out for name in ("chunked_cross_attention", "topk_chunks", "leaky_average", "relative_logits", "tiny")
     )
     assert "flex" in out and "runs on cuda only" in out
+
+
+def test_a_backend_without_a_kernel_for_an_op_is_not_a_contender(capsys):
+    """Only topk_chunks has kernels in CUDA C++, and rms_norm has none for GPUs."""
+    assert retro_bench.main(["list", "--device", "cpu"]) == 0
+    parts = {part.split("\n")[0]: part for part in capsys.readouterr().out.split("\n\n")[1:]}
+    assert " cuda " in parts["topk_chunks"] and sum("kernel    cuda " in part for part in parts.values()) == 1
+    assert "triton" not in parts["rms_norm"] and "kernel    cpu " not in parts["merge_attention"]
+
+
+def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(ceilings, "measure", lambda device: None)
+    assert retro_bench.main(["list", "--device", "cpu"]) == 0
+    assert retro_bench.main(PROFILE) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "tiny  float32  fwd   reference" in said
+    cells = (
+        "relative_attention_backward",
+        "causal d64",
+        "bfloat16",
+        "m128 n64 w8 s2",
+        "12.50",
+        "1234.5",
+        "1000.0",
+        "1500.0",
+    )
+    estimate._shown([estimate.HEADER, (*cells, "tensor cores", "shared memory 72%")])
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80 and "relative_attention_backward  causal d64" in said
 
 
 def test_list_asks_the_backends_why(monkeypatch, capsys):

@@ -16,7 +16,7 @@ from retro_bench.commands import exits
 from retro_bench.commands import gpu as gpu_command
 from retro_bench.commands import predicted as predicted_command
 from retro_bench.measure import choose as plan
-from retro_bench.records import environment
+from retro_bench.records import environment, record
 from tests.conftest import COMPILED, INTERPRETER
 
 STEPS = [pytest.param(step, id=step.name) for steps in gpu_command.STAGES.values() for step in steps]
@@ -84,6 +84,21 @@ def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
         shlex.join(gpu_command.words(step, argparse.Namespace(**options, again=again), 99.5)) for again in (True, False)
     )
     assert f"--resume {tmp_path}/run.jsonl" in resumed and "--resume" not in again and "--fresh" in again
+
+
+def test_a_step_that_reached_its_time_limit_runs_again(tmp_path, monkeypatch, capsys):
+    """`run` exits with 0 then; its file shows what the limit left out."""
+    file, asked = tmp_path / "run.jsonl", "relative_attention/triton/decode/float32/fwd"
+
+    def supervised(command, log, variables, seconds):
+        if "--json" in command and str(file) in command:
+            record.Writer(file).request("r", [asked])
+        return exits.OK
+
+    monkeypatch.setattr(gpu_command, "supervised", supervised)
+    assert retro_bench.main(["gpu", "fast", "--out", str(tmp_path), "--rehearse"]) == exits.INCONCLUSIVE
+    state = json.loads((tmp_path / "fast.json").read_text())
+    assert state["headline"] == "exit code 3" and state["host time"] == exits.OK
 
 
 @pytest.mark.parametrize("name", gpu_command.STAGES)

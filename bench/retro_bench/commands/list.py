@@ -5,10 +5,12 @@ this machine whether it can serve the cases, and shows its reason if it can't. O
 """
 
 import argparse
+import textwrap
 
 from ..measure import choose
 from ..records import environment
 from ..registry import OPERATORS, Case, Contender, cases_of, contenders_of
+from ..report import tables
 from . import exits, options
 
 
@@ -21,7 +23,7 @@ def execute(arguments: argparse.Namespace) -> int:
     device = arguments.device or ("cuda" if environment.has_gpu() else "cpu")
     selection = options.selection(arguments) if arguments.why else options.named(arguments, device)
     hint = "" if arguments.why else "; --why asks what can run here"
-    print(f"device {selection.device}; * = in the default selection{hint}")
+    _show(f"device {selection.device}; * = in the default selection{hint}")
     default = {(case.kernel, case.name) for case in choose.cases(choose.Selection(selection.device))}
     for kernel in OPERATORS:
         cases = [case for case in cases_of(kernel) if choose.matches(case.name, selection.cases)]
@@ -30,13 +32,20 @@ def execute(arguments: argparse.Namespace) -> int:
         print(f"\n{kernel}")
         for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
             status = _status(contender, cases, selection.device, arguments.why)
-            print(f"  {contender.role:<9} {contender.name:<15} {status}".rstrip())
+            _show(f"  {contender.role:<9} {contender.name:<15} {status}")
         for case in cases:
             star = "*" if (kernel, case.name) in default else " "
             why = choose.unsupported_case(case, selection.device) if arguments.why else None
             modes = ",".join(case.modes)
-            print(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {why or case.source}")
+            _show(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {why or case.source}")
     return exits.OK
+
+
+def _show(line: str) -> None:
+    """Print a line, folded at a terminal's width."""
+    room, indent = tables.width(), " " * 12
+    folded = textwrap.wrap(line, room, subsequent_indent=indent, break_on_hyphens=False) if room else [line]
+    print("\n".join(one.rstrip() for one in folded))
 
 
 def _status(contender: Contender, cases: list[Case], device: str, ask: bool) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", "launches")
 #: columns that a narrow terminal drops, in this order
-DROP = ("launches", "MB extra", "GB/s", "TFLOP/s", "floor", "bound")
+DROP = ("launches", "MB extra", "GB/s", "floor", "TFLOP/s", "bound")
 STEPS = 3  # traced calls
 ROWS = 40  # of the profiler's table
 
@@ -69,9 +69,12 @@ def execute(arguments: argparse.Namespace) -> int:
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     print("\n".join(summary.machine(timed or records)) + "\n")
-    header = ("measurement", summary.statistic(timed), *COLUMNS[1:])
-    rows = [header, *((record["id"], *_cells(record)) for record in timed)]
-    print(tables.align(rows, DROP) if timed else "no kernel was timed")
+    header = ("case", "type", "mode", "backend", summary.statistic(timed), *COLUMNS[1:])
+    for kernel in dict.fromkeys(record["kernel"] for record in timed):
+        own = [record for record in timed if record["kernel"] == kernel]
+        print(f"{kernel}\n{tables.align([header, *map(_cells, own)], DROP)}\n")
+    if not timed:
+        print("no kernel was timed")
     writer.request(run.run, asked.requested)
     for record in records:
         writer.write(record)
@@ -88,13 +91,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def _cells(record: dict) -> tuple[str, ...]:
-    """Return a cell for each of COLUMNS."""
+    """Return the record's case, type, mode and backend, and a cell for each of COLUMNS."""
     row, roofline = summary.rows([record])[0], record["roofline"] or {}
     times = (summary.duration(row.seconds), summary.duration(roofline.get("floor_s")), roofline.get("bound") or "-")
     flops, moved = (record["work"][name] / row.seconds for name in ("flops", "bytes"))
     launches = "-" if record["launches"] is None else str(record["launches"])
     rates = (f"{flops / 1e12:.3g}", f"{moved / 1e9:.3g}", summary.megabytes(record), launches)
-    return (*times, summary.percent(row.fraction), *rates)
+    names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
+    return (*names, *times, summary.percent(row.fraction), *rates)
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:

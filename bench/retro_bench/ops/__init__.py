@@ -5,8 +5,10 @@ yardstick of accuracy: plain PyTorch with every product and softmax in the case'
 """
 
 import importlib
+import importlib.util
 import os
 import pkgutil
+from pathlib import Path
 
 from ..registry import Contender, Operator, register
 from ._shared import public
@@ -16,10 +18,13 @@ NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if
 
 
 def fill() -> None:
-    """Register every op with its cases, the backends of `retro_kernels` and the baselines."""
+    """Register every op with its cases, the backends that `retro_kernels` ships for it, and the baselines."""
+    package = importlib.util.find_spec("retro_kernels").submodule_search_locations[0]  # without an import
     for name in NAMES:
         module = importlib.import_module(f".{name}", __name__)
-        backends = (_backend(module.OPERATOR, backend) for backend in BACKENDS)
+        folder = Path(package, "ops", name)
+        shipped = [b for b in BACKENDS if (folder / b).is_dir() or (folder / f"{b}.py").is_file()]
+        backends = (_backend(module.OPERATOR, backend) for backend in shipped)
         for item in (module.OPERATOR, *module.CASES, *backends, *module.BASELINES):
             register(item)
 
