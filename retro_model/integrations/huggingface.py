@@ -301,7 +301,7 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             options: keywords of the decoder's `save_pretrained`.
 
         Raises: ValueError for adapters without their PeftModel, which alone can save them, for a decoder that its
-            configuration does not rebuild, and for push_to_hub.
+        configuration does not rebuild, and for push_to_hub.
         """
         if push_to_hub:
             raise ValueError("push_to_hub: expected False; got True; upload the folder with huggingface_hub")

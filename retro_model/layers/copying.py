@@ -52,7 +52,7 @@ def start_copying(model: nn.Module, seed: int = 0) -> None:
     trainable. A RETRO and its baseline get equal weights in the layers that both have.
 
     Raises: ValueError unless encoder and decoder share embeddings, every attention is as wide as the model, and CCA
-        begins in layer 2 or later.
+    begins in layer 2 or later.
     Source: induction heads, Olsson et al., arXiv 2209.11895, within one sequence and across two.
     """
     c = model.config

@@ -62,6 +62,7 @@ def save(
     and the states of the random generators are saved too.
 
     Returns: the path.
+
     Raises:
         CheckpointError: `path` is neither free, nor an empty folder, nor a checkpoint. Nothing is changed then.
         retro_model.base.disk.Busy: another process is saving there. OSError: the disk is full.
