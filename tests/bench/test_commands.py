@@ -1,5 +1,6 @@
 """Commands around a run: usage errors, plug-ins, doctor, profiler, list, and their exit codes."""
 
+import importlib.util
 import json
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import torch
 
 import retro_bench
 from retro_bench.commands import doctor as doctor_command
+from retro_bench.commands import emulator as emulator_command
 from retro_bench.commands import estimate
 from retro_bench.measure import ceilings, runner
 from retro_bench.ops import relative_attention as baselines
@@ -212,3 +214,16 @@ def test_registered_names_are_checked(tables):
     with pytest.raises(ValueError, match="case 'a': leaky_average needs 'H' in its shape"):
         retro_bench.register(retro_bench.Case("leaky_average", "a", {"B": 1, "N": 8}, "a test"))
     assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
+
+
+@pytest.mark.parametrize("command", ["static", "emulate", "estimate", "tune --static --kernel topk_chunks --case wide"])
+def test_a_command_that_needs_the_emulator_says_what_to_install(command, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert retro_bench.main(command.split()) == 4
+    assert "needs ptx-emulator: pip install" in capsys.readouterr().err
+
+
+def test_without_the_emulator_ab_judges_no_machine_code(monkeypatch, capsys):
+    monkeypatch.setattr(emulator_command, "missing", lambda: emulator_command.INSTALL)
+    assert retro_bench.main(["ab", "--base", "HEAD", "--static-only"]) == 3
+    assert "static: not judged, needs ptx-emulator" in capsys.readouterr().out
