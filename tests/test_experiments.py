@@ -12,7 +12,6 @@ from tests.model.memory_mosaics.naive import kernel_smoothing
 from tests.test_examples import example
 
 baseline, moons, regbench = (example(name) for name in ("baseline", "moons", "regbench"))
-model_steps = example("model_steps")
 cards, mosaics_text, retro_python = (example(name) for name in ("rpt_cards", "mosaics_text", "retro_python"))
 
 
@@ -198,28 +197,3 @@ def test_the_reference_prefers_earlier_showings_of_the_card():
         positive = cards.lessons(deck, tokens, 40).dense() > 0
         assert torch.equal(positive[:, :-1], (right & positive)[:, :-1])
         assert positive[far].any(-1).all() and positive[right].double().mean() > 0.8
-
-
-def test_whole_steps_have_one_row_per_type_and_model():
-    said: list[str] = []
-    contenders = model_steps.mosaics_contenders(
-        MosaicsConfig(40, d_model=64, num_heads=1, num_layers=2, persistent_slots=224), (2, 24)
-    )
-    rows = {(r["dtype"], r["model"]): r for r in model_steps.run(contenders, rounds=2, steps=2, say=said.append)}
-    assert len(rows) == len(said) == 4
-    for dtype in model_steps.DTYPES:
-        first, ours = rows[dtype, model_steps.TRANSFORMER], rows[dtype, model_steps.MOSAICS]
-        over = f"over_{model_steps.TRANSFORMER}"
-        assert first[over] == {"seconds": 1.0, "cpu_seconds": 1.0}
-        assert ours[over]["seconds"] == ours["seconds"] / first["seconds"]
-        assert ours["seconds"] == min(s["seconds"] for s in ours["samples"]) and len(ours["samples"]) == 4
-        before, after = (s["loss"] for s in ours["samples"][:2])
-        assert after < before  # the step trained the model
-
-
-def test_steps_of_retro_read_neighbours_and_those_of_its_baseline_none():
-    contenders = model_steps.retro_contenders(model_steps.retro_config(12).replace(vocab_size=50), (1, 128))
-    baseline, retro = model_steps.run(contenders, rounds=1, steps=1, dtypes=["float32"], say=lambda line: None)
-    assert (baseline["model"], retro["model"]) == (model_steps.BASELINE, model_steps.RETRO)
-    assert contenders[model_steps.BASELINE].batch.neighbours is None
-    assert contenders[model_steps.RETRO].batch.neighbours.shape[2] == model_steps.NEIGHBOURS
