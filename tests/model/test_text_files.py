@@ -135,7 +135,8 @@ def test_a_file_is_read_once_whatever_links_lead_to_it(tmp_path):
     (real / "loop").symlink_to(tmp_path)
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "first").symlink_to(real)
-    (tmp_path / "a-link.txt").symlink_to(real / "a.txt")
+    for name in ("a-link.txt", "zz-link.txt"):  # sorted before and after the file
+        (tmp_path / name).symlink_to(real / "a.txt")
     os.link(real / "b.txt", tmp_path / "b-hard.txt")
     for where in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "**"):
         left_out = LeftOut()
