@@ -136,8 +136,39 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
 
 
 def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
-    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0."""
-    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device) if dropout_p > 0 else None
+    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0.
+
+    Compiled graphs contain the operator `dropout_seed`. The memory that it gets is new for each call, so that the
+    compiler does not merge the seeds of two calls.
+    """
+    if dropout_p == 0:
+        return None
+    if torch.compiler.is_compiling():
+        return registered("dropout_seed")(torch.empty(1, dtype=torch.int64, device=device))
+    return _random_seed(torch.empty(0, device=device))
+
+
+def _random_seed(like: Tensor) -> Tensor:
+    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=like.device)
+
+
+def _saved_seed(like: Tensor) -> Tensor:
+    """Draw a seed that a compiled backward pass reads from memory.
+
+    A graph that recomputes activations would otherwise draw another seed, and so another mask, in its backward pass.
+    """
+    with private.saved_for_backward("dropout_p"), private.below_autograd():
+        return registered("dropout_seed")(like)
+
+
+_LIBRARY.define("dropout_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+for _device in ("CPU", "CUDA"):
+    _LIBRARY.impl("dropout_seed", _random_seed, _device)
+_LIBRARY.impl("dropout_seed", _saved_seed, "Autograd")
+_LIBRARY.impl("dropout_seed", _random_seed, "FuncTorchDynamicLayerFrontMode")  # vmap knows the rules of randint
+torch.library.register_fake(
+    f"{NAMESPACE}::dropout_seed", lambda like: torch.empty(1, dtype=torch.int64, device=like.device), lib=_LIBRARY
+)
 
 
 def registered(op: str, part: str = ""):

@@ -126,6 +126,30 @@ def functionalized(function: Callable, args: tuple):
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
+@contextlib.contextmanager
+def saved_for_backward(argument: str):
+    """Context manager: a graph that is compiled keeps the results of these operators instead of recomputing them.
+
+    Raises: RuntimeError naming the argument if the compiler is told to keep the graph's inputs only.
+    """
+    from torch._functorch import config
+    from torch.fx import traceback
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    meta = traceback.current_meta
+    if "recompute" in meta:  # Activation checkpointing restores the random state itself.
+        yield
+        return
+    if config.activation_memory_budget == 0 and traceback.has_preserved_node_meta():
+        why = "the backward pass would draw another mask; set a budget above 0"
+        raise RuntimeError(f"{argument}: expected 0 with {config.__name__}.activation_memory_budget = 0, because {why}")
+    meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    try:
+        yield
+    finally:
+        del meta["recompute"]
+
+
 def watched(values, ordinary: frozenset[type]) -> bool:
     """Whether a compiler or transform is on, or a value's class is not in `ordinary`."""
     if torch.compiler.is_compiling():  # first, because the compiler can't trace the other conditions

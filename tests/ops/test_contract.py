@@ -332,3 +332,54 @@ def test_errors_of_relative_error_are_seen():
         compare.assert_passes("x", want.float() * (1 + 1e-4), want, want.float(), torch.float32)
     with pytest.raises(AssertionError, match="1 NaN of 4"):
         compare.assert_passes("x", torch.tensor([1, torch.nan, 1, 1]), want, None, torch.float32)
+
+
+def attend(op: str, x: torch.Tensor) -> torch.Tensor:
+    """Return [1,48,32] of an attention with dropout over x [1,48,32]."""
+    query = x.unflatten(-1, (2, 16))
+    if op == "relative_attention":
+        out = rk.relative_attention(query, query.cos(), query.exp(), causal=True, dropout_p=0.5, backend="reference")
+    else:
+        key = query.cos().view(1, 6, 1, 8, 2, 16)
+        out = rk.chunked_cross_attention(query, key, key.exp(), chunk_len=8, dropout_p=0.5, backend="reference")
+    return out.flatten(-2)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("budget", [1.0, 0.5, 0.1])
+@pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
+def test_dropout_masks_agree_under_a_memory_budget(op, budget, compiler):
+    """The backward pass of a compiled graph that recomputes activations has the mask of its forward pass."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(1, 48, 32, requires_grad=True), (0.2 * torch.randn(32, 32)).requires_grad_()
+
+    def layers(x, weight):
+        for _ in range(3):
+            x = torch.tanh(attend(op, (x @ weight).sin()) @ weight)
+        return x.square().sum()
+
+    def gradients(function):
+        torch.manual_seed(3)
+        return torch.autograd.grad(function(x, weight), (x, weight))
+
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(activation_memory_budget=budget):
+        got = gradients(torch.compile(layers, backend=compiler, fullgraph=True))
+    for a, b in zip(got, gradients(layers)):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+def test_two_compiled_attentions_of_equal_inputs_have_masks_of_their_own(compiler):
+    torch._dynamo.reset()
+    both = torch.compile(lambda x: (attend("relative_attention", x), attend("relative_attention", x)), backend=compiler)
+    first, second = both(torch.randn(1, 48, 32))
+    assert not torch.equal(first, second)
+
+
+def test_a_memory_budget_of_zero_is_refused_with_dropout():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: attend("relative_attention", x), backend="aot_eager")
+    message = r"dropout_p: expected 0 with torch\._functorch\.config\.activation_memory_budget"
+    with torch._functorch.config.patch(activation_memory_budget=0.0), pytest.raises(RuntimeError, match=message):
+        compiled(torch.randn(1, 48, 32, requires_grad=True))
