@@ -64,7 +64,7 @@ def test_a_store_that_adds(dtype):
     ],
 )
 def test_what_is_missing_is_reported(monkeypatch, gone, message):
-    parse = program.parse.kernel
+    parse = program.module.kernel
 
     def without(text, name=None):
         kernel = parse(text, name)
@@ -80,7 +80,7 @@ def test_what_is_missing_is_reported(monkeypatch, gone, message):
     from ptx_emulator import driver
 
     driver.loaded.cache_clear()
-    monkeypatch.setattr(program.parse, "kernel", without)
+    monkeypatch.setattr(program.module, "kernel", without)
     try:
         with pytest.raises(ptx_emulator.EmulationError, match=message):
             copied()

@@ -28,7 +28,7 @@ def test_ab_exit_codes():
 def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
     monkeypatch.setattr(ab, "ABBA_PAIRS", 2)
     good = ab.Item("relative_attention", "reference", "decode", "float32", "decode")
-    absent = ab.Item("relative_attention", "cuda", "decode", "float32", "decode")
+    absent = ab.Item("topk_chunks", "cuda", "rpt-retriever", "float32", "fwd")
     said = []
     results = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
     ((base, head),) = results[good]

@@ -1,6 +1,7 @@
 """A run with a time limit, on a clock that the test moves: slow machines, slow baselines, what is left out."""
 
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -222,8 +223,8 @@ def test_a_gradient_without_a_yardstick_has_the_limit_of_a_function():
 
 def test_the_last_lines_of_a_run_answer_a_newcomer(small, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    path = tmp_path / "a.jsonl"
-    run(path, "--samples", "2", "--seconds", "0")
+    monkeypatch.chdir(tmp_path)  # The last lines name the file of records.
+    run(Path("a.jsonl"), "--samples", "2", "--seconds", "0")
     last = capsys.readouterr().out.splitlines()[-20:]
     assert max(map(len, last)) <= 80
     text = " ".join(" ".join(last).split())
