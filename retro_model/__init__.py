@@ -17,7 +17,7 @@ does.
     parallel/      sequences, documents or heads divided among processes
     folders/       model folders and readings of texts with them
     integrations/  Hugging Face's libraries, the evaluation harness
-    apps/          the commands of `retro-model`
+    commands/      the commands of `retro-model`
 """
 
 import importlib

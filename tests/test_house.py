@@ -96,8 +96,8 @@ def test_nothing_imports_a_demonstration_or_a_command():
     """Libraries do not import the demonstrations, and only commands import commands."""
     for folder in ("retro_kernels", "retro_model", "bench"):
         for path in (ROOT / folder).rglob("*.py"):
-            above = ("demos", "retro_reader", "examples", "retro_model.apps")
-            below = MODELS / "apps" in path.parents or path == MODELS / "__main__.py"
+            above = ("demos", "retro_reader", "examples", "retro_model.commands")
+            below = MODELS / "commands" in path.parents or path == MODELS / "__main__.py"
             assert not [name for name in imported(path) if not below and name.startswith(above)], path
 
 
@@ -287,7 +287,7 @@ def test_the_api_pages_have_every_public_name():
     public = {
         f"retro_model.{path.parent.name}" for path in MODELS.glob("*/__init__.py") if "__all__" in path.read_text()
     }
-    assert public - {"retro_model.base", "retro_model.apps"} <= shown
+    assert public - {"retro_model.base", "retro_model.commands"} <= shown
     assert {f"retro_model.integrations.{path.stem}" for path in MODELS.glob("integrations/[a-z]*.py")} <= shown
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import retro_bench.__main__
-import retro_model.__main__
+import retro_model.commands.__main__
 from tools import tables
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,6 +74,6 @@ def test_a_command_has_the_options_that_are_shown(program, line, capsys):
         return
     options = [i for i, word in enumerate(arguments) if word.startswith("-")]
     with pytest.raises(SystemExit) as left:
-        retro_model.__main__.main([command, *arguments[: options[0]], "--help"])
+        retro_model.commands.__main__.main([command, *arguments[: options[0]], "--help"])
     known = capsys.readouterr().out
     assert left.value.code in (None, 0) and not [i for i in options if arguments[i] not in known]

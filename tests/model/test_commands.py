@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
-from retro_model.apps.evaluate import neighbours
+from retro_model.commands.neighbours import command as neighbours
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from retro_model import Retro, RetroConfig, evaluation, generate
-from retro_model.__main__ import main
-from retro_model.apps.evaluate.lm_eval import hand_over
-from retro_model.apps.library import retrofit
-from retro_model.apps.library.options import Fit, Plan
+from retro_model.commands.__main__ import main
+from retro_model.commands.lm_eval.command import hand_over
+from retro_model.commands.retrofit import command as retrofit
+from retro_model.commands.retrofit.options import Fit, Plan
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store

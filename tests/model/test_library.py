@@ -13,10 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from retro_model import evaluation, training
-from retro_model.apps.library import compare, contenders, record, retrofit, roff, texts
-from retro_model.apps.library.fitting import fit
-from retro_model.apps.library.library import Searched, prepare, spread
-from retro_model.apps.library.options import Fit, Plan
+from retro_model.commands.compare import command as compare
+from retro_model.commands.compare import contenders
+from retro_model.commands.compare import results as record
+from retro_model.commands.retrofit import command as retrofit
+from retro_model.commands.retrofit import roff, texts
+from retro_model.commands.retrofit.fitting import fit
+from retro_model.commands.retrofit.options import Fit, Plan
+from retro_model.commands.retrofit.prepared import Searched, prepare, spread
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import precompute_neighbours

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from retro_model import training
-from retro_model.apps.evaluate import neighbours as evaluate
 from retro_model.base import disk
+from retro_model.commands.neighbours import command as evaluate
 from retro_model.data import executors
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from retro_model.apps.evaluate import neighbours
-from retro_model.apps.library import texts
+from retro_model.commands.neighbours import command as neighbours
+from retro_model.commands.retrofit import texts
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked
 from retro_model.data.documents import as_documents

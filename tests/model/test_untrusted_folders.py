@@ -56,7 +56,7 @@ def test_a_tokenizer_that_is_no_file(tmp_path):
 
 
 def test_a_truncated_tokenizer_ends_a_build_with_its_name(tmp_path):
-    from retro_model.apps.evaluate import neighbours
+    from retro_model.commands.neighbours import command as neighbours
 
     for number in range(2):
         (tmp_path / f"{number}.txt").write_text("harbour crane " * 50)

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from retro_model.apps.library import retrofit
-from retro_model.apps.library.options import Fit, Plan
+from retro_model.commands.retrofit import command as retrofit
+from retro_model.commands.retrofit.options import Fit, Plan
 from retro_model.data.tokens import Tokenizer
 from retro_model.folders.reader import Options, open_folder
 from tests.model import decoders

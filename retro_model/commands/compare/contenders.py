@@ -19,9 +19,10 @@ from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 from retro_model.retrofit import retrofit
 
-from .fitting import changes, fit
-from .library import Library, read_decoder, stream
-from .options import DATASTORE_TOKENS, RANK, RATES, Fit, Plan
+from ..retrofit.fitting import changes, fit
+from ..retrofit.options import RATES, Fit, Plan
+from ..retrofit.prepared import Library, read_decoder, stream
+from .options import DATASTORE_TOKENS, RANK
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Sizes and options of `retro-model retrofit` and `compare`."""
+"""Options of `retro-model retrofit`, and the sizes that `compare` shares with it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,11 @@ import argparse
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from retro_model.apps.evaluate.options import texts
+from ..neighbours.options import texts
 
-#: The contenders of `compare`, and their names in its table.
-CONTENDERS = {
-    "alone": "decoder alone",
-    "longer": "alone, windows twice as long",
-    "knn": "kNN-LM, tuned on the other documents",
-    "new": "RETRO's new layers, trained",
-    "own-all": "own attention, nothing trained, every passage",
-    "own": "own attention, nothing trained",
-    "own-gates": "own attention, bias and scale trained",
-    "own-score": "own attention, slope of the similarity trained too",
-    "own-lora": "own attention, low-rank maps trained too",
-    "in-context": "in-context retrieval",
-}
-DATASTORE_TOKENS = 20_000
 ATTENTION = ("own", "new")
 #: Learning rates that fit what is added: biases and scales of heads, low-rank maps beside them, or whole layers.
 RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
-RANK = 8  # of the low-rank maps in `compare`
 
 
 def _size(default, about: str):
@@ -51,8 +36,6 @@ class Plan:
 
 
 SIZES = {size.name: size for size in fields(Plan)}
-#: Defaults of `compare` that differ: in-context retrieval reads a window anew for every chunk.
-COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
 
 
 @dataclass(frozen=True)
@@ -72,27 +55,7 @@ class Fit:
     seed: int = 0
 
 
-def compare() -> argparse.ArgumentParser:
-    """Make the parser of `retro-model compare`."""
-    about = "Everything a user could do with a decoder and texts, measured on the same held-out documents."
-    made = argparse.ArgumentParser(prog="retro-model compare", description=about)
-    add = made.add_argument
-    add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
-    _of_both(made, "compare-out")
-    every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
-    add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")
-    add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
-    add("--random-documents", type=int, help="documents scored with others' neighbours too (default: all)")
-    for name in SIZES:
-        _add_size(made, name, default=COMPARED.get(name))
-    add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
-    said = f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})"
-    add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=said)
-    add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
-    return made
-
-
-def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
+def add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
     """Add an option for a field of `Plan`. option, default: in place of the field's."""
     default = SIZES[name].default if default is None else default
     option = option or f"--{name.replace('_', '-')}"
@@ -100,7 +63,7 @@ def _add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = 
     made.add_argument(option, dest=name, type=type(default), default=default, help=said)
 
 
-def _of_both(made: argparse.ArgumentParser, out: str) -> None:
+def add_shared(made: argparse.ArgumentParser, out: str) -> None:
     """Add the options that `retrofit` and `compare` share."""
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
@@ -113,12 +76,12 @@ def _of_both(made: argparse.ArgumentParser, out: str) -> None:
     add("--seed", type=int, default=0)
 
 
-def retrofit() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Make the parser of `retro-model retrofit`."""
     about = "Give a decoder a library: database, training of what is added, scores with their control."
     made = argparse.ArgumentParser(prog="retro-model retrofit", description=about)
     add = made.add_argument
-    _of_both(made, "retrofit-out")
+    add_shared(made, "retrofit-out")
     said = "attend neighbours by its own layers or by RETRO's new ones (default: own)"
     add("--attention", choices=ATTENTION, default="own", help=said)
     add("--minutes", type=float, help="minutes of training, in place of --steps; scoring follows")
@@ -128,8 +91,8 @@ def retrofit() -> argparse.ArgumentParser:
     add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
     add("--score-bias", action="store_true", help="train a slope a head that adds a passage's similarity to its logits")
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
-        _add_size(made, name)
-    _add_size(made, "chunk_len", option="--chunk")
-    _add_size(made, "held_out", default=12)
+        add_size(made, name)
+    add_size(made, "chunk_len", option="--chunk")
+    add_size(made, "held_out", default=12)
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made

@@ -27,8 +27,7 @@ from retro_model.data.store import TokenStore, build_store
 from retro_model.data.text_files import LeftOut, find_texts, read_texts
 from retro_model.data.tokens import Tokenizer
 
-from .options import TFIDF
-from .options import neighbours as parser
+from .options import TFIDF, parser
 
 EMBEDDER = "embedder.npz"
 

@@ -24,11 +24,9 @@ from retro_model.folders import reader
 from retro_model.retrofit import OwnAttention
 
 from . import texts
-from .compare import show_line
 from .fitting import changes, fit
-from .library import Library, decoder_folder, prepare, read_decoder, stream
-from .options import ATTENTION, RATES, Fit, Plan
-from .options import retrofit as parser
+from .options import ATTENTION, RATES, Fit, Plan, parser
+from .prepared import Library, decoder_folder, prepare, read_decoder, show_line, stream
 
 HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
 CONTROL = "others' neighbours"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -11,8 +12,6 @@ import numpy as np
 import torch
 
 from retro_model import evaluation, training
-from retro_model.apps.evaluate.neighbours import make_embedder
-from retro_model.apps.evaluate.options import TFIDF
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
@@ -21,9 +20,12 @@ from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.evaluation.scoring import document_rows
 from retro_model.folders.retrofit import HubText
 
+from ..neighbours.command import make_embedder
+from ..neighbours.options import TFIDF
 from .options import Fit, Plan
 
 SEARCHED = 256  # held-out chunks that the cost of a search is measured on
+show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
 
 

@@ -1,4 +1,4 @@
-"""Options of `retro-model neighbours` and `lm-eval`."""
+"""Options of `retro-model neighbours`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def texts(made: argparse.ArgumentParser) -> None:
     made.add_argument("--strict", action="store_true", help="stop if a file, line or row cannot be read")
 
 
-def neighbours() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     """Return the parser of `retro-model neighbours`."""
     about = "Make tokens, keys and neighbours of documents."
     made = argparse.ArgumentParser(prog="retro-model neighbours", description=about)
@@ -40,22 +40,3 @@ def neighbours() -> argparse.ArgumentParser:
     add("--window", type=int, help="report how many training windows of this many tokens would see their own future")
     add("--shown", type=int, default=2, help="neighbours of a chunk that a window reads, for --window (default: 2)")
     return made
-
-
-def lm_eval() -> argparse.ArgumentParser:
-    """Return a parser that has only the help of `retro-model lm-eval`: the options are the harness's."""
-    return argparse.ArgumentParser(
-        prog="retro-model lm-eval",
-        usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
-        description="""Run EleutherAI's evaluation harness on a trained model.
-
-  retro-model lm-eval --model_args folder=retrofit-out --tasks lambada=lambada.jsonl wikitext103=articles.jsonl
-  retro-model lm-eval --model_args folder=retrofit-out,passages=True --tasks question_answering=questions.jsonl
-  retro-model lm-eval ls tasks
-  retro-model lm-eval run --help       every option of the harness
-
-folder: a model folder of `retro-model retrofit`. neighbours=0 turns retrieval off; random=True reads random
-passages in place of the neighbours. The gain of retrieval is the result minus the result with random=True.
-NAME=FILE: a task of the paper on a local file. --include_path FOLDER: task files of your own.""",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )

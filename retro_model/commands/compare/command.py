@@ -7,7 +7,6 @@ neighbours, and its cost. A contender that is scored is kept: stopped and called
 from __future__ import annotations
 
 import dataclasses
-import functools
 import gc
 import json
 import shlex
@@ -21,16 +20,14 @@ import torch
 from retro_kernels import info
 from retro_model import evaluation
 
-from . import record, texts
+from ..retrofit import texts
+from ..retrofit.options import SIZES, Fit, Plan
+from ..retrofit.prepared import decoder_folder, prepare, show_line
+from . import results as record
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
-from .library import decoder_folder, prepare
-from .options import CONTENDERS, SIZES, Fit, Plan
-from .options import compare as parser
+from .options import CONTENDERS, parser
 
 GROUP = 8  # documents between two points where a stopped run goes on
-
-
-show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 
 
 def run(setting: Setting, names: list[str], documents: int, random_documents: int) -> None:

@@ -1,1 +1,0 @@
-"""`retro-model neighbours` and `lm-eval`."""

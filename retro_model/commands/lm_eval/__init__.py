@@ -1,0 +1,1 @@
+"""`retro-model lm-eval`: run the evaluation harness on a trained model."""

@@ -1,0 +1,1 @@
+"""`retro-model neighbours`: make the tokens, keys and neighbours of a data set."""
