@@ -53,13 +53,14 @@ class _Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        call, outs = _saved(ctx)
+        saved = ctx.saved_tensors  # read once: torch's checkpointing refuses a second time
+        call, outs = _call_and_outputs(ctx, saved)
         places = [call._fields.index(name) for name in call.DIFFERENTIABLE]
         needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
         results = [None] * (3 + len(call))
         if any(needs) and not all(grad is None for grad in grads):
             refuse_batched(ctx.op, grads)
-            check_saved(ctx.op, (*call._fields, *kept(call)), ctx.saved_tensors, ctx.layouts)
+            check_saved(ctx.op, (*call._fields, *kept(call)), saved, ctx.layouts)
             found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
             for place, needed in zip(places, needs):
                 results[3 + place] = next(found) if needed else None
@@ -69,7 +70,7 @@ class _Forward(torch.autograd.Function):
     def jvp(ctx, *tangents):
         if ctx.op not in FORWARD_MODE:
             raise no_forward_mode(ctx.op)
-        call, outs = _saved(ctx)
+        call, outs = _call_and_outputs(ctx, ctx.saved_tensors)
         return FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
 
     @staticmethod
@@ -100,11 +101,10 @@ class _Backward(torch.autograd.Function):
         return _one_by_one(_Backward, info, in_dims, values)
 
 
-def _saved(ctx):
-    """Return the call and the outputs that `setup_context` saved: those of forward mode, or those of reverse mode."""
-    tensors, fields = ctx.saved_tensors, len(ctx.options)
-    call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
-    return call, tensors[fields:]
+def _call_and_outputs(ctx, saved: Sequence[Tensor | None]):
+    """Return the call and the outputs among the tensors that `setup_context` saved for one of the two modes."""
+    call = ctx.make(*[option if x is None else x for x, option in zip(saved, ctx.options)])
+    return call, saved[len(ctx.options) :]
 
 
 def _one_by_one(function, info, in_dims, values):

@@ -90,6 +90,7 @@ def softmax_attend(
     total = torch.where(empty, 1.0, total)
     probabilities = weights / total
     lse = torch.where(empty, -torch.inf, total.log() + top).squeeze(-1)
+    lse = lse.to(torch.promote_types(lse.dtype, torch.float32))
     if keep is not None:
         probabilities = probabilities * keep / (1 - p)
     out = torch.einsum("bhns,bshd->bnhd", probabilities, value)

@@ -16,8 +16,11 @@ from tests.conftest import COMPILED, INTERPRETER
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
 
 #: parts of the names of tests that need what the stand-in has not: torch.compile, autocast, streams, forward-mode
-#: gradients, 32 GB
-BEYOND = ("compile", "autocast", "cuda_graph", "host_synchronisation", "tangent", "past_32_bits")
+#: gradients, 32 GB; and tests of cross_entropy, which has no Triton kernel
+BEYOND = (
+    *("compile", "autocast", "cuda_graph", "host_synchronisation", "tangent", "past_32_bits"),
+    *("shift_of_the_logits", "infinite_logits", "wrong_target"),
+)
 
 
 def with_first() -> Iterator:

@@ -31,7 +31,7 @@ def forward(call) -> tuple[Tensor, Tensor]:
     if missing > 0:
         top = torch.cat([top, top.new_full((b, q, missing), -torch.inf)], -1)
         indices = torch.cat([indices, indices.new_full((b, q, missing), -1)], -1)
-    return top, indices
+    return top.to(torch.promote_types(top.dtype, torch.float32)), indices
 
 
 def candidates(call) -> Tensor:
