@@ -12,7 +12,9 @@ import socket
 import stat
 import warnings
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+
+import filelock
 
 LONGEST_NUMBER = 400  # digits; no float has more
 #: errors of file systems without locks
@@ -25,87 +27,47 @@ class Busy(RuntimeError):
 
 
 class Lock(contextlib.AbstractContextManager):
-    """Lock file, which the operating system also releases when its process is killed.
+    """Lock on a file, by filelock. The operating system releases the lock when the process ends, also by a kill.
 
         with Lock(folder / ".store.json.lock", f"{folder} is being built"):
             ...
 
+    The file stays after the release and names its last holder.
+
     Args:
-        path: of the lock file, in an existing folder; it is removed on release.
+        path: path of the lock file, in an existing folder.
         what: first words of the error.
 
     Raises:
-        Busy: another process holds the lock; the error names it. There is no waiting.
-        ValueError: the path is no regular file, or has a second hard link.
+        Busy: another process holds the lock; the error names it. `Lock` does not wait.
+        ValueError: the path is not a regular file, or has a second hard link.
     """
 
-    _held: ClassVar[dict[Lock, None]] = {}  # of this process
-
     def __init__(self, path: Path, what: str) -> None:
-        self.path, self.descriptor = Path(path), -1
-        while not self._acquired(what):
-            pass
-
-    def _acquired(self, what: str) -> bool:
-        """Try once; return False if the holder removed the file between our open and our lock."""
-        import fcntl
-
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW, 0o644)
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # writing would change the other name's file
-            os.close(descriptor)
-            raise ValueError(f"{self.path}: expected a lock file with one name; got {_kind(self.path)}")
+        self.path = Path(path)
+        if self.path.is_symlink() or self.path.exists():
+            status = os.lstat(self.path)
+            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # writing would change the other name's file
+                raise ValueError(f"{self.path}: expected a lock file with one name; got {_kind(self.path)}")
+        self._lock = filelock.FileLock(self.path, timeout=0, thread_local=False)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
-            os.close(descriptor)
+            self._lock.acquire()
+        except filelock.Timeout:
+            holder = self.path.read_text(errors="replace")[:200].strip() or "another process"
             raise Busy(f"{what} by {holder}") from None
         except OSError as error:
             if error.errno not in UNSUPPORTED:
-                os.close(descriptor)
                 raise
-            what = f"this file system has no locks ({error}); a second process may write here too"
-            warnings.warn(f"{self.path}: {what}", stacklevel=4)
-        if not _is(self.path, descriptor):
-            os.close(descriptor)
-            return False
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        self.descriptor = descriptor
-        self._held[self] = None
-        return True
+            advice = f"this file system has no locks ({error}); a second process may write here too"
+            warnings.warn(f"{self.path}: {advice}", stacklevel=2)
+        else:
+            self.path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n")
 
     def release(self) -> None:
-        if self.descriptor < 0:
-            return
-        self._held.pop(self, None)
-        if _is(self.path, self.descriptor):
-            self.path.unlink()
-        os.close(self.descriptor)
-        self.descriptor = -1
+        self._lock.release()
 
     def __exit__(self, *_) -> None:
         self.release()
-
-    @classmethod
-    def _forget(cls) -> None:
-        """Close, in a forked child, the descriptors of its parent's locks."""
-        for lock in cls._held:
-            os.close(lock.descriptor)
-            lock.descriptor = -1
-        cls._held.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=Lock._forget)
-
-
-def _is(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def open_plain(path: Path, mode: str):

@@ -13,7 +13,7 @@ import torch
 
 from retro_model.base.progress import track
 
-from . import files, shards
+from . import building, files, shards
 from .arrays import of_rows, row_lengths, within
 from .embed import Embedder
 from .faiss_index import FaissSearcher
@@ -31,7 +31,7 @@ def _key_type(settings: dict) -> str:
     return name if name in KEY_TYPES else KEY_TYPES[0]
 
 
-FORM = files.npy_form("chunk database", KEYS, lambda settings: (settings["dim"], _key_type(settings)))
+FORM = files.Form("chunk database", (KEYS,), ("chunks",))
 
 
 class ChunkDatabase:
@@ -85,7 +85,7 @@ class ChunkDatabase:
             device: device of the search. On "cuda" the index is searched there only with a FAISS for GPUs.
             block: chunks between two commits; a killed run continues from the last commit.
             key_type: "float16" takes half the disk space; distances are computed in float32.
-            executor: embeds shards, fills the index, see `executors`; None: this process. It pickles the embedder.
+            executor: embeds shards, fills the index, see `building`; None: this process. It pickles the embedder.
             progress: show a bar (rich).
 
         Raises: ValueError: the folder holds a database of another store or embedder, or a corrupt file.
@@ -95,7 +95,7 @@ class ChunkDatabase:
         folder = Path(folder)
         if isinstance(store, shards.ShardedStore):
             calls = [(part, embedder, block, key_type, False) for part in store.shards]
-            shards.build(folder, FORM.kind, MANIFEST, _embed, calls, executor)
+            building.build_shards(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
             _embed(folder, store, embedder, block, key_type, progress)
         options = {"index": index, "nprobe": nprobe, "device": device, "executor": executor}

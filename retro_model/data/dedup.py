@@ -17,8 +17,8 @@ import numpy as np
 from retro_model.base import disk
 from retro_model.base.progress import track
 
+from .building import each
 from .documents import normal_form
-from .executors import each
 from .shards import shards_of
 from .store import Document, TokenStore
 from .text import minhash_signatures, ngram_jaccard
@@ -85,7 +85,7 @@ def find_leaked(
         tokenizer: the stores' tokenizer, with `encode_batch` and `decode`. Documents are then compared in their normal
             form, so that a copy with other line ends, other spaces at the ends of lines or another form of Unicode
             characters is found. None: token by token.
-        executor: runs the shards, see `executors`; None: this process.
+        executor: runs the shards, see `building`; None: this process.
         progress: show a bar (rich) if the training store has one shard.
 
     Raises: ValueError naming the argument, also a threshold too low for the number of permutations.

@@ -20,7 +20,7 @@ from torch import Tensor
 from retro_model.base import disk
 
 from .arrays import integers, row_lengths
-from .executors import each
+from .building import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
 BUCKETS = 1 << 20  # of n-grams; those of one bucket share a document frequency
@@ -70,7 +70,7 @@ class HashedTfidf:
     def fit(self, store, *, block: int = 8192, executor: Executor | None = None) -> HashedTfidf:
         """Count the chunks of a store in which each bucket occurs. Returns self.
 
-        executor: counts the shards, see `executors`; None: this process.
+        executor: counts the shards, see `building`; None: this process.
         """
         empty = type(self)(self.dim, self.orders, self.seed)
         counts = each(_count, [(empty, part, block) for part in getattr(store, "shards", [store])], executor)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from . import files, index_shards
-from .index_shards import library
+from retro_model.base import disk
+
+from . import building, files
+from .building import library
 from .search import KEYS_AT_ONCE, DenseSearcher
 from .shards import Joined
 
@@ -29,8 +32,9 @@ class FaissSearcher:
     A search fetches a few more than k neighbours. A query that has fewer than k outside its document fetches four times
     as many, up to 2048, and is then searched exactly. So the index decides the recall, but never the number found.
 
-    An index is built once and kept at `path`; its manifest keeps the recall. If the factory string names a lossy code
-    (PQ, SQ, ...), a search fetches 8 candidates for each neighbour and sorts them by exact distance to the stored keys.
+    An index is built once and kept at `path`, with its recall in a file of its own. If the factory string names a lossy
+    code (PQ, SQ, ...), a search fetches 8 candidates for each neighbour and sorts them by exact distance to the stored
+    keys.
 
     Attributes:
         recall: {k: share} by `measured_recall`.
@@ -41,7 +45,7 @@ class FaissSearcher:
         path: file of the index.
         nprobe: lists that an IVF index visits.
         verify: compare the checksums of a kept index whose lists are mapped; others are always compared.
-        executor: fills the shards of an IVF index, see `executors`; None: this process.
+        executor: fills the shards of an IVF index, see `building`; None: this process.
 
     Raises: ValueError: unknown factory string; too few keys to train on; a kept file that is corrupt or of other keys.
     """
@@ -60,31 +64,28 @@ class FaissSearcher:
         self.rerank = RERANKED if any(code in index for code in LOSSY) else 0
         self.name = f"faiss {index} nprobe={nprobe} {exact.embedder.name}"
         self.name += f" rerank={self.rerank}" if self.rerank else ""
-        merged = index_shards.mergeable(made(keys.shape[1], index))
-        form = files.Form("index", (path.name, path.name + index_shards.LISTS) if merged else (path.name,))
+        merged = building.mergeable(made(keys.shape[1], index))
+        form = files.Form("index", (path.name, path.name + building.LISTS) if merged else (path.name,))
         manifest, settings = path.with_name(path.name + ".json"), {"factory": index, "vectors": list(keys.shape)}
         with files.Build(manifest, form, settings, verify=verify or not merged) as build:
             if not build.complete:
                 if merged:
                     shards = keys if isinstance(keys, Joined) else Joined([keys])
-                    index_shards.fill_and_merge(lambda: _trained(keys, index), shards, path, build, executor)
+                    building.fill_and_merge(lambda: _trained(keys, index), shards, path, build, executor)
                 else:
                     whole = _trained(keys, index)
                     for first in range(0, len(keys), KEYS_AT_ONCE):
                         whole.add(np.array(keys[first : first + KEYS_AT_ONCE], np.float32))
-                    build.adopt(path.name, index_shards.written(whole, path.with_name(path.name + ".whole")))
+                    build.adopt(path.name, building.written(whole, path.with_name(path.name + ".whole")))
                 build.finish()
-        kept = index_shards.opened(path) if merged else library().read_index(str(path))
+        kept = building.opened(path) if merged else library().read_index(str(path))
         if (kept.ntotal, kept.d) != keys.shape or kept.metric_type != library().METRIC_L2:
             raise ValueError(f"{path}: expected {list(keys.shape)} vectors, L2; got {[kept.ntotal, kept.d]}")
         inverted = library().try_extract_index_ivf(kept)
         if inverted is not None:
             inverted.nprobe = nprobe
         self.index = _on_device(kept, exact.device)
-        known = build.facts.get("recall", {})
-        self.recall = _read_recall(known, nprobe) or measured_recall(self)
-        written = {str(nprobe): {str(k): share for k, share in self.recall.items()}}
-        files.amend(manifest, form, recall=known | written)
+        self.recall = _recall(path.with_name(path.name + ".recall.json"), nprobe, self)
 
     def search(self, chunks, lengths, k, exclude_doc):
         return self.nearest(self.exact.embedder(chunks, lengths), k, exclude_doc)
@@ -146,13 +147,18 @@ def _distances(keys: np.ndarray, queries: np.ndarray, ids: np.ndarray) -> np.nda
     return np.where(ids < 0, np.inf, distances)
 
 
-def _read_recall(known, nprobe: int) -> dict[int, float]:
-    """Return the recall in a manifest; empty if it is absent or malformed."""
-    try:
+def _recall(path: Path, nprobe: int, searcher: FaissSearcher) -> dict[int, float]:
+    """Return the recall at `nprobe` that a file next to the index keeps. Measure it if it is missing or malformed."""
+    known = {}
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+        known = dict(disk.read_json(disk.read_plain(path)))
         recall = {int(k): float(share) for k, share in known[str(nprobe)].items()}
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
-    return recall if all(0 <= share <= 1 for share in recall.values()) else {}
+        if recall and all(0 <= share <= 1 for share in recall.values()):
+            return recall
+    recall = measured_recall(searcher)
+    with contextlib.suppress(OSError):  # of a folder that may only be read
+        disk.write_json(path, known | {str(nprobe): recall})
+    return recall
 
 
 def made(dim: int, factory: str, name: str = "index", metric: int | None = None):

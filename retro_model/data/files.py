@@ -1,18 +1,17 @@
 """Builds that continue after a kill: files that grow by appending, and a manifest with their committed sizes.
 
-A manifest is JSON, replaced atomically: {kind, settings, complete, facts, files: {name: {bytes, crc32}}, crc32}. Bytes
-beyond the committed size are left from a killed run; the next build truncates them. One process builds; a second one is
-refused. A folder may come from a stranger: only the expected names are opened, never through a link, and a manifest
-that contradicts its files is refused.
+A manifest is JSON, replaced atomically: {kind, version, settings, complete, facts, files: {name: {bytes, crc32}}}.
+Bytes beyond the committed size are left from a killed run, and the next build truncates them. One process builds; a
+second process is refused. A folder may come from a stranger: only the expected names are opened, never through a link,
+and a manifest that contradicts its files is refused.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import os
 import zlib
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,20 +27,19 @@ READ_BYTES = 1 << 22  # read at once to compute a checksum
 class Form(NamedTuple):
     """Schema of manifests of one kind.
 
-    kind: name of the kind in errors, e.g. "token store". files: names. counts: names of the facts that are counts.
-    sizes: (settings, facts) -> bytes of the files whose size they determine.
+    kind: name of the kind in errors, e.g. "token store". files: names of the files. counts: names of the facts that
+    are counts.
     """
 
     kind: str
     files: tuple[str, ...]
     counts: tuple[str, ...] = ()
-    sizes: Callable[[dict, dict], dict[str, int]] = lambda settings, facts: {}
 
 
 class Build:
     """Writer of the files of one build. `commit` makes the appended data durable, `finish` completes the build.
 
-    manifest: path of the manifest; the files are beside it.
+    manifest: path of the manifest; the files are in its folder.
     form: schema of the manifest.
     settings: everything the result depends on, as JSON; a build with other settings is refused.
     starts: headers of the files that have one.
@@ -115,8 +113,7 @@ class Build:
             os.fsync(handle.fileno())
         self.facts = facts
         whole = {"kind": self.form.kind, "version": VERSION, "settings": self.settings, "complete": self.complete}
-        whole |= {"facts": facts, "files": self.files}
-        disk.write_json(self.path, whole | {"crc32": _own_checksum(whole)})
+        disk.write_json(self.path, whole | {"facts": facts, "files": self.files})
 
     def finish(self, **facts) -> None:
         """Commit and mark the build complete. An interrupted build ends with the same bytes as an uninterrupted one."""
@@ -148,8 +145,6 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
     try:
         manifest = disk.read_json(disk.read_plain(path))
         known = tuple(manifest[key] for key in ("kind", "version", "settings", "complete", "facts", "files"))
-        if manifest.pop("crc32") != _own_checksum(manifest):
-            raise KeyError("its checksum differs")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: the manifest is corrupt ({error})") from error
     if known[:2] != (form.kind, VERSION):
@@ -158,16 +153,6 @@ def read_manifest(path: Path, form: Form, *, complete: bool = False) -> dict:
     if complete and not manifest["complete"]:
         raise ValueError(f"{path}: the {form.kind} is unfinished; run the same build again and it continues")
     return manifest
-
-
-def amend(path: Path, form: Form, **facts) -> None:
-    """Add facts to the manifest of a complete build. No-op if they are known or the folder is read-only."""
-    manifest = read_manifest(path, form, complete=True)
-    if manifest["facts"] | facts == manifest["facts"]:
-        return
-    manifest["facts"] |= facts
-    with contextlib.suppress(OSError):
-        disk.write_json(path, manifest | {"crc32": _own_checksum(manifest)})
 
 
 def _check_types(path: Path, form: Form, manifest: dict) -> None:
@@ -193,10 +178,6 @@ def _is_count(value) -> bool:
     return type(value) is int and value >= 0
 
 
-def _own_checksum(manifest: dict) -> int:
-    return zlib.crc32(json.dumps(manifest, sort_keys=True).encode())
-
-
 def same_settings(path: Path, wanted: dict, kept: dict) -> None:
     """Raise ValueError that names the first setting in which a build on disk differs."""
     for key in sorted({*wanted, *kept}):
@@ -206,18 +187,14 @@ def same_settings(path: Path, wanted: dict, kept: dict) -> None:
 
 
 def check_files(path: Path, form: Form, manifest: dict, *, verify: bool, **counts: int) -> None:
-    """Check the files against their manifest, and the manifest's sizes against its counts.
+    """Check the files against their manifest. Files of an unfinished build may be longer than it says.
 
-    verify: compare checksums. counts: expected values of facts. Raises ValueError naming the file that is missing, a
-    link, of another size or of another checksum. Files of an unfinished build may be longer.
+    verify: compare checksums. counts: expected values of facts.
+    Raises: ValueError naming the file that is missing, is a link, or has another size or checksum.
     """
     for name, count in counts.items():
         if manifest["facts"][name] != count:
             raise ValueError(f"{path}: expected {count} {name}; the manifest has {manifest['facts'][name]}")
-    for name, size in form.sizes(manifest["settings"], manifest["facts"]).items():
-        if (named := manifest["files"][name]["bytes"]) != size:
-            why = f"its counts need {size} bytes of {name}, not {named}"
-            raise ValueError(f"{path}: the manifest contradicts itself ({why})")
     for name, record in manifest["files"].items():
         file = path.parent / name
         try:
@@ -241,11 +218,15 @@ def checksum(handle, size: int) -> int:
 
 
 def mapped(path: Path, dtype, shape: tuple[int, ...], *, start: int = 0) -> np.ndarray:
-    """Map a raw file from byte `start`, read-only. An empty file gives an ordinary array."""
-    if not np.prod(shape):
-        return np.zeros(shape, dtype)
+    """Map a raw file from byte `start` to its end, read-only. An empty array is an ordinary one.
+
+    Raises: ValueError naming the file if its size does not fit the shape.
+    """
     with disk.open_plain(path, "rb") as handle:
-        return np.memmap(handle, dtype, "r", offset=start, shape=shape)
+        size, want = os.fstat(handle.fileno()).st_size, start + math.prod(shape) * np.dtype(dtype).itemsize
+        if size != want:
+            raise ValueError(f"{path}: expected {want} bytes for {np.dtype(dtype)} {list(shape)}; got {size}")
+        return np.memmap(handle, dtype, "r", offset=start, shape=shape) if size > start else np.zeros(shape, dtype)
 
 
 def npy_header(shape: tuple[int, ...], dtype) -> bytes:
@@ -253,16 +234,6 @@ def npy_header(shape: tuple[int, ...], dtype) -> bytes:
     buffer = BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape})
     return buffer.getvalue()
-
-
-def npy_form(kind: str, name: str, row: Callable[[dict], tuple[int, str]]) -> Form:
-    """Return the schema of builds of one .npy file of `chunks` rows. row: settings -> width and type of a row."""
-
-    def sizes(settings: dict, facts: dict) -> dict[str, int]:
-        width, dtype = row(settings)
-        return {name: len(npy_header((0, 0), dtype)) + facts["chunks"] * width * np.dtype(dtype).itemsize}
-
-    return Form(kind, (name,), ("chunks",), sizes)
 
 
 def mapped_npy(path: Path, dtype, shape: tuple[int, ...]) -> np.ndarray:

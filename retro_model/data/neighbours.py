@@ -9,12 +9,12 @@ import numpy as np
 
 from retro_model.base.progress import track
 
-from . import files, shards
+from . import building, files, shards
 from .database import ChunkDatabase
 from .store import TokenStore
 
 FILE, MANIFEST = "neighbours.npy", "neighbours.json"
-FORM = files.npy_form("neighbours", FILE, lambda settings: (settings["k"], "int64"))
+FORM = files.Form("neighbours", (FILE,), ("chunks",))
 ROWS_AT_ONCE = 1 << 16  # rows whose ids are checked together
 
 
@@ -39,7 +39,7 @@ def precompute_neighbours(
         database: the database to search.
         k: neighbours a chunk.
         block: chunks between two commits; a killed run continues from the last commit.
-        executor: runs the shards, see `executors`; None: this process.
+        executor: runs the shards, see `building`; None: this process.
         progress: show a bar (rich).
 
     Returns: int64 [num_chunks,k], memory-mapped; -1 if fewer than k chunks lie outside the document.
@@ -56,7 +56,7 @@ def precompute_neighbours(
     if isinstance(store, shards.ShardedStore):
         own = np.split(documents, store.first_documents[1:])
         calls = [(part, database, numbers, k, block, False) for part, numbers in zip(store.shards, own)]
-        shards.build(folder, FORM.kind, MANIFEST, _search, calls, executor)
+        building.build_shards(folder, FORM.kind, MANIFEST, _search, calls, executor)
     else:
         _search(folder, store, database, documents, k, block, progress)
     return open_neighbours(folder, store, database)

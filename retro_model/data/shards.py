@@ -1,4 +1,4 @@
-"""Folders of shards: each shard is an ordinary folder of its kind. A manifest, `shards.json`, is written last.
+"""Folders of shards, read as one. Each shard is an ordinary folder of its kind; `building` writes them.
 
 A small corpus is a single shard without a `shards.json`: the folder itself. Documents never cross a shard. Chunks and
 documents are numbered consecutively over all shards.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from retro_model.base import disk
 
 from . import store as one
-from .executors import each
 from .store import TokenStore
 
 MANIFEST, VERSION = "shards.json", 1
@@ -25,21 +23,6 @@ MANIFEST, VERSION = "shards.json", 1
 
 def name_of(shard: int) -> str:
     return f"{shard:05d}"
-
-
-def build(
-    folder: Path, kind: str, inner: str, task: Callable, arguments: Sequence[tuple], executor: Executor | None
-) -> None:
-    """Run task(shard's folder, *arguments) for each shard, then write `shards.json`. A second build is refused at once.
-
-    inner: file name of the shards' own manifests, whose digests go into `shards.json`.
-    """
-    disk.make_folder(folder)
-    with disk.Lock(folder / f".{MANIFEST}.lock", f"{folder}: the {kind} is being built"):
-        names = [name_of(s) for s in range(len(arguments))]
-        each(task, [(folder / name, *rest) for name, rest in zip(names, arguments)], executor)
-        entries = [{"name": name, "sha256": _digest(folder / name / inner)} for name in names]
-        disk.write_json(folder / MANIFEST, {"kind": kind, "version": VERSION, "shards": entries})
 
 
 def folders(folder: Path, kind: str, inner: str) -> list[Path]:
@@ -64,7 +47,7 @@ def folders(folder: Path, kind: str, inner: str) -> list[Path]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: corrupt ({error})") from None
     for name, digest in wanted.items():
-        if _digest(file := folder / name / inner) != digest:
+        if digest_of(file := folder / name / inner) != digest:
             advice = "build again, or restore the whole folder"
             raise ValueError(f"{file}: another shard than {MANIFEST} names; {advice}")
     return [folder / name for name in wanted]
@@ -78,7 +61,7 @@ def parts_of(folder: Path, kind: str, inner: str, store: TokenStore) -> list[tup
     return list(zip(parts, stores))
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     try:
         return disk.sha256_of(path)
     except FileNotFoundError:
@@ -173,38 +156,3 @@ def open_store(folder: str | Path, *, verify: bool = True) -> TokenStore:
 def shards_of(store: TokenStore) -> list[TokenStore]:
     """Return the shards of a store; [store] if it is a single shard."""
     return getattr(store, "shards", [store])
-
-
-def build_sharded_store(
-    folder: str | Path,
-    sources: Sequence[Iterable | Callable],
-    tokenizer,
-    *,
-    executor: Executor | None = None,
-    **options,
-) -> ShardedStore:
-    """Build a store whose shard s holds the documents of sources[s]. Run again after a kill, it continues.
-
-        sources = [functools.partial(read_texts, [path]) for path in find_texts(["rows/*.jsonl"])]
-        with Client("scheduler:8786") as client:
-            store = build_sharded_store("store", sources, tokenizer, executor=client.get_executor())
-
-    folder: output folder, with one folder a shard and `shards.json`.
-    sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
-    tokenizer, options: as in `build_store`.
-    executor: runs the shards, see `executors`; None: this process. Without `skipped`, because a list does not come back
-        from another process.
-    Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
-    """
-    folder = Path(folder)
-    if not len(sources):
-        raise ValueError("sources: expected at least one, a shard each; got none")
-    if executor is not None and options.get("skipped") is not None:
-        raise ValueError("skipped: expected None with an executor, whose processes have lists of their own; got a list")
-    calls = [(source, tokenizer, options) for source in sources]
-    build(folder, one.FORM.kind, one.MANIFEST, _store_shard, calls, executor)
-    return ShardedStore(folder, verify=False)
-
-
-def _store_shard(folder: Path, source, tokenizer, options: dict) -> None:
-    one.build_store(folder, source() if callable(source) else source, tokenizer, **options)

@@ -32,14 +32,7 @@ ENCODED_AT_ONCE = 64  # documents
 ROWS_AT_ONCE = 1 << 18  # rows whose token ids are checked together
 
 
-def _sizes(settings: dict, facts: dict) -> dict[str, int]:
-    """Return the bytes of the files whose rows are chunks."""
-    row = {"tokens.bin": settings["chunk_len"] * np.dtype(settings["token_type"]).itemsize}
-    row |= {f"{name}.bin": np.dtype(dtype).itemsize for name, dtype in COLUMNS.items()}
-    return {name: facts["chunks"] * size for name, size in row.items()}
-
-
-FORM = files.Form("token store", NAMES, COUNTS, _sizes)
+FORM = files.Form("token store", NAMES, COUNTS)
 
 
 class Entry(NamedTuple):

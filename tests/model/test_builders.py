@@ -1,5 +1,6 @@
 """Builders that meet or are killed: one builds at a time, and finished parts stay."""
 
+import errno
 import os
 import shutil
 import subprocess
@@ -51,22 +52,24 @@ def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
         first.communicate("go on\n")
         assert first.returncode == 0
     assert build(tmp_path / "s").identity == build(tmp_path / "other").identity
-    assert {p.name for p in (tmp_path / "s").iterdir()} == {*store.NAMES, "store.json"}
+    assert {p.name for p in (tmp_path / "s").iterdir()} == {*store.NAMES, "store.json", ".store.json.lock"}
 
 
-def test_a_lock_file_that_its_holder_has_just_removed_is_no_lock(tmp_path, monkeypatch):
-    """It was opened before the holder's release and locked after it; a third process would lock a new file of that
-    name.
-    """
-    import fcntl
-
-    real, holder = fcntl.flock, disk.Lock(tmp_path / "lock", "x")
-    monkeypatch.setattr(fcntl, "flock", lambda *arguments: (holder.release(), real(*arguments)))
-    with disk.Lock(tmp_path / "lock", "x"):
-        monkeypatch.setattr(fcntl, "flock", real)
-        with pytest.raises(disk.Busy, match=f"x by process {os.getpid()} on"):
+def test_a_lock_has_one_holder_and_its_file_stays(tmp_path):
+    """The file is never removed, because a process that waits for its name could then lock another file."""
+    for _ in range(2):
+        with disk.Lock(tmp_path / "lock", "x"), pytest.raises(disk.Busy, match=f"x by process {os.getpid()} on"):
             disk.Lock(tmp_path / "lock", "x")
-    assert not (tmp_path / "lock").exists()
+        assert (tmp_path / "lock").exists()
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
+    def unlockable(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", unlockable)
+    with pytest.warns(UserWarning, match="this file system has no locks .*a second process may write here too"):
+        disk.Lock(tmp_path / "lock", "x").release()
 
 
 def test_other_builders_are_refused_too(tmp_path):

@@ -23,6 +23,10 @@ pytestmark = pytest.mark.skipif(INTERPRETER or not torch.distributed.is_availabl
 Error = checkpoint.CheckpointError
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 @pytest.fixture
 def saved(tmp_path):
     return trained(tmp_path / "at4")
@@ -102,7 +106,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(saved, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(saved, model, optimizer, step=9)
     assert checkpoint.read_state(saved)["step"] == 4
-    assert len(list(saved.iterdir())) == 2
+    assert names(saved) == [shard(saved).parent.name, "state.json"]
 
 
 def test_the_configuration_is_kept(tmp_path):
@@ -116,7 +120,7 @@ def test_saving_over_a_checkpoint_replaces_it(saved):
     checkpoint.save(saved, model, optimizer, step=9)
     state = checkpoint.read_state(saved)
     assert (state["step"], state["format"]) == (9, checkpoint.FORMAT)
-    assert sorted(p.name for p in saved.iterdir()) == [state["shards"], "state.json"]
+    assert names(saved) == [state["shards"], "state.json"]
 
 
 def test_a_save_replaces_checkpoints_and_empty_folders_only(tmp_path):
@@ -138,8 +142,7 @@ def test_a_save_replaces_checkpoints_and_empty_folders_only(tmp_path):
     for step in (1, 2):
         checkpoint.save(tmp_path / "empty", model, optimizer, step=step)
         (tmp_path / "empty/notes.txt").write_text("mine")
-    names = sorted(p.name.split("-")[0] for p in (tmp_path / "empty").iterdir())
-    assert names == ["notes.txt", "shards", "state.json"]
+    assert [name.split("-")[0] for name in names(tmp_path / "empty")] == ["notes.txt", "shards", "state.json"]
     assert {p.name for p in tmp_path.iterdir()} == {"proj", "file", "broken", "empty"}
 
 
@@ -197,7 +200,7 @@ for n in (calls // 4, calls // 2, calls - 12, calls - 2):
     assert killed
 save()  # over the leftovers of the last kill
 steps.append(step_left())
-print(calls, steps == sorted(steps), *sorted(set(steps)), len(list((here / "c").iterdir())))
+print(calls, steps == sorted(steps), *sorted(set(steps)), len([p for p in (here / "c").iterdir() if p.name != ".lock"]))
 shutil.rmtree(here)
 """
 
@@ -240,7 +243,7 @@ for limit in (100, 20_000, 150_000):
         checkpoint.save(path, model, optimizer, step=4)
     except Exception as error:
         raised.append(type(error).__name__ * ("cannot be saved" in str(error)))
-print(*raised, checkpoint.load(path, model, optimizer)["step"], len(list(path.iterdir())))
+print(*raised, checkpoint.load(path, model, optimizer)["step"], len([p for p in path.iterdir() if p.name != ".lock"]))
 """
 
 
@@ -314,7 +317,6 @@ os.kill(os.getpid(), signal.SIGKILL)
             disk.Lock(tmp_path / "lock", "x").release()
         finally:
             os.killpg(child.pid, 9)
-    assert not (tmp_path / "lock").exists()
 
 
 @pytest.mark.parametrize(

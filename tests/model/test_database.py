@@ -16,8 +16,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from retro_model.data import building, faiss_index
 from retro_model.data import database as databases
-from retro_model.data import faiss_index, files, index_shards
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from tests.model.data import random_documents, store_of
@@ -259,16 +259,14 @@ def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, mon
         )
         farthest = np.sort(distance, axis=1)[:, k - 1 : k]
         assert got == pytest.approx((np.take_along_axis(distance, hits, 1) <= farthest + 1e-9).mean(), abs=2e-3)
-    manifest = next((tmp_path / "d").glob("*.faiss.json"))
-    kept = json.loads(manifest.read_text())
-    assert kept["facts"]["recall"] == {"1": {str(k): r for k, r in one.items()}, "4": {str(k): 1.0 for k in every}}
+    file = next((tmp_path / "d").glob("*.faiss.recall.json"))
+    assert json.loads(file.read_text()) == {"1": {str(k): r for k, r in one.items()}, "4": {str(k): 1.0 for k in every}}
     with monkeypatch.context() as patch:
         patch.setattr(faiss_index, "measured_recall", lambda *_: pytest.fail("it is known"))
         assert build(nprobe=1).recall == one and build(nprobe=4).recall == every
-    kept["facts"]["recall"] = {"1": {"2": 7.5}}
-    del kept["crc32"]
-    manifest.write_text(json.dumps(kept | {"crc32": files._own_checksum(kept)}))
-    assert build(nprobe=1).recall == one  # an invalid recall is measured again
+    for damaged in ('{"1": {"2": 7.5}}', "[]", "{", '{"1": {"x": 1}}'):
+        file.write_text(damaged)
+        assert build(nprobe=1).recall == one  # an invalid recall is measured again
     assert opened("exact", dense, store).recall is None and ChunkDatabase.lexical(store).recall is None
 
 
@@ -333,17 +331,21 @@ def test_a_single_shard_keeps_its_index_as_many_do(tmp_path, store, monkeypatch)
         return ChunkDatabase.build(tmp_path / folder, store, embedder, **options).search(store.chunks(rows), 5)
 
     def kinds(folder):
-        return {p.name.split(".", 1)[1] for p in (tmp_path / folder).glob("*.faiss*")}
+        return {p.name.split(".", 1)[1] for p in (tmp_path / folder).glob("[!.]*.faiss*")}
 
     want = built("new")
-    assert kinds("new") == {"faiss", "faiss.lists", "faiss.json"}
+    assert kinds("new") == {"faiss", "faiss.lists", "faiss.json", "faiss.recall.json"}
     with monkeypatch.context() as patch:
-        patch.setattr(index_shards, "mergeable", lambda index: False)
-        assert np.array_equal(built("old"), want) and kinds("old") == {"faiss", "faiss.json"}
+        patch.setattr(building, "mergeable", lambda index: False)
+        assert np.array_equal(built("old"), want) and kinds("old") == {"faiss", "faiss.json", "faiss.recall.json"}
     with pytest.raises(ValueError, match=r"faiss\.json: expected the files .*\.lists; the manifest names .*\.faiss$"):
         built("old")
     for index in ("IVF4,PQ4x4fs", "IVF4,SQ8,RFlat"):
-        assert (built(index[-5:], index) >= 0).all() and kinds(index[-5:]) == {"faiss", "faiss.json"}
+        assert (built(index[-5:], index) >= 0).all() and kinds(index[-5:]) == {
+            "faiss",
+            "faiss.json",
+            "faiss.recall.json",
+        }
     damaged = next((tmp_path / "new").glob("*.lists"))
     good = damaged.read_bytes()
     damaged.write_bytes(good[:600] + bytes([good[600] ^ 255]) + good[601:])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from retro_model.data import dedup, executors
+from retro_model.data import building, dedup
+from retro_model.data.building import build_sharded_store
 from retro_model.data.dedup import find_leaked, kept_documents
-from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import build_store
 from tests.model.data import Given, store_of
 
@@ -82,7 +82,7 @@ def test_shards_and_processes_change_nothing(stores, tmp_path):
     sharded = build_sharded_store(tmp_path / "training", parts, Given(), chunk_len=8)
     want = find_leaked(training, held)
     assert find_leaked(sharded, [sharded_held]) == want
-    with executors.pool(1) as pool:
+    with building.pool(1) as pool:
         assert find_leaked(sharded, [sharded_held], executor=pool) == want
     removed = {r.document for r in want.removed}
     kept = [document.name for document in kept_documents(sharded, want)]

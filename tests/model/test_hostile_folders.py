@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retro_model.data import files, store
+from retro_model.data import store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
@@ -26,12 +26,11 @@ def forge(manifest: Path, change, **contents):
     for name, data in contents.items():
         (manifest.parent / name.replace("__", ".")).write_bytes(data)
     listing = json.loads(manifest.read_text())
-    del listing["crc32"]
     for name in contents:
         data = contents[name]
         listing["files"][name.replace("__", ".")] = {"bytes": len(data), "crc32": zlib.crc32(data)}
     change(listing)
-    manifest.write_text(json.dumps(listing | {"crc32": files._own_checksum(listing)}))
+    manifest.write_text(json.dumps(listing))
 
 
 def at(*path, to):
@@ -69,9 +68,8 @@ def test_a_manifest_that_names_a_file_elsewhere(tmp_path, victim, complete):
 def test_no_link_is_followed(tmp_path, victim, name):
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / name).symlink_to(victim)
-    with pytest.raises((ValueError, OSError), match=r"regular file; got a link|Too many levels of symbolic links"):
+    with pytest.raises(ValueError, match=r"expected a (regular file|lock file with one name); got a link"):
         build(tmp_path / "s")
-    assert name == ".store.json.lock" or not (tmp_path / "s/.store.json.lock").exists()
 
 
 def test_a_planted_temporary_name_is_replaced(tmp_path, victim):
@@ -109,7 +107,7 @@ def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
         (at("settings", "chunk_len", to=0), "chunk_len is 0"),
         (at("settings", "chunk_len", to=True), "chunk_len is True"),
         (at("settings", "chunk_len", to="8"), "chunk_len is '8'"),
-        (at("settings", "chunk_len", to=16), r"its counts need \d+ bytes of tokens\.bin"),
+        (at("settings", "chunk_len", to=16), r"tokens\.bin: expected \d+ bytes for uint16 \[\d+, 16\]"),
         (at("settings", "token_type", to="object"), "token_type is 'object'"),
         (at("settings", "token_type", to="uint32"), "token_type is 'uint32'"),
         (at("settings", "vocab_size", to=-1), "vocab_size is -1"),
@@ -119,7 +117,7 @@ def test_a_link_in_a_finished_build_is_not_read(tmp_path, victim):
             r"tokens\.bin: expected ids below 50",
         ),
         (at("settings", "bos", to=0), "bos is 0"),
-        (at("facts", "chunks", to=3), r"its counts need \d+ bytes"),
+        (at("facts", "chunks", to=3), r"tokens\.bin: expected \d+ bytes for uint16 \[3, 8\]"),
         (at("facts", "chunks", to=-1), "chunks is -1"),
         (at("facts", "chunks", to=1e3), "chunks is 1000.0"),
         (at("facts", "documents", to=5), "expected 5 documents as in store.json; got 6"),
@@ -169,13 +167,13 @@ def test_lines_that_are_no_documents(tmp_path, line):
         TokenStore(tmp_path / "s")
 
 
-def test_an_unfinished_build_that_contradicts_itself_is_not_continued(tmp_path, victim):
+def test_an_unfinished_build_that_contradicts_itself_is_never_read(tmp_path, victim):
     build(tmp_path / "s")
     forge(
         tmp_path / "s/store.json", lambda listing: (listing.update(complete=False), listing["facts"].update(chunks=1))
     )
     before = (tmp_path / "s/tokens.bin").read_bytes()
-    with pytest.raises(ValueError, match="the manifest contradicts itself"):
+    with pytest.raises(ValueError, match=r"tokens\.bin: expected \d+ bytes"):
         build(tmp_path / "s")
     assert (tmp_path / "s/tokens.bin").read_bytes() == before
 
@@ -204,7 +202,8 @@ def opened(folder, rows, embedder):
 def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
     folder, _, embedder = made
     shutil.copytree(folder, tmp_path / "m")
-    manifests = [*(tmp_path / "m").glob("d/*.json"), tmp_path / "m/n/neighbours.json", tmp_path / "m/s/store.json"]
+    manifests = [*(tmp_path / "m").glob("d/*.faiss.json")]
+    manifests += [tmp_path / "m" / name for name in ("d/database.json", "n/neighbours.json", "s/store.json")]
     assert len(manifests) == 4
     for path in manifests:
         good = path.read_bytes()

@@ -13,11 +13,12 @@ import torch
 from retro_model import training
 from retro_model.base import disk
 from retro_model.commands.neighbours import command as evaluate
-from retro_model.data import executors
+from retro_model.data import building
+from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
-from retro_model.data.shards import Joined, ShardedStore, build_sharded_store, open_store
+from retro_model.data.shards import Joined, ShardedStore, open_store
 from retro_model.data.store import TokenStore, build_store
 from tests.model.data import Given, random_documents
 
@@ -81,7 +82,8 @@ def device_of_worker(folder: str, number: int) -> str | None:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".lock"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -128,9 +130,9 @@ def test_a_pool_and_a_cluster_with_killed_workers_write_the_same_bytes(here, tmp
     distributed = pytest.importorskip("distributed")
     want = content(here[0])
     assert len(want) == SHARDS * (6 + 2 + 2) + 3
-    with executors.pool(2, devices=2) as pool:
+    with building.pool(2, devices=2) as pool:
         built(tmp_path / "pool", pool)
-        assert sorted(executors.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
+        assert sorted(building.each(device_of_worker, [(str(tmp_path), n) for n in range(2)], pool)) == ["0", "1"]
     assert content(tmp_path / "pool") == want
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
@@ -147,7 +149,7 @@ def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a GPU")
     store, found = here[1], []
-    with executors.pool(1, devices=torch.cuda.device_count() * (device == "cuda")) as pool:
+    with building.pool(1, devices=torch.cuda.device_count() * (device == "cuda")) as pool:
         for where, executor in (("cpu", None), (device, pool)):
             folder, options = tmp_path / f"{executor is None}", {"device": where, "executor": executor}
             database = ChunkDatabase.build(folder / "keys", store, EncoderEmbedder(Means(), device=where), **options)
@@ -156,7 +158,7 @@ def test_workers_embed_with_a_frozen_encoder_and_search(here, tmp_path, device):
 
 
 def test_a_pool_whose_worker_died_is_continued(here, tmp_path):
-    with executors.pool(1) as pool, pytest.raises(RuntimeError, match="run the same call again: finished shards"):
+    with building.pool(1) as pool, pytest.raises(RuntimeError, match="run the same call again: finished shards"):
         built(tmp_path / "data", pool, mark=str(tmp_path / "died"))
     with pytest.raises(ValueError, match=r"shards\.json: missing, the token store is unfinished"):
         open_store(tmp_path / "data" / "store")
@@ -186,7 +188,7 @@ def test_refusals(here, tmp_path):
     (tmp_path / "other" / "shards.json").write_text('{"kind": "token store"')
     with pytest.raises(ValueError, match=r"shards\.json: corrupt"):
         open_store(tmp_path / "other")
-    with pytest.raises(ValueError, match="sources: expected at least one"):
+    with pytest.raises(ValueError, match="sources: expected one per shard"):
         build_sharded_store(tmp_path / "none", [], Given())
 
 
@@ -214,46 +216,20 @@ def test_joined_arrays_are_indexed_as_one():
         joined[10]
 
 
-def task(folder, number):
-    """A task whose lock is free only the second time."""
-    mark = Path(folder) / str(number)
-    if number == 1 and not mark.exists():
-        mark.touch()
-        raise disk.Busy("the shard of a worker believed dead")
+def task(number):
     if number == 3:
         raise KeyError("a fault of the task")
     time.sleep(0.01)
     return number * 10
 
 
-def test_results_come_in_order_and_a_held_shard_is_tried_again(tmp_path):
+def test_results_come_in_order_and_a_fault_of_a_task_is_raised():
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(2) as threads:
-        assert executors.each(task, [(tmp_path, n) for n in range(3)], threads) == [0, 10, 20]
+        assert building.each(task, [(n,) for n in range(3)], threads) == [0, 10, 20]
         with pytest.raises(KeyError, match="a fault of the task"):
-            executors.each(task, [(tmp_path, n) for n in range(4)], threads)
-
-
-@pytest.mark.parametrize(("held", "outcome"), [(3, "done"), (4, "Busy")])
-def test_a_shard_is_tried_four_times(held, outcome):
-    from concurrent.futures import ThreadPoolExecutor
-
-    calls = []
-
-    def busy():
-        calls.append(1)
-        if len(calls) <= held:
-            raise disk.Busy("the shard of a worker believed dead")
-        return "done"
-
-    with ThreadPoolExecutor(1) as threads:
-        if outcome == "Busy":
-            with pytest.raises(disk.Busy):
-                executors.each(busy, [()], threads)
-        else:
-            assert executors.each(busy, [()], threads) == ["done"]
-    assert len(calls) == 4
+            building.each(task, [(n,) for n in range(4)], threads)
 
 
 def test_the_command_builds_on_the_cluster_it_is_given(tmp_path, capsys):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from retro_model.base import disk
-from retro_model.data import faiss_index, index_shards, search
+from retro_model.data import building, faiss_index, search
+from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
-from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import build_store
 from tests.model.data import Given, random_documents
 
@@ -48,27 +48,27 @@ def table_of(index) -> int:
 def test_an_index_of_shards_is_merged_moved_sent_and_continued(tmp_path, store, embedder, monkeypatch):
     options = {"index": FACTORY, "nprobe": 8}
     with monkeypatch.context() as patch:  # killed before the merge: the parts are reused
-        patch.setattr(index_shards, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(building, "_merge", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
-    parts = sorted((tmp_path / "d").glob("*.part-*"))
+    parts = sorted((tmp_path / "d").glob("[!.]*.part-*"))
     assert [p.name[-5:] for p in parts] == ["00000", "00001", "00002"]
     parts[1].unlink()
     times = [p.stat().st_mtime_ns for p in (parts[0], parts[2])]
     filled = []
-    fill = index_shards._fill
+    fill = building._fill
     monkeypatch.setattr(
-        index_shards,
+        building,
         "_merge",
-        lambda *a, merge=index_shards._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a)),
+        lambda *a, merge=building._merge: (filled.extend(p.stat().st_mtime_ns for p in a[1]), merge(*a)),
     )
-    monkeypatch.setattr(index_shards, "_fill", lambda *a: fill(*a))
-    part = index_shards._read(parts[0])
+    monkeypatch.setattr(building, "_fill", lambda *a: fill(*a))
+    part = building._read(parts[0])
     assert part.ntotal and not table_of(part)  # parts have no tables for search
     built = ChunkDatabase.build(tmp_path / "d", store, embedder, key_type="float16", **options)
     assert table_of(built.searcher.index)
     assert [filled[0], filled[2]] == times  # only the missing one was filled again
-    assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if "OPQ" in p.name} == {
+    assert {p.name.rsplit(".", 1)[-1] for p in (tmp_path / "d").iterdir() if p.name.startswith("OPQ")} == {
         "faiss",
         "json",
         "lists",

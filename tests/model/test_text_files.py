@@ -9,12 +9,13 @@ import pytest
 
 from retro_model.commands.neighbours import command as neighbours
 from retro_model.commands.retrofit import texts
+from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked
 from retro_model.data.documents import as_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours
-from retro_model.data.shards import build_sharded_store, open_store
+from retro_model.data.shards import open_store
 from retro_model.data.store import TokenStore, build_store
 from retro_model.data.text_files import LeftOut, find_texts, read_rows, read_texts
 from retro_model.data.tokens import Tokenizer
@@ -231,10 +232,10 @@ def test_the_caller_chooses_to_skip_rows_or_to_stop(tmp_path):
 
 
 def test_a_list_of_skipped_rows_does_not_leave_this_process_silently(tmp_path):
-    from retro_model.data import executors
+    from retro_model.data import building
 
     tokenizer = Tokenizer.train(["good"], 260)
-    with executors.pool(1) as pool, pytest.raises(ValueError, match="skipped: expected None with an executor"):
+    with building.pool(1) as pool, pytest.raises(ValueError, match="skipped: expected None with an executor"):
         build_sharded_store(tmp_path, [["good"]], tokenizer, executor=pool, skipped=[])
 
 

@@ -17,12 +17,11 @@ import torch
 
 from retro_model import evaluation
 from retro_model.base import disk
-from retro_model.data import executors
+from retro_model.data import building
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.documents import Document
 from retro_model.data.embed import Embedder, EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import precompute_neighbours
-from retro_model.data.shards import build_sharded_store
 from retro_model.data.store import TokenStore, build_store
 from retro_model.data.text_files import LeftOut, find_texts, read_texts
 from retro_model.data.tokens import Tokenizer
@@ -30,6 +29,7 @@ from retro_model.data.tokens import Tokenizer
 from .options import TFIDF, parser
 
 EMBEDDER = "embedder.npz"
+RETRIES = 3  # of a task on a cluster, whose shard a worker that seemed dead may still hold
 
 
 def make_store(
@@ -47,7 +47,7 @@ def make_store(
     sources = [functools.partial(read_texts, share, **given) for share in shares]
     if options.shards == 1:
         return build_store(options.folder / "store", sources[0](), tokenizer, **settings)
-    return build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
+    return building.build_sharded_store(options.folder / "store", sources, tokenizer, executor=executor, **settings)
 
 
 def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
@@ -84,7 +84,7 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
     """Context manager: the executor of `--workers` or `--cluster`; None: this process."""
     if options.workers:
         devices = torch.cuda.device_count() if options.device.startswith("cuda") else 0
-        with executors.pool(options.workers, devices=devices) as pool:
+        with building.pool(options.workers, devices=devices) as pool:
             yield pool
     elif options.cluster:
         warnings.filterwarnings("ignore", message="Sending large graph")  # each task carries the embedder's counts
@@ -93,7 +93,7 @@ def workers(options: Namespace) -> Iterator[Executor | None]:
         except ImportError as error:
             sys.exit(f"--cluster: {error}; pip install 'retro-kernels[cluster]'")
         with distributed.Client(options.cluster) as client:
-            yield client.get_executor()
+            yield client.get_executor(retries=RETRIES)
     else:
         yield None
 
