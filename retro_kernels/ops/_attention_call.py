@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ..core import arguments
 from ..reference_lib.attention import accumulator
 
 REL_WIDTH_MAX = 256  # E, width of the relative keys
+MOST_HEADS = 128  # of published models; more are taken for tokens in a warning
 
 
 def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
@@ -39,6 +42,14 @@ def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:
     if found != heads == tokens:
         got = f"H={found} (shape {list(value.shape)}): did you pass [B,H,N,D]?"
         raise ValueError(f"{name}: expected [B,N,H,D] with H={heads} heads as in {other}; got {got}")
+
+
+def warn_heads_first(call, sizes: dict[str, int]) -> None:
+    """Warn of a query that is valid as [B,N,H,D] and as [B,H,N,D], if it has more heads than tokens."""
+    n, h = sizes["N"], sizes["H"]
+    if h > n > 1 and not torch.compiler.is_compiling():
+        read = f"N={n} tokens and H={h} heads from shape {list(call.query.shape)}; it fits as [B,H,N,D] too"
+        warnings.warn(f"query: expected [B,N,H,D]; got {read}: transpose(1, 2) if it is", stacklevel=2)
 
 
 def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula: str):

@@ -1,6 +1,7 @@
 """Bad input, one test per rule: type of the error, named argument, expected and given value."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -290,6 +291,43 @@ LAYOUTS = [
     ("relative_logits", heads_first("query"), r"^query: .*did you pass \[B,H,N,D\]\?$"),
     ("leaky_average", heads_first("x") | {"initial": None}, r"^x: .*as in decay; .*did you pass \[B,H,N,D\]\?$"),
 ]
+
+
+HEADS_FIRST = {
+    "query of cross-attention": lambda: rk.chunked_cross_attention(
+        *(torch.randn(1, 4, 96, 16), *torch.randn(2, 1, 6, 2, 8, 4, 16)), chunk_len=16
+    ),
+    "query alone": lambda: rk.relative_attention(torch.randn(1, 4, 96, 16), *torch.randn(2, 1, 96, 4, 16)),
+    "all three": lambda: rk.relative_attention(*torch.randn(3, 1, 4, 160, 16)),
+}
+TOKENS_FIRST = {
+    "cross-attention": lambda: rk.chunked_cross_attention(
+        *(torch.randn(1, 12, 16, 16), *torch.randn(2, 1, 3, 2, 8, 4, 16)), chunk_len=4
+    ),
+    "a decode step": lambda: rk.relative_attention(torch.randn(1, 1, 16, 16), *torch.randn(2, 1, 16, 1, 16)),
+    "a short prompt": lambda: rk.relative_attention(*torch.randn(3, 1, 4, 32, 16)),
+}
+
+
+@pytest.mark.parametrize("name", HEADS_FIRST)
+def test_more_heads_than_tokens_that_fit_transposed_warn(name):
+    with pytest.warns(UserWarning, match=r"^query: expected \[B,N,H,D\]; got N=4 tokens and H=\d+ heads .*transpose"):
+        HEADS_FIRST[name]()
+
+
+@pytest.mark.parametrize("name", TOKENS_FIRST)
+def test_more_heads_than_tokens_alone_do_not_warn(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert TOKENS_FIRST[name]().shape[-1] == 16
+
+
+def test_a_table_of_another_length_is_not_blamed_on_chunk_len():
+    query, key = torch.randn(1, 100, 2, 16), torch.randn(1, 1, 2, 8, 2, 16)
+    rk.chunked_cross_attention(query, key, key, chunk_len=64, rel_key=torch.randn(2, 71, 16))
+    for rows in (70, 72):
+        with pytest.raises(ValueError, match=rf"^rel_key: .*T = chunk_len\+R-1 = 71 .*; got T={rows}$"):
+            rk.chunked_cross_attention(query, key, key, chunk_len=64, rel_key=torch.randn(2, rows, 16))
 
 
 @pytest.mark.parametrize("biases", [False, True], ids=["", "with biases"])

@@ -52,6 +52,9 @@ class ChunkedCrossAttention(NamedTuple):
         query_start, batch_start = _attention_call.positions("query_start", self.query_start, self.query, sizes)
         self._check_chunk_len(query_start, sizes)
         needed = (query_start + sizes["N"]) // chunk_len if sizes["N"] > 0 else 0
+        swapped = (query_start + sizes["H"]) // chunk_len  # chunks of a query [B,H,N,D]
+        if batch_start is None and needed != sizes["L"] == swapped and sizes["N"] % sizes["G"] == 0:
+            _attention_call.warn_heads_first(self, sizes)
         if batch_start is None and sizes["L"] < needed:
             start = f", query_start={query_start}" if query_start else ""
             chunks = f"L >= {needed} chunks for N={sizes['N']}, chunk_len={chunk_len}{start}"
@@ -69,11 +72,13 @@ class ChunkedCrossAttention(NamedTuple):
         return self._replace(**positions, **_attention_call.scale_and_dropout(self))
 
     def _check_chunk_len(self, query_start: int, sizes: dict[str, int]) -> None:
-        """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one."""
+        """Raise an error that names chunk_len if rel_key and the number of chunks agree on another one, and the number
+        of chunks does not fit the given one.
+        """
         if not isinstance(self.rel_key, Tensor) or self.rel_key.dim() != 3 or self.rel_start is not None:
             return
-        rows, fits = self.rel_key.shape[1], self.rel_key.shape[1] - sizes["R"] + 1
-        if fits != self.chunk_len and fits >= 1 and sizes["L"] == (query_start + sizes["N"]) // fits:
+        rows, fits, tokens = self.rel_key.shape[1], self.rel_key.shape[1] - sizes["R"] + 1, query_start + sizes["N"]
+        if fits != self.chunk_len and fits >= 1 and sizes["L"] == tokens // fits != tokens // self.chunk_len:
             raise ValueError(
                 f"chunk_len: expected {fits}, for rel_key has T = chunk_len+R-1 = {rows} rows and key has "
                 f"L={sizes['L']} chunks for N={sizes['N']}; got {self.chunk_len}"

@@ -58,6 +58,9 @@ class RelativeAttention(NamedTuple):
         if window is not None and block is not None:
             raise ValueError(f"window_block: expected None where window is given; got {block}")
         _attention_call.attention_inputs(self, "B,S,G,D", sizes)
+        n, keys, h, g = (sizes[letter] for letter in "NSHG")
+        if (n != keys == h and n % g == 0) or (n == keys and h == g > _attention_call.MOST_HEADS):
+            _attention_call.warn_heads_first(self, sizes)
         # Under torch.jit.trace a length is a tensor, so the default is not checked as an argument.
         offset, batch_offset = sizes["S"] - sizes["N"] if causal else 0, None
         if self.query_offset is not None:
