@@ -5,13 +5,16 @@ Every message names the argument, the expected value and the value that came.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Iterable
+
 import torch
 from torch import Tensor
 
 from retro_kernels.checks import flag, floating, head_dim, integer, number, probability, readable, shape, tensor
 
 __all__ = ["RETRIEVED", "flag", "floating", "head_dim", "integer", "neighbour_mask", "number", "probability"]
-__all__ += ["readable", "room", "shape", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
+__all__ += ["readable", "room", "shape", "takes", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
 
 #: A model's arguments of what was retrieved.
 RETRIEVED = ("neighbours", "neighbour_mask", "neighbour_scores")
@@ -82,3 +85,21 @@ def room(count: int, held: int, capacity: int, name: str = "capacity") -> None:
     if held + count > capacity:
         after = f" after the {held} held" if held else ""
         raise ValueError(f"tokens: expected N <= {capacity - held} ({name} = {capacity}{after}); got N={count}")
+
+
+def takes(function: Callable, keywords: Iterable[str], wanted: str) -> None:
+    """Raise TypeError unless a model's method takes all keywords.
+
+    wanted: the expected signature and the protocol that it belongs to, as the error prints them.
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # without a signature, like a function of C: its call reports the error
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if lacking := [keyword for keyword in keywords if keyword not in named]:
+        owner = type(getattr(function, "__self__", function)).__name__
+        got = f"{owner}.{getattr(function, '__name__', 'forward')} without {', '.join(lacking)}"
+        raise TypeError(f"model: expected {wanted}; got {got}")

@@ -140,7 +140,7 @@ def score(
 ) -> Scores:
     """Negative log-likelihood of every token of the store's documents, once, with the most context a window gives.
 
-    model: ours, a causal decoder of the Hugging Face library, or a retrofit of one.
+    model: ours, any other of `training.Predicts`, a causal decoder of the Hugging Face library, or a retrofit of one.
     A window never leaves its document. The first token of a document has no context: BOS is free, any other costs
     log(vocab_size), as a uniform code would, for every model alike. Padding is not scored.
 

@@ -15,6 +15,7 @@ from retro_model.base import checks, transfer
 from retro_model.generation import captured
 from retro_model.generation.chunk_neighbours import ChunkNeighbours, Retrieve
 
+_CONFIGURED = ("vocab_size", "max_len")  # attributes of every model's config
 #: columns between two checks on a GPU whether all rows have ended: each check waits for the device
 _LOOK_EVERY = 8
 
@@ -112,10 +113,7 @@ def generate(
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
     section 3.1.
     """
-    for name in ("config", "decodes_ragged", "make_cache", "last_logits"):
-        if not hasattr(model, name):
-            got = f"{type(model).__name__}, without {name}"
-            raise TypeError(f"model: expected one that decodes with a cache (`Decodes`); got {got}")
+    _check_decodes(model, retrieve is not None)
     rows = _prompts(model, prompts)
     _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)
     if checks.flag("cuda_graph", cuda_graph):
@@ -239,6 +237,23 @@ class _Sampler:
             return {}
         chunks = self.tokens[rows, column + 1 - chunk_len : column + 1]
         return self.neighbours.of_places([(row, 0) for row in rows], chunks, len(self.rows))
+
+
+def _check_decodes(model, retrieves: bool) -> None:
+    """Raise TypeError unless a model is as in `Decodes`."""
+    wanted = "one that decodes with a cache (`Decodes`)"
+    for owner, names in ((model, ("config", "decodes_ragged", "make_cache", "last_logits")), (None, _CONFIGURED)):
+        owner, path = (owner, "") if owner is not None else (model.config, "config.")
+        if lacking := [path + name for name in names if not hasattr(owner, name)]:
+            raise TypeError(f"model: expected {wanted}; got {type(model).__name__}, without {', '.join(lacking)}")
+    retrieved = checks.RETRIEVED[:2] if retrieves and getattr(model.config, "retrieves", False) else ()
+    if retrieved and not hasattr(model.config, "chunk_len"):
+        raise TypeError(
+            f"model: expected {wanted} that retrieves; got {type(model).__name__}, without config.chunk_len"
+        )
+    names = ("cache", *retrieved)
+    for method in (model.last_logits, getattr(model, "forward", model)):
+        checks.takes(method, names, f"{wanted}, whose calls take tokens, {', '.join(names)}")
 
 
 def _prompts(model, prompts) -> list[Tensor]:

@@ -25,9 +25,18 @@ from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
 from .memory import keep_memory
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
-from .step import batch_loss, loss, shard, token_losses, train, train_step
+from .step import Predicts, batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset, prefetched
 
-__all__ = ["AUTOCAST", "TABLE_10", "Batch", "Settings", "WindowDataset", "batch_loss", "batches", "check_neighbours"]
-__all__ += ["checkpoint", "gather", "keep_memory", "learning_rate", "loss", "make_optimizer", "parameter_groups"]
+__all__ = ["AUTOCAST", "TABLE_10", "Batch", "Predicts", "Settings", "WindowDataset", "batch_loss", "batches"]
+__all__ += [
+    "check_neighbours",
+    "checkpoint",
+    "gather",
+    "keep_memory",
+    "learning_rate",
+    "loss",
+    "make_optimizer",
+    "parameter_groups",
+]
 __all__ += ["prefetched", "progress", "shard", "token_losses", "train", "train_step", "visible"]

@@ -6,17 +6,33 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from retro_model.base import checks
 from retro_model.layers import NextTokenLoss
 
 from . import memory, processes
 from .batches import Batch
 from .optimiser import Settings, by_mesh, learning_rate
+
+
+class Predicts(Protocol):
+    """A model that `train` trains and `evaluation.score` scores: an `nn.Module` with this `forward`.
+
+    A model that is given no neighbours need not have the arguments for them. `segment`, of packed batches, and
+    `neighbour_scores` are passed only if the batches have them.
+    """
+
+    def forward(self, tokens: Tensor, neighbours: Tensor | None = None, neighbour_mask: Tensor | None = None) -> Tensor:
+        """Return logits [B,N,V] after each of tokens int64 [B,N], with neighbours int64 [B,L,K,R] of their L complete
+        chunks and their mask, bool [B,L,K,R].
+        """
+        ...
 
 
 def token_losses(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -42,13 +58,21 @@ def batch_loss(model: nn.Module, batch: Batch) -> tuple[NextTokenLoss, int]:
     """Return the loss over the real tokens of a batch, and the size of the vocabulary.
 
     A model with a true `sums_losses` takes `loss_mask` and computes the loss itself; others have all logits in memory.
+    Raises: TypeError if the model is not as in `Predicts`.
     """
     plain = model
     while not hasattr(plain, "sums_losses") and hasattr(plain, "module"):  # DistributedDataParallel
         plain = plain.module
     if getattr(plain, "sums_losses", False):
         return model(**batch.inputs, loss_mask=batch.real), plain.config.vocab_size
-    logits = model(**batch.inputs)
+    inputs = batch.inputs
+    plain = getattr(plain, "_orig_mod", plain)  # torch.compile
+    checks.takes(getattr(plain, "forward", plain), inputs, f"forward({', '.join(inputs)}) -> logits (`Predicts`)")
+    logits = model(**inputs)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != batch.tokens.shape:
+        wanted = f"forward to return logits [B,N,V] with B,N = {list(batch.tokens.shape)} (`Predicts`)"
+        got = f"shape {list(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise TypeError(f"model: expected {wanted}; got {got} from {type(plain).__name__}")
     losses = token_losses(logits, batch)[0]
     return NextTokenLoss(losses.sum(), losses.detach()), logits.shape[-1]
 
