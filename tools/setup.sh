@@ -37,8 +37,9 @@ compile_and_install() {
   .venv/bin/python setup.py -q build_ext --inplace &
   local compiling=$!
   RETRO_KERNELS_NO_EXTENSIONS=1 pip install --no-build-isolation -e '.[dev]' || { kill $compiling; return 1; }
-  # without dependencies: its index builder, which nothing here calls, pins old versions of numpy and faiss
-  pip install --no-deps 'retro-pytorch==0.3.9' || { kill $compiling; return 1; }
+  # without dependencies: retro-pytorch's index builder, which nothing here calls, pins old versions of numpy and faiss;
+  # later versions of megatron-core have no RETRO
+  pip install --no-deps 'retro-pytorch==0.3.9' 'megatron-core==0.14.0' || { kill $compiling; return 1; }
   pip install --no-deps --no-build-isolation -e ./ptx_emulator -e ./demos/reader || { kill $compiling; return 1; }
   wait $compiling || true # `make build` runs next and reports the error of the compiler
 }

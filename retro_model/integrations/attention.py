@@ -3,8 +3,8 @@
     use_retro_kernels(model)  # GPT-NeoX, Llama, T5, mT5, umT5, Wav2Vec2-Conformer and models with the same attention
 
 Causal masks, bidirectional masks and padding become arguments of `relative_attention`. T5's bias becomes a table of one
-number for each displacement, Wav2Vec2-Conformer's Transformer-XL positions become relative keys. Only T5's first layer
-writes a matrix [N, S] of position logits to memory.
+number for each displacement, Wav2Vec2-Conformer's Transformer-XL positions become relative keys. No matrix [N, S] of
+position logits is written to memory, except for the zeros of T5's first cross-attention.
 """
 
 from __future__ import annotations
@@ -17,29 +17,39 @@ from torch import Tensor, nn
 
 from retro_kernels import relative_attention
 
+from . import megatron, retro_pytorch
+
 NAME = "retro_kernels"  # in the library's registry of attention functions
 #: Model types whose `position_bias` depends on the displacement alone.
 BIASED = ("t5", "mt5", "umt5")
 
 
 def use_retro_kernels(model: nn.Module) -> nn.Module:
-    """Make every attention of a Hugging Face model call `retro_kernels.relative_attention`.
+    """Make every attention of a Hugging Face model call `retro_kernels.relative_attention`, or the chunked
+    cross-attention of a RETRO of retro-pytorch or Megatron-LM call `retro_kernels.chunked_cross_attention`.
 
     Args:
-        model: a `PreTrainedModel` whose attention goes through the library's `AttentionInterface`.
+        model: a `PreTrainedModel` whose attention goes through the library's `AttentionInterface`; or a model for
+            `swap_retro_pytorch` or `swap_megatron`.
 
     Returns:
-        The same model. `model.set_attn_implementation("sdpa")` undoes the change, except for Wav2Vec2-Conformer.
+        The same model. `model.set_attn_implementation("sdpa")` undoes the change of a `PreTrainedModel`, except for
+        Wav2Vec2-Conformer.
 
     Raises:
-        TypeError: `model` is no `PreTrainedModel`.
+        TypeError: `model` is none of these.
         ValueError: its attention does not use the interface. A forward pass raises it for a mask or a bias that the op
             does not have (sliding windows, packed sequences, two-dimensional biases).
     """
+    for swap, package in ((retro_pytorch.swap_retro_pytorch, "retro_pytorch."), (megatron.swap_megatron, "megatron.")):
+        if isinstance(model, nn.Module) and any(type(m).__module__.startswith(package) for m in model.modules()):
+            swap(model)
+            return model
     from transformers import PreTrainedModel
 
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a transformers.PreTrainedModel; got {type(model).__name__}")
+        wanted = "a transformers.PreTrainedModel, or a RETRO of retro-pytorch or Megatron-LM"
+        raise TypeError(f"model: expected {wanted}; got {type(model).__name__}")
     _register()
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
@@ -47,6 +57,9 @@ def use_retro_kernels(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if getattr(module, "position_embeddings_type", None) == "relative" and hasattr(module, "pos_bias_u"):
             module.forward = types.MethodType(_conformer_forward, module)
+        # T5's attention computes its bias before it calls the registered function, so that alone cannot avoid the bias
+        if getattr(module, "has_relative_attention_bias", False) and hasattr(type(module), "compute_bias"):
+            module.compute_bias = types.MethodType(_compute_table, module)
     return model
 
 
@@ -92,12 +105,25 @@ def _attend(
     return relative_attention(*token_major, scale=scale, dropout_p=dropout_p, **positions), None
 
 
+def _compute_table(self, query_length: int, key_length: int, device=None, past_seen_tokens=0) -> Tensor:
+    """Return T5's bias as a table [1,H,N+S-1], smallest displacement first; [1,H,N,S] for another attention."""
+    compute = type(self).compute_bias
+    if self.config._attn_implementation != NAME:
+        return compute(self, query_length, key_length, device=device, past_seen_tokens=past_seen_tokens)
+    # the last query's row, with keys to its right, has every displacement
+    last, keys = past_seen_tokens + query_length - 1, query_length + key_length - 1
+    return compute(self, 1, keys, device=device, past_seen_tokens=last)[:, :, 0].flip(-1)
+
+
 def _displacements(module: nn.Module, query: Tensor, bias: Tensor, scale: float) -> dict[str, Tensor]:
-    """Return relative keys of width 1 for a bias [1,H,N,S] with constant diagonals, from its first row and column."""
+    """Return relative keys of width 1 for a table [1,H,N+S-1], or for a bias [1,H,N,S] with constant diagonals, from
+    its first row and column.
+    """
     kind = module.config.model_type
     if kind not in BIASED:
         raise ValueError(f"model: position_bias of {kind!r} is not known to depend on the displacement alone")
-    table = torch.cat([bias[0, :, 0].flip(-1), bias[0, :, 1:, 0]], -1)  # [H, N+S-1], smallest displacement first
+    # [H, N+S-1], smallest displacement first
+    table = bias[0] if bias.dim() == 3 else torch.cat([bias[0, :, 0].flip(-1), bias[0, :, 1:, 0]], -1)
     ones = query.new_full((1, 1, 1, 1), 1 / scale).expand(query.shape[0], query.shape[2], query.shape[1], 1)
     return {"rel_key": table.unsqueeze(-1).to(query.dtype), "rel_query": ones}
 

@@ -9,6 +9,7 @@ import torch
 
 from retro_bench.ops.chunked_cross_attention import retro_pytorch_package
 from retro_kernels.testing import assert_passes
+from retro_model.integrations.attention import use_retro_kernels
 from retro_model.integrations.retro_pytorch import RetroPytorchCCA, swap_retro_pytorch
 
 pytest.importorskip("einops")
@@ -89,7 +90,8 @@ def test_a_whole_model_swapped(package):
     names = list(model.state_dict())
     eager = model(tokens, retrieved)
     want = model.double()(tokens, retrieved)
-    assert swap_retro_pytorch(model.float()) == 2
+    assert use_retro_kernels(model.float()) is model
+    assert sum(isinstance(module, RetroPytorchCCA) for module in model.modules()) == 2
     assert list(model.state_dict()) == names
     assert_passes("logits", model(tokens, retrieved), want, eager, torch.float32)
 

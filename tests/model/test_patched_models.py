@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers")
 
@@ -117,6 +118,41 @@ def test_a_patched_model_generates_the_same_tokens(name):
     assert original.generate(tokens(), **options).tolist() == patched.generate(tokens(), **options).tolist()
 
 
+class Largest(TorchDispatchMode):
+    """Largest number of elements of a tensor that a torch operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **kwargs or {})
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize("kind", ["T5", "MT5", "UMT5"])
+def test_no_matrix_of_position_logits_is_computed(kind):
+    length = 128
+    original = t5(kind).eval().get_encoder()
+    patched = use_retro_kernels(copy.deepcopy(original))
+    sizes = []
+    for model in (original, patched):
+        with Largest() as largest, torch.no_grad():
+            sizes.append((largest, model(tokens(1, length)).last_hidden_state))
+    assert sizes[0][0].elements >= 2 * length**2 > sizes[1][0].elements
+    torch.testing.assert_close(sizes[1][1], sizes[0][1], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["T5", "UMT5"])
+def test_another_implementation_gets_the_bias_again(kind):
+    original = t5(kind).eval().get_encoder()
+    patched = use_retro_kernels(copy.deepcopy(original))
+    patched.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        assert torch.equal(patched(tokens()).last_hidden_state, original(tokens()).last_hidden_state)
+
+
 def test_the_ops_are_called(monkeypatch):
     from retro_model.integrations import attention
 
@@ -130,7 +166,7 @@ def test_the_ops_are_called(monkeypatch):
 
 
 def test_what_the_op_cannot_do_is_refused_by_name():
-    with pytest.raises(TypeError, match=r"model: expected a transformers\.PreTrainedModel; got Linear"):
+    with pytest.raises(TypeError, match=r"model: expected a transformers\.PreTrainedModel, or .*; got Linear"):
         use_retro_kernels(torch.nn.Linear(2, 2))
     windowed = causal("Mistral", num_hidden_layers=1, num_key_value_heads=1, sliding_window=8)
     with pytest.raises(ValueError, match="sliding window"):
