@@ -1,6 +1,6 @@
 """RPT's evaluation: whole documents token by token, the retriever against the reference language model.
 
-    document = read(model, tokens, block=1024)                 # every earlier chunk is retrievable
+    document = encode(model, tokens, block=1024)                 # every earlier chunk is retrievable
     wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
     print(perplexity(document.nats), ranking(document.scores, wanted))
     print(retrieval_share(model, tokens[None], lessons))       # of a forward pass, of a training step, of decoding
@@ -48,7 +48,7 @@ def random_chunks(index: Tensor, excluded_chunks: int, seed: int = 0) -> Tensor:
 
 
 @torch.no_grad()
-def read(
+def encode(
     model,
     tokens: Tensor,
     *,

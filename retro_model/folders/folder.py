@@ -60,7 +60,7 @@ def describe(folder: Path, kind: str, title: str, parts: dict[str, str], window:
     disk.write_json(folder / MANIFEST, said)
 
 
-def read(folder: str | Path) -> ModelFolder:
+def load(folder: str | Path) -> ModelFolder:
     """Read `model.json` of a folder. Raises: FileNotFoundError, ValueError naming the file."""
     path = Path(folder) / MANIFEST
     if not path.exists():

@@ -19,7 +19,7 @@ from retro_model.data.tokens import BOS, Tokenizer
 
 from . import folder as folders
 from .documents import Documents
-from .reading import Reading, sources, token_texts
+from .reading import TextReading, sources, token_texts
 
 MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
@@ -53,7 +53,7 @@ class Reader:
     """Open model folder.
 
         reader = reader.open_folder("retrofit-out")
-        reading = reader.read(reader.passage(0), Options(k=2))
+        reading = reader.score(reader.passage(0), Options(k=2))
         print(reading.per_byte(reading.off) - reading.per_byte(reading.on))
 
     Attributes:
@@ -149,7 +149,7 @@ class Reader:
         """M, tokens of a chunk."""
         return self.model.config.chunk_len
 
-    def read(self, ids: np.ndarray, options: Options) -> Reading:
+    def score(self, ids: np.ndarray, options: Options) -> TextReading:
         """Return the cost of each token with retrieval and without, and the retrieved neighbours."""
         raise NotImplementedError
 
@@ -158,23 +158,23 @@ class Reader:
         how |= {"temperature": options.temperature, "top_p": 0.95, "stop_token": self.stop_token}
         return generate(self.model, ids, options.new_tokens, generator=generator, **how)[0]
 
-    def write(self, ids: np.ndarray, options: Options) -> tuple[Reading, str]:
+    def write(self, ids: np.ndarray, options: Options) -> tuple[TextReading, str]:
         """Continue a text; return its reading, and the continuation by the same seed without retrieval."""
         ids = ids[: max(1, self.folder.window - options.new_tokens)]
         prompt, written = torch.as_tensor(ids, device=self.device)[None], []
         for on in (options.retrieval, False):
             generator = torch.Generator(self.device).manual_seed(options.seed)
             written.append(self._generate(prompt, options, on, generator).cpu().numpy())
-        reading = self.read(written[0], options)
+        reading = self.score(written[0], options)
         # the model's own words are likely to it: their cost does not measure retrieval
         reading.extra |= {"prompt_tokens": len(ids), "bits_per_byte": None}
         return reading, "".join(token_texts(self.tokenizer.decode_bytes, written[1][len(ids) :]))
 
-    def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> Reading:
-        """Return a reading; see `Reading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
+    def _reading(self, ids: np.ndarray, on, off, cards, extra: dict, *, found=None, random=None) -> TextReading:
+        """Return a reading; see `TextReading`. found: neighbours and mask [L,K,R], in which sources are looked up."""
         texts = token_texts(self.tokenizer.decode_bytes, ids)
         lengths = np.asarray(self.tokenizer.byte_lengths)[ids]
-        reading = Reading(ids, texts, on, off, lengths, self.chunk_len, cards, [None] * len(ids), extra, random)
+        reading = TextReading(ids, texts, on, off, lengths, self.chunk_len, cards, [None] * len(ids), extra, random)
         if found is not None:
             reading.sources = sources(ids, *found, reading.blank, self.chunk_len)
         return reading
@@ -212,7 +212,7 @@ class Reader:
 
 def open_folder(path: str | Path, device: str = "cpu") -> Reader:
     """Return the reader of a model folder. Raises: FileNotFoundError, ValueError naming the missing or wrong part."""
-    folder = folders.read(path)
+    folder = folders.load(path)
     module = importlib.import_module(f"{__package__}.{folder.kind}")
     return getattr(module, f"{folder.kind.capitalize()}Reader")(folder, device)
 
@@ -228,7 +228,7 @@ def measure(path: str | Path, report: Callable[[int, int], None] = lambda done, 
         report(done, len(reader.passages))
         if "seen" in passage:
             continue
-        reading = reader.read(reader.passage(passage["id"]), Options(k=reader.neighbours))
+        reading = reader.score(reader.passage(passage["id"]), Options(k=reader.neighbours))
         passage |= {name: round(value, 4) for name, value in reading.bits_per_byte().items()}
         passage["seen"] = round(reading.seen, 1)
         if done % 16 == 15:

@@ -78,7 +78,7 @@ def sources(
 
 
 @dataclass
-class Reading:
+class TextReading:
     """Reading of a text; `to_dict` makes the page's JSON.
 
     tokens, byte_lengths: [N]. texts: of each token. on, off: bits [N] with and without retrieval. chunk_len: M.

@@ -16,7 +16,7 @@ from retro_model.retro import Retro, RetroConfig
 
 from .documents import Documents
 from .reader import Options, Reader
-from .reading import Reading, bits, token_texts
+from .reading import TextReading, bits, token_texts
 
 
 class RetroReader(Reader):
@@ -40,7 +40,7 @@ class RetroReader(Reader):
         return *values, *([self.library.similarity(chunks, ids)] if scored else [])
 
     @torch.no_grad()
-    def read(self, ids: np.ndarray, options: Options) -> Reading:
+    def score(self, ids: np.ndarray, options: Options) -> TextReading:
         m = self.model.config.chunk_len
         chunks = ids[: len(ids) // m * m].reshape(-1, m)
         hits, near = np.zeros((0, options.k), np.int64), np.zeros((0, options.k))

@@ -109,7 +109,7 @@ class PersistentState(Scalars):
         super().__init__()
         self.average: Tensor | None = None
 
-    def keep(self, average: Tensor) -> None:
+    def store(self, average: Tensor) -> None:
         self.average = average.clone()  # a view would keep a prompt's whole tensor
 
 

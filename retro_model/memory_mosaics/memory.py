@@ -239,7 +239,7 @@ class PersistentMemory(_Memory):
         """Return the update [B,N,d] of x [B,N,d]. Arguments as in `ContextualMemory.forward`."""
         average = self.averages(x, segment, state)
         if state is not None:
-            state.keep(average[:, -1])
+            state.store(average[:, -1])
         # one batch entry, because all rows share the pairs
         query = normalised(average, self.scalar("query_scale", state)).flatten(0, 1).unsqueeze(0)
         pairs = (t.to(query.dtype).transpose(0, 1).unsqueeze(0) for t in (self.keys, self.values))

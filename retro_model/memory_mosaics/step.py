@@ -62,7 +62,7 @@ class KeptAverage(Scalars):
         super().__init__(state.scalars)
         self.average = state.average.clone()
 
-    def keep(self, average: Tensor) -> None:
+    def store(self, average: Tensor) -> None:
         self.average.copy_(average)
 
 

@@ -87,7 +87,7 @@ class DocumentPart(Range):
             query, key = model.retriever.project(states, trunk_share)
             key = self._gathered("keys of chunks", key)
             scores = model.retriever.scores(query, key, first)
-            index = model.retriever.choose(query, key, k, index, first)
+            index = model.retriever.select(query, key, k, index, first)
         every = self._gathered("states of chunks", states)
         neighbours = model.neighbours.of(every, chunks, index)
         gate = model.gate(neighbours, index >= 0, first * index.shape[2], self._extended)

@@ -15,7 +15,7 @@ from retro_model.base import checks
 from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
 
 from .config import RetroConfig
-from .recurring import Readings, Sharing, fingerprint, row_keys
+from .reading_cache import ReadingCache, Sharing, fingerprint, row_keys
 
 NORM_EPS = 1e-6
 
@@ -106,7 +106,7 @@ class NeighbourEncoder(nn.Module):
             for layer in range(1, config.encoder_layers + 1)
         )
         self.norm = RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
-        self._kept: Readings | None = None
+        self._kept: ReadingCache | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -114,7 +114,7 @@ class NeighbourEncoder(nn.Module):
         initialise(self, branches=2 * self.config.encoder_layers + len(self.config.encoder_cross_layers))
 
     @contextlib.contextmanager
-    def keeping(self, max_bytes: int = 2**28) -> Iterator[Readings]:
+    def keeping(self, max_bytes: int = 2**28) -> Iterator[ReadingCache]:
         """Context manager within which a neighbour that recurs is read once, in a call and in later calls.
 
         The layers up to the first cross-attention depend on a neighbour's tokens alone. Their output is computed once
@@ -130,7 +130,7 @@ class NeighbourEncoder(nn.Module):
                 logits = [model(tokens, neighbours) for tokens, neighbours in batches]
             print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
         """
-        before, self._kept = self._kept, Readings(max_bytes)
+        before, self._kept = self._kept, ReadingCache(max_bytes)
         forget = self._kept.forget
         steps = register_optimizer_step_post_hook(lambda *_: forget())  # a fused step changes no version of a weight
         try:

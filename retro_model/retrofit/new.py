@@ -58,7 +58,7 @@ class RetrofittedDecoder(FrozenDecoder):
 
     def _with_neighbours(self, tokens, retrieved, starts, cache: RetrofitCache | None, options):
         retrieval = Retrieval(self.encoder, tokens, retrieved.neighbours, retrieved.mask, starts=starts, cache=cache)
-        out = self._run(_Pass(retrieval), tokens, options)
+        out = self._run(PassState(retrieval), tokens, options)
         if cache is not None:
             retrieval.finish()
         return out
@@ -74,7 +74,7 @@ class RetrofittedDecoder(FrozenDecoder):
         return retrieval.cross_attend(self.cca[name], self.cca_norm[name](hidden), here.encoded, layer)
 
 
-class _Pass:
+class PassState:
     """State that one forward pass hands from hook to hook."""
 
     def __init__(self, retrieval: Retrieval):
@@ -86,7 +86,7 @@ class _Pass:
 class _Again:
     """Context in which a block of an earlier pass is computed again."""
 
-    def __init__(self, model: RetrofittedDecoder, there: _Pass | None):
+    def __init__(self, model: RetrofittedDecoder, there: PassState | None):
         self.model, self.there = model, there
 
     def __enter__(self):

@@ -21,11 +21,19 @@ from torch import Tensor, nn
 from retro_model.base import checks, transfer
 from retro_model.retro.cache import left_mask
 from retro_model.retro.inputs import Retrieved
-from retro_model.retro.recurring import Readings, Sharing, Shelf, autocast_types, digest, fingerprint, row_keys
+from retro_model.retro.reading_cache import (
+    DiskCache,
+    ReadingCache,
+    Sharing,
+    autocast_types,
+    digest,
+    fingerprint,
+    row_keys,
+)
 
 from .base import FrozenDecoder, RetrofitCache
 from .decoders import base_of
-from .own_attend import ARGUMENT, Attending, Reading, StopReading, Turns, hook_attention, register, slots
+from .own_attend import ARGUMENT, Attending, NeighbourPass, QueryRotations, StopReading, hook_attention, register, slots
 
 #: Supported Hugging Face decoders: `model_type` -> attribute of the base model that holds the rotary tables, or None
 #: for learned positions. Other decoders are refused, because they encode positions differently (ALiBi, paired rotary
@@ -143,10 +151,10 @@ class OwnAttention(FrozenDecoder):
         self.backend = backend
         self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
-        self._kept: Readings | None = None
+        self._kept: ReadingCache | None = None
 
     @contextlib.contextmanager
-    def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[Readings]:
+    def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[ReadingCache]:
         """Context manager: cache the states of neighbours across calls.
 
         Args:
@@ -161,12 +169,12 @@ class OwnAttention(FrozenDecoder):
                 logits = [model(tokens, neighbours) for tokens, neighbours in batches]
             print(kept.found, kept.read)  # cache hits and misses, in distinct neighbours per call
         """
-        shelf = None
+        on_disk = None
         if folder is not None:
             facts = (self.config.cca_layers, self.config.sink_token, autocast_types(), self._described())
             name = digest([self.decoder], *facts)
-            shelf = Shelf(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
-        before, self._kept = self._kept, Readings(max_bytes, shelf)
+            on_disk = DiskCache(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
+        before, self._kept = self._kept, ReadingCache(max_bytes, on_disk)
         try:
             yield self._kept
         finally:
@@ -203,11 +211,11 @@ class OwnAttention(FrozenDecoder):
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
             with contextlib.suppress(StopReading):
-                base(part, use_cache=False, **{ARGUMENT: Reading(self.layers, into)})
+                base(part, use_cache=False, **{ARGUMENT: NeighbourPass(self.layers, into)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
-    def read(self, neighbours: Tensor) -> None:
+    def encode(self, neighbours: Tensor) -> None:
         """Encode neighbours int64 [S,R] in advance and cache them. Has an effect only inside `keeping`."""
         for part in neighbours.split(max(1, READ_TOKENS // neighbours.shape[1])) if len(neighbours) else ():
             self._pool(part)
@@ -297,7 +305,9 @@ class OwnAttention(FrozenDecoder):
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
         return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask, last)
 
-    def _turns(self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None) -> Turns | None:
+    def _turns(
+        self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None
+    ) -> QueryRotations | None:
         """Return the rotations that move queries from their own positions to positions after a neighbour.
 
         Return None if the decoder has learned positions.
@@ -319,7 +329,7 @@ class OwnAttention(FrozenDecoder):
             tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at))
             for at in (index if positions is None else positions, there)
         )
-        return Turns.between(here, there)
+        return QueryRotations.between(here, there)
 
 
 def heads_of(config) -> tuple[int, int, int]:

@@ -1,8 +1,8 @@
 """Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them.
 
 They come in by the Hugging Face library's registry of attention functions. A decoder whose `_attn_implementation` is
-"retro-sdpa" calls `_attend` in every layer. It hands a forward pass' argument `retro` down to there: a `Reading` or an
-`Attending`. Any other pass goes to the attention that the decoder had before, with its masks.
+"retro-sdpa" calls `_attend` in every layer. It hands a forward pass' argument `retro` down to there: a `NeighbourPass`
+or an `Attending`. Any other pass goes to the attention that the decoder had before, with its masks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def register() -> None:
 
 
 def hook_attention(decoder: nn.Module) -> None:
-    """Make the decoder's forward take a `Reading` or `Attending` as its argument `retro`. Without one nothing changes.
+    """Make the decoder's forward take a `NeighbourPass` or `Attending` as its argument `retro`.
+
+    A forward pass without this argument is unchanged.
 
     Raises: ValueError for a decoder whose attention is neither "sdpa" nor "eager".
     """
@@ -64,7 +66,7 @@ class StopReading(Exception):
     """Raised to end the pass that reads neighbours, after the last layer whose keys and values are needed."""
 
 
-class Reading:
+class NeighbourPass:
     """Pass in which the decoder reads neighbours. It keeps the attending layers' keys and values but the first token's.
 
     layers: layer, from 0 -> its place among the attending layers. into: [U,A,2,R,G,D].
@@ -142,7 +144,7 @@ def slots(first: Sequence[int], count: int, m: int, chosen: Sequence[Tensor], he
     return Slots(query_start, place, mask, scores, last)
 
 
-class Turns(NamedTuple):
+class QueryRotations(NamedTuple):
     """Rotations [1 or B,N,1,E] of queries, each a pair of cosines and sines: `back` to position 0, `on` from there to
     the place after a neighbour, `both` at once."""
 
@@ -151,7 +153,7 @@ class Turns(NamedTuple):
     both: tuple[Tensor, Tensor]
 
     @classmethod
-    def between(cls, here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> Turns:
+    def between(cls, here: tuple[Tensor, Tensor], there: tuple[Tensor, Tensor]) -> QueryRotations:
         """From the tables with which queries were turned, which may be scaled, to others."""
         (c, s), (to_c, to_s) = here, there
         norm = c * c + s * s
@@ -197,7 +199,7 @@ class Attending:
         laid: Slots,
         count: int,
         total: int,
-        turns: Turns | None,
+        turns: QueryRotations | None,
         key_mask: Tensor | None,
         last: tuple[Tensor, Tensor, Tensor] | None,
     ):

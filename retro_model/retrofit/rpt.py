@@ -159,7 +159,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
             return self._decode(tokens, index, retrieval, cache, return_retrieved, options)
         here = None
         if retrieval and (tokens.shape[1] >= self.config.chunk_len or self.config.null_slot):
-            here = _Pass(index, num_neighbours or self.config.num_neighbours, trunk_share)
+            here = PassState(index, num_neighbours or self.config.num_neighbours, trunk_share)
             position = self.reader_positions(torch.arange(tokens.shape[1], device=tokens.device))
             here.reader_turn = rotation(position, self.config.head_dim)
         out = self._run(here, tokens, options)
@@ -186,13 +186,13 @@ class RetrofittedRPT(SelfMemory, Frozen):
         retrieved, count = begin(cache, self.embedding.weight, retrieval, tokens.shape[1]), tokens.shape[1]
         here = None
         if retrieval:
-            here = _Pass(index, cache.num_neighbours, 1.0)
+            here = PassState(index, cache.num_neighbours, 1.0)
             here.call = Call(self, cache, slice(None), list(cache.positions), list(range(cache.batch)), count)
             here.reader_turn = rotation(self.reader_positions(here.call.position), self.config.head_dim)
         out = self._run(here, tokens, options | {self._cache_name: cache.decoder, "use_cache": True})
         cache.decoder = getattr(out, self._cache_name)
         if here is not None:
-            here.call.keep()
+            here.call.store()
             here.call.record(retrieved)
         cache.positions = [p + count for p in cache.positions]
         return (out.logits, retrieved) if return_retrieved else out.logits
@@ -229,7 +229,7 @@ class RetrofittedRPT(SelfMemory, Frozen):
         return here.call.read(layer, cca, x, here.reader_turn)
 
 
-class _Pass:
+class PassState:
     """State of one forward pass, shared by the hooks."""
 
     def __init__(self, index: Tensor | None, k: int, trunk_share: float):

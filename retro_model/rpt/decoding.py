@@ -79,10 +79,10 @@ class Call:
             if layer.cca is not None and self.cache.retrieval:
                 x = x + self.read(number, layer.cca, layer.cca_norm(x), reader_turn)
             x = layer.feed(x)
-        self.keep()
+        self.store()
         return model.norm(x)
 
-    def keep(self) -> None:
+    def store(self) -> None:
         """Store mask and gates of the last chunks' neighbours for the next call."""
         for rows, memory in self.fresh:
             for name, new in (("neighbour mask", memory.neighbour_mask), ("gate", memory.gate)):

@@ -195,7 +195,7 @@ class SelfMemory(nn.Module):
             states = self.retriever.encode(hidden)
             query, key = self.retriever.project(states, trunk_share)
             scores = self.retriever.scores(query, key)
-            index = self.retriever.choose(query, key, k, index)
+            index = self.retriever.select(query, key, k, index)
         if not chunks.shape[1]:  # only the null slot is read
             index = index[:, :0]
         neighbours = self.neighbours(states, chunks, index)

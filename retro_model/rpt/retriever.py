@@ -93,7 +93,7 @@ class SelfRetriever(nn.Module):
         options = {"causal_gap": self.excluded_chunks, "query_offset": first, "backend": self.backend}
         return rk.topk_chunks(query.detach(), key.detach(), k, **options)[1]
 
-    def choose(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
+    def select(self, query: Tensor, key: Tensor, k: int, index: Tensor | None, first: int = 0) -> Tensor:
         """Return `index` with `OWN` replaced by the retriever's choice. None: the k best for every chunk."""
         readable = index is not None and index.device.type == "cpu" and not torch.compiler.is_compiling()
         if readable and not bool((index == OWN).any()):  # on a GPU the host would wait, so the search always runs

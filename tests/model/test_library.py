@@ -19,7 +19,7 @@ from retro_model.commands.compare import results as record
 from retro_model.commands.retrofit import command as retrofit
 from retro_model.commands.retrofit import roff, texts
 from retro_model.commands.retrofit.fitting import fit
-from retro_model.commands.retrofit.options import Fit, Plan
+from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
@@ -103,7 +103,7 @@ def test_what_is_held_out_is_not_in_the_library():
     with pytest.raises(ValueError, match="texts: expected at least five files"):
         texts.divide(documents[:4], 6, 1200, 20_000)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        texts.read(texts.Path("nowhere"), 10)
+        texts.load(texts.Path("nowhere"), 10)
 
 
 def test_an_excerpt_begins_a_line_anywhere_in_its_document():
@@ -153,16 +153,16 @@ def test_the_similarity_by_a_frozen_encoder_is_a_cosine(tmp_path):
     for name, fill in (("decoder", folders.decoder), ("texts", folders.text_files), ("bert", bert)):
         (tmp_path / name).mkdir()
         fill(tmp_path / name)
-    plan = Plan(chunk_len=8, held_out=2, held_bytes=200, embedder=str(tmp_path / "bert"))
-    parts = texts.divide(texts.read(tmp_path / "texts", 10_000)[1], plan.held_out, plan.held_bytes, 10_000)
-    made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, plan)
-    ids = made.neighbours[:, : plan.neighbours]
+    sizes = Sizes(chunk_len=8, held_out=2, held_bytes=200, embedder=str(tmp_path / "bert"))
+    parts = texts.divide(texts.load(tmp_path / "texts", 10_000)[1], sizes.held_out, sizes.held_bytes, 10_000)
+    made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, sizes)
+    ids = made.neighbours[:, : sizes.neighbours]
     keys, queries = (
         made.database.searcher.embedder(s.chunks(range(len(s))), s.lengths)
         for s in (made.database.store, made.held_out)
     )
     np.testing.assert_allclose(np.linalg.norm(keys, axis=1), 1, rtol=1e-5)
-    np.testing.assert_allclose(made.similarity(plan), np.einsum("nd,nkd->nk", queries, keys[ids]), atol=1e-5)
+    np.testing.assert_allclose(made.similarity(sizes), np.einsum("nd,nkd->nk", queries, keys[ids]), atol=1e-5)
 
 
 class Line(torch.nn.Module):
@@ -186,7 +186,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
 
     how, said = Fit(steps=25, max_lr=0.1), []
     whole = Line()
-    facts = fit(whole, stream, how, Plan(), tmp_path / "whole", said.append)
+    facts = fit(whole, stream, how, Sizes(), tmp_path / "whole", said.append)
     assert facts["steps"] == 25 and len(facts["losses"]) == 25 and facts["tokens"] > 0 and len(said) == 6
     assert np.mean(facts["losses"][-5:]) < np.mean(facts["losses"][:5])
 
@@ -197,22 +197,22 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
         raise Stopped
 
     with pytest.raises(Stopped):
-        fit(Line(), stream, how, Plan(), tmp_path / "stopped", stop)
+        fit(Line(), stream, how, Sizes(), tmp_path / "stopped", stop)
     again = Line()
-    facts = fit(again, stream, how, Plan(), tmp_path / "stopped", said.append)
+    facts = fit(again, stream, how, Sizes(), tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
     assert said[6] == "  goes on after step 1 of 25"
-    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Plan(), tmp_path / "stopped", said.append)
+    other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Sizes(), tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     (kept,) = (tmp_path / "stopped").glob("shards-*/*.safetensors")
     assert {name for name in load_file(kept) if name.startswith("model.")} == {
         "model.added.0"
     }  # without the frozen part
-    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Plan(), tmp_path / "minutes", said.append)
+    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Sizes(), tmp_path / "minutes", said.append)
     assert minutes["steps"] >= 1
     untrained = Line()
-    assert fit(untrained, stream, Fit(steps=0), Plan(), tmp_path / "none", said.append)["steps"] == 0
-    assert len(fit(Line(), stream, Fit(steps=1), Plan(), tmp_path / "one", said.append)["losses"]) == 1
+    assert fit(untrained, stream, Fit(steps=0), Sizes(), tmp_path / "none", said.append)["steps"] == 0
+    assert len(fit(Line(), stream, Fit(steps=1), Sizes(), tmp_path / "one", said.append)["losses"]) == 1
     assert torch.equal(untrained.table, Line().table)
 
 
@@ -358,10 +358,10 @@ def test_exchanged_neighbours_are_those_of_other_documents():
 
 def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compared, tmp_path):
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
-    plan = Plan(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
+    sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
     options = {"rank": 2, "score_bias": True, "folder_of_texts": library}
-    retrofit.run(decoder, tmp_path, plan, Fit(steps=2), **options, show=said.append)
+    retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
     seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
     assert list(seconds) == ["ready", "trained", "scored"]
@@ -371,7 +371,7 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     reader = open_folder(tmp_path)
     assert reader.model.config.neighbour_len == 24
     assert reader.model.slope.any()
-    got = reader.read(reader.passage(reader.start), Options())
+    got = reader.score(reader.passage(reader.start), Options())
     reader.write(reader.passage(reader.start)[:20], Options(new_tokens=8))
     assert np.abs(got.on - got.off).max() > 1e-4
     shown = [card for cards in got.cards for card in cards]

@@ -295,8 +295,8 @@ def test_states_on_disk_are_found_by_the_same_decoder_and_layers_alone(dtype, tm
         assert reads == [live] * 3 and len(list(folder.iterdir())) == live
     again, reads = made()
     with again.keeping(folder=tmp_path) as kept:
-        again.read(neighbours[mask.any(-1)])
-        again.read(neighbours[:0, 0, 0])
+        again.encode(neighbours[mask.any(-1)])
+        again.encode(neighbours[:0, 0, 0])
         assert torch.equal(again(tokens, neighbours, neighbour_mask=mask), want)
         assert not reads and kept.bytes == live * again.neighbour_bytes()
     for changes in ({"cca_layers": (1, 3)}, {"sink_token": 7}):

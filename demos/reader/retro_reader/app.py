@@ -98,7 +98,7 @@ class Service:
         return {"library": self.said["library"]}
 
     def read(self, asked: dict) -> dict:
-        return self.reader.read(self._tokens(asked), _options(asked)).to_dict()
+        return self.reader.score(self._tokens(asked), _options(asked)).to_dict()
 
     def write(self, asked: dict) -> dict:
         tokens = self.reader.question(_text(asked, "text")) if asked.get("question") is True else self._tokens(asked)

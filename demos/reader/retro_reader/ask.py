@@ -15,7 +15,7 @@ from rich.text import Text
 from retro_model.base.progress import printable
 from retro_model.data.text_files import find_texts, read_texts
 from retro_model.folders.reader import Options, Reader, open_folder
-from retro_model.folders.reading import Reading
+from retro_model.folders.reading import TextReading
 
 from .options import ask
 
@@ -31,7 +31,7 @@ def style(gain: float) -> str:
     return next((name for least, name in steps if amount >= least), "")
 
 
-def coloured(reading: Reading, first: int = 0) -> Text:
+def coloured(reading: TextReading, first: int = 0) -> Text:
     """Return the text with each token coloured by its gain. From token `first` on it is bold, unless `first` is 0."""
     text = Text()
     for i, (token, gain, blank) in enumerate(zip(reading.texts, reading.gain, reading.blank)):
@@ -49,7 +49,7 @@ def card(neighbour: dict) -> Panel:
     return Panel(Text("\n").join(text.split("\n")[:CARD_LINES]), title=title, title_align="left")
 
 
-def verdict(reading: Reading, without: str) -> Text:
+def verdict(reading: TextReading, without: str) -> Text:
     """Return the outcome of one text in a sentence: the gain over random passages, or over no retrieval."""
     found = reading.bits_per_byte()
     control = "random" if "random" in found else "off"
@@ -61,7 +61,7 @@ def verdict(reading: Reading, without: str) -> Text:
     return Text(f"{found['on']:.3f} bits per byte; {costs}. {gain} One text is too few to say more.")
 
 
-def show(console: Console, reader: Reader, reading: Reading, written_from: int = 0) -> None:
+def show(console: Console, reader: Reader, reading: TextReading, written_from: int = 0) -> None:
     """Print the coloured text, the neighbours of the chunk that gained most, and the verdict."""
     title = "blue: retrieval made the token likelier; orange: less likely"
     console.print(Panel(coloured(reading, written_from), title=title, title_align="left"))
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> None:
             ids, passage = reader.passage(number), reader.passages[number]
             where = f"{printable(passage['name'])}, from line {passage['line']}"
             console.print(f"{where}: the model has not seen it", markup=False)
-            show(console, reader, reader.read(ids, how))
+            show(console, reader, reader.score(ids, how))
             return
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         ids = reader.question(prompt) if options.question else reader.encode(prompt)

@@ -201,9 +201,9 @@ def test_an_answer_has_a_longest_time(reader):
     async def run():
         desk = Desk(reader.model, seconds=0.0)
         with pytest.raises(Stopped, match="stopped after 0 s"):
-            await desk.ask(lambda: reader.read(reader.passage(0), Options()))
+            await desk.ask(lambda: reader.score(reader.passage(0), Options()))
         desk.seconds = 60.0
-        assert (await desk.ask(lambda: reader.read(reader.passage(0), Options()))).per_byte is not None
+        assert (await desk.ask(lambda: reader.score(reader.passage(0), Options()))).per_byte is not None
         full = Desk(most=0)
         with pytest.raises(Full):
             await full.ask(lambda: 1)
@@ -323,7 +323,7 @@ def test_an_addition_that_fails_changes_nothing(reader, monkeypatch):
         reader.library.add("b", "harbour " * 20)
     monkeypatch.undo()
     assert reader.library_state() == before and len(reader.library.added) == len(reader.library.added_keys) == 0
-    assert reader.read(reader.passage(0), Options()).cards
+    assert reader.score(reader.passage(0), Options()).cards
 
 
 def test_the_page_states_the_limits(reader):

@@ -21,7 +21,7 @@ from retro_kernels import info
 from retro_model import evaluation
 
 from ..retrofit import texts
-from ..retrofit.options import SIZES, Fit, Plan
+from ..retrofit.options import SIZES, Fit, Sizes
 from ..retrofit.prepared import decoder_folder, prepare, show_line
 from . import results as record
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
@@ -51,7 +51,7 @@ def _path(setting: Setting, name: str) -> Path:
 
 def _settings(setting: Setting, name: str) -> dict:
     """Return the settings that a contender's scores depend on."""
-    made = {"plan": dataclasses.asdict(setting.plan)}
+    made = {"plan": dataclasses.asdict(setting.sizes)}
     if name in TRAINED:
         made["fit"] = dataclasses.asdict(setting.fit)
     if name in OWN:
@@ -80,11 +80,11 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
         for first in range(done[which], wanted[which], GROUP):
             group = range(first, min(first + GROUP, wanted[which]))
             before = dict(contender.seconds)
-            if contender.read is not None:
+            if contender.encode is not None:
                 distinct = np.setdiff1d(given[np.isin(library.held_out.chunk_doc, group)], -1)
                 neighbours = torch.as_tensor(library.database.values(distinct)[0])  # [S,R]
                 with record.Cost() as reading:
-                    count = contender.read(neighbours)
+                    count = contender.encode(neighbours)
                 result.add_reading(which, len(neighbours), count, reading)
             with record.Cost() as cost:
                 scores = contender.score(given, group)
@@ -104,14 +104,14 @@ def write(setting: Setting, title: str, command: str) -> None:
     if "alone" not in results:
         return
     library = setting.library
-    nearest = library.similarity(setting.plan).max(1)
+    nearest = library.similarity(setting.sizes).max(1)
     rows = record.rows(results, CONTENDERS, library.held_out, library.leakage, nearest)
     made = {
         "command": command,
         "commit": _commit(),
         "corpus": title,
         "seed": setting.fit.seed,
-        "plan": dataclasses.asdict(setting.plan),
+        "plan": dataclasses.asdict(setting.sizes),
         "library": library.facts,
         "contenders": rows,
         "machine": info.lines()[:2],
@@ -139,18 +139,18 @@ def main(arguments: list[str] | None = None) -> None:
     if options.records:
         record.draw([json.loads(path.read_text()) for path in options.records], options.out)
         return
-    plan = Plan(**{name: getattr(options, name) for name in SIZES})
+    sizes = Sizes(**{name: getattr(options, name) for name in SIZES})
     try:
         how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
-        title, documents = texts.read(options.texts, plan.database_bytes, **how)
-        library, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
+        title, documents = texts.load(options.texts, sizes.database_bytes, **how)
+        library, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
         print(f"{title}: {len(documents):,} documents", flush=True)
         decoder = decoder_folder(options.decoder, show_line)
-        prepared = prepare(options.out, decoder, library, held, plan, show_line)
+        prepared = prepare(options.out, decoder, library, held, sizes, show_line)
         how = Fit(steps=options.steps, max_lr=options.lr, windows=options.windows, seed=options.seed)
         layers, states = options.layers and tuple(options.layers), options.out / "states"
         kept = {"layers": layers, "states": states if options.keep_states else None, "show": show_line}
-        setting = Setting(decoder, prepared, plan, how, options.out, options.datastore_tokens, **kept)
+        setting = Setting(decoder, prepared, sizes, how, options.out, options.datastore_tokens, **kept)
         torch.manual_seed(options.seed)
         most = len(prepared.held_out.documents)
         documents = min(most, options.documents or most)

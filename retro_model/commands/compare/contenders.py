@@ -20,8 +20,8 @@ from retro_model.evaluation import knn_lm
 from retro_model.retrofit import retrofit
 
 from ..retrofit.fitting import changes, fit
-from ..retrofit.options import RATES, Fit, Plan
-from ..retrofit.prepared import Library, read_decoder, stream
+from ..retrofit.options import RATES, Fit, Sizes
+from ..retrofit.prepared import PreparedLibrary, read_decoder, stream
 from .options import DATASTORE_TOKENS, RANK
 
 
@@ -34,8 +34,8 @@ class Setting:
     """
 
     decoder_folder: Path
-    library: Library
-    plan: Plan
+    library: PreparedLibrary
+    sizes: Sizes
     fit: Fit
     folder: Path
     datastore_tokens: int = DATASTORE_TOKENS
@@ -51,27 +51,30 @@ class Setting:
     @functools.cached_property
     def near(self) -> np.ndarray:
         """Neighbours of the held-out chunks, as many as models are given."""
-        return self.library.neighbours[:, : self.plan.neighbours]
+        return self.library.neighbours[:, : self.sizes.neighbours]
 
     @functools.cached_property
     def far(self) -> np.ndarray:
         """Mask of the neighbours that own attention does not read."""
-        return self.library.far(self.plan)
+        return self.library.far(self.sizes)
 
     @property
     def windows(self) -> dict[str, int]:
-        return {"window": self.plan.window, "stride": self.plan.stride}
+        return {"window": self.sizes.window, "stride": self.sizes.stride}
 
 
 class Contender(NamedTuple):
-    """score: scores some held-out documents with given neighbours [chunks,K]. made: facts of the training. read: reads
-    neighbours [S,R] ahead of the score and returns how many were not kept; None: nothing is read ahead. far: mask
-    [chunks,K] of neighbours that it is not given; None: it is given all. seconds: spent so far, by part; see
-    `OwnAttention`."""
+    """A way to score the held-out documents.
+
+    score: scores some held-out documents with given neighbours [chunks,K]. made: facts of the training. encode: encodes
+    neighbours [S,R] ahead of the score and returns how many were not cached; None: nothing is encoded ahead. far: mask
+    [chunks,K] of neighbours that the contender is not given; None: it is given all. seconds: time spent so far, by
+    part; see `OwnAttention`.
+    """
 
     score: Callable[[np.ndarray, Sequence[int] | None], evaluation.Scores]
     made: dict
-    read: Callable[[Tensor], int] | None = None
+    encode: Callable[[Tensor], int] | None = None
     far: np.ndarray | None = None
     seconds: Mapping[str, float] = MappingProxyType({})
 
@@ -84,7 +87,7 @@ def alone(s: Setting, times: int = 1) -> Contender:
 
 
 def in_context(s: Setting) -> Contender:
-    sizes = {"window": s.plan.window, "stride": s.plan.chunk_len, "k": s.plan.neighbours}
+    sizes = {"window": s.sizes.window, "stride": s.sizes.chunk_len, "k": s.sizes.neighbours}
     scored = functools.partial(evaluation.score_in_context, s.decoder, s.library.held_out, **sizes)
     return Contender(lambda near, documents: scored(near, s.library.database, documents=documents), sizes)
 
@@ -92,7 +95,7 @@ def in_context(s: Setting) -> Contender:
 def knn(s: Setting) -> Contender:
     """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
     library, model = s.library, s.decoder
-    documents = suppliers(library, s.plan.neighbours, s.datastore_tokens)
+    documents = suppliers(library, s.sizes.neighbours, s.datastore_tokens)
     tokens = sum(library.database.store.documents[number].num_tokens for number in documents)
     s.show(f"  datastore: {tokens:,} tokens of {len(documents)} documents")
     datastore = knn_lm.TokenDatastore.build(model, library.database.store, documents=documents, **s.windows)
@@ -105,7 +108,7 @@ def knn(s: Setting) -> Contender:
     return Contender(score, {"datastore_contexts": len(datastore.keys), "datastore_documents": len(documents)})
 
 
-def suppliers(library: Library, k: int, most_tokens: int) -> list[int]:
+def suppliers(library: PreparedLibrary, k: int, most_tokens: int) -> list[int]:
     """Return the documents that hold most of the nearest k neighbours, of at most `most_tokens` together."""
     found = library.database.document_of(library.neighbours[:, :k])
     numbers, counts = np.unique(found[found >= 0], return_counts=True)
@@ -126,7 +129,7 @@ def retrofitted(
     own = attention == "own"
     decoder = s.decoder if own else read_decoder(s.decoder_folder)
     layers = s.layers if own else None
-    model = retrofit(decoder, **changes(attention, s.plan, decoder.config.num_hidden_layers, layers, rank, score_bias))
+    model = retrofit(decoder, **changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias))
     if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
         all_of_them = f"at most {count * each:,.0f} MB for those of held-out chunks, more for those of training"
@@ -137,20 +140,20 @@ def retrofitted(
         rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
         how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
         folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}-{how.seed}"
-        batches = functools.partial(stream, s.library, s.plan, how, scores=score_bias)
-        facts = fit(model, batches, how, s.plan, folder, s.show)
+        batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
+        facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # which would end with it
         return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
-    def read(neighbours: Tensor) -> int:
+    def encode(neighbours: Tensor) -> int:
         before = kept.read
-        model.read(neighbours)
+        model.encode(neighbours)
         return kept.read - before
 
-    return Contender(score, facts, read, None if every else s.far, model.seconds) if own else Contender(score, facts)
+    return Contender(score, facts, encode, None if every else s.far, model.seconds) if own else Contender(score, facts)
 
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {

@@ -25,8 +25,8 @@ from retro_model.retrofit import OwnAttention
 
 from . import texts
 from .fitting import changes, fit
-from .options import ATTENTION, RATES, Fit, Plan, parser
-from .prepared import Library, decoder_folder, prepare, read_decoder, show_line, stream
+from .options import ATTENTION, RATES, Fit, Sizes, parser
+from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
 
 HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
 CONTROL = "others' neighbours"
@@ -35,7 +35,7 @@ CONTROL = "others' neighbours"
 def run(
     decoder: Path | None,
     folder: Path,
-    plan: Plan,
+    sizes: Sizes,
     how: Fit,
     *,
     attention: str = "own",
@@ -64,32 +64,32 @@ def run(
         seconds[stage] = round(time.perf_counter() - began, 1)
 
     reading = {"text_field": text_field, "strict": strict, "show": show}
-    title, documents = texts.read(folder_of_texts, plan.database_bytes, **reading)
+    title, documents = texts.load(folder_of_texts, sizes.database_bytes, **reading)
     show(f"{title}: {len(documents):,} documents")
-    rest, held = texts.divide(documents, plan.held_out, plan.held_bytes, plan.database_bytes)
-    library = prepare(folder, decoder, rest, held, plan, show)
+    rest, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
+    library = prepare(folder, decoder, rest, held, sizes, show)
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
-    options = changes(attention, plan, model.config.num_hidden_layers, layers, rank, score_bias)
+    options = changes(attention, sizes, model.config.num_hidden_layers, layers, rank, score_bias)
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, plan, "Not scored yet.")
+    describe(folder, decoder, title, library, sizes, "Not scored yet.")
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-reader serve {folder}")
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     read = how if attention == "own" else dataclasses.replace(how, windows=None)
-    batches = functools.partial(stream, library, plan, read, scores=options.get("score_bias", False))
+    batches = functools.partial(stream, library, sizes, read, scores=options.get("score_bias", False))
     keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
     with keeping():
-        training = fit(whole.model, batches, how, plan, folder / "training", show)
+        training = fit(whole.model, batches, how, sizes, folder / "training", show)
     whole.save_pretrained(folder / "model")
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
     scoring = time.process_time()
-    off, on, random = score(whole.model, library, plan, how)
+    off, on, random = score(whole.model, library, sizes, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out, CONTROL)
-    describe(folder, decoder, title, library, plan, said)
+    describe(folder, decoder, title, library, sizes, said)
     costs = {name: evaluation.bits_per_byte(s) for name, s in {"off": off, "on": on, "random": random}.items()}
     record = {
         "bits_per_byte": costs,
@@ -99,7 +99,7 @@ def run(
         "training": training,
         "scoring_cpu_seconds": time.process_time() - scoring,
         "seconds_by_part": getattr(whole.model, "seconds", {}),
-        "plan": dataclasses.asdict(plan),
+        "plan": dataclasses.asdict(sizes),
         "fit": dataclasses.asdict(how),
         "library": library.facts,
     }
@@ -116,11 +116,11 @@ def run(
     return said
 
 
-def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Scores, ...]:
+def score(model, library: PreparedLibrary, sizes: Sizes, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with the control's neighbours."""
-    near, windows = library.neighbours[:, : plan.neighbours], {"window": plan.window, "stride": plan.stride}
+    near, windows = library.neighbours[:, : sizes.neighbours], {"window": sizes.window, "stride": sizes.stride}
     if isinstance(model, OwnAttention):
-        near = np.where(library.far(plan), -1, near)
+        near = np.where(library.far(sizes), -1, near)
     random = evaluation.exchanged_neighbours(near, library.held_out, library.database, how.seed)
     given = {"off": (), "on": (near, library.database), CONTROL: (random, library.database)}
     scores, options = [], windows | {"autocast": how.autocast}
@@ -131,14 +131,14 @@ def score(model, library: Library, plan: Plan, how: Fit) -> tuple[evaluation.Sco
     return tuple(scores)
 
 
-def describe(folder: Path, decoder: Path, title: str, library: Library, plan: Plan, verdict: str) -> None:
+def describe(folder: Path, decoder: Path, title: str, library: PreparedLibrary, sizes: Sizes, verdict: str) -> None:
     """Write the description that makes `folder` a model folder, for `retro-reader ask` and `serve`."""
-    facts = {name: getattr(plan, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
+    facts = {name: getattr(sizes, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
     facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
     documents = f"{len(library.database.store.documents):,}"
     shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
-    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts | folders.LIBRARY, plan.window, facts)
+    folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts | folders.LIBRARY, sizes.window, facts)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -147,12 +147,12 @@ def main(arguments: list[str] | None = None) -> None:
     own = given.attention == "own"
     least = given.least_similarity if own else -1.0
     lengths = {"held_out": given.held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
-    plan = Plan(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
+    sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {name: getattr(given, name) for name in ("attention", "rank", "score_bias", "text_field", "strict")}
     options["layers"] = given.layers and tuple(given.layers)
     try:
-        run(given.decoder, given.out, plan, how, folder_of_texts=given.texts, **options)
+        run(given.decoder, given.out, sizes, how, folder_of_texts=given.texts, **options)
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model retrofit: {error}")

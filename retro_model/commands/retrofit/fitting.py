@@ -14,20 +14,20 @@ from torch import nn
 from retro_model import training
 from retro_model.training import checkpoint
 
-from .options import Fit, Plan
+from .options import Fit, Sizes
 
 SAVED_EVERY = 5  # steps
 ENCODER = 256  # width of the encoder of new layers
 
 
 def changes(
-    attention: str, plan: Plan, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
+    attention: str, sizes: Sizes, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
 ) -> dict:
     """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
     fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
     attention.
     """
-    lengths = {"chunk_len": plan.chunk_len, "neighbour_len": plan.passage_chunks * plan.chunk_len}
+    lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
     if attention == "own":
         return {"neighbours": "own", "cca_layers": layers, **lengths, "rank": rank, "score_bias": score_bias}
     layers = layers or tuple(range(max(1, decoder_layers * 2 // 3), decoder_layers + 1, 4))
@@ -36,17 +36,22 @@ def changes(
 
 
 def fit(
-    model: nn.Module, stream: Callable[[int], Iterator[training.Batch]], how: Fit, plan: Plan, folder: Path, show=print
+    model: nn.Module,
+    stream: Callable[[int], Iterator[training.Batch]],
+    how: Fit,
+    sizes: Sizes,
+    folder: Path,
+    show=print,
 ) -> dict:
     """Train the parameters that are not frozen. A folder with the same training goes on from its last step.
 
-    stream: returns the batches from a position on. plan: of their windows. No steps: nothing is trained.
+    stream: returns the batches from a position on. sizes: sizes of their windows. No steps: nothing is trained.
     Returns: steps, tokens, CPU seconds and the last losses.
     """
     trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
     added = nn.ModuleDict({"added": trained})  # a checkpoint leaves out the decoder
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
-    of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(plan)}
+    of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(sizes)}
     if state and {name: state["extra"].get(name) for name in of} != of:
         state = None  # of another training
     done = of | {"cpu_seconds": 0.0, "tokens": 0, "losses": []} | (state["extra"] if state else {})

@@ -14,12 +14,12 @@ RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
 
 
 def _size(default, about: str):
-    """Return a field of `Plan` with the help text of its option."""
+    """Return a field of `Sizes` with the help text of its option."""
     return field(default=default, metadata={"help": about})
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sizes:
     """Sizes of a library and of its windows."""
 
     chunk_len: int = _size(32, "tokens of a chunk")
@@ -35,7 +35,7 @@ class Plan:
     passage_chunks: int = _size(2, "chunks of a passage: the one found and those that follow")
 
 
-SIZES = {size.name: size for size in fields(Plan)}
+SIZES = {size.name: size for size in fields(Sizes)}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Fit:
 
 
 def add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
-    """Add an option for a field of `Plan`. option, default: in place of the field's."""
+    """Add an option for a field of `Sizes`. option, default: in place of the field's."""
     default = SIZES[name].default if default is None else default
     option = option or f"--{name.replace('_', '-')}"
     said = f"{SIZES[name].metadata['help']} (default: {default})"

@@ -22,14 +22,14 @@ from retro_model.folders.retrofit import HubText
 
 from ..neighbours.command import make_embedder
 from ..neighbours.options import TFIDF
-from .options import Fit, Plan
+from .options import Fit, Sizes
 
 SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
 SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
 
 
-class Library(NamedTuple):
+class PreparedLibrary(NamedTuple):
     """neighbours: of the held-out chunks, int64 [chunks,10]; leakage: r(C) of each, by all ten."""
 
     tokenizer: HubText
@@ -39,14 +39,14 @@ class Library(NamedTuple):
     leakage: np.ndarray
     facts: dict
 
-    def similarity(self, plan: Plan) -> np.ndarray:
+    def similarity(self, sizes: Sizes) -> np.ndarray:
         """Return the similarity of the held-out chunks to their neighbours, float32 [chunks,K]."""
-        near = self.neighbours[:, : plan.neighbours]
+        near = self.neighbours[:, : sizes.neighbours]
         return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
-    def far(self, plan: Plan) -> np.ndarray:
+    def far(self, sizes: Sizes) -> np.ndarray:
         """Return which neighbours resemble their chunk too little for own attention to read them, bool [chunks,K]."""
-        return self.similarity(plan) < plan.least_similarity
+        return self.similarity(sizes) < sizes.least_similarity
 
 
 class Searched:
@@ -69,43 +69,43 @@ class Searched:
 
 
 def prepare(
-    folder: Path, decoder: Path, documents: list[Document], held: list[Document], plan: Plan, show=print
-) -> Library:
+    folder: Path, decoder: Path, documents: list[Document], held: list[Document], sizes: Sizes, show=print
+) -> PreparedLibrary:
     """Make the library in `folder`. A killed run goes on; a finished one is opened."""
-    if plan.passage_chunks < 1:
-        raise ValueError(f"passage_chunks: expected 1 or more; got {plan.passage_chunks}")
+    if sizes.passage_chunks < 1:
+        raise ValueError(f"passage_chunks: expected 1 or more; got {sizes.passage_chunks}")
     tokenizer = HubText.load(decoder)
-    options = {"chunk_len": plan.chunk_len, "bos": tokenizer.bos_id is not None}
+    options = {"chunk_len": sizes.chunk_len, "bos": tokenizer.bos_id is not None}
     show(f"tokens of {len(documents):,} documents, and of {len(held)} held out")
     held_out = build_store(folder / "validation", held, tokenizer, **options)
     store = build_store(folder / "all", documents, tokenizer, **options)
     leaked = find_leaked(store, [held_out], tokenizer=tokenizer)
     if leaked.removed:
-        store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=plan.chunk_len)
+        store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=sizes.chunk_len)
     show(f"embeddings of {len(store):,} chunks ({store.num_tokens:,} tokens); {len(leaked.removed)} leaks dropped")
-    if plan.embedder == TFIDF:
-        embedder = HashedTfidf(plan.dim).fit(store)
+    if sizes.embedder == TFIDF:
+        embedder = HashedTfidf(sizes.dim).fit(store)
         embedder.save(folder / "embedder.npz")
     else:
-        embedder = make_embedder(plan.embedder, store, tokenizer, "cpu", unit=True)
+        embedder = make_embedder(sizes.embedder, store, tokenizer, "cpu", unit=True)
     database = ChunkDatabase.build(folder / "embeddings", store, embedder)
     show(f"neighbours of {len(held_out):,} held-out chunks")
     near = precompute_neighbours(folder / "validation-neighbours", held_out, database, evaluation.LEAKAGE_NEIGHBOURS)
     leakage = evaluation.leakage(held_out, near, database)
-    database.passage_chunks = plan.passage_chunks
+    database.passage_chunks = sizes.passage_chunks
     share = lambda alpha: float(held_out.chunk_bytes[leakage <= alpha].sum() / held_out.num_bytes)  # noqa: E731
     facts = {
         "documents": len(store.documents),
         "tokens": store.num_tokens,
         "chunks": len(store),
         "leaks_dropped": sorted(removal.name for removal in leaked.removed),
-        "search_cpu_ms_a_chunk": _cost_of_search(folder / "search.json", held_out, database, plan.neighbours),
+        "search_cpu_ms_a_chunk": _cost_of_search(folder / "search.json", held_out, database, sizes.neighbours),
         "held_out_documents": len(held_out.documents),
         "held_out_tokens": held_out.num_tokens,
         "held_out_bytes": held_out.num_bytes,
         "bytes_by_leakage": {f"r(C) <= {alpha}": round(share(alpha), 3) for alpha in (0.25, 0.5)},
     }
-    return Library(tokenizer, database, held_out, np.asarray(near), leakage, facts)
+    return PreparedLibrary(tokenizer, database, held_out, np.asarray(near), leakage, facts)
 
 
 def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
@@ -155,18 +155,18 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
     return found if 2 * len(found) >= count else None
 
 
-def stream(library: Library, plan: Plan, how: Fit, start: int = 0, scores: bool = False):
+def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0, scores: bool = False):
     """Batches of the library's own text with their neighbours, without end.
 
     how.windows windows recur (see `spread`), with the neighbours that own attention reads. None, or where there are too
     few: the whole text, with neighbours however dissimilar. scores: see `gather`.
     """
     database, starts = library.database, None
-    near = Searched(database, plan.neighbours + SPARE, plan.least_similarity)
+    near = Searched(database, sizes.neighbours + SPARE, sizes.least_similarity)
     if how.windows is not None:
-        starts = spread(database.store, near, plan.window, how.windows, how.seed)
+        starts = spread(database.store, near, sizes.window, how.windows, how.seed)
     if starts is None:
         near = Searched(database, near.shape[1])
-    read = {"neighbours": near, "database": database, "k": plan.neighbours, "scores": scores}
-    options = {"window": plan.window, "batch_size": how.batch_size, "seed": how.seed, "start": start, "starts": starts}
+    read = {"neighbours": near, "database": database, "k": sizes.neighbours, "scores": scores}
+    options = {"window": sizes.window, "batch_size": how.batch_size, "seed": how.seed, "start": start, "starts": starts}
     return training.batches(database.store, **read, **options)

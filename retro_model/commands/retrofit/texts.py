@@ -18,7 +18,7 @@ TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # of Pytho
 MANY = 100  # manual pages that make a library
 
 
-def read(
+def load(
     texts: Path | None,
     most: int,
     *,

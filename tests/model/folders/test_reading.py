@@ -69,7 +69,7 @@ def test_a_character_cut_in_two_belongs_to_the_token_that_ends_it():
 
 def test_the_costs_are_the_models_own(reader):
     ids = reader.passage(0)
-    got = reader.read(ids, Options(k=3))
+    got = reader.score(ids, Options(k=3))
     tokens = torch.from_numpy(ids)[None]
     chunks = ids[: len(ids) // folders.M * folders.M].reshape(-1, folders.M)
     neighbours, mask = reader.library.values(reader.library.search(chunks, 3)[0])
@@ -88,7 +88,7 @@ def test_the_library_forgets_and_learns(reader):
     library, base = reader.library, {}
 
     def cost():
-        got = reader.read(reader.passage(0), Options())
+        got = reader.score(reader.passage(0), Options())
         return got.per_byte(got.on), {entry["name"] for entry in got.documents()}
 
     base["cost"], names = cost()
@@ -105,7 +105,7 @@ def test_the_library_forgets_and_learns(reader):
     assert cost()[0] == pytest.approx(base["cost"], rel=1e-6)
     for number in range(6):
         library.forget(number)
-    got = reader.read(reader.passage(0), Options())
+    got = reader.score(reader.passage(0), Options())
     assert got.cards[0] == [] and got.per_byte(got.on) == pytest.approx(got.per_byte(got.off), rel=1e-5)
 
 
@@ -151,7 +151,7 @@ def test_a_damaged_manifest_is_named(paths, tmp_path, change, named):
     said = json.loads((paths["retro"] / "model.json").read_text())
     (tmp_path / "model.json").write_text(json.dumps(said | change))
     with pytest.raises(ValueError, match=rf"model\.json.*{named}"):
-        folder_module.read(tmp_path)
+        folder_module.load(tmp_path)
 
 
 def test_a_lacking_part_is_named(paths, tmp_path):
@@ -208,7 +208,7 @@ def test_verdicts(off, baseline, said):
 def test_a_reading_has_its_control(paths):
     """The gain is over random passages of the library."""
     reader = open_folder(paths["retro"])
-    reading = reader.read(reader.passage(0), Options())
+    reading = reader.score(reader.passage(0), Options())
     assert reading.random.shape == reading.on.shape and reading.random[0] == 0
     assert np.array_equal(reading.gain, reading.random - reading.on)
     said = reading.to_dict()
@@ -216,7 +216,7 @@ def test_a_reading_has_its_control(paths):
     assert reading.per_byte(reading.on) < reading.per_byte(reading.random)  # the circuit copies from the neighbours
     standing = [gain for gain, source in zip(reading.gain, reading.sources) if source]
     assert reading.seen == pytest.approx(sum(standing))
-    alone = reader.read(reader.passage(0), Options(retrieval=False))
+    alone = reader.score(reader.passage(0), Options(retrieval=False))
     assert alone.random is None and not alone.gain.any() and not alone.to_dict()["controlled"]
 
 
@@ -245,7 +245,7 @@ def test_passages_are_measured_as_the_page_reads_them(tmp_path):
     assert told[0][0] == 0 and told[-1][0] == told[-1][1] == len(figures)
     reader = open_folder(folder)
     for number, passage in enumerate(reader.passages):
-        reading = reader.read(reader.passage(number), Options(k=reader.neighbours))
+        reading = reader.score(reader.passage(number), Options(k=reader.neighbours))
         for name, value in reading.bits_per_byte().items():
             assert passage[name] == pytest.approx(value, abs=1e-4)
         assert passage["seen"] == pytest.approx(reading.seen, abs=0.06)

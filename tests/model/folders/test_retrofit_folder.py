@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit.options import Fit, Plan
+from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.data.tokens import Tokenizer
 from retro_model.folders.reader import Options, open_folder
 from tests.model import decoders
@@ -16,7 +16,7 @@ from tests.model import decoders
 from . import made as folders
 
 transformers = pytest.importorskip("transformers")
-PLAN = Plan(chunk_len=16, window=64, stride=32, dim=64)
+SIZES = Sizes(chunk_len=16, window=64, stride=32, dim=64)
 HOW = Fit(steps=4, batch_size=1, max_lr=2e-3)
 
 
@@ -33,7 +33,7 @@ def made(tmp_path_factory):
     decoders.gpt2(tokenizer.vocab_size, 2, longest=128).save_pretrained(decoder)
     for name, _, text in folders.texts():
         (texts / name.replace("<b>", "").replace(".html", ".md")).write_text(text)
-    retrofit.run(decoder, out, PLAN, HOW, attention="new", folder_of_texts=texts)
+    retrofit.run(decoder, out, SIZES, HOW, attention="new", folder_of_texts=texts)
     return decoder, out
 
 
@@ -41,7 +41,7 @@ def test_off_is_the_decoder_as_it_was(made):
     decoder, out = made
     reader = open_folder(out)
     ids = reader.passage(reader.start)
-    got = reader.read(ids, Options())
+    got = reader.score(ids, Options())
     plain = transformers.AutoModelForCausalLM.from_pretrained(decoder).eval()
     tokens = torch.from_numpy(ids)[None]
     with torch.no_grad():
@@ -60,7 +60,7 @@ def test_it_is_asked_and_its_library_changes_like_any_other(made):
     with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
         reader.question("Who moved?")
     number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
-    assert {card["document"] for cards in reader.read(reader.passage(0), Options(k=1)).cards for card in cards} == {
+    assert {card["document"] for cards in reader.score(reader.passage(0), Options(k=1)).cards for card in cards} == {
         number
     }
     assert json.loads((made[1] / "model.json").read_text())["kind"] == "retrofit"
@@ -81,10 +81,10 @@ def test_what_it_claims_has_its_control(made):
 
 def test_what_cannot_work_is_named(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        retrofit.run(tmp_path, tmp_path / "out", PLAN, HOW)
+        retrofit.run(tmp_path, tmp_path / "out", SIZES, HOW)
     with pytest.raises(ValueError, match="at least five files"):
-        retrofit.run(made[0], tmp_path / "out", PLAN, HOW, folder_of_texts=tmp_path)
+        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, folder_of_texts=tmp_path)
     with pytest.raises(ValueError, match="attention: expected one of own, new"):
-        retrofit.run(made[0], tmp_path / "out", PLAN, HOW, attention="old")
+        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, attention="old")
     with pytest.raises(SystemExit, match=r"retro-model retrofit: .*config"):
         retrofit.main([str(tmp_path)])

@@ -35,11 +35,11 @@ def test_each_file_of_a_model_folder(tmp_path, change):
     whole = tmp_path / "whole"
     whole.mkdir()
     folders.retro(whole)
-    names = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+    names = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file() and not path.name.endswith(".lock")]
     assert len(names) > 8
     for number, name in enumerate(names):
         changed = shutil.copytree(whole, tmp_path / str(number))
         change(changed / name)
         with pytest.raises((FileNotFoundError, ValueError), match=str(changed)):
             reader = open_folder(changed)
-            reader.read(reader.passage(0), Options())
+            reader.score(reader.passage(0), Options())

@@ -18,7 +18,7 @@ NONE = -math.inf
 @pytest.mark.parametrize("block", [5, 16, 100])
 def test_a_document_costs_the_same_whatever_the_block(block):
     model, tokens = tiny.model().train(), tiny.tokens(61, batch=1)[0]
-    document = evaluation.read(model, tokens, block=block)
+    document = evaluation.encode(model, tokens, block=block)
     assert model.training
     logits = model.eval()(tokens[None])[0]
     want = F.cross_entropy(logits[:-1], tokens[1:], reduction="none")
@@ -26,12 +26,12 @@ def test_a_document_costs_the_same_whatever_the_block(block):
     assert torch.equal(document.index, model.retrieve(tokens[None])[1][0])
     assert evaluation.perplexity([document.nats]) == pytest.approx(math.exp(want.mean()))
     index = torch.cat([torch.full((3, 2), -1), torch.zeros(12, 2, dtype=torch.int64)])
-    other = evaluation.read(model, tokens, block=block, index=index)
+    other = evaluation.encode(model, tokens, block=block, index=index)
     assert torch.equal(other.index, index)
     torch.testing.assert_close(
         other.nats[1:], F.cross_entropy(model(tokens[None], index=index[None])[0, :-1], tokens[1:], reduction="none")
     )
-    assert evaluation.read(model, tokens, block=block, retrieval=False).index is None
+    assert evaluation.encode(model, tokens, block=block, retrieval=False).index is None
 
 
 def test_random_chunks_are_those_that_the_retriever_might_choose():

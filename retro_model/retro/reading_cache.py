@@ -61,7 +61,7 @@ def digest(modules: Iterable[nn.Module], *facts: object) -> str:
     return made.hexdigest()
 
 
-class Shelf:
+class DiskCache:
     """Folder of encodings, one file a neighbour, shared by processes.
 
     Files are written atomically and never evicted.
@@ -91,21 +91,21 @@ class Shelf:
         return self.folder / f"{hashlib.sha256(key).hexdigest()}.npy"
 
 
-class Readings:
+class ReadingCache:
     """LRU cache of encodings of neighbours, of at most `max_bytes`.
 
-    shelf: a second cache, on disk and without limit.
+    on_disk: a second cache, on disk and without limit.
     """
 
-    def __init__(self, max_bytes: int, shelf: Shelf | None = None):
-        self.max_bytes, self.bytes, self.shelf = max_bytes, 0, shelf
+    def __init__(self, max_bytes: int, on_disk: DiskCache | None = None):
+        self.max_bytes, self.bytes, self.on_disk = max_bytes, 0, on_disk
         self.state: Hashable = None  # `fingerprint` of the weights
         self.found = self.read = 0  # distinct neighbours of all calls: hits and misses
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._lock = threading.RLock()
 
     def __reduce__(self):
-        return Readings, (self.max_bytes,)  # a copy of the model has an empty cache
+        return ReadingCache, (self.max_bytes,)  # a copy of the model has an empty cache
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -125,8 +125,8 @@ class Readings:
             here = {key: self._kept[key] for key in keys if key in self._kept}
             for key in here:
                 self._kept.move_to_end(key)
-            if self.shelf is not None and self.shelf.state == state:
-                there = {key: self.shelf.get(key) for key in keys if key not in here}
+            if self.on_disk is not None and self.on_disk.state == state:
+                there = {key: self.on_disk.get(key) for key in keys if key not in here}
                 there = {key: reading for key, reading in there.items() if reading is not None}
                 self._add(there)
                 here |= there
@@ -134,14 +134,14 @@ class Readings:
             self.read += len(keys) - len(here)
             return here
 
-    def keep(self, keys: Sequence[bytes], readings: Tensor, state: Hashable) -> None:
+    def store(self, keys: Sequence[bytes], readings: Tensor, state: Hashable) -> None:
         """Cache encodings [U,R,d'] of the neighbours `keys`."""
         with self._lock:
             if state != self.state:
                 return
-            if self.shelf is not None and self.shelf.state == state:
+            if self.on_disk is not None and self.on_disk.state == state:
                 for key, reading in zip(keys, readings.detach().cpu()):
-                    self.shelf.put(key, reading)
+                    self.on_disk.put(key, reading)
             self._add(dict(zip(keys, readings.detach())))
 
     def _add(self, readings: dict[bytes, Tensor]) -> None:
@@ -156,7 +156,7 @@ class Readings:
 class Sharing:
     """Distinct neighbours of one call: `rows` are read; `spread` gathers an encoding for each of the S neighbours."""
 
-    def __init__(self, keys: Sequence[bytes], device: torch.device, kept: Readings | None, state: Hashable):
+    def __init__(self, keys: Sequence[bytes], device: torch.device, kept: ReadingCache | None, state: Hashable):
         first = {}
         for row, key in enumerate(keys):
             first.setdefault(key, row)
@@ -171,8 +171,8 @@ class Sharing:
         """Encodings of the distinct neighbours in the order of `place`: `read` (None: none), then cached ones."""
         parts = [] if read is None else [read]
         if self.kept is not None and read is not None:
-            self.kept.keep(self.new, read, self.state)
-        if self.known:  # a shelf's are on the host
+            self.kept.store(self.new, read, self.state)
+        if self.known:  # a on_disk's are on the host
             parts.append(torch.stack([reading.to(self.device) for reading in self.known.values()]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
