@@ -204,7 +204,8 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             retrieve: function that retrieves. None decodes without retrieval by the decoder's own `generate`, with all
-                of its options. If the argument is left out, None is assumed, with a warning.
+                of its options; a model with a prefix continues the prefix. If the argument is left out, None is
+                assumed, with a warning.
             inputs, generation_config, options: the library's.
 
         Raises: ValueError for options under which rows or tokens would part from their neighbours, wherever they are
@@ -214,12 +215,13 @@ class RetrofitForCausalLM(PreTrainedModel, GenerationMixin):
             wanted = "a function, or None to decode without retrieval"
             warnings.warn(f"retrieve: expected {wanted}; got nothing", stacklevel=2)
             retrieve = None
-        if retrieve is None:
+        if retrieve is None and not self.model.always_attends:
             decoder = base_of(self.model.decoder)
             decoder.generation_config = self.generation_config
             return type(decoder).generate(decoder, inputs, generation_config, **options)
         _check_generation(self._prepare_generation_config(generation_config, **options)[0], options)
-        self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
+        if retrieve is not None:
+            self._neighbours = ChunkNeighbours(retrieve, self.model.config, self.device)
         try:
             return super().generate(inputs, generation_config, **options)
         finally:

@@ -154,6 +154,7 @@ class FrozenDecoder(Frozen):
         config: sizes of what is added.
     """
 
+    always_attends = False  # whether `_with_neighbours` also serves calls without neighbours
     sums_losses = True  # takes `loss_mask`
     pads_prompts = True  # rows of different lengths go in together under `attention_mask`
 
@@ -256,7 +257,7 @@ class FrozenDecoder(Frozen):
         check_inputs(self.config, tokens, retrieved, self.device, cache, starts)
         self._check_scores(retrieved)
         positions = options.get("position_ids")
-        if positions is not None and (retrieved.neighbours is not None or cache is not None):
+        if positions is not None and (self.always_attends or retrieved.neighbours is not None or cache is not None):
             check_positions(positions, tokens, attention_mask)
         options = self._padding(tokens, attention_mask, starts, cache) | options
         if retrieved.neighbours is not None and not retrieved.neighbours.shape[1]:
@@ -267,7 +268,7 @@ class FrozenDecoder(Frozen):
                 out = self._with_neighbours(tokens, retrieved, starts, cache, options)
             cache.length += tokens.shape[1]
             cache.decoder = getattr(out, self._cache_name)
-        elif retrieved.neighbours is None:
+        elif retrieved.neighbours is None and not self.always_attends:
             out = self.decoder(tokens, **options)
         else:
             out = self._with_neighbours(tokens, retrieved, starts, None, options)

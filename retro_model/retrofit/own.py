@@ -33,7 +33,18 @@ from retro_model.retro.reading_cache import (
 
 from .base import FrozenDecoder, RetrofitCache
 from .decoders import base_of
-from .own_attend import ARGUMENT, Attending, NeighbourPass, QueryRotations, StopReading, hook_attention, register, slots
+from .own_attend import (
+    ARGUMENT,
+    Attending,
+    NeighbourPass,
+    Prefix,
+    PrefixPass,
+    QueryRotations,
+    StopReading,
+    hook_attention,
+    register,
+    slots,
+)
 
 #: Supported Hugging Face decoders: `model_type` -> attribute of the base model that holds the rotary tables, or None
 #: for learned positions. Other decoders are refused, because they encode positions differently (ALiBi, paired rotary
@@ -62,6 +73,7 @@ class OwnConfig:
         sink_token: token that is placed before each neighbour as an attention sink.
         rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
         score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
+        prefix: tokens in front of every text and every neighbour; empty for none.
     """
 
     vocab_size: int
@@ -74,6 +86,7 @@ class OwnConfig:
     sink_token: int = 0
     rank: int = 0
     score_bias: bool = False
+    prefix: tuple[int, ...] = ()
 
     retrieves = True
 
@@ -90,11 +103,17 @@ class OwnConfig:
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
         checks.flag("score_bias", self.score_bias)
+        for token in self.prefix:
+            checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
+        if self.max_len < 1:
+            most = len(self.prefix) + self.max_len - 1
+            raise ValueError(f"prefix: expected at most {most} tokens for this decoder; got {len(self.prefix)}")
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
         names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
-        return {"neighbours": "own", "cca_layers": list(self.cca_layers)} | {n: getattr(self, n) for n in names}
+        lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
+        return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
 
 class OwnAttention(FrozenDecoder):
@@ -113,6 +132,10 @@ class OwnAttention(FrozenDecoder):
     are initialised to the identity. The first maps queries before they attend neighbours and before rotation. The
     second maps the attention output; because it is linear, this is the same as mapping the values. The stored states of
     neighbours do not depend on the maps, so they remain valid during training.
+
+    If there is a prefix of P tokens, it takes the place of the sink: neighbours are read as its continuations, at
+    positions P to P+R-1, and texts begin at position P and attend it in every layer. A neighbour's key then meets the
+    query at position P+R+i. The prefix is read once, and its tokens count neither as the text's nor in a cache.
 
     If score_bias is set, slope[l, head]·score is added to the logit, where score is the retrieval score of the
     neighbour. The slopes are initialised to zero. Neighbours are then attended one at a time, because a constant shift
@@ -152,6 +175,11 @@ class OwnAttention(FrozenDecoder):
         self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
         self._kept: ReadingCache | None = None
+        self._prefix: tuple[Hashable, Prefix] | None = None  # with the state of the weights that read it
+
+    @property
+    def always_attends(self) -> bool:
+        return bool(self.config.prefix)
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[ReadingCache]:
@@ -171,7 +199,8 @@ class OwnAttention(FrozenDecoder):
         """
         on_disk = None
         if folder is not None:
-            facts = (self.config.cca_layers, self.config.sink_token, autocast_types(), self._described())
+            before = self.config.prefix or self.config.sink_token
+            facts = (self.config.cca_layers, before, autocast_types(), self._described())
             name = digest([self.decoder], *facts)
             on_disk = DiskCache(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
         before, self._kept = self._kept, ReadingCache(max_bytes, on_disk)
@@ -203,17 +232,35 @@ class OwnAttention(FrozenDecoder):
         began = time.perf_counter()
         register()
         base, (heads, width) = base_of(self.decoder).base_model, self._head()
-        sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
-        texts = torch.cat([sink, neighbours], 1)
+        prefix, texts, options = self.prefix_states(), neighbours, {"use_cache": False}
+        if prefix is None:
+            sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
+            texts = torch.cat([sink, neighbours], 1)
+        else:
+            options["position_ids"] = prefix.length + torch.arange(texts.shape[1], device=texts.device)[None]
         weight = next(self.decoder.parameters())
         shape = (len(texts), len(self.layers), 2, neighbours.shape[1], heads, width)
         states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
             with contextlib.suppress(StopReading):
-                base(part, use_cache=False, **{ARGUMENT: NeighbourPass(self.layers, into)})
+                base(part, **options, **{ARGUMENT: NeighbourPass(self.layers, into, prefix, self.backend)})
         self.seconds["reading"] += time.perf_counter() - began
         return states
+
+    @torch.no_grad()
+    def prefix_states(self) -> Prefix | None:
+        """Return the keys and values of the prefix. They are read again when a weight of the decoder has changed."""
+        if not self.config.prefix:
+            return None
+        state = self._state(), autocast_types()
+        if self._prefix is None or state[0] is None or self._prefix[0] != state:
+            register()
+            read = Prefix(len(self.config.prefix))
+            tokens = transfer.numbers(self.config.prefix, self.device)[None]
+            base_of(self.decoder).base_model(tokens, use_cache=False, **{ARGUMENT: PrefixPass(read)})
+            self._prefix = state, read
+        return self._prefix[1]
 
     def encode(self, neighbours: Tensor) -> None:
         """Encode neighbours int64 [S,R] in advance and cache them. Has an effect only inside `keeping`."""
@@ -259,10 +306,15 @@ class OwnAttention(FrozenDecoder):
         return Retrieved(*parts)
 
     def _with_neighbours(self, tokens, retrieved, starts, cache: RetrofitCache | None, options):
-        attending = self._attending(tokens, retrieved, starts, cache, options.get("position_ids"))
+        positions = options.get("position_ids")
+        attending = self._attending(tokens, retrieved, starts, cache, positions)
         if attending is None:
             return self.decoder(tokens, **options)
         register()
+        if attending.prefix is not None:
+            length = 0 if cache is None else cache.length
+            index = torch.arange(length, length + tokens.shape[1], device=tokens.device)[None]
+            options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
         began, attention = time.perf_counter(), self.seconds["attention"]
         out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
@@ -271,15 +323,18 @@ class OwnAttention(FrozenDecoder):
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
-        """Return the state that attending layers need in this call, or None if no token attends a neighbour."""
+        """Return what the layers need in this call, or None if there is neither a prefix nor a neighbour."""
         neighbours, neighbour_mask, neighbour_scores = retrieved
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
-        first = [length - start for start in starts]
+        first, total = [length - start for start in starts], length + tokens.shape[1]
+        key_mask = left_mask(starts, total, tokens.device) if any(starts) else None
+        prefix = self.prefix_states()
+        alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, key_mask, None) if prefix else None
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
-            return None
+            return alone
         neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
@@ -294,16 +349,15 @@ class OwnAttention(FrozenDecoder):
             pools.append(held.flatten(0, 1))
             before = held_place, cache.neighbour_mask, cache.scores
         if not pools:
-            return None
+            return alone
         laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         last = None
         if cache is not None and laid.last is not None:
             rows = torch.arange(cache.batch, device=tokens.device)
             last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
-        key_mask = left_mask(starts, length + tokens.shape[1], tokens.device) if any(starts) else None
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, pool, laid, tokens.shape[1], length + tokens.shape[1], turns, key_mask, last)
+        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, key_mask, last)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None
@@ -322,12 +376,13 @@ class OwnAttention(FrozenDecoder):
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
         index = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
         index = index.clamp(min=0)  # padding gets position 0
-        there = neighbour_len + 1 + (index + 1) % m
+        lead = len(self.config.prefix)
+        there = (lead or 1) + neighbour_len + (index + 1) % m
         wide = torch.promote_types(weight.dtype, torch.float32)
         tables = getattr(base.base_model, name)  # the decoder's own tables, rounded as it rounds them
         here, there = (
             tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at))
-            for at in (index if positions is None else positions, there)
+            for at in (lead + (index if positions is None else positions), there)
         )
         return QueryRotations.between(here, there)
 
@@ -340,7 +395,14 @@ def heads_of(config) -> tuple[int, int, int]:
 
 
 def retrofit_own(
-    decoder: nn.Module, *, cca_layers: Sequence[int] | None = None, bias=-1.0, sink_token=None, backend=None, **fields
+    decoder: nn.Module,
+    *,
+    cca_layers: Sequence[int] | None = None,
+    bias=-1.0,
+    sink_token=None,
+    prefix: Sequence[int] | Tensor = (),
+    backend=None,
+    **fields,
 ) -> OwnAttention:
     """Implement `retrofit(decoder, neighbours="own", ...)`. `fields` are further fields of `OwnConfig`."""
     base = base_of(decoder)
@@ -361,6 +423,7 @@ def retrofit_own(
     if sink_token is None:
         sink_token = theirs.bos_token_id if isinstance(theirs.bos_token_id, int) else 0
     layers = range(1, theirs.num_hidden_layers + 1) if cca_layers is None else cca_layers
-    sizes = (theirs.vocab_size, theirs.num_hidden_layers, heads, theirs.max_position_embeddings)
-    config = OwnConfig(*sizes, tuple(layers), sink_token=sink_token, **fields)
+    prefix = tuple(prefix.tolist() if isinstance(prefix, Tensor) else prefix)
+    sizes = (theirs.vocab_size, theirs.num_hidden_layers, heads, theirs.max_position_embeddings - len(prefix))
+    config = OwnConfig(*sizes, tuple(layers), sink_token=sink_token, prefix=prefix, **fields)
     return OwnAttention(decoder, config, bias=bias, backend=backend)

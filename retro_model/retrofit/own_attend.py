@@ -1,8 +1,10 @@
-"""Forward passes of a decoder that attends neighbours with its own projections: one reads them, one attends them.
+"""Three kinds of passes of a decoder that retrieves with its own attention.
 
-They come in by the Hugging Face library's registry of attention functions. A decoder whose `_attn_implementation` is
-"retro-sdpa" calls `_attend` in every layer. It hands a forward pass' argument `retro` down to there: a `NeighbourPass`
-or an `Attending`. Any other pass goes to the attention that the decoder had before, with its masks.
+`PrefixPass` reads the shared prefix, `NeighbourPass` reads neighbours, `Attending` computes a text that attends both.
+
+The passes use the Hugging Face library's registry of attention functions. A decoder whose `_attn_implementation` is
+"retro-sdpa" calls `_attend` in every layer. One of the three objects is the keyword `retro` of the decoder's forward,
+and the library hands it to `_attend`. A forward without this keyword computes the decoder's own attention.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ BEFORE = ("sdpa", "eager")
 def _attend(before: str, module: nn.Module, query, key, value, mask, retro=None, **options):
     from transformers import AttentionInterface
 
-    if retro is not None and module.layer_idx in retro.layers:
+    if retro is not None:
         token_major = (t.transpose(1, 2) for t in (query, key, value))
         scale, window = options["scaling"], options.get("sliding_window")
-        out = retro.attend(retro.layers[module.layer_idx], *token_major, scale, window)
+        out = retro.attend(module.layer_idx, *token_major, scale, window)
         if out is not None:
             return out, None
     # "eager" is each model's own function, not the registry's
@@ -66,21 +68,61 @@ class StopReading(Exception):
     """Raised to end the pass that reads neighbours, after the last layer whose keys and values are needed."""
 
 
-class NeighbourPass:
-    """Pass in which the decoder reads neighbours. It keeps the attending layers' keys and values but the first token's.
+class Prefix:
+    """Keys and values of the shared prefix in every layer, in front of those of a text.
 
-    layers: layer, from 0 -> its place among the attending layers. into: [U,A,2,R,G,D].
-    Raises: StopReading, from the last attending layer, once its keys and values are there.
+    states: layer -> keys and values [1,P,G,D], rotated to positions 0 to P-1.
     """
 
-    def __init__(self, layers: dict[int, int], into: Tensor):
-        self.layers, self.into = layers, into
+    def __init__(self, length: int):
+        self.length = length
+        self.states: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
-        """Keep keys and values. Return None: the attention itself stays the decoder's."""
-        self.into[:, place, 0], self.into[:, place, 1] = key[:, 1:], value[:, 1:]
-        if place == len(self.layers) - 1:
-            raise StopReading
+    def before(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B,P+S,G,D]: the prefix, then those given [B,S,G,D]."""
+        pairs = zip(self.states[layer], (key, value))
+        key, value = (torch.cat([p.to(t.dtype).expand(len(t), -1, -1, -1), t], 1) for p, t in pairs)
+        return key, value
+
+
+class PrefixPass:
+    """Pass that reads the prefix [1,P] and stores its keys and values of every layer."""
+
+    def __init__(self, into: Prefix):
+        self.into = into
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> None:
+        """Store keys and values. Return None, because the attention itself is the decoder's."""
+        self.into.states[layer] = key, value
+
+
+class NeighbourPass:
+    """Pass that reads neighbours and stores the keys and values of the attending layers.
+
+    Without a prefix the first token of each text is the attention sink, whose keys and values are not stored.
+
+    Args:
+        layers: index of a layer, from 0 -> its place among the attending layers.
+        into: [U,A,2,R,G,D], for the keys and values.
+        prefix: the neighbours are read as continuations of it; None for no prefix.
+        backend: of `retro_kernels`.
+    Raises: StopReading, from the last attending layer, when its keys and values are stored.
+    """
+
+    def __init__(self, layers: dict[int, int], into: Tensor, prefix: Prefix | None, backend: str | None):
+        self.layers, self.into, self.prefix, self.backend = layers, into, prefix, backend
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
+        """Store keys and values. Return [U,R,H,D] with a prefix, else None: the attention itself is the decoder's."""
+        if (place := self.layers.get(layer)) is not None:
+            first = 0 if self.prefix else 1
+            self.into[:, place, 0], self.into[:, place, 1] = key[:, first:], value[:, first:]
+            if place == len(self.layers) - 1:
+                raise StopReading
+        if self.prefix is None:
+            return None
+        key, value = self.prefix.before(layer, key, value)
+        return rk.relative_attention(query, key, value, causal=True, window=window, scale=scale, backend=self.backend)
 
 
 class Slots(NamedTuple):
@@ -183,8 +225,10 @@ class Attending:
 
     Args:
         model: an `OwnAttention`.
-        pool: states [U,A,2,R,G,D].
-        laid: their places. Each neighbour is a part of the softmax of its own if there is a bias by score.
+        prefix: in front of the text in every layer; None for no prefix.
+        pool: states [U,A,2,R,G,D]; None if no token attends a neighbour.
+        laid: their places. Each neighbour is a part of the softmax of its own if there is a bias by score. None without
+            states.
         count: N, the pass' columns. total: S, with the columns of earlier calls.
         turns: None: positions are learnt.
         key_mask: bool [B,S] of the text's own columns, or None.
@@ -195,8 +239,9 @@ class Attending:
     def __init__(
         self,
         model,
-        pool: Tensor,
-        laid: Slots,
+        prefix: Prefix | None,
+        pool: Tensor | None,
+        laid: Slots | None,
         count: int,
         total: int,
         turns: QueryRotations | None,
@@ -204,21 +249,42 @@ class Attending:
         last: tuple[Tensor, Tensor, Tensor] | None,
     ):
         self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
-        self.total, self.last = total, last
-        self.layers, self.parts = model.layers, 1
-        if model.config.score_bias:
+        self.prefix, self.total, self.last, self.parts = prefix, total, last, 1
+        if laid is not None and model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
             self.laid, self.parts = laid.apart(), len(self.scores)
 
-    def attend(self, place: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None) -> Tensor:
-        """Return [B,N,H,D]: one softmax over the text's own keys and its neighbours'."""
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None):
+        """Return [B,N,H,D]: one softmax over the prefix, the text's own keys and its neighbours'.
+
+        Return None in a layer that attends neither a prefix nor neighbours, where the attention is the decoder's.
+        """
+        place = None if self.pool is None else self.model.layers.get(layer)
+        if place is None and self.prefix is None:
+            return None
         began = time.perf_counter()
         if window is None and key.shape[1] != self.total:
             raise ValueError(f"cache: expected keys of the {self.total} columns so far; got {key.shape[1]}")
+        own = self._own(layer, query, key, value, window, scale=scale, return_lse=place is not None)
+        out = own if place is None else self._merged(place, query, *own, scale)
+        self.model.seconds["attention"] += time.perf_counter() - began
+        return out
+
+    def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, **options):
+        """Return the attention over the prefix and the text's own keys, as `rk.relative_attention` does."""
+        key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
+        # A cache of a sliding window drops keys only after the window has left the prefix behind.
+        if self.prefix is not None and key.shape[1] == self.total:
+            key, value = self.prefix.before(layer, key, value)
+            if key_mask is not None:
+                key_mask = torch.cat([key_mask.new_ones(len(key_mask), self.prefix.length), key_mask], 1)
+        masks = {"causal": True, "window": window, "key_mask": key_mask}
+        return rk.relative_attention(query, key, value, **masks, **options, backend=self.model.backend)
+
+    def _merged(self, place: int, query: Tensor, own: Tensor, own_lse: Tensor, scale: float) -> Tensor:
+        """Return one softmax over what `own` attended and the neighbours."""
         model, laid = self.model, self.laid
         common = {"scale": scale, "return_lse": True, "backend": model.backend}
-        key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
-        own, own_lse = rk.relative_attention(query, key, value, causal=True, window=window, key_mask=key_mask, **common)
         asking = self._query(place, query).expand(self.parts, *query.shape).flatten(0, 1)
         states = self.pool[:, place].index_select(0, laid.place.flatten()).unflatten(0, laid.place.shape)
         common |= {"chunk_len": model.config.chunk_len, "neighbour_mask": laid.mask, "query_start": laid.query_start}
@@ -229,9 +295,7 @@ class Attending:
         near, near_lse = (t.unflatten(0, (self.parts, -1)) for t in (near, near_lse + model.bias[place, :, None]))
         if model.config.score_bias:
             near_lse = near_lse + model.slope[place, :, None] * self.scores[:, :, None]
-        out, _ = rk.merge_attention(torch.cat((own[None], near)), torch.cat((own_lse[None], near_lse)))
-        model.seconds["attention"] += time.perf_counter() - began
-        return out
+        return rk.merge_attention(torch.cat((own[None], near)), torch.cat((own_lse[None], near_lse)))[0]
 
     def _query(self, place: int, query: Tensor) -> Tensor:
         """Return the queries that meet neighbours."""

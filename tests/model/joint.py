@@ -127,31 +127,37 @@ def logits(
     maps=None,
     slope=None,
     scores=None,
+    prefix=None,
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
     maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. slope:
-    [attending layers, H], and the scores of the neighbours, [L,K], that it multiplies; None: none.
+    [attending layers, H], and the scores of the neighbours, [L,K], that it multiplies; None: none. prefix: tokens [P]
+    in front of the text and of each neighbour, in the place of the sink.
     """
+    before = torch.tensor([sink]) if prefix is None else prefix
+    lead, ahead = len(before), 0 if prefix is None else len(prefix)
+    tokens = tokens if prefix is None else torch.cat([prefix, tokens])
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
-    states = [[read(kind, torch.cat([torch.tensor([sink]), row]), window) for row in chunk] for chunk in neighbours]
+    states = [[read(kind, torch.cat([before, row]), window) for row in chunk] for chunk in neighbours]
     x, positions = kind.embed(tokens), torch.arange(len(tokens))
     for at, layer in enumerate(kind.layers):
         raw, k, v = kind.project(layer, x)
         q, k, out = kind.turn(raw, positions), kind.turn(k, positions), []
         for p in range(len(tokens)):
-            first, chunk, i = 0 if window is None else max(0, p + 1 - window), (p + 1) // m - 1, (p + 1) % m
+            first, own_end = 0 if window is None else max(0, p + 1 - window), p + 1 - ahead
+            chunk, i = own_end // m - 1, own_end % m
             keys, values, scaling = k[first : p + 1], v[first : p + 1], scaling_of(layer)
             if at + 1 not in layers or chunk < 0 or not mask[chunk].any():
                 out.append(attend(q[p], keys, values, scaling))
                 continue
             seen = mask[chunk].flatten()
-            near = [torch.cat([one[at][part][1:] for one in states[chunk]])[seen] for part in (0, 1)]
+            near = [torch.cat([one[at][part][lead:] for one in states[chunk]])[seen] for part in (0, 1)]
             row = layers.index(at + 1)
             # two queries: one for the own keys, one for the neighbours'
             share = q.shape[1] // k.shape[1]
             meets = raw[p : p + 1] if maps is None else torch.einsum("nhd,hde->nhe", raw[p : p + 1], maps[0][row])
-            far = kind.turn(meets, torch.tensor([r + 1 + i]))[0]
+            far = kind.turn(meets, torch.tensor([lead + r + i]))[0]
             own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
             others = others + bias[row][:, None]
@@ -163,4 +169,4 @@ def logits(
             both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
-    return decoder.get_output_embeddings()(kind.last(x))
+    return decoder.get_output_embeddings()(kind.last(x))[ahead:]

@@ -136,3 +136,35 @@ def test_neighbours_are_read_by_the_adapters_of_the_moment():
         got = model(tokens, neighbours, neighbour_mask=mask)
     with torch.no_grad():
         assert torch.equal(got, model(tokens, neighbours, neighbour_mask=mask)) and not torch.equal(got, first)
+
+
+@torch.no_grad()
+def test_a_prefix_is_saved_and_generation_continues_it(tmp_path):
+    model = whole(prefix=(1, 8, 3, 20))
+    model.save_pretrained(tmp_path)
+    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path).eval()
+    tokens, neighbours, _ = batch()
+    want = model(tokens, neighbours=neighbours).logits
+    assert torch.equal(again(tokens, neighbours=neighbours).logits, want)
+    assert not torch.equal(whole()(tokens, neighbours=neighbours).logits, want)
+    prompt = tokens[:1, :5]
+    got = again.generate(prompt, max_new_tokens=6, do_sample=False, retrieve=None)
+    text = prompt
+    for _ in range(got.shape[1] - prompt.shape[1]):
+        text = torch.cat([text, model(text).logits[:, -1:].argmax(-1)], 1)
+    assert torch.equal(got, text) and got.shape[1] > prompt.shape[1]
+
+
+@torch.no_grad()
+def test_a_prefix_is_read_by_the_adapters_of_the_moment():
+    peft = pytest.importorskip("peft")
+    decoder = peft.get_peft_model(make("Llama"), peft.LoraConfig(r=2, target_modules=["k_proj", "v_proj"]))
+    model = whole(decoder, prefix=(1, 8, 3, 20))
+    tokens, neighbours, _ = batch()
+    before = model(tokens, neighbours=neighbours).logits
+    for name, weight in decoder.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight)
+    text = torch.cat([torch.tensor([[1, 8, 3, 20]]).expand(2, -1), tokens], 1)
+    torch.testing.assert_close(model(tokens).logits, decoder(text).logits[:, 4:], rtol=0, atol=1e-12)
+    assert (model(tokens, neighbours=neighbours).logits - before).abs().max() > 0.01
