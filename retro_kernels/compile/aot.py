@@ -29,7 +29,7 @@ from .target import KNOWN, Target
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Resources:
     """Resources of a compiled kernel. stack: bytes a thread, 0 unless registers spill. shared_*: bytes a block."""
 
     op: str
@@ -48,7 +48,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class CompileCase:
     """One launch to compile. case: name of its call. launch: a `triton_lib.launch.Launch` on meta tensors."""
 
     case: str
@@ -61,7 +61,7 @@ def ops() -> list[str]:
     return [op for op in OPS if exists(op, "triton") and hasattr(_module(op), "aot_cases")]
 
 
-def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, Case]]:
+def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, CompileCase]]:
     """Yield (op, case) of every shipped launch; launches that compile alike are yielded once.
 
     only: part of the kernels' op/name. listing: name of the function of an op's module that yields them.
@@ -84,7 +84,7 @@ def source(launch, target: Target):
     return triton_private.source(launch, target.arch)
 
 
-def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) -> Row:
+def compile_case(op: str, case: CompileCase, target: Target, keep: Path | None = None) -> Resources:
     """Compile one launch and read its resources."""
     launch, compiled = case.launch, triton_private.compiled(case.launch, target.arch)
     cubin = compiled.asm["cubin"]
@@ -94,7 +94,7 @@ def compile_case(op: str, case: Case, target: Target, keep: Path | None = None) 
         (keep / name.replace(" ", "_")).write_bytes(cubin)
     named = op, launch.name, case.case, _config(launch), case.dtype, target.arch
     used = usage["REG"], usage["STACK"], usage["SHARED"], compiled.metadata.shared
-    return Row(*named, *used, launch.num_warps, launch.num_stages, digest)
+    return Resources(*named, *used, launch.num_warps, launch.num_stages, digest)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -119,9 +119,9 @@ def compile_each(
     only: str | None = None,
     keep: Path | None = None,
     jobs: int | None = None,
-    select: Callable[[str, Case], bool] | None = None,
+    select: Callable[[str, CompileCase], bool] | None = None,
     listing: str = "aot_cases",
-) -> Iterator[Row]:
+) -> Iterator[Resources]:
     """Yield the rows of every shipped launch on every architecture, in order, each as soon as it is compiled.
 
     select: `select(op, case)` says which launches are compiled; None: all.
@@ -142,7 +142,7 @@ def compile_each(
 _WORK: list[tuple] = []
 
 
-def _compile_nth(index: int) -> Row:
+def _compile_nth(index: int) -> Resources:
     return compile_case(*_WORK[index])
 
 
@@ -150,7 +150,7 @@ def _module(op: str):
     return importlib.import_module(f"retro_kernels.ops.{op}.triton")
 
 
-def _key(case: Case, target: Target):
+def _key(case: CompileCase, target: Target):
     src, options = source(case.launch, target)
     return case.launch.name, src.hash(), str(sorted(options.__dict__.items(), key=str))
 
@@ -160,7 +160,7 @@ def _config(launch) -> str:
     return " ".join(f"{k}{v}" for k, v in blocks.items()) + f" w{launch.num_warps} s{launch.num_stages}"
 
 
-def table(rows: list[Row]) -> str:
+def as_text(rows: list[Resources]) -> str:
     width = max([34, *(len(r.case) for r in rows)])
     head = f"{'kernel':<26} {'case':<{width}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
     lines = [
@@ -194,7 +194,7 @@ def main(argv: list[str] | None = None) -> int:
         options.keep.mkdir(parents=True, exist_ok=True)
     listing = "aot_combinations" if options.combinations else "aot_cases"
     rows = list(compile_each(arches, options.kernel, options.keep, options.jobs, listing=listing))
-    print(table(rows))
+    print(as_text(rows))
     print(f"{len(rows)} launches, {sum(row.stack > 0 for row in rows)} with stack")
     if options.json:
         options.json.write_text(json.dumps([dataclasses.asdict(row) for row in rows], indent=1))

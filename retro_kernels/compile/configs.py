@@ -22,8 +22,8 @@ _epoch = 0
 
 
 def epoch() -> int:
-    """Version of the tile tables. It changes whenever `choose` might return another tile; caches of plans put it in
-    their key.
+    """Version of the tile tables. It changes whenever `choose_tile` might return another tile. Caches of
+    plans have it in their keys.
     """
     return _epoch
 
@@ -34,7 +34,7 @@ def _begin_epoch() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class TileQuery:
     """Sizes and type that choose a tile. width: widest row of a product; rows, keys: queries and keys a neighbour."""
 
     kernel: str
@@ -59,7 +59,7 @@ class Tile:
     max_registers: int | None = None
 
 
-def choose(op: str, problem: Problem, target: Target) -> Tile:
+def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
     """Return the committed tile: of the newest architecture up to the target's, the narrowest row that fits.
 
     A row that names options, "with": "dropout+masked", fits only calls that have all of them. Among rows of one width,
@@ -67,29 +67,29 @@ def choose(op: str, problem: Problem, target: Target) -> Tile:
     arguments and the table. A block is at most as large as the problem, and at least 16, the smallest product of a
     tensor core.
 
-    >>> choose("chunked_cross_attention", Problem("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
+    >>> choose_tile("chunked_cross_attention", TileQuery("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64
     """
     rows = _replaced.get(op)
-    row, tile = _choice(problem, target, rows) if rows is not None else _committed_choice(op, problem, target)
+    row, tile = _choice(query, target, rows) if rows is not None else _committed_choice(op, query, target)
     served(op, row)
     return tile
 
 
 @functools.lru_cache(maxsize=4096)
-def _committed_choice(op: str, problem: Problem, target: Target) -> tuple[dict, Tile]:
+def _committed_choice(op: str, query: TileQuery, target: Target) -> tuple[dict, Tile]:
     """Cache the choice, because reading the table takes longer than launching a kernel."""
-    return _choice(problem, target, _committed(op))
+    return _choice(query, target, _committed(op))
 
 
-def _choice(problem: Problem, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
-    """Return the row that is chosen for a problem, and its tile, no larger than the problem."""
-    ours = newest(rows, problem.kernel, problem.bytes, target)
-    fits = [row for row in ours if row["width"] >= problem.width and row["rows"] >= problem.rows]
-    fits = [row for row in fits if set(named(row)) <= set(problem.options)]
+def _choice(query: TileQuery, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
+    """Return the row that is chosen for a problem, and its tile, no larger than the query."""
+    ours = newest(rows, query.kernel, query.bytes, target)
+    fits = [row for row in ours if row["width"] >= query.width and row["rows"] >= query.rows]
+    fits = [row for row in fits if set(named(row)) <= set(query.options)]
     best = min(fits, key=lambda row: (row["width"], -len(named(row)), row["rows"]))
-    block_m = min(best["block_m"], max(16, 1 << (problem.rows - 1).bit_length()))
-    block_n = min(best["block_n"], max(16, 1 << (problem.keys - 1).bit_length()))
+    block_m = min(best["block_m"], max(16, 1 << (query.rows - 1).bit_length()))
+    block_n = min(best["block_n"], max(16, 1 << (query.keys - 1).bit_length()))
     others = (best[name] for name in ("num_warps", "num_stages", "precision"))
     return best, Tile(block_m, block_n, *others, best.get("max_registers"))
 
@@ -147,7 +147,7 @@ def table(op: str) -> tuple[dict, ...]:
     return _replaced.get(op) or _committed(op)
 
 
-def keep(op: str, old: dict, new: dict) -> None:
+def write_row(op: str, old: dict, new: dict) -> None:
     """Replace a row of the op's file and leave all other lines unchanged.
 
     Raises ValueError unless the file has exactly one such row.

@@ -112,7 +112,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         arguments = {k: _Stand(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
         named = launch.kernel.__module__, launch.kernel.__name__
         options = launch.num_warps, launch.num_stages, launch.max_registers
-        distinct.setdefault(aot._key(aot.Case("", "", launch), gpu), (*named, arguments, options, gpu.arch))
+        distinct.setdefault(aot._key(aot.CompileCase("", "", launch), gpu), (*named, arguments, options, gpu.arch))
 
     eager.forget()  # plans that are made here fill their outputs with zeros
     try:

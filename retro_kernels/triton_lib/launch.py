@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton import JITFunction
 
-from ..compile.aot import Case
+from ..compile.aot import CompileCase
 from ..compile.configs import Tile
 from ..compile.target import Target, current_target
 from ..core import steps
@@ -187,7 +187,7 @@ def cases_of(
     target: Target,
     forward: Callable[..., tuple[Tensor, ...]],
     backward: Callable[..., list[Tensor | None]] | None,
-) -> Iterator[Case]:
+) -> Iterator[CompileCase]:
     """Yield the launches of a call on the meta device, as in training: only the first output has a gradient."""
     launches: list[Launch] = []
     with launches_to(launches.append):
@@ -196,4 +196,4 @@ def cases_of(
             needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
             backward(call, outputs, (outputs[0], *[None] * (len(outputs) - 1)), needs, target)
     for launch in launches:
-        yield Case(name, str(call[0].dtype).removeprefix("torch."), launch)
+        yield CompileCase(name, str(call[0].dtype).removeprefix("torch."), launch)

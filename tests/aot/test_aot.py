@@ -32,7 +32,7 @@ class Selection:
     def __init__(self, arch: int):
         self.arch, self.seen = arch, set()
 
-    def __call__(self, op: str, case: aot.Case) -> bool:
+    def __call__(self, op: str, case: aot.CompileCase) -> bool:
         if EVERY:
             return True
         if self.arch != 90:
@@ -95,13 +95,13 @@ SPILLS = (
 )
 
 
-def allowed(row: aot.Row) -> int:
+def allowed(row: aot.Resources) -> int:
     dtype = "bfloat16" if row.dtype == "float16" else row.dtype
     return sum(s.bytes.get(row.arch, 0) for s in SPILLS if (s.kernel, s.case, s.dtype) == (row.kernel, row.case, dtype))
 
 
 @functools.cache
-def rows(arch: int) -> tuple[aot.Row, ...]:
+def rows(arch: int) -> tuple[aot.Resources, ...]:
     return tuple(aot.compile_each([arch], select=Selection(arch)))
 
 

@@ -97,7 +97,9 @@ def test_most_options_win_then_the_first_row(options, stages):
     rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2}, both)
     with configs.replaced("relative_attention", rows):
         assert (
-            configs.choose("relative_attention", configs.Problem("k", 2, 64, 512, 512, options), KNOWN[90]).num_stages
+            configs.choose_tile(
+                "relative_attention", configs.TileQuery("k", 2, 64, 512, 512, options), KNOWN[90]
+            ).num_stages
             == stages
         )
 

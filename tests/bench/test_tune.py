@@ -111,16 +111,16 @@ def test_a_committed_tile_that_fails_is_an_error(by_rule):
 
 
 def test_watched_and_replaced():
-    problem, before = configs.Problem("scan", 2, 64, 512, 64), configs.epoch()
+    problem, before = configs.TileQuery("scan", 2, 64, 512, 64), configs.epoch()
     with configs.watched() as seen:
         assert configs.epoch() != before  # earlier plans choose again, so their rows are seen
-        first = configs.choose(OP, problem, KNOWN[90])
-        configs.choose(OP, problem, KNOWN[90])
+        first = configs.choose_tile(OP, problem, KNOWN[90])
+        configs.choose_tile(OP, problem, KNOWN[90])
     ((op, row),) = seen
     assert op == OP and row in configs.table(OP)
     with tune.in_place(OP, [(row, {**row, "num_warps": 2})]):
-        assert configs.choose(OP, problem, KNOWN[90]).num_warps == 2
-    assert configs.choose(OP, problem, KNOWN[90]) == first and first.num_warps != 2
+        assert configs.choose_tile(OP, problem, KNOWN[90]).num_warps == 2
+    assert configs.choose_tile(OP, problem, KNOWN[90]) == first and first.num_warps != 2
 
 
 def test_keep_changes_one_line(tmp_path, monkeypatch):
@@ -128,7 +128,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     (tmp_path / OP).mkdir()
     (tmp_path / OP / "tiles.json").write_text(text)
     monkeypatch.setattr(configs, "_OPS", tmp_path)
-    configs.keep(OP, ROW, {**ROW, "num_warps": 1})
+    configs.write_row(OP, ROW, {**ROW, "num_warps": 1})
     changed = [
         pair
         for pair in zip(text.splitlines(), (tmp_path / OP / "tiles.json").read_text().splitlines(), strict=True)
@@ -136,7 +136,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     ]
     assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
     with pytest.raises(ValueError, match="expected one row"):
-        configs.keep(OP, ROW, ROW)
+        configs.write_row(OP, ROW, ROW)
     monkeypatch.undo()
     configs.reread()
 
@@ -227,8 +227,8 @@ def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
     (tmp_path / OP).mkdir()
     (tmp_path / OP / "tiles.json").write_text((configs._OPS / OP / "tiles.json").read_text())
     monkeypatch.setattr(configs, "_OPS", tmp_path)
-    configs.keep(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
-    problem = configs.Problem(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
-    assert configs.choose(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
+    configs.write_row(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
+    problem = configs.TileQuery(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
+    assert configs.choose_tile(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
     monkeypatch.undo()
     configs.reread()

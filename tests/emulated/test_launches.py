@@ -128,8 +128,8 @@ def test_a_lost_coalescing_and_a_bank_conflict_are_regressions_of_static_rows(tm
     """`ab --static-only` reports a row of counters for a copy whose lanes are a row apart."""
     from retro_bench.static import regressions, table
 
-    plan = table.plan([80], ("leaky_scan:wide:sm80/bfloat16",))
-    (row,) = table.rows(plan, tmp_path, 1, counters=True)
+    selection = table.select([80], ("leaky_scan:wide:sm80/bfloat16",))
+    (row,) = table.rows(selection, tmp_path, 1, counters=True)
     assert row["static"]["emulation_fault"] is None and row["static"]["sectors_over_fewest"] < 1.1
     assert regressions.regressions([row], [row]) == []
 

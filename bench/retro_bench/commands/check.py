@@ -23,11 +23,11 @@ def execute(arguments: argparse.Namespace) -> int:
     run = measuring.start(arguments, selection, timed=False)
     writer, records = record.Writer(arguments.json), {}
 
-    def keep(measured: dict) -> None:
+    def append(measured: dict) -> None:
         records[measured["id"]] = measured
         writer.write(measured)
 
-    measuring.walk(run, selection, arguments, writer, keep)
+    measuring.walk(run, selection, arguments, writer, append)
     print(terminal.checks(list(records.values())))
     print(terminal.verdict(list(records.values()), writer.requested, arguments.json))
     return measuring.exit_code(records.values())

@@ -36,13 +36,13 @@ def execute(arguments: argparse.Namespace) -> int:
     from ..static import table
 
     machine = options.machine(arguments)
-    plan = table.plan([machine.arch], options.parts(arguments))
-    plan.cuda.clear()
-    plan.triton[:] = [one for one in plan.triton if options.launch_matches(one, arguments)]
-    if not plan.triton:
+    selection = table.select([machine.arch], options.parts(arguments))
+    selection.cuda.clear()
+    selection.triton[:] = [one for one in selection.triton if options.launch_matches(one, arguments)]
+    if not selection.triton:
         raise exits.UsageError("no shipped launch has such a kernel, case and type")
     lines, totals = [HEADER], {}
-    for one, row in zip(plan.triton, table.rows(plan, None, 1), strict=True):
+    for one, row in zip(selection.triton, table.rows(selection, None, 1), strict=True):
         name, case, _ = one.case.split(":")
         try:
             found = estimate(one.launch, machine, row["static"])

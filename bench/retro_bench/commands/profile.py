@@ -56,13 +56,13 @@ def execute(arguments: argparse.Namespace) -> int:
     run = measuring.start(arguments, selection, ceilings=best, graphs=arguments.cuda_graph)
     latest, slow = {}, set()
 
-    def keep(measured: dict) -> None:
+    def append(measured: dict) -> None:
         latest[measured["id"]] = measured
         if why := environment.throttled(selection.device):
             slow.add(why)
 
     asked = Writer(None)  # nothing is written if the clock was throttled
-    measuring.walk(run, selection, arguments, asked, keep)
+    measuring.walk(run, selection, arguments, asked, append)
     records = list(latest.values())
     if slow:
         say(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own")

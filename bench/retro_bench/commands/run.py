@@ -65,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     records: dict[str, dict] = {}  # by id: the last one counts
     looked, steps, slow = time.monotonic(), 0, set()
 
-    def keep(measured: dict) -> None:
+    def append(measured: dict) -> None:
         nonlocal looked, steps
         if measured["time"] and (why := environment.throttled(run.device)):
             slow.add(why)
@@ -80,7 +80,7 @@ def execute(arguments: argparse.Namespace) -> int:
         steps = run.pace.done
 
     try:
-        measuring.walk(run, selection, arguments, writer, keep, skip)
+        measuring.walk(run, selection, arguments, writer, append, skip)
         if run.ceilings and records:
             if run.device == "cpu":
                 run.measure_ceilings()

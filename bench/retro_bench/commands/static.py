@@ -45,7 +45,7 @@ def execute(arguments: argparse.Namespace) -> int:
         if arguments.call:
             records = _called(arguments.call, arches)
         else:
-            records = _compile(static.plan(arches, options.parts(arguments), only), arguments)
+            records = _compile(static.select(arches, options.parts(arguments), only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
@@ -63,12 +63,12 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.REGRESSION if too_big or (spilling and arguments.spills) else exits.OK
 
 
-def _compile(plan, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the rows of a `table.Plan`. Each is written to the file as soon as it is compiled."""
+def _compile(selection, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the rows of a `table.StaticSelection`. Each is written to the file as soon as it is compiled."""
     from ..static import table as static
 
-    writer, records, shown = record.Writer(arguments.json), [], progress.Progress(len(plan), arguments.quiet)
-    for item in static.rows(plan, arguments.keep, arguments.jobs, arguments.counters):
+    writer, records, shown = record.Writer(arguments.json), [], progress.Progress(len(selection), arguments.quiet)
+    for item in static.rows(selection, arguments.keep, arguments.jobs, arguments.counters):
         shown.step(item["id"])
         records.append(item)
         writer.write(item)

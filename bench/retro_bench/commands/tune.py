@@ -66,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
             found.append(item)
             if arguments.write and item.best.row != item.before:
                 row = {key: value for key, value in item.best.row.items() if key != "predicted"}
-                configs.keep(item.op, item.before, row | ({"predicted": True} if arguments.static else {}))
+                configs.write_row(item.op, item.before, row | ({"predicted": True} if arguments.static else {}))
         tuned += found
         if arguments.json and not pace.over():
             _append(arguments.json, name, found)

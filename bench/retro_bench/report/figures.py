@@ -21,7 +21,7 @@ def roofs(records: list[dict[str, Any]]) -> list[tuple[str, float, float]]:
     return [(dtype, ceilings["bytes_per_s"], rate) for dtype, rate in ceilings["flops_per_s"].items() if rate]
 
 
-def bar_height(rows: list[summary.Row]) -> float:
+def bar_height(rows: list[summary.ReportRow]) -> float:
     """Return the height of a panel of bars in inches."""
     return BAR_IN * len(rows) + MARGIN_IN
 

@@ -51,7 +51,7 @@ def _left_out(lines: list[str]) -> str:
     )
 
 
-def _verdict(latest: list[dict[str, Any]], rows: list[summary.Row], lacking: list[str]) -> str:
+def _verdict(latest: list[dict[str, Any]], rows: list[summary.ReportRow], lacking: list[str]) -> str:
     """Write the verdict, a line each: Right? Fast? Missing?"""
     kernels = [r for r in latest if r["role"] != "baseline" and r["mode"] != "static"]
     bad = [r for r in kernels if r["status"] in records_module.FAILED]
@@ -112,9 +112,9 @@ def _failures(records: list[dict[str, Any]]) -> str:
     return _section("Failures", "failures", f"<ul>{items}</ul>") if items else ""
 
 
-def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str]:
+def _pictures(rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> list[str]:
     """Return a section for each operator, with its roofline and bars."""
-    kernels: dict[str, list[summary.Row]] = {}
+    kernels: dict[str, list[summary.ReportRow]] = {}
     for row in rows:
         kernels.setdefault(row.record["kernel"], []).append(row)
     try:
@@ -123,7 +123,7 @@ def _pictures(rows: list[summary.Row], latest: list[dict[str, Any]]) -> list[str
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
 
 
-def _operator(kernel: str, rows: list[summary.Row], latest: list[dict[str, Any]]) -> str:
+def _operator(kernel: str, rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> str:
     drawn = [figures.svg(panels.roofline, rows, figures.roofs(latest))]
     compared = [row for row in rows if row.rival_speedup is not None]
     if compared:
@@ -160,7 +160,7 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
     return f'{tools}<div class=scroll><table class=sortable id="{name}">{parts}</table></div>'
 
 
-def _timed(rows: list[summary.Row]) -> str:
+def _timed(rows: list[summary.ReportRow]) -> str:
     lines, kept = [], ranges.of([row.record for row in rows])
     for row in rows:
         record = row.record

@@ -54,7 +54,7 @@ def folded(header: str, lines: list[str]) -> list[str]:
     return [header, *shown, *fold]
 
 
-def _line(row: summary.Row) -> str:
+def _line(row: summary.ReportRow) -> str:
     case, *middle, _, margin = summary.cells(row)  # memory is left out: a comment is narrow
     return "| " + " | ".join((f"{row.record['kernel']}/{case}", *middle, margin)) + " |"
 

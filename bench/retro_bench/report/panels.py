@@ -14,7 +14,7 @@ def colour(kernel: str) -> str:
     return COLOURS[OPERATORS.index(kernel) if kernel in OPERATORS else len(OPERATORS)]
 
 
-def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]]) -> None:
+def roofline(axes, rows: list[summary.ReportRow], roofs: list[tuple[str, float, float]]) -> None:
     """Draw FLOP/s against FLOPs per byte, under the memory's slope and the ceilings of matrix products."""
     from matplotlib.lines import Line2D
 
@@ -41,7 +41,7 @@ def roofline(axes, rows: list[summary.Row], roofs: list[tuple[str, float, float]
     axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
 
-def bars(axes, rows: list[summary.Row]) -> None:
+def bars(axes, rows: list[summary.ReportRow]) -> None:
     """Draw a bar for each row, its speed-up over the fastest rival. Whiskers show the known spreads."""
     places = range(len(rows))
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]

@@ -21,7 +21,7 @@ STATIC_COLUMNS += ("async", "in flight", "loop slots", "loop cycles >=")
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """Line of a table. `speedup`: over eager. `rival`: fastest baseline that computes the same function, with the
     speed-up over it. `spread`: 10th to 90th percentile of that speed-up; None if the rival has no record.
     """
@@ -45,13 +45,13 @@ class Row:
         return margin(self.record)
 
 
-def rows(records: list[dict[str, Any]]) -> list[Row]:
+def rows(records: list[dict[str, Any]]) -> list[ReportRow]:
     """Return the rows of kernels and references. Baselines appear as their rivals."""
     timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
     return [_row(r, timed) for r in records if r["role"] != "baseline" and r["mode"] not in ("check", "static")]
 
 
-def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -> Row:
+def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -> ReportRow:
     speedups = record["speedup"] or {}
     rivals = {name: ratio for name, ratio in speedups.items() if name not in NOT_RIVALS}
     rival = min(rivals, key=rivals.get) if rivals else None
@@ -60,7 +60,7 @@ def _row(record: dict[str, Any], timed: dict[tuple[str, str], dict[str, Any]]) -
     known = time and theirs and all(side.get(name) for side in (time, theirs) for name in ("p10", "p90"))
     spread = (theirs["p10"] / time["p90"], theirs["p90"] / time["p10"]) if known else None
     shown = (estimate(time) if time else None, speedups.get("eager"), rival, rivals.get(rival))
-    return Row(record, *shown, spread, once(theirs))
+    return ReportRow(record, *shown, spread, once(theirs))
 
 
 def native(record: dict[str, Any]) -> bool:
@@ -78,11 +78,11 @@ class Headline:
     """Speed-ups over the fastest baseline in one type: the geometric mean of `count` rows, and the worst row."""
 
     mean: float
-    worst: Row
+    worst: ReportRow
     count: int
 
 
-def headline(rows: Iterable[Row]) -> Headline | None:
+def headline(rows: Iterable[ReportRow]) -> Headline | None:
     """Summarise the compared rows. None if there are none."""
     compared = [row for row in rows if row.rival_speedup]
     if not compared:
@@ -121,7 +121,7 @@ def statistic(records: Iterable[dict[str, Any]]) -> str:
     return {frozenset({"wall"}): "minimum", frozenset({"device events"}): "median"}.get(frozenset(clocks), "time")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: ReportRow) -> tuple[str, ...]:
     """Return the text of every column of COLUMNS."""
     record = row.record
     rival = "-" if row.rival is None else f"{ratio(row.rival_speedup)} {row.rival}{', 1 sample' * row.rival_once}"

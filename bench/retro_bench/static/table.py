@@ -13,22 +13,22 @@ from ..records import record
 from . import cuda_kernels, triton_kernels
 from .entry import NoToolchain, row
 
-__all__ = ["NoToolchain", "Plan", "listing", "plan", "row", "rows"]
+__all__ = ["NoToolchain", "StaticSelection", "listing", "row", "rows", "select"]
 
 
 def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
     """Return id -> fingerprint of everything that `rows` would compile, in seconds, not minutes. Raises NoToolchain."""
-    units = plan(arches, parts)
+    units = select(arches, parts)
     return {unit.id: unit.fingerprint for unit in [*units.triton, *units.cuda]}
 
 
 @dataclass(frozen=True)
-class Plan:
+class StaticSelection:
     """Launches and sources to compile."""
 
     arches: list[int]
-    every: list[triton_kernels.Launch]
-    triton: list[triton_kernels.Launch]  # those of `every` that are wanted
+    every: list[triton_kernels.CompiledCase]
+    triton: list[triton_kernels.CompiledCase]  # those of `every` that are wanted
     cuda: list[cuda_kernels.Source]
 
     def __len__(self) -> int:
@@ -36,16 +36,18 @@ class Plan:
         return len(self.triton) + len(self.cuda)
 
 
-def plan(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> Plan:
+def select(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> StaticSelection:
     """Select the kernels with one of `parts` in their ids; `only`: ids of a listing. Raises NoToolchain."""
     every = triton_kernels.launches(arches, parts)
     triton = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]
     cuda = [source for source in cuda_kernels.sources(arches, parts) if only is None or source.id in only]
-    return Plan(arches, every, triton, cuda)
+    return StaticSelection(arches, every, triton, cuda)
 
 
-def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield the static records of a plan in order, each as soon as it is done. Raises NoToolchain.
+def rows(
+    selection: StaticSelection, keep: Path | None, jobs: int | None, counters: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the static records of a selection in order, each as soon as it is done. Raises NoToolchain.
 
     counters: execute one CTA of each Triton launch on the emulator.
     """
@@ -53,9 +55,9 @@ def rows(plan: Plan, keep: Path | None, jobs: int | None, counters: bool = False
     with contextlib.nullcontext(keep) if keep else tempfile.TemporaryDirectory(prefix="retro-static-") as folder:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        if plan.triton:
-            for row in triton_kernels.rows(plan.arches, plan.triton, plan.every, folder, jobs, counters):
+        if selection.triton:
+            for row in triton_kernels.rows(selection.arches, selection.triton, selection.every, folder, jobs, counters):
                 yield row | run
-        for source in plan.cuda:
+        for source in selection.cuda:
             for row in cuda_kernels.rows(source, folder):
                 yield row | run

@@ -26,7 +26,7 @@ from . import entry, fingerprint
 
 
 @dataclass(frozen=True)
-class Launch:
+class CompiledCase:
     """One compile in the order of `aot.compile_each`. A kernel's second and third launch in a case get #2 and #3."""
 
     op: str
@@ -47,7 +47,7 @@ class Launch:
         return self.fingerprint is not None
 
 
-def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
+def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[CompiledCase]:
     """Return every launch that aot compiles or a plug-in registered. Those that `parts` select have a fingerprint."""
     if importlib.util.find_spec("triton") is None:
         raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
@@ -66,7 +66,7 @@ def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[Launch]:
                 name += f"#{count}"
             wanted = entry.selected(entry.identity(op, backend, name, dtype), parts)
             mark = fingerprint.of_launch(*aot.source(launch, KNOWN[arch])) if wanted else None
-            every.append(Launch(op, backend, name, dtype, arch, launch, foreign, mark))
+            every.append(CompiledCase(op, backend, name, dtype, arch, launch, foreign, mark))
     return every
 
 
@@ -98,8 +98,8 @@ def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
 
 def rows(
     arches: list[int],
-    selected: list[Launch],
-    every: list[Launch],
+    selected: list[CompiledCase],
+    every: list[CompiledCase],
     folder: Path,
     jobs: int | None,
     counters: bool = False,
@@ -129,7 +129,7 @@ def rows(
             yield reading.popleft().result()
 
 
-def _read(launch: Launch, compiled: aot.Row, folder: Path, counters: bool) -> dict[str, Any]:
+def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters: bool) -> dict[str, Any]:
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
     function = max(machine_code.functions(cubin).values(), key=lambda one: len(one.code))
     metrics = machine_code.metrics(
@@ -145,7 +145,7 @@ def _read(launch: Launch, compiled: aot.Row, folder: Path, counters: bool) -> di
     return _row(launch, metrics, counters)
 
 
-def _row(launch: Launch, metrics: dict[str, Any], counters: bool) -> dict[str, Any]:
+def _row(launch: CompiledCase, metrics: dict[str, Any], counters: bool) -> dict[str, Any]:
     """Return a record. counters: with those of one CTA, or the fault that the emulator finds."""
     if counters:
         try:

@@ -47,12 +47,12 @@ def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: 
     """Return the committed tile of a kernel."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
-    problem = configs.Problem(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
-    return configs.choose(OP, problem, target)
+    problem = configs.TileQuery(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
+    return configs.choose_tile(OP, problem, target)
 
 
 def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
-    """Return the features of a call that cost a tile registers, for `configs.choose`."""
+    """Return the features of a call that cost a tile registers, for `configs.choose_tile`."""
     mask, gate = call.neighbour_mask is not None, call.neighbour_gate is not None
     flags = {
         "dropout": call.dropout_p > 0,

@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Iterator
 
-from ....compile.aot import Case
+from ....compile.aot import CompileCase
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
 from ....testing import inputs
@@ -27,7 +27,7 @@ def unsupported(call: LeakyAverage) -> str | None:
     return unsupported_grid(B=call.x.shape[0]) or why
 
 
-def aot_cases(target: Target) -> Iterator[Case]:
+def aot_cases(target: Target) -> Iterator[CompileCase]:
     """Yield every kernel: for a call whose columns fill the device, and for one that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
         for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):

@@ -47,7 +47,7 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> list[
 
 def _tile(call: LeakyAverage, kernel: str, target: Target) -> configs.Tile:
     _, n, _, d = call.x.shape
-    return configs.choose(OP, configs.Problem(kernel, call.x.element_size(), power_of_two(d), n, d), target)
+    return configs.choose_tile(OP, configs.TileQuery(kernel, call.x.element_size(), power_of_two(d), n, d), target)
 
 
 def _chunks(call: LeakyAverage, tile: configs.Tile, target: Target) -> tuple[int, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ....compile.aot import Case
+from ....compile.aot import CompileCase
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
 from ....testing import inputs
@@ -22,7 +22,7 @@ def unsupported(call: MergeAttention) -> str | None:
     return unsupported_grid(B=call.outs.shape[1]) or unsupported_tensors({"outs": call.outs})
 
 
-def aot_cases(target: Target) -> Iterator[Case]:
+def aot_cases(target: Target) -> Iterator[CompileCase]:
     """Yield every kernel with the presets' head widths: two parts, and a decode step over many."""
     sizes = {"two parts d64": (2, 8, 2048, 64), "two parts d128": (2, 8, 2048, 128), "decode d128": (16, 8, 1, 128)}
     for name, (p, b, n, d) in sizes.items():

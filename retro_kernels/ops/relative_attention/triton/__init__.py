@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ....compile.aot import Case
+from ....compile.aot import CompileCase
 from ....compile.target import Target
 from ....triton_lib import unsupported_grid, unsupported_rows, unsupported_tensors
 from ....triton_lib.combinations import combinations
@@ -34,18 +34,18 @@ def unsupported(call: RelativeAttention) -> str | None:
     return unsupported_grid(B=call.query.shape[0]) or unsupported_tensors(tensors) or unsupported_rows(spans)
 
 
-def aot_cases(target: Target) -> Iterator[Case]:
+def aot_cases(target: Target) -> Iterator[CompileCase]:
     for name, options in cases.CALLS.items():
         for dtype in cases.DTYPES:
             yield from _cases(name, cases.call(dtype, **options), target)
 
 
-def aot_combinations(target: Target) -> Iterator[Case]:
+def aot_combinations(target: Target) -> Iterator[CompileCase]:
     """Yield the launches of every set of options, in bfloat16."""
     for name, options in combinations(cases.POSITIONS, cases.OPTIONS):
         yield from _cases(name, cases.call(torch.bfloat16, **options), target)
 
 
-def _cases(name: str, call: RelativeAttention, target: Target) -> Iterator[Case]:
+def _cases(name: str, call: RelativeAttention, target: Target) -> Iterator[CompileCase]:
     decodes = call.query.shape[1] == 1  # decoding takes no gradient
     return cases_of(name, call, target, launch.forward, None if decodes else launch.backward)

@@ -39,7 +39,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
     names = options(call)
     if apart:
         names += ("apart",)
-    tile = configs.choose(OP, configs.Problem(kernel, *sizes, names), target)
+    tile = configs.choose_tile(OP, configs.TileQuery(kernel, *sizes, names), target)
     if call.rel_key is None:
         return tile
     # upper blocks of the band that a walk keeps: at most two in the forward pass, one backward, none in tall tiles
@@ -48,7 +48,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
 
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
-    """Return the features of a call that cost a tile registers, for `configs.choose`."""
+    """Return the features of a call that cost a tile registers, for `configs.choose_tile`."""
     windowed = call.window is not None or call.window_block is not None
     edges = windowed and not call.causal  # two more comparisons for each element, which cost as much as a mask
     flags = {

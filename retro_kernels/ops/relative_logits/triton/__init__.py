@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ....compile.aot import Case
+from ....compile.aot import CompileCase
 from ....compile.target import Target
 from ....core.arguments import KERNEL_DTYPES
 from ....testing import inputs
@@ -30,7 +30,7 @@ def unsupported(call: RelativeLogits) -> str | None:
     )
 
 
-def aot_cases(target: Target) -> Iterator[Case]:
+def aot_cases(target: Target) -> Iterator[CompileCase]:
     """Yield every kernel, with wide and narrow relative keys."""
     sizes = {"N": 2048, "H": 16, "key_len": 2048, "query_offset": 0}
     for name, heads, e in (("wide", "each", 128), ("head", "each", 64), ("narrow", "shared", 16)):

@@ -72,8 +72,8 @@ def _table_gradient(call: RelativeLogits, given: dict, target: Target) -> Tensor
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
     _, n, _, e = call.query.shape
-    problem = configs.Problem(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
-    return configs.choose(OP, problem, target)
+    problem = configs.TileQuery(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
+    return configs.choose_tile(OP, problem, target)
 
 
 def _given(call: RelativeLogits) -> dict:

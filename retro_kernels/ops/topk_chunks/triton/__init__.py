@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from ....compile.aot import Case
+from ....compile.aot import CompileCase
 from ....compile.target import Target
 from ....triton_lib import unsupported_tensors
 from ....triton_lib.launch import cases_of, run_backward, run_forward
@@ -35,6 +35,6 @@ def unsupported(call: TopkChunks) -> str | None:
     return unsupported_tensors({"query": call.query, "key": call.key})
 
 
-def aot_cases(target: Target) -> Iterator[Case]:
+def aot_cases(target: Target) -> Iterator[CompileCase]:
     for name, call, gradients in cases.calls():
         yield from cases_of(name, call, target, launch.forward, launch.backward if gradients else None)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...machines import MACHINES
 from ..model import EVENTS, Estimate, estimate
 from . import kernels
-from .published import ROWS, Row
+from .published import ROWS, PublishedTime
 
 #: nine tenths of the rows are nearer to their published times (16.1% is the 90th percentile)
 SPREAD = 0.18
@@ -23,7 +23,7 @@ TILES = ((128, 64, 8, 3), (128, 32, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3), (64
 class Judged(NamedTuple):
     """A published row and its estimate. ratio: estimated over measured."""
 
-    row: Row
+    row: PublishedTime
     ratio: float
     held_back: bool
     bound: str
@@ -38,7 +38,7 @@ def held_back() -> set[int]:
     return {at for rows in of_kernel.values() for at in draw.sample(rows, len(rows) // 3)}
 
 
-def estimated(row: Row) -> Estimate:
+def estimated(row: PublishedTime) -> Estimate:
     """Estimate a row's launch."""
     machine = MACHINES[row.machine]
     make = getattr(kernels, row.kernel)
@@ -48,7 +48,7 @@ def estimated(row: Row) -> Estimate:
     return min(found, key=lambda one: one.seconds)
 
 
-def judged(estimated: Callable[[Row], Estimate] = estimated) -> Iterator[Judged]:
+def judged(estimated: Callable[[PublishedTime], Estimate] = estimated) -> Iterator[Judged]:
     """Yield every published row with its estimate."""
     held = held_back()
     for at, row in enumerate(ROWS):

@@ -13,7 +13,7 @@ SOURCES = {
 }
 
 
-class Row(NamedTuple):
+class PublishedTime(NamedTuple):
     """One published time. kernel: a function of `kernels`; sizes: its arguments after the type."""
 
     kernel: str
@@ -59,7 +59,7 @@ flash H100 events float16 TRITONBENCH: 1024x1024x128 1555.74, 1024x2048x128 5706
 """
 
 
-def _rows() -> Iterator[Row]:
+def _rows() -> Iterator[PublishedTime]:
     for line in TABLE.replace("\n    ", " ").strip().splitlines():
         what, _, times = line.partition(": ")
         kernel, machine, how, dtype, source = what.split()
@@ -67,7 +67,7 @@ def _rows() -> Iterator[Row]:
             sizes, microseconds, *options = time.split()
             shape = tuple(map(int, sizes.split("x")))
             known = {name: int(value) for name, value in (option.split("=") for option in options)}
-            yield Row(kernel, machine, dtype, shape, float(microseconds), how, SOURCES[source], known)
+            yield PublishedTime(kernel, machine, dtype, shape, float(microseconds), how, SOURCES[source], known)
 
 
 ROWS = list(_rows())
