@@ -165,6 +165,129 @@ def test_the_ops_are_called(monkeypatch):
     assert len(calls) == 6 and all("rel_key" in kw for kw in calls)
 
 
+class Plain(torch.nn.Module):
+    """A decoder called without an attention mask and without a cache."""
+
+    def __init__(self, model, **options):
+        super().__init__()
+        self.model, self.options = model, options
+
+    def forward(self, inputs, positions=None):
+        return self.model(inputs, position_ids=positions, use_cache=False, **self.options).logits
+
+
+class Masked(Plain):
+    """The masks that other models compute, over positions of packed rows."""
+
+    def forward(self, inputs, positions=None):
+        from transformers.masking_utils import create_causal_mask
+
+        embedded = self.model.get_input_embeddings()(inputs)
+        create_causal_mask(self.model.config, embedded, None, None, position_ids=positions, **self.options)
+        return embedded
+
+
+def exported(strict):
+    def trace(model, *inputs):
+        length = torch.export.Dim("length", min=2, max=64)
+        return torch.export.export(
+            model, inputs, dynamic_shapes=tuple({1: length} for _ in inputs), strict=strict
+        ).module()
+
+    return trace
+
+
+def compiled(dynamic):
+    return lambda model, *inputs: torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+
+
+def scripted(model, *inputs):
+    return torch.jit.trace(model, inputs, check_trace=False)
+
+
+TRACES = {
+    "eager": lambda model, *inputs: model,
+    "export": exported(False),
+    "strict export": exported(True),
+    "compile": compiled(False),
+    "compile dynamic": compiled(True),
+    "jit": scripted,
+}
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.parametrize("name", ["Llama", "GPT-NeoX"])
+@torch.no_grad()
+def test_a_decoder_without_a_mask_is_traced(name, trace, packed):
+    """Library's masks are wrapped while tracing; packed rows are told by their positions, [B,N] or [1,N]."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    original = CASES[name][0]().eval()
+    patched = Plain(use_retro_kernels(copy.deepcopy(original)))
+    inputs = (tokens(), torch.cat([torch.arange(n) for n in (9, 3, 11)])[None]) if packed else (tokens(),)
+    function = TRACES[trace](patched, *inputs)
+    torch.testing.assert_close(function(*inputs), Plain(original)(*inputs), atol=2e-5, rtol=1e-4)
+    shorter = tuple(x[:, 4:15] for x in inputs)  # two texts, the first without its beginning
+    torch.testing.assert_close(function(*shorter), Plain(original)(*shorter), atol=2e-5, rtol=1e-4)
+
+
+def even(batch, head, query, key):
+    return key % 2 == 0
+
+
+MASKS = {
+    "or": {"or_mask_function": even},
+    "and": {"and_mask_function": even},
+    "blocks": {"block_sequence_ids": torch.arange(23).expand(2, -1) // 4},
+}
+
+
+@pytest.mark.parametrize("trace", ["eager", "export", "strict export", "compile"])
+@pytest.mark.parametrize("mask", ["window", *MASKS])
+@torch.no_grad()
+def test_other_masks_are_refused_while_tracing_too(mask, trace):
+    torch._dynamo.reset()
+    if mask == "window":
+        model = Plain(use_retro_kernels(causal("Mistral", num_key_value_heads=1, sliding_window=8).eval()))
+    else:
+        model = Masked(use_retro_kernels(causal("Llama").eval()), **MASKS[mask])
+    with pytest.raises(Exception, match="a sliding window, a custom mask or one of blocks"):
+        TRACES[trace](model, tokens())(tokens())
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("trace", ["eager", "export"])
+@torch.no_grad()
+def test_other_masks_of_packed_rows_are_refused(mask, trace):
+    model = Masked(use_retro_kernels(causal("Llama").eval()), **MASKS[mask])
+    inputs = tokens(), torch.arange(23)[None] % 9
+    with pytest.raises(ValueError, match="a sliding window, a custom mask or one of blocks"):
+        TRACES[trace](model, *inputs)(*inputs)
+
+
+@torch.no_grad()
+def test_a_model_of_several_modalities_needs_a_mask_while_it_is_compiled():
+    """Dynamo does not show whether a mask has blocks."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    vision = transformers.CLIPVisionConfig(**sizes, image_size=8, patch_size=4, projection_dim=32)
+    text = transformers.LlamaConfig(**sizes, vocab_size=64, num_key_value_heads=1)
+    config = transformers.LlavaConfig(vision_config=vision, text_config=text, image_token_id=63)
+    original = transformers.LlavaForConditionalGeneration(config).eval()
+    patched = use_retro_kernels(copy.deepcopy(original))
+    inputs = {"input_ids": tokens() % 60, "use_cache": False}
+    want = original(**inputs).logits
+    torch.testing.assert_close(patched(**inputs).logits, want, atol=2e-5, rtol=1e-4)
+    model = torch.compile(patched, fullgraph=True, backend="aot_eager")
+    with pytest.raises(Exception, match="attention_mask: expected one while a model of several modalities"):
+        model(**inputs)
+    got = model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"])).logits
+    torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
+
+
 def test_what_the_op_cannot_do_is_refused_by_name():
     with pytest.raises(TypeError, match=r"model: expected a transformers\.PreTrainedModel, or .*; got Linear"):
         use_retro_kernels(torch.nn.Linear(2, 2))
