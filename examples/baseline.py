@@ -91,7 +91,7 @@ class Transformer(nn.Module):
                 nn.init.normal_(module.weight, std=std / updates**0.5)
 
     def forward(self, tokens: Tensor, *, loss_mask: Tensor | None = None) -> Tensor | NextTokenLoss:
-        """Return logits [B,N,V] after each of tokens [B,N]. With loss_mask, return the loss as `MemoryMosaics` does."""
+        """Return logits [B,N,V] after each of tokens [B,N]; with loss_mask the loss, as `MemoryMosaics` does."""
         x = self.embedding(tokens)
         if self.positions is not None:
             x = x + self.positions.weight[: tokens.shape[1]]

@@ -15,7 +15,7 @@ from torch import Tensor
 import retro_kernels as rk
 from retro_model import Retro, RetroConfig, generate
 
-M, V = 8, 40  # tokens a chunk, vocabulary
+M, V = 8, 40  # tokens per chunk, vocabulary
 
 CONFIG = RetroConfig.small(V, d_model=64, d_ff=128, num_heads=4, num_layers=2, chunk_len=M)
 
@@ -26,7 +26,7 @@ def documents(count: int) -> Tensor:
 
 
 def keys(chunks: Tensor) -> Tensor:
-    """Return embeddings [n,V] of chunks [n,M]: counts of each token, in place of a frozen encoder."""
+    """Return embeddings [n,V] of chunks [n,M]: counts of each token, instead of a frozen encoder's output."""
     return F.normalize(F.one_hot(chunks, V).sum(1).float(), dim=-1)
 
 

@@ -142,7 +142,7 @@ def make(name: str, seed: int) -> nn.Module:
     torch.manual_seed(seed)
     if name == "Memory Mosaics":
         return MemoryMosaics(MosaicsConfig(VOCAB, D_MODEL, HEADS, LAYERS, persistent_slots=7 * D_MODEL // 2))
-    # A transformer learns this task faster from a mosaic's initial weights than from those of GPT-2.
+    # A transformer learns this task faster from a mosaic's initial weights than from GPT-2's.
     return Transformer(TransformerConfig(VOCAB, D_MODEL, HEADS, LAYERS, initial_std=None))
 
 

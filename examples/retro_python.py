@@ -43,7 +43,7 @@ HELD_OUT = (
     *("socket", "ssl", "sysconfig", "textwrap", "uuid", "zipapp"),
 )
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # help texts and encoded data, not programs
-SPARE = 4  # number of extra neighbours to search for, because a window leaves out those of its own document
+SPARE = 4  # number of extra neighbours to search for, because a window leaves out neighbours from its own document
 CHUNK, K = 16, 2
 
 

@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM
 
-V, M, N = 64, 8, 32  # vocabulary, chunk length, tokens a row
+V, M, N = 64, 8, 32  # vocabulary, chunk length, tokens per row
 
 
 def rows(count: int) -> list[dict]:

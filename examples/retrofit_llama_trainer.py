@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from retro_model.integrations.huggingface import NeighbourCollator, RetrofitForCausalLM
 
-V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens a neighbour, neighbours, tokens a row
+V, M, R, K, N = 64, 8, 16, 1, 32  # vocabulary, chunk length, tokens per neighbour, neighbours, tokens per row
 
 
 class Rows(Dataset):
@@ -69,7 +69,7 @@ def main(steps: int = 80) -> tuple[float, float]:
     print(f"loss with retrieval: {before:.3f} before, {after:.3f} after")
 
     def retrieve(chunks: Tensor) -> tuple[Tensor, None]:
-        """Return random neighbours, in place of a search."""
+        """Return random neighbours instead of searching."""
         return torch.randint(V, (len(chunks), K, R)), None
 
     prompt = held_out["input_ids"][:1, :M]

@@ -15,7 +15,7 @@ from retro_model.rpt.supervision import stack, supervise
 from retro_model.training import Settings
 from retro_model.training.rpt import Lessons, make_optimizer, train_step
 
-M, V, STEPS = 8, 60, 20  # tokens a chunk, vocabulary, training steps
+M, V, STEPS = 8, 60, 20  # tokens per chunk, vocabulary, training steps
 
 config = RPTConfig(
     V,

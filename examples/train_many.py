@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--steps", type=int, default=20)
     made.add_argument("--window", type=int, default=256, help="tokens a sequence")
     made.add_argument("--batch", type=int, default=4, help="sequences a step, over all processes")
-    made.add_argument("-k", type=int, default=2, help="neighbours a chunk")
+    made.add_argument("-k", type=int, default=2, help="neighbours per chunk")
     made.add_argument("--sequence", type=int, default=1, help="processes that share a sequence")
     made.add_argument("--tensor", type=int, default=1, help="processes that share the heads")
     made.add_argument("--save-every", type=int, default=0, help="steps between two checkpoints; 0: one at the end")

@@ -8,7 +8,7 @@ does.
     layers/        modules that the models share: attention, chunked cross-attention, feed-forward, positions
     data/          documents -> tokens -> chunks -> database -> neighbours; deduplication
     retro/         RETRO: configuration, model, cache, encoder
-    memory_mosaics/  Memory Mosaics: contextual and persistent memories in place of attention and feed-forward
+    memory_mosaics/  Memory Mosaics: associative memories instead of attention and feed-forward layers
     rpt/           RPT: a decoder that retrieves from its own past
     retrofit/      retrieval for a decoder that is trained already
     generation/    sampling, with retrieval in the loop

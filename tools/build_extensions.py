@@ -49,7 +49,7 @@ ISA_FLAGS = {
     "sve": ["-march=armv8.2-a+sve+bf16", "-msve-vector-bits=256"],
 }
 
-# Code that a compiler must accept beside the flags and the header to target an instruction set.
+# Code that a compiler must accept, besides the flags and the header, to target an instruction set.
 PROBES = {
     "avx512bf16": "__m512 f(__m512 a, __m512bh b) { return _mm512_dpbf16_ps(a, b, b); }",
     "neonbf16": "float32x4_t f(float32x4_t a, bfloat16x8_t b) { return vbfdotq_f32(a, b, b); }",
@@ -317,7 +317,7 @@ class Build(build_ext):
     """Build each extension by its builder. If a build fails, remove the library that an earlier build left.
 
     `setup.py build_ext --inplace`, the command of `make build`, then exits with an error. Any other build warns and
-    leaves the extension out, because pip also installs the package where there is no compiler.
+    leaves the extension out, because pip also installs the package on machines without a compiler.
     """
 
     def run(self) -> None:

@@ -30,7 +30,7 @@ class Sanitizer:
     name: str
     library: str
     variable: str
-    options: str  # value of `variable`, beside FATAL
+    options: str  # value of `variable`, added to FATAL
     tests: list[str]
     flags: str = ""
     threads: int = 1

@@ -16,7 +16,7 @@ from retro_kernels.checks import flag, floating, head_dim, integer, number, prob
 __all__ = ["RETRIEVED", "flag", "floating", "head_dim", "integer", "neighbour_mask", "number", "probability"]
 __all__ += ["readable", "room", "shape", "takes", "tensor", "token_ids", "token_mask", "token_range", "tokens"]
 
-#: A model's arguments of what was retrieved.
+#: Arguments of a model that hold retrieved neighbours.
 RETRIEVED = ("neighbours", "neighbour_mask", "neighbour_scores")
 
 

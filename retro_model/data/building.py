@@ -172,7 +172,7 @@ def opened(path: Path):
     faiss = library()
     index = faiss.read_index(str(path), faiss.IO_FLAG_SKIP_IVF_DATA)
     lists = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)
-    lists.filename, lists.read_only = str(path.with_name(path.name + LISTS)), True  # beside it, wherever that is now
+    lists.filename, lists.read_only = str(path.with_name(path.name + LISTS)), True  # the folder may have moved
     lists.do_mmap()
     return index
 

@@ -81,7 +81,7 @@ def find_leaked(
         threshold: in (0, 1].
         ngram: tokens of an n-gram; a shorter document is a single n-gram.
         num_permutations: columns of a signature.
-        seed: of the hash functions.
+        seed: seed of the hash functions.
         tokenizer: the stores' tokenizer, with `encode_batch` and `decode`. Documents are then compared in their normal
             form, so that a copy with other line ends, other spaces at the ends of lines or another form of Unicode
             characters is found. None: token by token.

@@ -23,7 +23,7 @@ from .arrays import integers, row_lengths
 from .building import each
 
 FEATURES_AT_ONCE = 1 << 22  # n-grams hashed together
-BUCKETS = 1 << 20  # of n-grams; those of one bucket share a document frequency
+BUCKETS = 1 << 20  # buckets of n-grams; the n-grams of one bucket share a document frequency
 
 
 class Embedder(Protocol):
@@ -51,7 +51,7 @@ class HashedTfidf:
     Args:
         dim: width.
         orders: n-gram orders, weighted equally.
-        seed: of the hashing.
+        seed: seed of the hash function.
 
     Source: Weinberger et al., arXiv 0902.2206 (feature hashing).
     """

@@ -156,7 +156,7 @@ def _recall(path: Path, nprobe: int, searcher: FaissSearcher) -> dict[int, float
         if recall and all(0 <= share <= 1 for share in recall.values()):
             return recall
     recall = measured_recall(searcher)
-    with contextlib.suppress(OSError):  # of a folder that may only be read
+    with contextlib.suppress(OSError):  # the folder may be read-only
         disk.write_json(path, known | {str(nprobe): recall})
     return recall
 

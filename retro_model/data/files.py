@@ -98,7 +98,7 @@ class Build:
         self.files[name] = {"bytes": record["bytes"] + len(data), "crc32": zlib.crc32(data, record["crc32"])}
 
     def adopt(self, name: str, written: Path) -> None:
-        """Replace the file `name` by one that a library has written."""
+        """Replace the file `name` by a file that a library has written."""
         self._handles.pop(name).close()
         disk.sync(written)
         file = written.replace(self.path.parent / name)

@@ -74,7 +74,7 @@ class HubTokenizer:
 
 
 def as_encoder(tokenizer) -> Encoder:
-    """Return an `Encoder` as it is, a Hugging Face tokenizer as `HubTokenizer`. Raise TypeError for anything else."""
+    """Return an `Encoder` unchanged and a Hugging Face tokenizer as `HubTokenizer`; otherwise raise TypeError."""
     if all(hasattr(tokenizer, name) for name in ("name", "vocab_size", "byte_lengths", "encode_batch")):
         return tokenizer
     if hasattr(tokenizer, "get_vocab") and any(hasattr(tokenizer, n) for n in ("to_str", "convert_ids_to_tokens")):

@@ -37,7 +37,7 @@ def precompute_neighbours(
         folder: output folder.
         store: its chunks are the queries; the neighbours get its shards. The database's store is not embedded again.
         database: the database to search.
-        k: neighbours a chunk.
+        k: neighbours per chunk.
         block: chunks between two commits; a killed run continues from the last commit.
         executor: runs the shards, see `building`; None: this process.
         progress: show a bar (rich).

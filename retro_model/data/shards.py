@@ -114,7 +114,7 @@ class Joined:
 
 
 def joined(parts: Sequence[np.ndarray]) -> np.ndarray | Joined:
-    """Return a single part as it is, several as `Joined`."""
+    """Return a single part unchanged and several parts as `Joined`."""
     return parts[0] if len(parts) == 1 else Joined(parts)
 
 

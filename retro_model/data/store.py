@@ -152,14 +152,14 @@ def build_store(
 ) -> TokenStore:
     """Write documents to a store. Run again with the same input after a kill, it continues.
 
-    The result is bitwise that of an uninterrupted run. A second run reads the documents already written again and
-    compares their digests; it does not encode them.
+    The result is bitwise identical to the result of an uninterrupted run. A second run reads the documents already
+    written again and compares their digests; it does not encode them.
 
     Args:
         folder: output folder.
         documents: (name, group, text or token ids), dicts (rows of `datasets`) or strings, see `as_documents`.
         tokenizer: a `Tokenizer`, another `Encoder`, or any tokenizer of transformers or tokenizers (`HubTokenizer`).
-        chunk_len: M, tokens a row.
+        chunk_len: M, tokens per row.
         bos: prepend the tokenizer's BOS to every document.
         text_field, name_field, group_field: see `as_documents`.
         commit_every: documents between two commits; a killed run continues from the last commit.

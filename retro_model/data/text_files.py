@@ -59,7 +59,7 @@ class LeftOut:
     places: set[str] = field(default_factory=set)
 
     def report(self, say: Callable[[str], None], *, strict: bool = False) -> None:
-        """Say what was left out. strict: raise ValueError with the same words if something was unreadable."""
+        """Report everything that was left out. strict: raise ValueError with the report if anything was unreadable."""
         if self.unreadable:
             more = len(self.unreadable) - SHOWN
             lines = [*map(printable, self.unreadable[:SHOWN]), *([f"and {more:,} more"] if more > 0 else [])]
@@ -210,7 +210,7 @@ def read_rows(path: str | Path) -> Iterator[tuple[str, dict]]:
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """Return the suffix of a file's content and that of its compression ("" for none), in lower case."""
+    """Return the suffix of a file's content and the suffix of its compression ("" for none), in lower case."""
     suffix = path.suffix.lower()
     return (Path(path.stem).suffix.lower(), suffix) if suffix in COMPRESSED else (suffix, "")
 
@@ -232,7 +232,7 @@ def _digest(content: Any) -> bytes:
 def _rows(path: Path, column: str | None = None) -> Iterator[tuple[str, Any]]:
     """Yield the place and the value of each row; the text of a file without rows. A failure is yielded as ValueError.
 
-    column: the only one that is read of a parquet file.
+    column: the only column that is read from a parquet file.
     """
     suffix, compression = kind_of(path)
     place = str(path)

@@ -1,4 +1,4 @@
-"""In-context retrieval: neighbours written in front of the text, for a decoder that knows nothing of retrieval; and
+"""In-context retrieval: neighbours written in front of the text, for a decoder without retrieval; and
 random neighbours, the control of everything that retrieves."""
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ def random_neighbours(neighbours: np.ndarray, database, seed: int = 0) -> np.nda
 
 
 def exchanged_neighbours(neighbours: np.ndarray, store, database, seed: int = 0) -> np.ndarray:
-    """Make the control of retrieval of passages that are read anyway: each document has neighbours of other documents'
-    chunks in place of its own, drawn at random, none that its own chunks have.
+    """Make the control: exchange the neighbours of each document for the neighbours of other documents.
+
+    The new neighbours are drawn at random from the other documents' neighbours, so a store of neighbour states holds
+    them already. A neighbour that the document's own chunks have is never drawn.
 
     A document whose neighbours no other adds to has random chunks of the database. neighbours: ids, -1: none, which
     stays. Returns: int64 of the same shape.
@@ -62,7 +64,7 @@ def score_in_context(
 ) -> Scores:
     """Score like `score`, by a decoder that reads passages before its window. Every `stride` tokens it starts again:
 
-        nearest neighbour, what follows it, second neighbour, ..., the last `window` tokens, of them `stride` new ones
+        nearest neighbour, its continuation, second neighbour, ..., the last `window` tokens, of them `stride` new ones
 
     The passages are the neighbours of the chunk before the new tokens; a document's first tokens have none. Each call
     reads (window + passages) tokens for `stride` scored ones: retrieval after every chunk costs many times `score`.

@@ -83,7 +83,7 @@ def score_knn(
         print(bits_per_byte(score_knn(baseline, datastore, validation, window=512, stride=256)))
 
     model: ours, a Hugging Face decoder, or a retrofit; with retrieval off.
-    datastore: of the same model.
+    datastore: a datastore that the same model has filled.
     mixture, alpha: lambda and alpha above. alpha fits the width of the activations: the inverse of their norm's
         standard deviation is the paper's beginning, `alpha_of_distances` a better one.
     Raises: ValueError naming the argument.
@@ -144,7 +144,7 @@ def score_tuned(model: nn.Module, datastore: TokenDatastore, store, *, k: int = 
 def best_of_others(scores: Sequence[Scores], store) -> Scores:
     """Return each document's scores by the setting that is best on all other documents.
 
-    scores: of the settings, on the same tokens.
+    scores: scores of the settings on the same tokens.
     """
     found = document_rows(store)
     if len(found) < 2:

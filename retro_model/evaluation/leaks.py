@@ -47,8 +47,11 @@ def curve(
 
 
 class WindowLeaks(NamedTuple):
-    """Shares of the windows: own: one of their chunks has a neighbour from one of their documents. ahead: such a
-    neighbour, or what follows it, is a chunk that the window still has to predict."""
+    """Shares of the windows in which a neighbour leaks.
+
+    own: windows in which a chunk has a neighbour from one of the window's own documents. ahead: windows in which such a
+    neighbour, or its continuation, is a chunk that the window still has to predict.
+    """
 
     own: float
     ahead: float

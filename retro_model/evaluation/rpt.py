@@ -3,7 +3,7 @@
     document = encode(model, tokens, block=1024)                 # every earlier chunk is retrievable
     wanted = supervise(tokens, lm, ..., candidates=chunks).dense()    # s_t of every earlier chunk
     print(perplexity(document.nats), ranking(document.scores, wanted))
-    print(retrieval_share(model, tokens[None], lessons))       # of a forward pass, of a training step, of decoding
+    print(retrieval_share(model, tokens[None], lessons))       # in a forward pass, a training step and decoding
 
 Source: Rubin and Berant, arXiv 2306.13421, sections 5.1 and 5.3, tables 2 and 3.
 """
@@ -57,7 +57,7 @@ def encode(
     retrieval: bool = True,
     num_neighbours=None,
 ) -> Document:
-    """Read a document from its start through a cache, `block` tokens a call. The result does not depend on the block.
+    """Read a document from its start through a cache, `block` tokens per call. The result does not depend on the block.
 
     model: an RPT; runs in evaluation mode, its mode is restored.
     tokens: int64 [N].

@@ -35,8 +35,8 @@ def score_suffixes(
         context, suffix = tokenizer.encode("the capital of France is"), tokenizer.encode(" Paris")
         [(nats, greedy, _)] = score_suffixes(model, [context], [suffix])
 
-    Rows of a batch are padded on the left, under the model's mask: each gets what it gets alone. A row longer than the
-    model takes loses the beginning of its context.
+    Rows of a batch are padded on the left, under the model's mask: each row gets the score that it gets alone. A row
+    longer than the model takes loses the beginning of its context.
 
     Args:
         model: a `Retro` or a `RetrofittedDecoder`. Runs in evaluation mode; its mode is restored.

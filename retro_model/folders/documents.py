@@ -148,7 +148,7 @@ class Documents:
         return np.pad(ids, missing, constant_values=-1), np.pad(near, missing, constant_values=-np.inf)
 
     def _by_part(self, ids: np.ndarray) -> list[tuple[ChunkDatabase, np.ndarray]]:
-        """Return each part that holds chunks, with `ids` as it numbers them: -1 for those of the other part."""
+        """Return each part that holds chunks, with `ids` in its own numbering: -1 for chunks of the other part."""
         base = len(self.store)
         own = np.where(ids < base, ids, -1), np.where(ids < base, -1, ids - base)
         return [(part, of_part) for part, of_part in zip(self.parts, own) if len(part)]

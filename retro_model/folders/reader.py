@@ -62,7 +62,7 @@ class Reader:
         passages: facts of the held-out passages, a window each. order: their numbers, best demonstration first.
     """
 
-    classes: tuple[type[nn.Module], type[Config]]  # of the model and of its configuration
+    classes: tuple[type[nn.Module], type[Config]]  # the model's class and its configuration's
     library: Documents
     without = "without retrieval"  # name of the reading without retrieval
     neighbours = 2  # default K

@@ -58,7 +58,7 @@ def sources(
     """
     m, origins = chunk_len, [None] * len(tokens)
     count, k, length = neighbours.shape
-    count = min(count, (len(tokens) - 1) // m)  # of the chunks with tokens after them
+    count = min(count, (len(tokens) - 1) // m)  # only chunks with tokens after them have neighbours
     if count < 1 or not k:
         return origins
     padded = np.pad(tokens, (0, 2 * m), constant_values=-2)

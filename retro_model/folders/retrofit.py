@@ -1,4 +1,4 @@
-"""Reader of a retrofitted Hugging Face decoder: that of RETRO, with the decoder's tokeniser."""
+"""Reader of a retrofitted Hugging Face decoder: RETRO's reader with the decoder's tokeniser."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class ChunkNeighbours:
         return self.of_places(places, chunks, len(rows))
 
     def of_places(self, places: list[tuple[int, int]], chunks: Tensor, batch: int) -> dict:
-        """Return neighbours [batch,L,K,R]: those of `chunks` [n,M] at their places (row, chunk), the rest masked."""
+        """Return neighbours [batch,L,K,R] of `chunks` [n,M] at their places (row, chunk); all others are masked."""
         retrieved, (rows, columns) = self._find(chunks), map(list, zip(*places))
         padded = [t.new_zeros(batch, max(columns) + 1, *t.shape[1:]) for t in retrieved]
         for target, t in zip(padded, retrieved):

@@ -156,7 +156,7 @@ def sample(
 
 
 def _rows_of(options: dict, rows) -> dict:
-    """Return the options of some rows: their entries of a tensor, any other value as it is."""
+    """Return the options of some rows: their entries of a tensor, and any other value unchanged."""
     return {name: value[rows] if isinstance(value, Tensor) else value for name, value in options.items()}
 
 

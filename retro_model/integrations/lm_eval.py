@@ -102,9 +102,9 @@ class RetroLM(TemplateLM):
 
         Args:
             folder: a model folder.
-            neighbours: of each chunk; None: as many as in training; 0: retrieval off.
-            random: read random chunks of the database in place of the neighbours: the control of retrieval.
-            passages: read the `passages` of a task's document in place of the neighbours, see
+            neighbours: neighbours per chunk; None: as many as in training; 0: retrieval off.
+            random: read random chunks of the database instead of the neighbours, as the control of retrieval.
+            passages: read the `passages` of a task's document instead of the neighbours, see
                 `tasks.question_answering`.
             device: the harness's, which defaults to cuda; a machine without CUDA takes cpu.
             batch_size: the harness's. max_batch_size is ignored.

@@ -15,7 +15,7 @@ from .positions import RelativePositions
 class Attention(nn.Module):
     """Projections to queries, keys and values, and of the output. A subclass computes the attention itself."""
 
-    #: names of parameters beside the projections that have one row a head
+    #: names of parameters, besides the projections, with one row per head
     head_parameters: tuple[str, ...] = ()
 
     def __init__(

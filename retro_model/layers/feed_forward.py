@@ -12,7 +12,7 @@ class FeedForward(nn.Module):
     Args:
         d_model, d_ff: widths outside and inside.
         bias: biases in all linear maps.
-        gated: SwiGLU in place of the GELU.
+        gated: SwiGLU instead of GELU.
         approximate: form of the GELU, "none" or "tanh".
 
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 (Ffw) and Table 2; Radford et al., 2019 (GELU); Shazeer,

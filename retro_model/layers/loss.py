@@ -36,8 +36,8 @@ def linear_cross_entropy(
     """Return the sum over tokens of weights[t] * -log softmax(x[t] weight^T)[targets[t]], and its terms.
 
     The forward pass makes logits and their gradients for `rows` rows at a time; the backward pass computes no logits.
-    The operations are as many as with all logits at once, and memory is [rows,V] in place of several [T,V]. Logits have
-    the type of x and weight, or autocast's; exponentials are summed in float32 at least.
+    The number of operations is the same as with all logits at once. The memory is [rows,V] instead of several [T,V].
+    Logits have the type of x and weight, or autocast's; exponentials are summed in float32 at least.
 
     Example:
         total, losses = linear_cross_entropy(x, readout.weight, targets)  # x [T,d], weight [V,d], targets [T]

@@ -1,4 +1,4 @@
-"""Memory Mosaics (arXiv 2405.06394): networks of associative memories in place of attention and feed-forward.
+"""Memory Mosaics (arXiv 2405.06394): networks of associative memories instead of attention and feed-forward.
 
 config.py      MosaicsConfig and the paper's presets
 memory.py      ContextualMemory, PersistentMemory: stand-alone modules

@@ -20,7 +20,7 @@ class MosaicsCache:
 
     A contextual memory holds its pairs and its last average. It also holds the last token's key, because the value of
     that pair depends on the next token. A persistent memory holds only its last average. A sequence may have any
-    length, because there are no positions.
+    length, because the model has no positions.
 
     Example:
         cache = model.make_cache(batch=2)                  # grows with the sequence
@@ -123,7 +123,8 @@ class ContextualState(Scalars):
     def __init__(self, capacity: int | None, evict: str):
         super().__init__()
         self.capacity, self.evict = capacity, evict
-        # of the last token: average [B,h,hd], k_T [B,1,h,hd], and for its value W_psi x_T [B,1,h,hd]
+        # The last token's average [B,h,hd], its key k_T [B,1,h,hd], and W_psi x_T [B,1,h,hd], from which its value is
+        # made.
         self.average = self.last_key = self.last_projected = None
         self.keys = self.values = self.reads = self.present = None
         self.first = self.end = self.missing = 0

@@ -15,10 +15,10 @@ PAPER_DROPOUT = 0.05  # of attention weights and of residual updates, in the aut
 
 @dataclass(frozen=True)
 class MosaicsConfig(Config):
-    """Sizes of a Memory Mosaic. No size depends on a sequence's length, because there are no positions.
+    """Sizes of a Memory Mosaic. No size depends on a sequence's length, because the model has no positions.
 
     Example:
-        config = MosaicsConfig.preset("small")   # 123,588,336 parameters, those of GPT2-small's size
+        config = MosaicsConfig.preset("small")   # 123,588,336 parameters, like GPT2-small
         tiny = MosaicsConfig(vocab_size=256, d_model=64, num_heads=4, num_layers=2, persistent_slots=224)
 
     Args:

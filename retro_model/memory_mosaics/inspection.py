@@ -17,7 +17,7 @@ class Inspection:
     """Contextual memories of one block on tokens [B,N]. N-1 values are known, because a value needs the next token.
 
     error: [B,N-1,h], ||y_T - v_T|| / value_scale. 0 is a perfect prediction; value_scale is the length of all values.
-    baseline: likewise, with the mean of the values before T in place of the read y_T.
+    baseline: the same error of the mean of the values before T instead of y_T.
     attention: [B,h,N,N-1], softmax_i(k_T·k_i), 0 for i >= T.
     decay, key_scale, value_next: [h], the memory's scalars.
     """

@@ -114,7 +114,8 @@ class ContextualMemory(_Memory):
         v_T = value_scale Norm(vbar_T),   vbar_T = value_now W_psi x_T + value_next W_psi x_{T+1}
         y_T = sum_{i<T} softmax_i(k_T·k_i) v_i,   y_1 = 0;     update_T = W_z [y_T of every head]
 
-    Key and query are one vector, and there are no positions. A value depends on the next token, so a token reads only
+    Key and query are one vector, and the model has no positions. A value depends on the next token, so a token reads
+    only
     the pairs before its own: y_T predicts v_T, which is not known yet.
 
     Example:
@@ -131,7 +132,7 @@ class ContextualMemory(_Memory):
     Cost: time O(N^2), as attention; memory O(N).
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equations 3, 7 and 8. The scalars' form and initial values
-    are those of the authors' code.
+    follow the authors' code.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class ContextualMemory(_Memory):
 
 
 class PersistentMemory(_Memory):
-    """h associative memories of N_m trained pairs each, in place of a feed-forward layer.
+    """h associative memories of N_m trained pairs each, instead of a feed-forward layer.
 
         q_T = query_scale Norm(kbar_T),   kbar_T = W_phi x_T + decay kbar_{T-1}
         y_T = value_scale sum_{i=1..N_m} softmax_i(q_T·K_i) V_i;     update_T = W_z [y_T of every head]

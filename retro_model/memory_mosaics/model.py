@@ -16,7 +16,7 @@ from .config import MosaicsConfig
 from .memory import ContextualMemory, PersistentMemory
 from .step import MosaicsStep
 
-NORM_EPS = 1e-5  # of the layer norms, which have no bias, as in the authors' code
+NORM_EPS = 1e-5  # epsilon of the layer norms, which have no bias, as in the authors' code
 
 
 class Block(nn.Module):

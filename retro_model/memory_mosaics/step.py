@@ -14,7 +14,7 @@ class MosaicsStep:
     """Decode step of a Memory Mosaic, without synchronisation.
 
     The step copies the cache's memories into ring buffers: pair i is in column i % room. A full ring overwrites the
-    oldest pair. The order of pairs has no effect on a read, because there are no positions.
+    oldest pair. The order of pairs has no effect on a read, because the model has no positions.
 
     Args:
         model: a `MemoryMosaics` in evaluation mode.

@@ -27,7 +27,7 @@ class DocumentPart(Range):
         # with the model in DDP or FSDP2, which sum the gradients
         train_step(model, optimizer, tokens, lessons, settings, taught, step, part=part)
 
-    Logits, losses and gradients equal those of one process with whole documents. For each document of the batch, a
+    Logits, losses and gradients are the same as in one process with whole documents. For each document of the batch, a
     process sends in the forward pass (and as much again in the backward pass), with n = N/P and l = n/m:
 
         window   2S * d elements a layer, to the next process alone

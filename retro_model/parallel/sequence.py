@@ -141,7 +141,7 @@ class PartBatch(Batch):
 
 
 class PartRetrieval:
-    """`retrieval.Retrieval` of a range: its neighbours and those of the chunk before it."""
+    """`retrieval.Retrieval` of a range: the neighbours of its chunks and of the chunk before it."""
 
     retrieves = True
 

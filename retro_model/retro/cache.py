@@ -72,7 +72,7 @@ class ChunkCache:
         self.chunk: Tensor | None = None  # [B,M,d]; the first `position % M` of each row are filled
         self.neighbours = {layer: NeighbourKeys() for layer in config.cca_layers}  # layers counted from 1
         self.neighbour_mask: Tensor | None = None  # bool [B,K,R]; None until a call passes neighbours
-        self.layers: list[KeyValueCache] = []  # of the self-attentions
+        self.layers: list[KeyValueCache] = []  # one cache per self-attention
 
     @property
     def positions(self) -> list[int]:

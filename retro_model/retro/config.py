@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from retro_model.base import checks
 from retro_model.base.config import Config, layer_numbers, preset
 
-#: Section 2.5 and Table 12. Table 10 begins at 9 for 24 layers and more, which does not fit the sizes of Table 2.
+#: Section 2.5 and Table 12. Table 10 lets models of 24 layers and more begin at 9, which does not fit the sizes of
+#: Table 2.
 FIRST_CCA_LAYER, CCA_LAYER_STEP = 6, 3
 
 #: Table 2: (d_model, d_ff, num_heads, head_dim, num_layers)
@@ -34,8 +35,8 @@ class RetroConfig(Config):
         d_ff: width of the decoder's feed-forward layers.
         num_heads, head_dim: H and D of the decoder's attentions; D a multiple of 8 from 16 to 256.
         num_layers: decoder layers.
-        chunk_len: M, tokens a chunk.
-        neighbour_len: R, tokens a neighbour; the paper has R = 2M: the neighbour chunk, then its continuation.
+        chunk_len: M, tokens per chunk.
+        neighbour_len: R, tokens per neighbour; the paper has R = 2M: the neighbour chunk, then its continuation.
         num_neighbours: K in training; a model takes any K.
         cca_layers: P, the layers (from 1) with chunked cross-attention; None: every third from 6; (): a plain decoder.
         encoder_layers, encoder_d_model, encoder_d_ff, encoder_heads, encoder_head_dim: sizes of the neighbour encoder.

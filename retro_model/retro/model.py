@@ -139,13 +139,13 @@ class Retro(nn.Module):
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token to attend; a missing neighbour is all False. Ids
                 under False must be in the vocabulary, and have no effect.
             cache: a `RetroCache` with the tokens before these; these are appended. The call is not differentiable.
-            token_mask: bool [B,N], False on padding before or after a row's tokens. A row's logits are those that it
-                has alone: its chunks are counted from its first token. L is that of the longest row. With a cache: only
-                in its first call.
+            token_mask: bool [B,N], False on padding before or after a row's tokens. A row's logits are the same
+                as if it were alone, because its chunks are counted from its first token. L is the number of chunks of
+                the longest row. A cache takes a token_mask only in its first call.
             loss_mask: [B,N], True for tokens whose negative log-likelihood counts. The result is a `NextTokenLoss`, and
                 the logits of all tokens are never in memory together; see `layers.linear_cross_entropy`.
             part: this process's range of longer sequences, see `retro_model.parallel.SequencePart`. tokens and
-                neighbours are those of the range.
+                neighbours belong to the range.
 
         Raises:
             ValueError, TypeError: naming the argument. Ids outside the vocabulary raise only on the CPU, because

@@ -132,7 +132,7 @@ class Retrieval:
         return cca.attend(x, key, value, rel_key, neighbour_mask=mask, query_start=query_start)
 
     def finish(self) -> None:
-        """Store the mask of the last complete chunk's neighbours in the cache, beside their keys."""
+        """Store the mask of the last complete chunk's neighbours in the cache, next to their keys."""
         if self.neighbours is not None:
             for rows, _, _, _, completed in self.groups:
                 if completed:

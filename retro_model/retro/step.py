@@ -27,7 +27,7 @@ class RetroStep:
         self.model, self.cache = model, cache
         device = model.embedding.weight.device
         self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=device)
-        self.column = torch.empty(cache.batch, dtype=torch.int64, device=device)  # of the token, equal in all rows
+        self.column = torch.empty(cache.batch, dtype=torch.int64, device=device)  # column of the token in all rows
         self.starts = transfer.numbers(cache.starts, device)
         self.row = torch.arange(cache.batch, device=device)
         self.neighbours: Tensor | None = None  # [B,K,R] of the chunks that complete

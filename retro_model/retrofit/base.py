@@ -151,7 +151,7 @@ class FrozenDecoder(Frozen):
 
     Args:
         decoder: frozen in place; called as decoder(tokens, **options), giving logits or something with `.logits`.
-        config: sizes of what is added.
+        config: sizes of the added modules.
     """
 
     always_attends = False  # whether `_with_neighbours` also serves calls without neighbours

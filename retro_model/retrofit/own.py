@@ -323,7 +323,7 @@ class OwnAttention(FrozenDecoder):
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
-        """Return what the layers need in this call, or None if there is neither a prefix nor a neighbour."""
+        """Return the pass that the layers attend in, or None for a call with neither a prefix nor a neighbour."""
         neighbours, neighbour_mask, neighbour_scores = retrieved
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts

@@ -69,7 +69,7 @@ class StopReading(Exception):
 
 
 class Prefix:
-    """Keys and values of the shared prefix in every layer, in front of those of a text.
+    """Keys and values of the shared prefix in every layer, in front of the text's own keys and values.
 
     states: layer -> keys and values [1,P,G,D], rotated to positions 0 to P-1.
     """

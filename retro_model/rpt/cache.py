@@ -19,7 +19,7 @@ class RPTCache:
         gate        keys and values of every neighbour so far, K a chunk
         neighbours  keys and values [B,K,2m,H,D] of the last complete chunk's neighbours in each CCA layer
 
-    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers a chunk of m tokens. Rows may differ in
+    Only index and gate grow with the document, by (2m+1)d and 2Kd numbers per chunk of m tokens. Rows may differ in
     length.
 
     Example:
@@ -55,7 +55,7 @@ class RPTCache:
         self.num_neighbours = checks.integer("num_neighbours", num_neighbours or config.num_neighbours, low=1)
         self.positions = [0] * batch  # tokens that each row holds
         self.ring = 2 * config.segment if capacity is None else min(capacity, 2 * config.segment)
-        self.retrieval: bool | None = None  # of the first call; later calls must agree
+        self.retrieval: bool | None = None  # set by the first call; later calls must agree
         self.indexes = [SelfIndex(factory=factory) for _ in range(batch)]
         self.rows: dict[str, Tensor] = {}  # tensors with a row a document
         self.decoder = None  # a retrofitted decoder's own cache

@@ -28,7 +28,7 @@ class RPTConfig(Config):
         num_heads: H, of every attention; d_model / num_heads is D, a multiple of 8 from 16 to 256.
         num_layers: n; the first n // 2 feed the retriever, the others may read neighbours.
         cca_layers: the upper layers (from 1) with chunked cross-attention; (): a plain decoder with a window.
-        chunk_len: m (the kernels' M), tokens a chunk.
+        chunk_len: m (the kernels' M), tokens per chunk.
         num_neighbours: K in training; a model takes any K.
         segment: S, the stride of the window: a token attends its own segment and the one before.
         excluded_chunks: w, chunk i retrieves chunks j <= i - w. The paper's 2S/m excludes the chunks in the window.

@@ -21,7 +21,7 @@ def decode(
 ) -> tuple[Tensor, Retrieved | None]:
     """Return final activations [B,N,d] of new tokens, and the retrieval (-1 in rows that complete fewer chunks).
 
-    The arguments are those of `RPT.forward`, checked.
+    The arguments are the checked arguments of `RPT.forward`.
     """
     retrieved = begin(cache, model.embedding.weight, retrieval, tokens.shape[1])
     n, groups = tokens.shape[1], {}
@@ -201,7 +201,7 @@ class Call:
         return series
 
     def read(self, number: int, cca, x: Tensor, turn: Rotation) -> Tensor:
-        """Return layer `number`'s chunked cross-attention of x [b,N,d] to cached neighbours and those of new chunks."""
+        """Return layer `number`'s chunked cross-attention of x [b,N,d] to the neighbours of cached and new chunks."""
         config, k, m = self.config, self.cache.num_neighbours, self.config.chunk_len
         shape = (k, config.neighbour_len, config.num_heads, config.head_dim)
         held = [self.cache.row(f"{name} {number}", x, *shape) for name in ("key", "value")]

@@ -23,7 +23,7 @@ class SelfIndex:
         index = SelfIndex()
         index.add(keys, states)                          # chunks 0, 1, ... in order; again as the document grows
         scores, found = index.search(query, k=2, chunk=40, excluded_chunks=32)  # [q,2]; query [q,d] of chunks 40, ...
-        read = index.states(found)                       # [q,2,...]; for -1 those of chunk 0, to be masked
+        read = index.states(found)                       # [q,2,...]; -1 gives chunk 0's states, to be masked
 
     Args:
         factory: FAISS index factory string without training ("HNSW32", "Flat"), by inner product; None: exact search by
@@ -45,7 +45,7 @@ class SelfIndex:
         return self._count
 
     def add(self, keys: Tensor | None, states: Tensor) -> None:
-        """Append chunks: keys [n,d] and states [n,...]. Types and widths stay those of the first call.
+        """Append chunks: keys [n,d] and states [n,...]. Types and widths must be the same as in the first call.
 
         keys None: the index is not searched.
         """
@@ -101,7 +101,7 @@ class SelfIndex:
         return scores[:, :k].to(query.device), hits[:, :k].to(query.device)
 
     def states(self, index: Tensor) -> Tensor:
-        """Return the states [...,*shape] of chunks int64 [...]; for -1 those of chunk 0."""
+        """Return the states [...,*shape] of chunks int64 [...]; the index -1 gives the states of chunk 0."""
         rows = index.clamp(min=0).flatten()
         if len(self._states) == 1:
             return self._states[0][rows].unflatten(0, index.shape)

@@ -50,7 +50,7 @@ class NeighbourEncoder(nn.Module):
         self.cross = RotaryAttention(d_model, num_heads, **options)
 
     def forward(self, states: Tensor, chunks: Tensor, index: Tensor) -> Tensor:
-        """Return states [B,L,K,2m,d] of neighbours `index` [B,L,K]; those of -1 (none) are finite and arbitrary.
+        """Return states [B,L,K,2m,d] of neighbours `index` [B,L,K]; the index -1 (none) gives finite, arbitrary states.
 
         Args:
             states: e [B,L,m,d] of the chunks.

@@ -88,9 +88,9 @@ class RPT(SelfMemory):
 
         Args:
             tokens: int64, any N. With a cache: the tokens after those it holds.
-            index: int64 [B,L,K], neighbours of the L = N // m complete chunks in place of the retriever's: numbers of
-                earlier chunks, -1: none, -2 (`OWN`): the retriever's choice. With a cache: of the chunks that complete
-                in this call.
+            index: int64 [B,L,K], neighbours of the L = N // m complete chunks, instead of the retriever's choice:
+                numbers of earlier chunks, -1: none, -2 (`OWN`): the retriever's choice. With a cache: of the chunks
+                that complete in this call.
             retrieval: False: chunked cross-attention adds nothing.
             cache: a `RPTCache` with the tokens before these; these are appended. The call is not differentiable.
             num_neighbours: K of the retriever's choice; None: config.num_neighbours. A cache has its own.

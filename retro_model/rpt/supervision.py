@@ -80,7 +80,7 @@ def bm25_index(chunks, k: int, *, excluded_chunks: int, with_target: bool) -> tu
         index int64 [L,k] and scores float32 [L,k]; -1 and -inf if there are fewer. Of equal scores the lower index
         comes first.
 
-    The statistics are those of all L chunks, at inference too: the idf depends on the number of later chunks with a
+    The statistics count all L chunks, at inference too: the idf depends on the number of later chunks with a
     token.
     """
     chunks = np.asarray(chunks)

@@ -126,7 +126,7 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[Batch]:
-    """Iterate over batches for ever. A batch is a pure function of (store, window, batch_size, seed) and its position.
+    """Iterate over batches forever. A batch is a pure function of (store, window, batch_size, seed) and its position.
 
     An epoch cuts the store into windows of `window` tokens from a random first row, and visits them in random order.
     Process `rank` of `world_size` takes its share of each batch; the whole batch does not depend on their number.

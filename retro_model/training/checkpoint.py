@@ -103,9 +103,10 @@ def save(
 def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict:
     """Load a checkpoint into `model` in place; with an optimiser, into it and the random generators too.
 
-    Each process reads the part that it holds. The number of processes and the sharding may differ from those of the
-    save; the random generators are restored only if the number is the same. Digests, names, shapes and types of the
-    tensors, the optimiser's options and moments and the generators' states are checked before anything is changed.
+    Each process reads the part that it holds. The number of processes and the sharding may differ from the
+    save. The random generators are restored only if the number of processes is the same. Digests, names, shapes and
+    types of the tensors, the optimiser's options and moments and the generators' states are checked before anything is
+    changed.
 
     Returns: the fields of `state.json`: step, position, config, extra.
     Raises: CheckpointError naming the file and its fault: missing, truncated, corrupt, of another shape or type.
@@ -441,7 +442,7 @@ def _moments(place: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tens
 
 
 def _check_values(place: Path, loaded: dict[str, Tensor]) -> None:
-    """Raise CheckpointError for a step that is no count, or a state that this process's generator refuses."""
+    """Raise CheckpointError for a step that is not a count, or a state that this process's generator refuses."""
     for name, tensor in loaded.items():
         if name.startswith("optimizer.") and name.endswith(".step") and not (math.isfinite(tensor) and tensor >= 0):
             raise CheckpointError(f"{place}: {name.removeprefix('optimizer.')} is {float(tensor)}")

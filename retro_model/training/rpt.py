@@ -154,7 +154,7 @@ def train_step(
 ) -> dict[str, float]:
     """Take one optimiser step on the mean loss a token and the mean retrieval loss a pair, over all processes.
 
-    model: an RPT, or one that DDP or FSDP2 wraps.
+    model: an RPT, or an RPT that DDP or FSDP2 wraps.
     tokens: int64 [B,N], this process's.
     supervision: of the tokens; None: no retrieval loss.
     step: from 0; sets rates, weights and the teacher's share.
@@ -162,7 +162,7 @@ def train_step(
     generator: draws the sequences that get the teacher's neighbours.
     loss_mask: [B,N], the tokens whose loss counts (a row's first never does); None: all.
     part: a `parallel.DocumentPart`: tokens and supervision are this process's range of longer documents. The draw
-        is one a document, so every process of the group needs a generator of the same seed.
+        is one per document, so every process of the group needs a generator of the same seed.
     Returns: loss (nats a token), retrieval_loss (nats a pair), teacher_share, gradient_norm (before clipping),
     learning_rate, pairs.
     Raises: FloatingPointError: the gradient is not finite. The parameters are unchanged then.

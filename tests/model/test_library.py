@@ -178,7 +178,7 @@ class Line(torch.nn.Module):
         return self.table[tokens] + self.frozen
 
 
-def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
+def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
     store = toys.random_store(60, 4)
 
     def stream(start):
@@ -201,7 +201,7 @@ def test_training_that_is_stopped_goes_on_to_the_same_weights(tmp_path):
     again = Line()
     facts = fit(again, stream, how, Sizes(), tmp_path / "stopped", said.append)
     assert torch.equal(again.table, whole.table) and len(facts["losses"]) == 25
-    assert said[6] == "  goes on after step 1 of 25"
+    assert said[6] == "  continues after step 1 of 25"
     other = fit(Line(), stream, Fit(steps=6, max_lr=0.1), Sizes(), tmp_path / "stopped", said.append)
     assert other["steps"] == len(other["losses"]) == 6  # other settings start from the beginning
     (kept,) = (tmp_path / "stopped").glob("shards-*/*.safetensors")

@@ -1,1 +1,1 @@
-"""A page and a command that show what a trained model retrieves, and what it gains by that."""
+"""A page and a command that show a trained model's neighbours and the gain of retrieval."""

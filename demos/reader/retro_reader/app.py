@@ -84,7 +84,8 @@ class OwnOrigin:
 class Service:
     """Answers to the page's requests. The desk's thread runs these methods, one at a time.
 
-    said: the answer to `about`. Each change of the library makes it anew, so that it never waits for the model.
+    said: the answer to `about`. Each change of the library builds the answer again, so that it never waits for the
+    model.
     """
 
     def __init__(self, reader: Reader, desk: Desk) -> None:

@@ -40,7 +40,7 @@ class Desk:
         desk.place("a")  # 0: being answered, 1: next, None: not in the queue
 
     model: its modules check before each call whether the answer is still wanted; None: nothing checks. most: questions
-    in the queue, including the one that is being answered. seconds: longest time of an answer.
+    in the queue, including the question that is being answered. seconds: longest time of an answer.
     """
 
     def __init__(self, model: nn.Module | None = None, *, most: int = MOST_WAITING, seconds: float = LONGEST_ANSWER):

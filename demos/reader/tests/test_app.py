@@ -31,7 +31,7 @@ def test_it_listens_on_the_loopback_only():
         with pytest.raises(SystemExit, match="taken"):
             command.listen(made.getsockname()[1])
     options = [line for line in Path(command.__file__).read_text().splitlines() if "add_argument" in line]
-    # there is no option to listen elsewhere
+    # the server cannot listen elsewhere
     assert not [line for line in options if "host" in line.lower().replace("{host}", "")]
 
 
@@ -190,5 +190,5 @@ def test_what_is_no_model_folder_is_named(tmp_path, capsys):
 
 @pytest.mark.parametrize("ticket, kept", [("a" * 64, True), ("a" * 65, False), ("", False), (7, False), (None, False)])
 def test_a_ticket_is_a_short_name(ticket, kept):
-    """Without a ticket there is no place to tell."""
+    """Without a ticket the place in the queue is unknown."""
     assert serving_app._ticket({"ticket": ticket}) == (ticket if kept else None)

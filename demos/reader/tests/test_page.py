@@ -31,7 +31,7 @@ def cost(page, name="on") -> float:
 
 
 def click_and_wait(page, selector: str) -> None:
-    """Click, and wait until the text is read anew."""
+    """Click, and wait until the text is read again."""
     with page.expect_response("**/api/read"):
         page.locator(selector).first.click()
     page.wait_for_selector("body:not(.busy)")

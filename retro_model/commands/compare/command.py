@@ -1,7 +1,8 @@
 """Measure everything that a user can do with a decoder and texts, on the same held-out documents.
 
-For each contender: bits per byte, the difference with its interval over documents, the same with other documents'
-neighbours, and its cost. A contender that is scored is kept: stopped and called again, the command goes on.
+Each contender gets its bits per byte, the difference from the decoder alone with its interval over documents, the same
+numbers with the control's neighbours, and its cost. Scores are saved, so a stopped command continues when it is called
+again.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from . import results as record
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
 from .options import CONTENDERS, parser
 
-GROUP = 8  # documents between two points where a stopped run goes on
+GROUP = 8  # documents between two points from which a stopped run continues
 
 
 def run(setting: Setting, names: list[str], documents: int, random_documents: int) -> None:
-    """Score the first held-out documents by each contender. Scores of the same settings in the folder are kept.
+    """Score the first held-out documents by each contender. Reuse the scores of the same settings in the folder.
 
-    random_documents: how many of them are scored with others' neighbours too.
+    random_documents: number of documents that are scored with the control's neighbours too.
     """
     (setting.folder / "scores").mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -69,7 +70,7 @@ def _kept(setting: Setting, name: str) -> record.Result | None:
 
 
 def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str, int]) -> None:
-    """Go on where `result` ends. Save it after each group of documents."""
+    """Continue where `result` ends. Save it after each group of documents."""
     library, done = setting.library, result.facts["documents"]
     with record.Cost() as making:
         contender = MAKERS[name](setting)
@@ -96,7 +97,7 @@ def _score(setting: Setting, name: str, result: record.Result, wanted: dict[str,
 
 
 def write(setting: Setting, title: str, command: str) -> None:
-    """Write compare.json, compare.md and compare.png of all scores in the folder. Print a table."""
+    """Write compare.json, compare.md and compare.png from all scores in the folder. Print a table."""
     from rich.console import Console
 
     results = {name: _kept(setting, name) for name in CONTENDERS}
@@ -120,7 +121,7 @@ def write(setting: Setting, title: str, command: str) -> None:
     (setting.folder / "compare.json").write_text(json.dumps(made, indent=1, default=float) + "\n")
     record.draw([made], setting.folder)
     Console().print(record.table(rows, title))
-    setting.show(f"compare.json, compare.md (all columns) and compare.png lie in {setting.folder}")
+    setting.show(f"compare.json, compare.md (all columns) and compare.png are in {setting.folder}")
 
 
 def _commit() -> str | None:

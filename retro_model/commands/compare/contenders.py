@@ -29,8 +29,9 @@ from .options import DATASTORE_TOKENS, RANK
 class Setting:
     """Inputs of the contenders.
 
-    folder: of the trained ones. datastore_tokens: of kNN-LM. layers: of own attention, None: all. states: folder in
-    which contenders and later calls share the states of neighbours, None: they are not kept.
+    folder: folder of the trained contenders. datastore_tokens: size of kNN-LM's datastore. layers: layers of own
+    attention that attend neighbours; None: all. states: folder in which contenders and later calls share the states of
+    neighbours; None: states are not saved.
     """
 
     decoder_folder: Path
@@ -45,12 +46,12 @@ class Setting:
 
     @functools.cached_property
     def decoder(self) -> nn.Module:
-        """Decoder of all contenders but `new`, whose layers leave hooks in it."""
+        """Decoder of all contenders except `new`, whose layers leave hooks in the decoder."""
         return read_decoder(self.decoder_folder)
 
     @functools.cached_property
     def near(self) -> np.ndarray:
-        """Neighbours of the held-out chunks, as many as models are given."""
+        """The neighbours of the held-out chunks that models are given."""
         return self.library.neighbours[:, : self.sizes.neighbours]
 
     @functools.cached_property
@@ -80,7 +81,7 @@ class Contender(NamedTuple):
 
 
 def alone(s: Setting, times: int = 1) -> Contender:
-    """The decoder as it is. `times` lengthens windows and strides alike, so that as many tokens are computed."""
+    """The unchanged decoder. times: factor of windows and strides, which keeps the number of computed tokens."""
     model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
     scored = functools.partial(evaluation.score, model, s.library.held_out, **sizes)
     return Contender(lambda near, documents: scored(documents=documents), sizes)
@@ -93,7 +94,7 @@ def in_context(s: Setting) -> Contender:
 
 
 def knn(s: Setting) -> Contender:
-    """kNN-LM over the library's documents that supply most of the neighbours; its control is `shuffled`."""
+    """kNN-LM over the documents of the library that supply most of the neighbours. Its control is `shuffled`."""
     library, model = s.library, s.decoder
     documents = suppliers(library, s.sizes.neighbours, s.datastore_tokens)
     tokens = sum(library.database.store.documents[number].num_tokens for number in documents)
@@ -109,7 +110,7 @@ def knn(s: Setting) -> Contender:
 
 
 def suppliers(library: PreparedLibrary, k: int, most_tokens: int) -> list[int]:
-    """Return the documents that hold most of the nearest k neighbours, of at most `most_tokens` together."""
+    """Return the documents that hold most of the nearest k neighbours, at most `most_tokens` tokens of them."""
     found = library.database.document_of(library.neighbours[:, :k])
     numbers, counts = np.unique(found[found >= 0], return_counts=True)
     entries, taken, total = library.database.store.documents, [], 0
@@ -123,8 +124,10 @@ def suppliers(library: PreparedLibrary, k: int, most_tokens: int) -> list[int]:
 def retrofitted(
     s: Setting, attention: str, trained: bool = True, rank: int = 0, score_bias: bool = False, every: bool = False
 ) -> Contender:
-    """The decoder with RETRO's new layers, or reading neighbours by its own attention. rank, score_bias: of that.
-    every: it reads far ones too."""
+    """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
+
+    rank, score_bias: options of own attention. every: attend dissimilar neighbours too.
+    """
     torch.manual_seed(s.fit.seed)
     own = attention == "own"
     decoder = s.decoder if own else read_decoder(s.decoder_folder)
@@ -132,10 +135,10 @@ def retrofitted(
     model = retrofit(decoder, **changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias))
     if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
-        all_of_them = f"at most {count * each:,.0f} MB for those of held-out chunks, more for those of training"
+        all_of_them = f"at most {count * each:,.0f} MB for held-out chunks, and more for training"
         s.show(f"  states of neighbours are kept in {s.states}: {each:.1f} MB each, {all_of_them}")
     keeping = model.keeping(KEPT_BYTES, s.states) if own else contextlib.nullcontext()
-    kept, facts = keeping.__enter__(), {}  # for as long as the contender lives
+    kept, facts = keeping.__enter__(), {}  # the cache lives as long as the contender
     if trained:
         rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
         how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
@@ -145,7 +148,7 @@ def retrofitted(
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
-        assert keeping is not None  # which would end with it
+        assert keeping is not None  # a reference: without it the cache would end here
         return evaluation.score(model, s.library.held_out, near, s.library.database, documents=documents, **s.windows)
 
     def encode(neighbours: Tensor) -> int:
@@ -168,7 +171,7 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
 }
-KEPT_BYTES = 2**31  # of neighbours' states in memory
+KEPT_BYTES = 2**31  # limit for neighbours' states in memory
 OWN = ("own-all", "own", "own-gates", "own-score", "own-lora")
 TRAINED = ("new", "own-gates", "own-score", "own-lora")
-RETRIEVE_NOTHING = ("alone", "longer")  # and have no control
+RETRIEVE_NOTHING = ("alone", "longer")  # contenders without a control

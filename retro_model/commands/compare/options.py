@@ -21,14 +21,14 @@ CONTENDERS = {
     "in-context": "in-context retrieval",
 }
 DATASTORE_TOKENS = 20_000
-RANK = 8  # of the low-rank maps in `compare`
-#: Defaults of `compare` that differ: in-context retrieval reads a window anew for every chunk.
+RANK = 8  # rank of the low-rank maps
+#: Defaults that differ from those of `retrofit`, because in-context retrieval computes a window again for every chunk.
 COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
 
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of `retro-model compare`."""
-    about = "Everything a user could do with a decoder and texts, measured on the same held-out documents."
+    about = "Score a decoder with each way to use a library, on the same held-out documents."
     made = argparse.ArgumentParser(prog="retro-model compare", description=about)
     add = made.add_argument
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
@@ -36,11 +36,11 @@ def parser() -> argparse.ArgumentParser:
     every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
     add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")
     add("--documents", type=int, help="number of held-out documents scored, from the first (default: all)")
-    add("--random-documents", type=int, help="documents scored with others' neighbours too (default: all)")
+    add("--random-documents", type=int, help="documents scored with the control too (default: all)")
     for name in SIZES:
         add_size(made, name, default=COMPARED.get(name))
     add("--lr", type=float, default=Fit.max_lr, help=f"largest learning rate of own attention (default: {Fit.max_lr})")
     said = f"tokens of kNN-LM's datastore (default: {DATASTORE_TOKENS})"
     add("--datastore-tokens", type=int, default=DATASTORE_TOKENS, help=said)
-    add("--keep-states", action="store_true", help="keep neighbours' states on disk between contenders and calls")
+    add("--keep-states", action="store_true", help="save neighbours' states on disk for other contenders and calls")
     return made

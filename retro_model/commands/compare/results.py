@@ -1,4 +1,4 @@
-"""Scores and costs of contenders on disk; record, table and picture made of them."""
+"""Scores and costs of contenders on disk, and the record, the table and the picture that are made from them."""
 
 from __future__ import annotations
 
@@ -28,10 +28,16 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 class Result:
     """Scores of a contender on the first held-out documents, with the control's neighbours too if it retrieves.
 
-    facts: of: the settings. made: what it is made with, and the cost of that, training included. documents,
-    cpu_seconds: by "true" and "random". peak_mb. neighbours: distinct ones in each group of documents, by "true" and
-    "random"; read: how many of them were not kept, and reading_cpu_seconds of reading these, which is no part of
-    cpu_seconds. seconds_by_part: by the host's clock, of all that was scored, see `OwnAttention`; empty for others.
+    true, random: scores with retrieved neighbours and with the control's neighbours.
+    facts: facts for the record.
+        of: the settings.
+        made: facts of the training, and its cost.
+        documents, cpu_seconds: number of scored documents and their CPU time, each for "true" and for "random".
+        neighbours: number of distinct neighbours in the groups of documents, for "true" and for "random".
+        read, reading_cpu_seconds: number of neighbours that were not cached, and the CPU time to encode them, which
+            cpu_seconds does not include.
+        seconds_by_part: time of all scoring by part, by the host's clock, see `OwnAttention`; empty for others.
+        peak_mb: largest resident memory.
     """
 
     true: Scores
@@ -57,13 +63,13 @@ class Result:
             self.facts["peak_mb"] = max(cost.peak_mb, self.facts["peak_mb"] or 0)
 
     def add_reading(self, which: str, neighbours: int, read: int, cost: Cost) -> None:
-        """Add the number of distinct neighbours of further documents, and of those that had to be read."""
+        """Add the number of distinct neighbours of further documents, and the number that had to be encoded."""
         self.facts["neighbours"][which] += neighbours
         self.facts["read"] += read
         self.facts["reading_cpu_seconds"] += cost.cpu_seconds if read else 0.0
 
     def save(self, path: Path) -> None:
-        """Save atomically: the file is there whole, or not at all."""
+        """Save atomically: a reader sees the whole file or none."""
         part = path.with_suffix(".part.npz")
         arrays = {f"{which}-{name}": getattr(getattr(self, which), name) for which in SCORED for name in FIELDS}
         np.savez(part, facts=json.dumps(self.facts), **arrays)
@@ -77,12 +83,14 @@ class Result:
 
 
 class Cost:
-    """Context manager that measures CPU seconds of all threads and the largest resident memory in MB (None where the
-    system does not tell it)."""
+    """Context manager that measures the CPU seconds of all threads and the largest resident memory in MB.
+
+    The memory is None on systems that do not report it.
+    """
 
     def __enter__(self) -> Cost:
         try:
-            RESET.write_text("5")  # the peak begins anew; Linux alone
+            RESET.write_text("5")  # resets the peak; only Linux has this file
             self.resets = True
         except OSError:
             self.resets = False
@@ -100,11 +108,11 @@ def rows(
 ) -> dict[str, dict]:
     """Make a row of the record for each contender, over the documents that all of them have scored.
 
-    similarity: of each chunk's nearest neighbour, float [chunks]; the chunk after reads it. Differences are
-    (difference, 2.5%, 97.5% over documents).
+    similarity: similarity of each chunk to its nearest neighbour, which the next chunk attends, float [chunks].
+    A difference is a triple (difference, 2.5%, 97.5% over documents).
     """
     read, seconds = (sum(r.facts[key] for r in results.values()) for key in ("read", "reading_cpu_seconds"))
-    each = seconds / read if read else 0.0  # to read one neighbour
+    each = seconds / read if read else 0.0  # to encode one neighbour
     few = min(result.facts["documents"]["true"] for result in results.values())
     shared = {name: _of(result.true, np.asarray(store.chunk_doc) < few) for name, result in results.items()}
     found = {}
@@ -162,22 +170,22 @@ def _rounded(gap) -> list[float]:
     return [round(float(value), 4) for value in gap]
 
 
-#: Columns of the table: headings, and what a row says there.
+#: Columns of the table: the heading and the text of a row's cell.
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "": lambda row: row["title"],
-    "bits a byte": lambda row: f"{row['bits_per_byte']:.3f}",
+    "bits per byte": lambda row: f"{row['bits_per_byte']:.3f}",
     "minus alone (95%)": lambda row: _interval(row["minus_alone"]),
-    "true minus others' neighbours": lambda row: _interval(row.get("minus_random")),
-    "others' neighbours minus alone": lambda row: _interval(row.get("random_minus_alone")),
+    "retrieved minus control": lambda row: _interval(row.get("minus_random")),
+    "control minus alone": lambda row: _interval(row.get("random_minus_alone")),
     "r(C) <= 1/4, minus alone": lambda row: _interval(row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")),
     "minus in-context": lambda row: _interval(row.get("minus_in_context")),
-    "CPU ms a token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
-    "and first reading": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
-    "trained, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
+    "CPU ms per token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
+    "first encoding": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
+    "training, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
     "peak MB": lambda row: f"{row['peak_mb'] or 0:,}",
 }
-#: Columns that a terminal has room for.
-SHOWN = ("", "bits a byte", "minus alone (95%)", "true minus others' neighbours", "CPU ms a token")
+#: Columns that fit into a terminal.
+SHOWN = ("", "bits per byte", "minus alone (95%)", "retrieved minus control", "CPU ms per token")
 
 
 def table(found: Mapping[str, dict], title: str):
@@ -227,8 +235,10 @@ COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#0
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
-    """Plot the gain over the decoder alone against CPU time a token, a panel a corpus, into an image file. Hollow: with
-    other documents' neighbours. A line to the right: the first reading of neighbours."""
+    """Plot the gain over the decoder alone against the CPU time per token, one panel per corpus, into an image file.
+
+    Hollow marks have the control's neighbours. A dotted line to the right is the first encoding of neighbours.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -245,8 +255,8 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
             if "random_minus_alone" in row:
                 axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
-        axes.set(title=title, xlabel="CPU milliseconds a scored token\n(dotted: first reading)", xlim=(0, None))
-    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95%; hollow: others' neighbours)")
+        axes.set(title=title, xlabel="CPU milliseconds per scored token\n(dotted: first encoding)", xlim=(0, None))
+    panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95%; hollow: control)")
     most = panels[int(np.argmax([len(found) for found in records.values()]))]
     figure.legend(*most.get_legend_handles_labels(), loc="outside lower center", ncols=len(records), fontsize=8)
     figure.savefig(path, dpi=150)

@@ -1,7 +1,7 @@
 """EleutherAI's evaluation harness with `--model retro`, and the paper's evaluations over local files.
 
-The harness has no entry points for models, so this command registers `retro` and then calls the harness. The model's
-arguments are those of `RetroLM.from_folder`.
+The harness has no entry points for models, so this command registers `retro` and then calls the harness.
+`RetroLM.from_folder` takes the model's arguments.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ OURS = re.compile(rf"({'|'.join(tasks.TASKS)})=(.+)")
 
 
 def hand_over(arguments: list[str], folder: Path) -> list[str]:
-    """Return lm_eval's arguments for this command's: NAME=FILE after `--tasks` becomes a task file in the folder.
-    Raises: FileNotFoundError for a missing file. ValueError naming a line that cannot be read."""
+    """Return the arguments for lm_eval. Write a task file into the folder for each NAME=FILE after `--tasks`.
+
+    Raises: FileNotFoundError for a missing file. ValueError naming a line that cannot be read.
+    """
     given, named, written = [], False, False
     for argument in arguments:
         named = argument in ("--tasks", "-t") or (named and not argument.startswith("-"))
@@ -30,7 +32,7 @@ def hand_over(arguments: list[str], folder: Path) -> list[str]:
                 parts[at], written = task["task"], True
         given.append(",".join(parts) if parts else argument)
     if written:
-        theirs = []  # their own folder moves into the option that names ours, and comes first
+        theirs = []  # the user's folder comes first in the option that names this command's folder
         if "--include_path" in given[:-1]:
             at = given.index("--include_path")
             _, *theirs = given[at : at + 2]

@@ -6,7 +6,7 @@ import argparse
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return a parser that has only the help of `retro-model lm-eval`: the options are the harness's."""
+    """Return a parser for the help of `retro-model lm-eval`. The harness parses the options itself."""
     return argparse.ArgumentParser(
         prog="retro-model lm-eval",
         usage="retro-model lm-eval --model_args folder=FOLDER --tasks TASK [TASK ...] [options of lm_eval run]",
@@ -18,7 +18,7 @@ def parser() -> argparse.ArgumentParser:
   retro-model lm-eval run --help       every option of the harness
 
 folder: a model folder of `retro-model retrofit`. neighbours=0 turns retrieval off; random=True reads random
-passages in place of the neighbours. The gain of retrieval is the result minus the result with random=True.
-NAME=FILE: a task of the paper on a local file. --include_path FOLDER: task files of your own.""",
+passages instead of the neighbours. The gain of retrieval is the result minus the result with random=True.
+NAME=FILE: one of these tasks on a local file. --include_path FOLDER: task files of your own.""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

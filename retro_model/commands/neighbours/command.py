@@ -1,4 +1,4 @@
-"""Tokens, keys and neighbours of documents, by any frozen encoder. The same command continues a killed run."""
+"""Make the tokens, keys and neighbours of documents, with any frozen encoder. A killed run continues."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from retro_model.data.tokens import Tokenizer
 from .options import TFIDF, parser
 
 EMBEDDER = "embedder.npz"
-RETRIES = 3  # of a task on a cluster, whose shard a worker that seemed dead may still hold
+RETRIES = 3  # retries of a task on a cluster, because a worker that seemed dead may still hold the shard
 
 
 def make_store(
     options: Namespace, paths: list[Path], places: Collection[str], tokenizer, executor: Executor | None
 ) -> TokenStore:
-    """Build the store of the files' documents. With `--shards` shard s of S gets every S-th file.
+    """Build the store of the files' documents. With `--shards S`, every S-th file belongs to the same shard.
 
     places: places to leave out, see `read_texts`.
     """
@@ -51,8 +51,11 @@ def make_store(
 
 
 def make_tokenizer(name: str, folder: Path, documents: Iterator[Document]):
-    """Return the tokenizer of a name: "train:SIZE" (on every third document), a saved `Tokenizer`, or a folder of
-    transformers."""
+    """Return the tokenizer of a name.
+
+    name: "train:SIZE", which trains on every third document; a file of a saved `Tokenizer`; or a folder of
+    transformers.
+    """
     if name.startswith("train:"):
         path = folder / "tokenizer.json"
         if not path.exists():
@@ -109,7 +112,7 @@ def run(options: Namespace) -> np.ndarray:
         left_out.report(print, strict=options.strict)
         if not count:
             raise ValueError(f"documents: expected texts; got none in {len(paths)} files")
-        places = left_out.places  # known before anything is written: every shard leaves out the same
+        places = left_out.places  # known before anything is written, so that every shard leaves out the same
         documents = read_texts(paths, text_field=options.text_field, places=places)
         tokenizer = make_tokenizer(options.tokenizer, options.folder, documents)
         store = make_store(options, paths, places, tokenizer, executor)
@@ -126,10 +129,10 @@ def run(options: Namespace) -> np.ndarray:
     print(f"{options.k} neighbours of each chunk")
     if options.window is not None:
         near, window = neighbours[:, : options.shown], options.window
-        for filtered, who in ((False, "of what the search found"), (True, "of what a training window is shown")):
+        for filtered, who in ((False, "all neighbours found"), (True, "neighbours shown to a training window")):
             leaks = evaluation.window_leaks(store, near, database, window=window, filtered=filtered)
-            own = f"{leaks.own:.1%} of the windows of {window} tokens hold a neighbour from one of their own documents"
-            print(f"{who}: {own}, {leaks.ahead:.1%} one from what they still have to predict")
+            own = f"{leaks.own:.1%} of the windows of {window} tokens hold a neighbour from their own documents"
+            print(f"{who}: {own}, {leaks.ahead:.1%} a neighbour from the text that they still have to predict")
     print(f"{time.perf_counter() - begin:.0f} s; store, keys and neighbours are in {options.folder}")
     return neighbours
 

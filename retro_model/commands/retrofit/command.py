@@ -1,4 +1,4 @@
-"""A decoder gets a library: database, training of what is added, scores with their control, a model folder.
+"""Give a decoder a library: build the database, train the added parameters, score with a control, save the folder.
 
 The command runs no code of the decoder's folder, fetches nothing, and leaves its weights as they are. A stopped run
 continues when the command is called again. The result is for `retro-reader ask` and `serve`.
@@ -28,8 +28,8 @@ from .fitting import changes, fit
 from .options import ATTENTION, RATES, Fit, Sizes, parser
 from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
 
-HELD_BYTES = 1000  # characters of each held-out document: scoring it three times takes as long as a short training
-CONTROL = "others' neighbours"
+HELD_BYTES = 1000  # characters per held-out document, because scoring them three times takes as long as the training
+CONTROL = "the control's neighbours"
 
 
 def run(
@@ -49,9 +49,9 @@ def run(
 ) -> str:
     """Run all stages into `folder` and return the verdict.
 
-    decoder: see `decoder_folder`. attention: "own": the decoder's own attention reads the neighbours; "new": RETRO's
-    layers and encoder. layers, rank, score_bias: see `fitting.changes`. text_field, strict: see `texts.read`.
-    Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming what is wrong.
+    decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
+    encoder. layers, rank, score_bias: see `fitting.changes`. text_field, strict: see `texts.read`.
+    Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
@@ -108,11 +108,11 @@ def run(
     for name, bits in zip(("off", "on", f"on with {CONTROL}"), costs.values()):
         show(f"  {name}: {bits:.4f} bits per byte")
     show(said)
-    with counting("held-out passages, as the page shows them") as report:
+    with counting("numbers of the held-out documents for the page") as report:
         reader.measure(folder, report)
     done("shown")
     show("seconds since the start: " + ", ".join(f"{stage} {passed:.0f}" for stage, passed in seconds.items()))
-    show(f"See what it looks up, and change that: retro-reader serve {folder}")
+    show(f"To see and change the retrieved passages: retro-reader serve {folder}")
     return said
 
 

@@ -1,4 +1,4 @@
-"""Training of the weights that a retrofit adds: for some steps or minutes, saved now and then, resumable."""
+"""Training of the parameters that a retrofit adds, for some steps or minutes. It continues after a kill."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ ENCODER = 256  # width of the encoder of new layers
 def changes(
     attention: str, sizes: Sizes, decoder_layers: int, layers: tuple[int, ...] | None, rank: int, score_bias: bool
 ) -> dict:
-    """Arguments of `retrofit`. attention: "own", or "new": an encoder of one layer, and cross-attention after every
-    fourth layer of the upper third. layers: that attend, in place of these, or of all. rank, score_bias: of own
+    """Return the arguments of `retrofit`.
+
+    attention: "own", in all layers, or "new": an encoder of one layer, and cross-attention after every fourth layer of
+    the upper third. layers: layers that attend neighbours, instead of these. rank, score_bias: options of own
     attention.
     """
     lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
@@ -43,17 +45,17 @@ def fit(
     folder: Path,
     show=print,
 ) -> dict:
-    """Train the parameters that are not frozen. A folder with the same training goes on from its last step.
+    """Train the parameters that are not frozen. Continue from the last step if the folder has the same training.
 
-    stream: returns the batches from a position on. sizes: sizes of their windows. No steps: nothing is trained.
+    stream: returns the batches from a position on. sizes: sizes of the windows. With 0 steps nothing is trained.
     Returns: steps, tokens, CPU seconds and the last losses.
     """
     trained = nn.ParameterList(p for p in model.parameters() if p.requires_grad)
-    added = nn.ModuleDict({"added": trained})  # a checkpoint leaves out the decoder
+    added = nn.ModuleDict({"added": trained})  # checkpoints do not hold the decoder
     state = checkpoint.read_state(folder) if (folder / "state.json").exists() else None
     of = {"how": dataclasses.asdict(how), "plan": dataclasses.asdict(sizes)}
     if state and {name: state["extra"].get(name) for name in of} != of:
-        state = None  # of another training
+        state = None  # it belongs to another training
     done = of | {"cpu_seconds": 0.0, "tokens": 0, "losses": []} | (state["extra"] if state else {})
     if how.steps == 0 and how.minutes is None:
         return done | {"steps": 0}
@@ -64,9 +66,9 @@ def fit(
     if state:
         checkpoint.load(folder, added, optimizer)
         first = state["step"]
-        show(f"  goes on after step {first} of {steps}")
+        show(f"  continues after step {first} of {steps}")
     batches = stream(first)
-    stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first tells that it goes
+    stops = {1, *range(SAVED_EVERY, steps, SAVED_EVERY), steps}  # the first step shows that the training runs
     for start, stop in itertools.pairwise([first, *sorted(stop for stop in stops if stop > first)]):
         began = time.process_time()
         history = training.train(model, optimizer, batches, settings, start=start, stop=stop, keep_memory=True)
@@ -82,7 +84,7 @@ def fit(
 
 
 def _steps_within(model: nn.Module, stream, how: Fit) -> int:
-    """Return the steps that fit into `minutes`, from the time of two steps at a negligible learning rate."""
+    """Return the number of steps that fit into `minutes`, estimated from two steps at a negligible learning rate."""
     settings = training.Settings(2, max_lr=1e-12, warmup_steps=0, weight_decay=0.0, autocast=how.autocast)
     history = training.train(model, training.make_optimizer(model, settings), stream(0), settings, keep_memory=True)
     return max(1, math.floor(60 * how.minutes / min(h["seconds"] for h in history)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from ..neighbours.options import texts
 
 ATTENTION = ("own", "new")
-#: Learning rates that fit what is added: biases and scales of heads, low-rank maps beside them, or whole layers.
+#: Learning rates for heads' biases and scales ("own"), for low-rank maps as well ("low-rank"), and for new layers.
 RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
 
 
@@ -22,17 +22,17 @@ def _size(default, about: str):
 class Sizes:
     """Sizes of a library and of its windows."""
 
-    chunk_len: int = _size(32, "tokens of a chunk")
-    neighbours: int = _size(2, "neighbours of a chunk")
-    least_similarity: float = _size(0.3, "own attention reads no passage less similar to its chunk")
+    chunk_len: int = _size(32, "tokens per chunk")
+    neighbours: int = _size(2, "neighbours per chunk")
+    least_similarity: float = _size(0.3, "smallest similarity of a passage that own attention reads")
     window: int = _size(256, "tokens read at once")
-    stride: int = _size(128, "tokens of a window that are scored, those before them being context")
-    database_bytes: int = _size(2_500_000, "characters of the library, at most")
+    stride: int = _size(128, "scored tokens per window; the tokens before them are context")
+    database_bytes: int = _size(2_500_000, "largest number of characters in the library")
     held_out: int = _size(50, "documents held out and scored")
-    held_bytes: int = _size(1500, "characters of each held-out document, at most")
+    held_bytes: int = _size(1500, "largest number of characters per held-out document")
     embedder: str = _size("tfidf", "tfidf, or the folder of a frozen encoder")
     dim: int = _size(512, "width of tfidf's embeddings")
-    passage_chunks: int = _size(2, "chunks of a passage: the one found and those that follow")
+    passage_chunks: int = _size(2, "chunks per passage: the retrieved chunk and the next ones")
 
 
 SIZES = {size.name: size for size in fields(Sizes)}
@@ -42,8 +42,8 @@ SIZES = {size.name: size for size in fields(Sizes)}
 class Fit:
     """Settings of the training.
 
-    minutes: of training, in place of `steps`. batch_size: windows a step. windows: number of distinct windows that own
-    attention trains on; their neighbours are read once.
+    minutes: duration of the training, instead of `steps`. batch_size: windows per step. windows: number of distinct
+    windows that own attention trains on; their neighbours are encoded once.
     """
 
     steps: int = 25
@@ -56,7 +56,7 @@ class Fit:
 
 
 def add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
-    """Add an option for a field of `Sizes`. option, default: in place of the field's."""
+    """Add an option for a field of `Sizes`. option, default: replace those of the field."""
     default = SIZES[name].default if default is None else default
     option = option or f"--{name.replace('_', '-')}"
     said = f"{SIZES[name].metadata['help']} (default: {default})"
@@ -69,7 +69,7 @@ def add_shared(made: argparse.ArgumentParser, out: str) -> None:
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
     add("--texts", type=Path, metavar="DIR", help="folder of texts; default: the manual pages of this machine")
     texts(made)
-    add("--out", type=Path, default=Path(out), help=f"folder for all that is made (default: {out})")
+    add("--out", type=Path, default=Path(out), help=f"folder for the results (default: {out})")
     add("--steps", type=int, default=Fit.steps, help=f"training steps; 0: no training (default: {Fit.steps})")
     add("--windows", type=int, default=Fit.windows, help=f"windows that train own attention (default: {Fit.windows})")
     add("--layers", type=int, nargs="+", help="layers that attend neighbours, from 1 (default: all)")
@@ -78,18 +78,19 @@ def add_shared(made: argparse.ArgumentParser, out: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Make the parser of `retro-model retrofit`."""
-    about = "Give a decoder a library: database, training of what is added, scores with their control."
+    about = "Give a decoder a library: build it, train the added parameters, and score with a control."
     made = argparse.ArgumentParser(prog="retro-model retrofit", description=about)
     add = made.add_argument
     add_shared(made, "retrofit-out")
-    said = "attend neighbours by its own layers or by RETRO's new ones (default: own)"
+    said = "attend neighbours with its own layers or with RETRO's new ones (default: own)"
     add("--attention", choices=ATTENTION, default="own", help=said)
-    add("--minutes", type=float, help="minutes of training, in place of --steps; scoring follows")
-    add("--batch", type=int, default=Fit.batch_size, help=f"windows a step (default: {Fit.batch_size})")
+    add("--minutes", type=float, help="minutes of training, instead of --steps; scoring follows")
+    add("--batch", type=int, default=Fit.batch_size, help=f"windows per step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")
-    add("--rank", type=int, default=0, help="train low-rank maps of this rank beside bias and scale (default: none)")
-    add("--score-bias", action="store_true", help="train a slope a head that adds a passage's similarity to its logits")
+    add("--rank", type=int, default=0, help="also train low-rank maps of this rank (default: none)")
+    said = "also train one slope per head, which adds a passage's similarity to its logits"
+    add("--score-bias", action="store_true", help=said)
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
         add_size(made, name)
     add_size(made, "chunk_len", option="--chunk")

@@ -1,4 +1,4 @@
-"""A library in a folder: documents as tokens, without leaks, their database, and the neighbours of what is held out."""
+"""A library in a folder: tokens of documents without leaks, their database, and neighbours of held-out documents."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from .options import Fit, Sizes
 
 SEARCHED = 256  # held-out chunks that the cost of a search is measured on
 show_line = functools.partial(print, flush=True)  # a line appears at once, also in a file
-SPARE = 4  # neighbours beyond those used: a training window leaves out those from its own documents
+SPARE = 4  # extra neighbours, because a training window leaves out neighbours from its own documents
 
 
 class PreparedLibrary(NamedTuple):
-    """neighbours: of the held-out chunks, int64 [chunks,10]; leakage: r(C) of each, by all ten."""
+    """The library of a decoder.
+
+    neighbours: neighbours of the held-out chunks, int64 [chunks,10]. leakage: r(C) of each held-out chunk, by all ten.
+    """
 
     tokenizer: HubText
     database: ChunkDatabase
@@ -45,13 +48,16 @@ class PreparedLibrary(NamedTuple):
         return self.database.similarity(self.held_out, np.arange(len(self.held_out)), near)
 
     def far(self, sizes: Sizes) -> np.ndarray:
-        """Return which neighbours resemble their chunk too little for own attention to read them, bool [chunks,K]."""
+        """Return a mask of the neighbours that are too dissimilar for own attention to read, bool [chunks,K]."""
         return self.similarity(sizes) < sizes.least_similarity
 
 
 class Searched:
-    """Array [chunks,K] of the neighbours of a database's own chunks. A row is searched when it is read, because a short
-    training reads few rows. least: similarity below which a neighbour becomes -1."""
+    """Array [chunks,K] of the neighbours of a database's own chunks.
+
+    A row is searched when it is indexed, because a short training needs few rows. least: similarity below which a
+    neighbour becomes -1.
+    """
 
     ndim = 2
 
@@ -71,7 +77,7 @@ class Searched:
 def prepare(
     folder: Path, decoder: Path, documents: list[Document], held: list[Document], sizes: Sizes, show=print
 ) -> PreparedLibrary:
-    """Make the library in `folder`. A killed run goes on; a finished one is opened."""
+    """Make the library in `folder`. A killed run continues, and a finished library is opened."""
     if sizes.passage_chunks < 1:
         raise ValueError(f"passage_chunks: expected 1 or more; got {sizes.passage_chunks}")
     tokenizer = HubText.load(decoder)
@@ -109,7 +115,7 @@ def prepare(
 
 
 def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k: int) -> float:
-    """Return the CPU milliseconds to embed a chunk and find its neighbours. Measured once, kept in a file."""
+    """Return the CPU milliseconds to embed a chunk and find its neighbours. They are measured once and saved."""
     if not path.exists():
         rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
         database.search_rows(held_out, rows, k)
@@ -118,7 +124,7 @@ def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k
 
 
 def decoder_folder(given: Path | None, show) -> Path:
-    """Return the folder of the decoder; None: SmolLM2's, which is fetched and converted once.
+    """Return the folder of the decoder. None: SmolLM2's folder, which is fetched and converted once.
 
     Raises: FileNotFoundError for a folder without a decoder. ImportError, RuntimeError: see `smollm.folder`.
     """
@@ -127,7 +133,7 @@ def decoder_folder(given: Path | None, show) -> Path:
 
         return smollm.folder(report=show)
     if not (given / "config.json").exists():
-        raise FileNotFoundError(f"{given}: expected the folder of a decoder, with its config.json; none is there")
+        raise FileNotFoundError(f"{given}: expected the folder of a decoder with a config.json; the file is missing")
     return given
 
 
@@ -139,12 +145,14 @@ def read_decoder(folder: Path):
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), **how).eval()
 
 
-CANDIDATES = 4  # windows that are searched for each that is wanted
+CANDIDATES = 4  # windows that are searched for each window that is needed
 
 
 def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int) -> np.ndarray | None:
-    """First rows of windows to train on, `count` at most: each in a document of its own, documents and places drawn at
-    random, with something near for a later chunk to read. None where fewer than half as many are found.
+    """Return the first rows of at most `count` windows to train on, or None if fewer than half as many are found.
+
+    Each window is in another document. Documents and positions are drawn at random, among windows in which at least one
+    chunk has a neighbour that a later chunk reads.
     """
     random, rows = np.random.default_rng(seed), window // store.chunk_len
     most = [(first, end - rows) for first, end in document_rows(store) if end - first >= rows]
@@ -156,10 +164,11 @@ def spread(store: TokenStore, near: Searched, window: int, count: int, seed: int
 
 
 def stream(library: PreparedLibrary, sizes: Sizes, how: Fit, start: int = 0, scores: bool = False):
-    """Batches of the library's own text with their neighbours, without end.
+    """Return an endless iterator over batches of the library's own text with neighbours.
 
-    how.windows windows recur (see `spread`), with the neighbours that own attention reads. None, or where there are too
-    few: the whole text, with neighbours however dissimilar. scores: see `gather`.
+    The same `how.windows` windows recur (see `spread`), with the neighbours that own attention reads. If how.windows is
+    None or too few windows are found, batches cover the whole text, with neighbours of any similarity. scores: see
+    `gather`.
     """
     database, starts = library.database, None
     near = Searched(database, sizes.neighbours + SPARE, sizes.least_similarity)

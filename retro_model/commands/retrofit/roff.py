@@ -1,15 +1,15 @@
-"""Text of manual pages, without a formatter: headings, paragraphs, examples as they stand."""
+"""Text of manual pages without a formatter: headings, paragraphs, and examples with their line breaks."""
 
 from __future__ import annotations
 
 import re
 import shlex
 
-#: Macros of fonts: the arguments are the text; those of two letters alternate between two fonts without a space.
+#: Macros of fonts, whose arguments are the text. Macros of two letters alternate between two fonts without a space.
 FONTS = ("B", "I", "SM", "SB", "BI", "BR", "IB", "IR", "RB", "RI")
 BREAKS = ("PP", "P", "LP", "TP", "IP", "HP", "sp", "RS", "RE")
 AS_IT_STANDS, FILLED = ("nf", "EX", "TS", "T&"), ("fi", "EE", "TE")
-HEADS = ("TS", "T&")  # of a table: its options and formats follow, up to a full stop
+HEADS = ("TS", "T&")  # heads of a table; options and formats follow, up to a full stop
 CELLS = re.compile(r"(?:^|(?<=\t))T[{}](?=\t|$)|^[_=]$")  # marks of cells that span lines; rules
 CHARACTERS = {"aq": "'", "dq": '"', "em": "-", "en": "-", "bu": "*", "co": "(c)", "lq": '"', "rq": '"', "ti": "~"}
 CHARACTERS |= {"ha": "^", "rs": "\\", "oq": "'", "cq": "'", "mi": "-", "->": "->", "<=": "<=", ">=": ">=", "..": "..."}
@@ -20,7 +20,7 @@ KEPT = {"-": "-", " ": " ", "~": " ", "e": "\\", "\\": "\\", "0": " ", ".": ".",
 
 
 def text_of(roff: str) -> str:
-    """Return the text of a page in the man macros; "" for one that only names another (`.so`)."""
+    """Return the text of a page in the man macros; "" for a page that only includes another (`.so`)."""
     lines: list[str] = []
     filled, head, table = True, False, False
     for line in re.sub(r"(?<!\\)\\\n", "", roff).splitlines():
@@ -49,7 +49,7 @@ def text_of(roff: str) -> str:
 
 
 def _add(lines: list[str], text: str, filled: bool) -> None:
-    """Join a line to its paragraph, or add it as it stands."""
+    """Join a line to its paragraph, or add it as a line of its own."""
     if filled and lines and lines[-1] and text.strip():
         lines[-1] += " " + text.strip()
     else:

@@ -1,4 +1,4 @@
-"""The documents of a library, and which of them are held out."""
+"""The documents of a library, and the choice of held-out documents."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from retro_model.data.text_files import SUFFIXES, LeftOut, find_texts, read_text
 from .roff import text_of
 
 MANUAL = Path("/usr/share/man")
-LEAST = 1000  # characters: shorter texts hold little beside their title
-TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # of Python's library: no programs
-MANY = 100  # manual pages that make a library
+LEAST = 1000  # characters; shorter texts hold little more than their title
+TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # help texts and encoded data, not programs
+MANY = 100  # smallest number of manual pages that make a library
 
 
 def load(
@@ -26,12 +26,13 @@ def load(
     strict: bool = False,
     show: Callable[[str], None] = print,
 ) -> tuple[str, list[Document]]:
-    """Return a title and the documents of a folder. None: the machine's manual pages, or where it has few, the sources
-    of Python's standard library.
+    """Return a title and the documents of a folder.
 
-    most: characters of the library. Manual pages are read up to twice as many. text_field: see `read_texts`. strict:
-    stop if something cannot be read. show: called with messages about everything that is left out.
-    Raises: FileNotFoundError for a folder that is not there. ValueError: see `LeftOut.report`.
+    texts: the folder. None: the machine's manual pages or, if there are few, the sources of Python's standard library.
+    most: characters of the library. Manual pages are read up to twice this number. text_field: see `read_texts`.
+    strict: stop if something cannot be read. show: called with messages about everything that is left out.
+
+    Raises: FileNotFoundError for a missing folder. ValueError: see `LeftOut.report`.
     """
     if texts is None:
         pages = list(manual_pages(MANUAL, 2 * most, show))
@@ -48,14 +49,14 @@ def load(
 
 
 def digest(name: str) -> bytes:
-    """Return the digest of a name, by which documents are put into a fixed random order."""
+    """Return the digest of a name. Sorting by digests puts documents into a fixed random order."""
     return hashlib.sha256(name.encode()).digest()
 
 
 def sources(root: Path) -> Iterator[Document]:
     """Iterate over the sources below `root`, without site-packages and tables, in a fixed random order.
 
-    The library's tests hold files in many encodings on purpose; those that are not UTF-8 are left out.
+    The library's tests hold files in many encodings on purpose. Files that are not UTF-8 are left out.
     """
     paths = [p for p in root.rglob("*.py") if not {"site-packages", "dist-packages"} & {*p.parts}]
     paths = [p for p in paths if not p.relative_to(root).as_posix().startswith(TABLES)]
@@ -75,8 +76,11 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
 
 
 def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None] = print) -> Iterator[Document]:
-    """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order, until they have `most`
-    characters. show: called with messages about everything that is left out."""
+    """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order.
+
+    most: the pages end when they have this number of characters together. show: called with messages about everything
+    that is left out.
+    """
     total, left_out = 0, LeftOut()
     paths = find_texts([root / "man*" / "*"], left_out=left_out) if any(root.glob("man*/*")) else []
     paths.sort(key=lambda path: digest(path.name))
@@ -94,10 +98,12 @@ def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None
 def divide(
     documents: list[Document], held_out: int, held_bytes: int, database_bytes: int
 ) -> tuple[list[Document], list[Document]]:
-    """Divide documents into the library's and the held-out ones, drawn by the digests of their names.
+    """Divide documents into the library's documents and held-out documents, by the digests of their names.
 
-    held_out: documents, at most a fifth of all. held_bytes: characters of each that are kept, see `excerpt`.
-    database_bytes: of the library, at most; a document that does not fit is left out.
+    held_out: number of held-out documents; at most a fifth of all documents are held out. held_bytes: characters that
+    are kept of each, see `excerpt`. database_bytes: largest number of characters in the library; a document that does
+    not fit is left out.
+
     Raises: ValueError for too few documents.
     """
     drawn = sorted(documents, key=lambda d: digest(d.name))
@@ -112,9 +118,10 @@ def divide(
 
 
 def excerpt(document: Document, most: int) -> str:
-    """Return at most `most` characters, from the beginning of a line that the digest of the document's name draws.
+    """Return at most `most` characters from the beginning of a line, which the digest of the document's name chooses.
 
-    Beginnings of documents resemble each other more than the rest does: scores of these alone would flatter retrieval.
+    Beginnings of documents resemble each other more than the rest does, so scores of beginnings alone would
+    overestimate the gain of retrieval.
     """
     spare = max(0, len(document.content) - most)
     drawn = int.from_bytes(digest(document.name)[-8:]) % (spare + 1)
