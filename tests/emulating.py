@@ -41,6 +41,6 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
         contextlib.ExitStack() as stack,
     ):
         for forget in (backends._status.cache_clear, backends._available.cache_clear, eager.forget):
-            forget()  # which backends there are, and what was planned with them
+            forget()  # forget the available backends and the plans that were made with them
             stack.callback(forget)
         yield

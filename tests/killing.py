@@ -41,7 +41,7 @@ def calls_of(function: Callable[[], object], before: Callable[[], object] | None
 
 
 def _traced(n: int, function: Callable[[], object], before: Callable[[], object] | None) -> int | None:
-    """Return n if the child was killed before that call, a smaller number if it ended after so many, None if not
+    """Return n if the child was killed before that call, the number of calls if it ended before, None if not
     allowed.
     """
     libc = ctypes.CDLL(None, use_errno=True)

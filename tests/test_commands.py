@@ -81,7 +81,7 @@ def test_the_version_is_one_everywhere(capsys):
     program.main(["--version"])
     assert harness(["--version"]) == 0
     assert capsys.readouterr().out == f"retro-model {__version__}\nretro-bench {__version__}\n"
-    released = r"^## (\d\S+) - (\d{4}-\d\d-\d\d)$"  # below the heading of what is not released yet
+    released = r"^## (\d\S+) - (\d{4}-\d\d-\d\d)$"  # below the heading of the unreleased changes
     newest, dated = re.search(released, (root / "CHANGELOG.md").read_text(), re.M).groups()
     assert newest == __version__
     citation = (root / "CITATION.cff").read_text()

@@ -28,7 +28,7 @@ CALLS = {
 
 
 def addresses(arguments: tuple) -> tuple:
-    """Return the launcher's arguments, with addresses in place of tensors and None in place of metadata for hooks."""
+    """Return the launcher's arguments, with addresses instead of tensors and None instead of the hooks' metadata."""
     *head, _, enter, leave = arguments[:9]
     assert not getattr(enter, "calls", enter) and not getattr(leave, "calls", leave)
     return (*head, *(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments[9:]))

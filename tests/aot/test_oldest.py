@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
     from tests.aot.test_aot import EVERY
 
-    first: dict[tuple, aot.CompileCase] = {}  # of each kernel, in float32 and in a half type
+    first: dict[tuple, aot.CompileCase] = {}  # first case of each kernel, in float32 and in a half type
 
     def kept(op: str, case: aot.CompileCase) -> bool:
         return EVERY or first.setdefault((op, case.launch.name, case.dtype == "float32"), case) is case

@@ -1,4 +1,4 @@
-"""A run with a time limit, on a clock that the test moves: slow machines, slow baselines, what is left out."""
+"""A run with a time limit, on a clock that the test moves: slow machines, slow baselines, cases that are left out."""
 
 import time
 from pathlib import Path

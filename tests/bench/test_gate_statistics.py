@@ -125,7 +125,7 @@ def test_a_speed_up_is_no_regression():
 
 
 def test_the_interval_comes_from_pairs_not_from_samples():
-    """One slow pair of five with a thousand samples each is no evidence."""
+    """One slow pair of five with a thousand samples each is not evidence."""
     quiet, slow = ([1.0] * 1000, [1.0] * 1000), ([1.0] * 1000, [1.5] * 1000)
     estimate = gate_statistics.ratio([quiet] * 4 + [slow])
     assert estimate.value == 1.0 and estimate.low == 1.0

@@ -87,7 +87,7 @@ def test_an_interrupted_step_goes_on_with_its_records(tmp_path):
 
 
 def test_a_step_that_reached_its_time_limit_runs_again(tmp_path, monkeypatch, capsys):
-    """`run` exits with 0 then; its file shows what the limit left out."""
+    """`run` then exits with 0, and its file shows the cases that the limit left out."""
     file, asked = tmp_path / "run.jsonl", "relative_attention/triton/decode/float32/fwd"
 
     def supervised(command, log, variables, seconds):
@@ -204,7 +204,7 @@ def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
 
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
 def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatch):
-    """A rehearsal, whose launches do nothing. A launch that changed and one that is gone are told apart."""
+    """A rehearsal, whose launches do nothing. A changed launch is distinguished from a launch that is gone."""
     pytest.importorskip("triton")
     from retro_kernels.compile import aot
 

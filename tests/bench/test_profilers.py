@@ -62,7 +62,7 @@ def test_calls_on_this_machine(tiny, capsys):
 
 @pytest.mark.parametrize(("rehearsal", "code"), [(None, 3), ("1", 0)])
 def test_a_rehearsal_is_not_judged_by_its_ceilings(tiny, monkeypatch, capsys, rehearsal, code):
-    """Ceilings measured beside other work are too low."""
+    """Ceilings that are measured next to other work are too low."""
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
     monkeypatch.setattr(summary, "beyond", lambda records: "a share above 100%")
     monkeypatch.delenv(environment.REHEARSAL, raising=False)

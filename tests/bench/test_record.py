@@ -1,4 +1,4 @@
-"""The schema of records: what it accepts, what it refuses, and files that were cut off."""
+"""The schema of records: accepted records, refused records, and truncated files."""
 
 import copy
 import os

@@ -1,4 +1,4 @@
-"""check and run from end to end on a tiny case: what is timed, what is refused, the file, the exit code."""
+"""check and run from end to end on a tiny case: timed calls, refusals, the file, the exit code."""
 
 import contextlib
 import json

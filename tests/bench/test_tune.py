@@ -21,7 +21,7 @@ ROW = configs.table(OP)[0]
 
 
 class FakeBench(tune.Bench):
-    """Times and faults by a rule in place of kernels."""
+    """Times and faults by a rule instead of from kernels."""
 
     def __init__(self, seconds, fault=lambda row: None):
         self.seconds, self.rule = seconds, fault
@@ -188,7 +188,7 @@ def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not
 
 
 def test_launches_that_follow_from_a_tile_count_by_their_difference():
-    """The products over the stored tiles depend on the query block; at a second a launch all tiles are alike."""
+    """The products over the stored tiles depend on the query block; at one second per launch all tiles are equal."""
     call = "relative_attention", "causal d64", "bfloat16", MACHINES["H200"]
     told = []
 

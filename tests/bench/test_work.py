@@ -222,7 +222,7 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
 
 
 def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit():
-    """Its limit is not that of the last tensor, a gradient whose errors have another size."""
+    """Its limit differs from the limit of the last tensor, a gradient whose errors have another size."""
     eager = {"out": errors.Error(1e-6, 1e-6), "d_query": errors.Error(1e-2, 1e-2)}
     for off, passes in ((1.5e-6, True), (1e-3, False)):
         verdict = numerics.judge({"out": eager["out"], "lse": errors.Error(off, off)}, eager, "float32", "all")
@@ -231,7 +231,7 @@ def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit
 
 
 def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
-    """Without instructions for half types the library's half product is no ceiling: widened operands are faster."""
+    """The library's half product is not a ceiling without instructions for half types: widened operands are faster."""
     measured = {"flops_per_s": {"float32": 100.0, "bfloat16": 20.0}, "bytes_per_s": 1.0}
     assert (
         ceilings.rate(measured, "bfloat16")

@@ -83,7 +83,7 @@ def test_the_compiled_kernel_is_exact(module, name, wgmma):
     assert torch.equal(scores.double(), want)
 
 
-#: those of planted.PLANTS that apply to the wgmma kernel and are errors in every place
+#: the plants of planted.PLANTS that apply to the wgmma kernel and are errors in every place
 STRUCK = (
     "a barrier gone",
     "a wait for copies gone",

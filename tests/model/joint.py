@@ -42,7 +42,7 @@ class Llama:
 
 
 class GPT2(Llama):
-    """Learnt positions are added to the embeddings; there is no rotation."""
+    """Learnt positions are added to the embeddings, and queries are not rotated."""
 
     def __init__(self, decoder):
         self.layers, self.last = decoder.transformer.h, decoder.transformer.ln_f

@@ -34,7 +34,7 @@ store.build_store(sys.argv[1], documents(), Given(200), chunk_len=8, commit_ever
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_second_builder_is_refused_at_once(tmp_path, begun, monkeypatch):
-    """It is refused before it reads partial files, and destroys nothing of the first, which finishes."""
+    """It is refused before it reads partial files. It does not disturb the first builder, which finishes."""
     if begun:  # leftovers of an earlier, killed run
         (tmp_path / "s").mkdir()
         (tmp_path / "s/.store.json.lock").write_text("process 1 on nowhere\n")

@@ -88,6 +88,6 @@ def test_windows_see_their_future_only_unfiltered(tmp_path):
     assert evaluation.window_leaks(store, ids, database, window=16) == (0.0, 0.0)
     assert evaluation.window_leaks(store, ids, database, window=8, filtered=False) == (0.0, 0.0)  # a document a window
     ids[:] = -1
-    ids[2] = 2  # a chunk is no neighbour of itself, but its continuation lies ahead
+    ids[2] = 2  # a chunk is not its own neighbour, but its continuation is still to come
     assert evaluation.window_leaks(store, ids, database, window=16, filtered=False) == (0.5, 0.5)
     assert training.visible(store, np.arange(8).reshape(2, 4), ids, database).max() == -1

@@ -75,7 +75,7 @@ def test_a_decoder_alone_is_scored_as_it_predicts(make):
 
 
 def test_a_decoder_whose_readout_is_capped_is_scored_by_its_own_logits():
-    """Its logits are no product of its last states."""
+    """Its logits are not a product of its last states."""
     store, _, _ = texts()
 
     class Capped(transformers.LlamaForCausalLM):

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: a step equals that of one process with the whole batch."""
+"""DDP and FSDP2 over two gloo processes on the CPU: a step equals a step of one process with the whole batch."""
 
 import os
 
@@ -74,7 +74,7 @@ def worker(rank, kind, name, folder):
     with pytest.raises(checkpoint.CheckpointError, match="no checkpoint"):
         checkpoint.save(
             f"{folder}-not", wrapped, optimizer
-        )  # in every process, so that none waits for one that has left
+        )  # in every process, so that no process waits for another that has left
     return history
 
 

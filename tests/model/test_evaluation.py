@@ -44,11 +44,11 @@ def test_score_gives_each_token_the_most_context():
 
 
 def test_bos_is_free_and_not_counted():
-    """A document that begins with BOS pays nothing for it; one that does not pays log(vocab) for its first token."""
+    """A leading BOS costs nothing; a document without BOS pays log(vocab) for its first token."""
     store = toys.store([[BOS, 0, 0], [0, 0, 0], [0, BOS, 0, BOS, 0]], 2)
     scores = evaluation.score(toys.ByOffset(), store, window=4, stride=2)
     cost = toys.ByOffset.cost
-    other = cost(1) + 1  # token 1 at offset 1, whose logit is 1 lower than that of token 0
+    other = cost(1) + 1  # token 1 at offset 1, whose logit is lower by 1 than token 0's
     np.testing.assert_allclose(
         scores.nats,
         [cost(1), cost(2), math.log(2) + cost(1), cost(2), math.log(2) + other, cost(2) + cost(3) + 3, cost(2)],

@@ -160,7 +160,7 @@ def test_a_cache_goes_on_from_generation_to_generation(kind):
     first = model.generate(tokens, retrieve=retrieve, **options)
     past = getattr(first, CACHE)
     longer = torch.cat([first.sequences, tokens[:, :5]], 1)
-    options["attention_mask"] = torch.ones_like(longer)  # token 0 is no padding
+    options["attention_mask"] = torch.ones_like(longer)  # token 0 is not padding
     want = model.generate(longer, retrieve=retrieve, **options).sequences
     for _ in range(2):
         held = {CACHE: copy.deepcopy(past)}

@@ -64,7 +64,7 @@ def batch(seed: int = 0, *, n: int = N, k: int = K):
 
 
 def own(name: str, trained: bool = True, **changes):
-    """Return the original decoder, and one that attends neighbours, with weights as if trained."""
+    """Return the original decoder and a copy that attends neighbours, with weights as if trained."""
     decoder = make(name)
     before = copy.deepcopy(decoder)
     model = retrofit(decoder, neighbours="own", **{"chunk_len": M, "neighbour_len": R} | changes).eval()
@@ -445,7 +445,7 @@ def test_a_bfloat16_decoder_keeps_what_is_added_in_float32():
 
 
 def test_autocast_and_time_by_part():
-    """Under autocast the error is at most twice that of the decoder alone."""
+    """Under autocast the error is at most twice the error of the decoder alone."""
     decoder = make("Llama").float()
     tokens, neighbours, mask = batch()
     alone = decoder(tokens).logits

@@ -21,7 +21,7 @@ VARIANTS = {"first": (1,), "both": (1, 2), "last": (2,), "none": ()}
 
 def recurring(L=3, distinct=4):
     """Return neighbours [2,L,3,6] drawn from few, the last twice in one chunk, with a mask that differs between two
-    alike.
+    equal neighbours.
     """
     g = torch.Generator().manual_seed(0)
     some = torch.randint(tiny.VOCAB, (distinct, 6), generator=g)
@@ -126,7 +126,7 @@ def test_what_is_dropped_differs_between_two_of_the_same_tokens(read):
 
 
 def test_compiled_it_reads_every_neighbour():
-    """The graph serves other tokens than those of its trace."""
+    """The graph serves tokens that differ from its trace."""
     made, chunks = encoder(encoder_layers=1), activations()
     run = torch.compile(made, fullgraph=True, backend="eager")
     with made.keeping():

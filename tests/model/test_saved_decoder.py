@@ -203,7 +203,7 @@ def test_adapters_in_the_decoders_folder_are_read(tmp_path):
 
 
 def test_an_origin_on_the_hub_is_compared_with_the_cached_copy(tmp_path, monkeypatch):
-    """Saving opens no connection. A name that is not in the cache is no origin to rely on."""
+    """Saving opens no connection. A name that is not in the cache is not accepted as the origin."""
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("a connection was opened"))
     decoder = origin(tmp_path / "cache" / "models--somebody--decoder" / "snapshots" / "abc")
     look_up = functools.partial(_saved_decoder.try_to_load_from_cache, cache_dir=tmp_path / "cache")

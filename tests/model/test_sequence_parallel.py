@@ -97,7 +97,7 @@ def test_equals_one_process(case, ran):
 def stated(rank, count, conditioned) -> dict:
     """Return the bytes of two forward passes and one backward pass, by `SequencePart`'s formulas."""
     config, last = tiny.config(), rank == count - 1
-    keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # of one range, all layers
+    keys = B * N // count * 2 * config.num_heads * config.head_dim * 8 * config.num_layers  # one range, all layers
     sent = {"keys and values": 3 * (count - 1) * keys}
     state = B * M * config.d_model * 8
     border = {"neighbours of the chunk before": 2 * (B * K * R * 8 + B * K * R), "state of the chunk before": 2 * state}

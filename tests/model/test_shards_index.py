@@ -108,7 +108,7 @@ def test_an_index_goes_to_the_gpu_where_faiss_can(monkeypatch):
 
 @pytest.mark.parametrize("index", ["HNSW8", "IVF4,Flat"])
 def test_an_index_is_written_before_it_goes_to_the_gpu(tmp_path, store, embedder, monkeypatch, index):
-    """FAISS cannot write one that is there."""
+    """FAISS cannot write an index that is on a GPU."""
 
     def moved(index, device):
         assert [path for path in tmp_path.glob("*.faiss.json") if disk.read_json(path.read_bytes())["complete"]]

@@ -10,7 +10,7 @@ from retro_model.data.tokens import Tokenizer
 
 
 def plant(file, what: str):
-    """Put a pipe or a link in place of a file."""
+    """Replace a file by a pipe or a link."""
     kept = file.with_name(file.name + ".kept")
     file.rename(kept)
     os.mkfifo(file) if what == "pipe" else file.symlink_to(kept)

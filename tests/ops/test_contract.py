@@ -194,7 +194,7 @@ def test_second_derivative_is_refused(op, backend):
 
 @every
 def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
-    """Tensors whose last dimension is no row of a product: a strided one is neither misread nor refused."""
+    """Tensors whose last dimension is not a row of a product: a strided one is neither misread nor refused."""
     kw = inputs.differentiable(SMALL[op](**({"segments": True} if op == "relative_attention" else {})))
     strided = {n: v for n, v in kw.items() if n.endswith(("mask", "doc", "segment", "gate")) or n == "decay"}
     results = []

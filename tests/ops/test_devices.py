@@ -15,8 +15,8 @@ from tests.conftest import COMPILED, INTERPRETER
 
 pytestmark = pytest.mark.skipif(INTERPRETER or COMPILED, reason="the stand-in needs no kernels")
 
-#: parts of the names of tests that need what the stand-in has not: torch.compile, autocast, streams, forward-mode
-#: gradients, 32 GB; and tests of cross_entropy, which has no Triton kernel
+#: parts of the names of tests that need a feature that the stand-in lacks: torch.compile, autocast, streams,
+#: forward-mode gradients, 32 GB; and tests of cross_entropy, which has no Triton kernel
 BEYOND = (
     *("compile", "autocast", "cuda_graph", "host_synchronisation", "tangent", "past_32_bits"),
     *("shift_of_the_logits", "infinite_logits", "wrong_target"),
@@ -28,7 +28,7 @@ def with_first() -> Iterator:
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if path.name == Path(__file__).name:
             continue
-        with contextlib.suppress(pytest.skip.Exception):  # of a module that runs under the interpreter alone
+        with contextlib.suppress(pytest.skip.Exception):  # a module that runs only under the interpreter
             yield from _of_module(importlib.import_module(f"tests.ops.{path.stem}"))
 
 

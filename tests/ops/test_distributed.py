@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes on the CPU: the mean gradient equals that of one process with both halves."""
+"""DDP and FSDP2 over two gloo processes on the CPU: the mean gradient equals one process with both halves."""
 
 import pytest
 import torch

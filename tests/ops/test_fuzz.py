@@ -261,7 +261,7 @@ class Listener(TorchDispatchMode):
 
 
 def repeat_among_layouts(judged: list[tuple], seed: int) -> None:
-    """Repeat each layout with the checked values and with others, in turns on threads.
+    """Repeat each layout with the checked values and with other values, in alternation, on threads.
 
     The results must have the checked bits and the operator's bits.
     """
@@ -520,7 +520,7 @@ WRONG = [
 
 @pytest.mark.parametrize("op, name, type_and_part", WRONG)
 def test_what_rounding_does_not_explain_is_refused(op, name, type_and_part, monkeypatch):
-    """For few numbers and many: one part in ten thousand is no rounding, nor one in twenty in a half type."""
+    """An error of 1e-4 is not rounding, for few numbers and for many; nor is 0.05 in a half type."""
     (dtype, part), honest = type_and_part, run
     kw, upstream = SMALL[op](dtype), "both" if op in ATTENTIONS else "out"
 

@@ -1,4 +1,4 @@
-"""Propagation of NaN and infinity by docs/nan_and_infinity.md: visible ones show; masked ones and those of another
+"""Propagation of NaN and infinity by docs/nan_and_infinity.md: visible values show; masked values and values of another
 batch entry or head do not.
 """
 

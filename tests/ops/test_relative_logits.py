@@ -24,7 +24,7 @@ CASES = {
     "offset, bounded": dict(query_offset=-4, rel_start=-6, T=5),
     "bounded, outside": dict(rel_start=50, T=5),
     "bounded, wider than all": dict(rel_start=-40, T=80),
-    # a gradient's strip of 64 columns may hold old values where there is no key
+    # a gradient's strip of 64 columns may hold old values beyond the last key
     "bounded, wider than two strips": dict(N=20, rel_start=-130, T=260),
     "bounded, one row": dict(rel_start=0, T=1),
     "table": dict(E=1, heads="shared"),

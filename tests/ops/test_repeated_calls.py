@@ -133,7 +133,7 @@ def test_one_of_two_arguments_of_one_shape(backend):
 
 
 def test_a_plan_serves_its_own_op_alone():
-    """A call served by one op is checked anew by another."""
+    """A call served by one op is checked again by another."""
     logits, target = torch.randn(4, 9), torch.randint(9, (4,))
     rk.cross_entropy(logits, target, backend="reference")
     with pytest.raises(ValueError, match="outs: expected"):

@@ -43,7 +43,7 @@ def test_decoding_is_split_over_keys_and_training_is_not():
 
 
 def test_workspace_is_bounded_and_launches_are_pure():
-    """A pass reads no values: it works on meta tensors, twice alike."""
+    """A pass reads no values: it works on meta tensors, with the same launches twice."""
     call = cases.call(torch.bfloat16, B=64)
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))

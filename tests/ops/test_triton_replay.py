@@ -1,4 +1,4 @@
-"""Later calls of a layout, launches and torch's operations alike, equal the backend run on the tensors themselves."""
+"""Later calls of a layout, both launches and torch's operations, equal the backend run on the tensors themselves."""
 
 import pytest
 import torch

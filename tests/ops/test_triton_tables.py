@@ -49,7 +49,8 @@ CALLS = {
         },
     ),
 }
-#: calls that are no combination of options: tables that end before the keys, a separate relative query, a padded head
+#: calls that are not a combination of options: tables that end before the keys, a separate relative query, a padded
+#: head
 _SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
 MORE = {
     relative_attention: [

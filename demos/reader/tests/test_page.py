@@ -180,7 +180,7 @@ def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers,
 
 def test_the_page_says_its_limits_and_its_control(page):
     assert cost(page) < cost(page, "random") and "compared with random passages" in page.inner_text("#verdict")
-    assert all(page.inner_text(f"#{name}-value").endswith("bits a byte") for name in ("on", "off", "random"))
+    assert all(page.inner_text(f"#{name}-value").endswith("bits per byte") for name in ("on", "off", "random"))
     assert "256 KB a file, 1 MB in all" in page.inner_text("#limits")
     page.locator("label", has_text="Write on").click()
     assert "65,536 characters" in page.inner_text("#prompt-limits") and page.inner_text("#temperature-value") == "0.7"

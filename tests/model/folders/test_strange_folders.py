@@ -1,4 +1,4 @@
-"""Model folders from elsewhere: a file that is no regular file is refused by name, and no pipe blocks."""
+"""Model folders from elsewhere: a file that is not a regular file is refused by name, and a pipe does not block."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 over two gloo processes: a step on both losses equals that of one process with the whole batch."""
+"""DDP and FSDP2 over two gloo processes: a step on both losses equals a step of one process with the whole batch."""
 
 import pytest
 import torch

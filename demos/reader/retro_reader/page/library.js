@@ -36,6 +36,6 @@ export function drawHistory(history) {
     const change = after - before;
     const way = Math.abs(change) < 0.0005 ? "same" : change > 0 ? "rose" : "fell";
     const amount = way === "same" ? "no change" : `${change > 0 ? "▲ +" : "▼ −"}${Math.abs(change).toFixed(3)}`;
-    return make("li", { className: way }, make("span", {}, label), make("b", {}, amount), make("span", { className: "dim" }, `now ${after.toFixed(3)} bits a byte`));
+    return make("li", { className: way }, make("span", {}, label), make("b", {}, amount), make("span", { className: "dim" }, `now ${after.toFixed(3)} bits per byte`));
   }));
 }

@@ -126,7 +126,7 @@ function drawMeter(found) {
   $("random-row").hidden = costs.random === undefined;
   for (const [name, value] of Object.entries(costs)) {
     $(`${name}-bar`).style.width = `${(100 * value) / full}%`;
-    $(`${name}-value`).textContent = `${value.toFixed(2)} bits a byte`;
+    $(`${name}-value`).textContent = `${value.toFixed(2)} bits per byte`;
   }
   $("before").hidden = state.before === null;
   $("before").style.left = `${(100 * (state.before ?? 0)) / full}%`;
@@ -138,7 +138,7 @@ function drawMeter(found) {
   const last = state.before === null ? null : state.history.at(-1);
   const change = last ? last.after - last.before : 0;
   const way = change > 0.0005 ? "the cost rises" : change < -0.0005 ? "the cost falls" : "the cost stays";
-  $("verdict").replaceChildren(helped, ...(last ? [" ", make("b", { className: change > 0.0005 ? "rose" : "fell" }, `${last.label}: ${way} from ${last.before.toFixed(2)} to ${last.after.toFixed(2)} bits a byte.`)] : []));
+  $("verdict").replaceChildren(helped, ...(last ? [" ", make("b", { className: change > 0.0005 ? "rose" : "fell" }, `${last.label}: ${way} from ${last.before.toFixed(2)} to ${last.after.toFixed(2)} bits per byte.`)] : []));
 }
 
 function drawChosen(tell = false) {
