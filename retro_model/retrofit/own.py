@@ -7,6 +7,7 @@ before any training.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -46,17 +47,33 @@ from .own_attend import (
     slots,
 )
 
+ROTARY = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3") + (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "starcoder2",
+    "stablelm",
+    "nemotron",
+    "gpt_neox",
+)
 #: Supported Hugging Face decoders: `model_type` -> attribute of the base model that holds the rotary tables, or None
 #: for learned positions. Other decoders are refused, because they encode positions differently (ALiBi, paired rotary
-#: entries, one rotary base per layer) or change the logits after the product (Gemma 2's soft cap).
-DECODERS = {
-    **dict.fromkeys(("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"), "rotary_emb"),
-    "gpt2": None,
-    "gpt_neox": "rotary_emb",
-}
+#: entries, queries scaled by position).
+DECODERS = {**dict.fromkeys(ROTARY, "rotary_emb"), "gpt2": None}
 #: Rotary types whose frequencies depend on the length of the text. They are refused, because a neighbour and the text
 #: that attends it would have different frequencies.
 MOVING = ("dynamic", "longrope")
+#: Settings of a decoder's configuration that change its attention, with the only value that is supported.
+SERVED = {
+    "attn_logit_softcapping": None,
+    "use_bidirectional_attention": False,
+    "is_causal": True,
+    "reorder_and_upcast_attn": False,
+}
 READ_TOKENS = 2**13  # maximum number of neighbour tokens per forward pass of the decoder
 
 
@@ -243,8 +260,11 @@ class OwnAttention(FrozenDecoder):
         states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            with contextlib.suppress(StopReading):
+            try:
                 base(part, **options, **{ARGUMENT: NeighbourPass(self.layers, into, prefix, self.backend)})
+            except StopReading:
+                continue
+            raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
@@ -361,30 +381,50 @@ class OwnAttention(FrozenDecoder):
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None
-    ) -> QueryRotations | None:
-        """Return the rotations that move queries from their own positions to positions after a neighbour.
-
-        Return None if the decoder has learned positions.
+    ) -> list[QueryRotations | None]:
+        """Return each attending layer's rotations that move queries from their own positions to positions after a
+        neighbour; None for a layer that does not rotate.
 
         positions: the decoder's position_ids; None if each row's positions are counted from its first token.
         """
-        base = base_of(self.decoder)
-        name = DECODERS[base.config.model_type]
-        if name is None:
-            return None
+        theirs = base_of(self.decoder).config
+        kinds = [rotary_kind(theirs, layer - 1) for layer in self.config.cca_layers]
+        if all(kind is None for kind in kinds):
+            return kinds
         rows = first if len(set(first)) > 1 else first[:1]
         weight, m = next(self.decoder.parameters()), self.config.chunk_len
         index = torch.arange(count, device=weight.device) + transfer.numbers(rows, weight.device)[:, None]
         index = index.clamp(min=0)  # padding gets position 0
         lead = len(self.config.prefix)
+        here = lead + (index if positions is None else positions)
         there = (lead or 1) + neighbour_len + (index + 1) % m
+        turns = {kind: self._rotations(kind, here, there) for kind in set(kinds) if kind is not None}
+        return [turns.get(kind) for kind in kinds]
+
+    def _rotations(self, kind: str, here: Tensor, there: Tensor) -> QueryRotations:
+        """Return the rotations of one kind of layers from positions `here` to positions `there`, [1 or B,N]."""
+        base, weight = base_of(self.decoder), next(self.decoder.parameters())
         wide = torch.promote_types(weight.dtype, torch.float32)
-        tables = getattr(base.base_model, name)  # the decoder's own tables, rounded as it rounds them
-        here, there = (
-            tuple(t.to(wide).unsqueeze(2) for t in tables(weight, at))
-            for at in (lead + (index if positions is None else positions), there)
+        # the decoder's own tables, rounded as it rounds them
+        tables = functools.partial(getattr(base.base_model, DECODERS[base.config.model_type]), weight)
+        name = (kind,) if kind else ()
+        return QueryRotations.between(
+            *(tuple(t.to(wide).unsqueeze(2) for t in tables(at, *name)) for at in (here, there))
         )
-        return QueryRotations.between(here, there)
+
+
+def ropes_of(config) -> dict[str, dict]:
+    """Return the rotary parameters by kind of layer; of the kind "" if all layers share them."""
+    ropes = getattr(config, "rope_parameters", None) or {}
+    return ropes if ropes and all(isinstance(rope, dict) for rope in ropes.values()) else {"": ropes}
+
+
+def rotary_kind(config, layer: int) -> str | None:
+    """Return the kind of rotary parameters of a layer, counted from 0; None if the layer does not rotate."""
+    rotates = getattr(config, "no_rope_layers", None)  # despite its name, 1 for a layer that rotates
+    if DECODERS[config.model_type] is None or (rotates and not rotates[layer]):
+        return None
+    return "" if "" in ropes_of(config) else config.layer_types[layer]
 
 
 def heads_of(config) -> tuple[int, int, int]:
@@ -392,6 +432,18 @@ def heads_of(config) -> tuple[int, int, int]:
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     return heads, getattr(config, "num_key_value_heads", None) or heads, width
+
+
+def check_served(config) -> None:
+    """Raise ValueError for a setting of a supported decoder that changes its attention to one that is not served."""
+    ropes = [rope.get("rope_type", "default") for rope in ropes_of(config).values()]
+    for rope in ropes:
+        if DECODERS[config.model_type] is not None and rope in MOVING:
+            raise ValueError(f"decoder: expected rotary positions whose frequencies are fixed; got {rope!r}")
+    for name, served in SERVED.items():
+        got = getattr(config, name, served)
+        if got != served and not (got is None and served is False):
+            raise ValueError(f"decoder: expected {name}={served}; got {got}")
 
 
 def retrofit_own(
@@ -411,11 +463,7 @@ def retrofit_own(
     if kind not in DECODERS:
         known = ", ".join(DECODERS)
         raise TypeError(f"decoder: expected a Hugging Face decoder of {known}; got {type(base).__name__}")
-    rope = (getattr(theirs, "rope_parameters", None) or {}).get("rope_type", "default")
-    if DECODERS[kind] is not None and rope in MOVING:
-        raise ValueError(f"decoder: expected rotary positions whose frequencies are fixed; got {rope!r}")
-    if getattr(theirs, "reorder_and_upcast_attn", False):
-        raise ValueError("decoder: expected reorder_and_upcast_attn=False; got True")
+    check_served(theirs)
     if not math.isfinite(checks.number("bias", bias)):
         raise ValueError(f"bias: expected a finite number; got {bias}")
     heads, _, width = heads_of(theirs)

@@ -24,6 +24,8 @@ from retro_model.base import transfer
 ARGUMENT = "retro"  # keyword that the decoder's forward hands down to its attention
 PREFIX = "retro-"
 BEFORE = ("sdpa", "eager")
+#: Decoders whose blocks do not hand the keywords of a forward pass to their attention.
+CLOSED = ("nemotron", "stablelm")
 
 
 def _attend(before: str, module: nn.Module, query, key, value, mask, retro=None, **options):
@@ -31,12 +33,14 @@ def _attend(before: str, module: nn.Module, query, key, value, mask, retro=None,
 
     if retro is not None:
         token_major = (t.transpose(1, 2) for t in (query, key, value))
-        scale, window = options["scaling"], options.get("sliding_window")
-        out = retro.attend(module.layer_idx, *token_major, scale, window)
+        # Qwen2-MoE's attention has a window that it does not pass on, because its mask has it too
+        window = options.get("sliding_window", getattr(module, "sliding_window", None))
+        out = retro.attend(module.layer_idx, *token_major, options["scaling"], window)
         if out is not None:
             return out, None
-    # "eager" is each model's own function, not the registry's
-    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    # "eager" is each model's own function, not the registry's; FSDP wraps the module's class
+    homes = (sys.modules.get(kind.__module__) for kind in type(module).__mro__)
+    eager = next((home.eager_attention_forward for home in homes if hasattr(home, "eager_attention_forward")), None)
     return AttentionInterface().get(before, eager)(module, query, key, value, mask, **options)
 
 
@@ -62,6 +66,21 @@ def hook_attention(decoder: nn.Module) -> None:
     if before not in BEFORE:
         raise ValueError(f"decoder: expected attn_implementation 'sdpa' or 'eager'; got {before!r}")
     decoder.config._attn_implementation = PREFIX + before
+    if decoder.config.model_type in CLOSED:
+        for block in decoder.base_model.layers:
+            block.register_forward_pre_hook(_keep_argument, with_kwargs=True)
+            block.self_attn.register_forward_pre_hook(_hand_argument, with_kwargs=True)
+
+
+def _keep_argument(block: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Keep a block's argument `retro` for its attention."""
+    vars(block.self_attn)[ARGUMENT] = kwargs.get(ARGUMENT)
+
+
+def _hand_argument(attention: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Hand the argument `retro` that the block kept to the attention."""
+    retro = vars(attention).pop(ARGUMENT, None)
+    return None if retro is None else (args, kwargs | {ARGUMENT: retro})
 
 
 class StopReading(Exception):
@@ -230,7 +249,7 @@ class Attending:
         laid: their places. Each neighbour is a part of the softmax of its own if there is a bias by score. None without
             states.
         count: N, the pass' columns. total: S, with the columns of earlier calls.
-        turns: None: positions are learnt.
+        turns: one per attending layer; None for a layer that does not rotate queries. None without states.
         key_mask: bool [B,S] of the text's own columns, or None.
         last: states, mask and scores of each row's last complete chunk after the call, for the cache; None if no chunk
             completes.
@@ -244,7 +263,7 @@ class Attending:
         laid: Slots | None,
         count: int,
         total: int,
-        turns: QueryRotations | None,
+        turns: Sequence[QueryRotations | None] | None,
         key_mask: Tensor | None,
         last: tuple[Tensor, Tensor, Tensor] | None,
     ):
@@ -299,7 +318,7 @@ class Attending:
 
     def _query(self, place: int, query: Tensor) -> Tensor:
         """Return the queries that meet neighbours."""
-        model, turns = self.model, self.turns
+        model, turns = self.model, self.turns[place]
         if model.config.rank:
             raw = query if turns is None else turned(query, turns.back)
             query = mapped(raw, model.query_down[place], model.query_up[place])

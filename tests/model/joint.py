@@ -8,7 +8,7 @@ import torch
 
 
 class Llama:
-    """Projections, positions and residual sums of Llama, Mistral and Qwen."""
+    """Projections, positions and residual sums of Llama, and of decoders with the same blocks."""
 
     def __init__(self, decoder):
         self.layers, self.last = decoder.model.layers, decoder.model.norm
@@ -17,9 +17,13 @@ class Llama:
     def embed(self, tokens):
         return self.embed_tokens(tokens)
 
-    def turn(self, x, positions):
+    def tables(self, layer, x, positions):
+        """Return cosines and sines [1,n,E] of a layer at positions [1,n]."""
+        return self.rotary(x, positions)
+
+    def turn(self, layer, x, positions):
         """Rotate heads [n,H,D] to positions [n]."""
-        cos, sin = (table[0].unsqueeze(1) for table in self.rotary(x, positions[None]))
+        cos, sin = (table[0].unsqueeze(1) for table in self.tables(layer, x, positions[None]))
         width = cos.shape[-1]
         part, rest = x[..., :width], x[..., width:]
         low, high = part.chunk(2, -1)
@@ -38,7 +42,103 @@ class Llama:
     def add(self, layer, x, out):
         """Return the block's output from its input x [n,d] and the attended [n,H,D]."""
         x = x + layer.self_attn.o_proj(out.flatten(1))
-        return x + layer.mlp(layer.post_attention_layernorm(x))
+        return x + layer.mlp(layer.post_attention_layernorm(x)[None])[0]  # layers of experts take rows of tokens
+
+    def window(self, layer):
+        """Return the number of own keys that a token sees, or None."""
+        attention = attention_of(layer)
+        kinds = getattr(attention.config, "layer_types", None)
+        slides = not kinds or kinds[attention.layer_idx] == "sliding_attention"
+        return getattr(attention.config, "sliding_window", None) if slides else None
+
+
+class Gemma2(Llama):
+    """Norms after the attention and after the feed-forward."""
+
+    def add(self, layer, x, out):
+        x = x + layer.post_attention_layernorm(layer.self_attn.o_proj(out.flatten(1)))
+        return x + layer.post_feedforward_layernorm(layer.mlp(layer.pre_feedforward_layernorm(x)))
+
+
+class Gemma3(Gemma2):
+    """One rotary base for windowed layers, another for the rest."""
+
+    def tables(self, layer, x, positions):
+        return self.rotary(x, positions, layer.self_attn.layer_type)
+
+
+class Phi3(Llama):
+    """One matrix projects to queries, keys and values."""
+
+    def project(self, layer, x):
+        attention, config = layer.self_attn, layer.self_attn.config
+        heads = attention.qkv_proj(layer.input_layernorm(x)).unflatten(-1, (-1, attention.head_dim))
+        key_heads = config.num_key_value_heads
+        return heads.split([config.num_attention_heads, key_heads, key_heads], 1)
+
+
+class SmolLM3(Llama):
+    """Some layers do not rotate."""
+
+    def turn(self, layer, x, positions):
+        return super().turn(layer, x, positions) if layer.self_attn.use_rope else x
+
+
+class Olmo(Llama):
+    """Projections are clamped."""
+
+    def project(self, layer, x):
+        most = layer.self_attn.config.clip_qkv
+        return tuple(t.clamp(-most, most) for t in super().project(layer, x))
+
+
+class Olmo2(Llama):
+    """Blocks norm what they add instead of their input; queries and keys are normed before they are split."""
+
+    def project(self, layer, x):
+        attention = layer.self_attn
+        q, k = attention.q_norm(attention.q_proj(x)), attention.k_norm(attention.k_proj(x))
+        return tuple(t.unflatten(-1, (-1, attention.head_dim)) for t in (q, k, attention.v_proj(x)))
+
+    def add(self, layer, x, out):
+        x = x + layer.post_attention_layernorm(layer.self_attn.o_proj(out.flatten(1)))
+        return x + layer.post_feedforward_layernorm(layer.mlp(x))
+
+
+class Olmo3(Olmo2):
+    """One rotary base for windowed layers, another for the rest."""
+
+    def tables(self, layer, x, positions):
+        return self.rotary(x, positions, layer.self_attn.attention_type)
+
+
+class Granite(Llama):
+    """Embeddings and what the blocks add are scaled."""
+
+    def embed(self, tokens):
+        return self.embed_tokens(tokens) * self.layers[0].self_attn.config.embedding_multiplier
+
+    def add(self, layer, x, out):
+        by = layer.self_attn.config.residual_multiplier
+        x = x + by * layer.self_attn.o_proj(out.flatten(1))
+        return x + by * layer.mlp(layer.post_attention_layernorm(x))
+
+
+class StableLm(Llama):
+    """Attention and feed-forward may both read the block's input; each head may have a norm of its own."""
+
+    def project(self, layer, x):
+        q, k, v = super().project(layer, x)
+        attention = layer.self_attn
+        if attention.qk_layernorm:
+            norms = (attention.q_layernorm.norms, attention.k_layernorm.norms)
+            q, k = (torch.stack([n(h) for n, h in zip(m, t.unbind(1))], 1) for m, t in zip(norms, (q, k)))
+        return q, k, v
+
+    def add(self, layer, x, out):
+        if not layer.use_parallel_residual:
+            return super().add(layer, x, out)
+        return x + layer.self_attn.o_proj(out.flatten(1)) + layer.mlp(layer.input_layernorm(x))
 
 
 class GPT2(Llama):
@@ -51,7 +151,7 @@ class GPT2(Llama):
     def embed(self, tokens):
         return self.wte(tokens) + self.wpe(torch.arange(len(tokens)))
 
-    def turn(self, x, positions):
+    def turn(self, layer, x, positions):
         return x
 
     def project(self, layer, x):
@@ -83,7 +183,19 @@ class GPTNeoX(Llama):
         return x + layer.attention.dense(out.flatten(1)) + layer.mlp(layer.post_attention_layernorm(x))
 
 
-KINDS = {"gpt2": GPT2, "gpt_neox": GPTNeoX}
+KINDS = {
+    "gpt2": GPT2,
+    "gpt_neox": GPTNeoX,
+    "gemma2": Gemma2,
+    "gemma3_text": Gemma3,
+    "phi3": Phi3,
+    "smollm3": SmolLM3,
+    "olmo": Olmo,
+    "olmo2": Olmo2,
+    "olmo3": Olmo3,
+    "granite": Granite,
+    "stablelm": StableLm,
+}
 
 
 def attend(q, keys, values, scaling, shift=None):
@@ -94,17 +206,20 @@ def attend(q, keys, values, scaling, shift=None):
     return torch.einsum("hs,shd->hd", torch.softmax(logits if shift is None else logits + shift, -1), values)
 
 
+def attention_of(layer):
+    return getattr(layer, "self_attn", None) or getattr(layer, "attn", None) or layer.attention
+
+
 def scaling_of(layer):
-    attention = getattr(layer, "self_attn", None) or getattr(layer, "attn", None) or layer.attention
-    return attention.scaling
+    return attention_of(layer).scaling
 
 
-def read(kind, tokens, window=None):
+def read(kind, tokens):
     """Return keys, rotated to their positions, and values [n,G,D] of every layer, for tokens [n] alone."""
     x, positions, kept = kind.embed(tokens), torch.arange(len(tokens)), []
     for layer in kind.layers:
         q, k, v = kind.project(layer, x)
-        q, k = kind.turn(q, positions), kind.turn(k, positions)
+        q, k, window = kind.turn(layer, q, positions), kind.turn(layer, k, positions), kind.window(layer)
         kept.append((k, v))
         first = [0 if window is None else max(0, n + 1 - window) for n in range(len(tokens))]
         out = [attend(q[n], k[f : n + 1], v[f : n + 1], scaling_of(layer)) for n, f in enumerate(first)]
@@ -123,7 +238,6 @@ def logits(
     layers,
     chunk_len,
     sink,
-    window=None,
     maps=None,
     slope=None,
     scores=None,
@@ -139,11 +253,12 @@ def logits(
     lead, ahead = len(before), 0 if prefix is None else len(prefix)
     tokens = tokens if prefix is None else torch.cat([prefix, tokens])
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
-    states = [[read(kind, torch.cat([before, row]), window) for row in chunk] for chunk in neighbours]
+    states = [[read(kind, torch.cat([before, row])) for row in chunk] for chunk in neighbours]
     x, positions = kind.embed(tokens), torch.arange(len(tokens))
     for at, layer in enumerate(kind.layers):
         raw, k, v = kind.project(layer, x)
-        q, k, out = kind.turn(raw, positions), kind.turn(k, positions), []
+        q, k, out = kind.turn(layer, raw, positions), kind.turn(layer, k, positions), []
+        window = kind.window(layer)
         for p in range(len(tokens)):
             first, own_end = 0 if window is None else max(0, p + 1 - window), p + 1 - ahead
             chunk, i = own_end // m - 1, own_end % m
@@ -157,7 +272,7 @@ def logits(
             # two queries: one for the own keys, one for the neighbours'
             share = q.shape[1] // k.shape[1]
             meets = raw[p : p + 1] if maps is None else torch.einsum("nhd,hde->nhe", raw[p : p + 1], maps[0][row])
-            far = kind.turn(meets, torch.tensor([lead + r + i]))[0]
+            far = kind.turn(layer, meets, torch.tensor([lead + r + i]))[0]
             own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
             others = others + bias[row][:, None]
@@ -169,4 +284,9 @@ def logits(
             both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
-    return decoder.get_output_embeddings()(kind.last(x))[ahead:]
+    out = decoder.get_output_embeddings()(kind.last(x))[ahead:]
+    out, cap = (
+        out / getattr(decoder.config, "logits_scaling", 1),
+        getattr(decoder.config, "final_logit_softcapping", None),
+    )
+    return out if cap is None else cap * torch.tanh(out / cap)

@@ -3,11 +3,14 @@
 import copy
 import functools
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from retro_model.generation import generate
+from retro_model.retrofit import own as own_module
 from retro_model.retrofit import retrofit
 from tests.model import decoders, joint
 
@@ -29,6 +32,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
     "rope_theta": 100.0,
     "original_max_position_embeddings": 16,
 }
+FULL, WINDOW = "full_attention", "sliding_attention"
+EXPERTS = dict(moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, experts_implementation="eager")
 DECODERS = {
     "Llama": dict(num_key_value_heads=2),
     "Llama yarn": dict(num_key_value_heads=1, rope_parameters=YARN),
@@ -38,17 +43,41 @@ DECODERS = {
     "Mistral window": dict(num_key_value_heads=2, sliding_window=5),
     "Qwen2": dict(num_key_value_heads=2),
     "Qwen3": dict(num_key_value_heads=2, head_dim=24),
+    "Mixtral": dict(num_key_value_heads=2, num_local_experts=4, experts_implementation="eager"),
+    "Qwen2Moe": dict(num_key_value_heads=2, shared_expert_intermediate_size=16) | EXPERTS,
+    "Qwen2Moe window": dict(num_key_value_heads=2, shared_expert_intermediate_size=16)
+    | EXPERTS
+    | dict(use_sliding_window=True, sliding_window=5, layer_types=[WINDOW, FULL, WINDOW]),
+    "Qwen3Moe": dict(num_key_value_heads=2, head_dim=24) | EXPERTS,
+    "Gemma": dict(num_key_value_heads=1, head_dim=16),
+    "Gemma2 eager": dict(num_key_value_heads=2, head_dim=16, attn_logit_softcapping=None, sliding_window=5),
+    "Gemma3": dict(num_key_value_heads=2, head_dim=16, sliding_window=5, layer_types=[WINDOW, FULL, WINDOW]),
+    "Phi3": dict(num_key_value_heads=2, partial_rotary_factor=0.5),
+    "Phi3 window": dict(num_key_value_heads=2, sliding_window=5),
+    "SmolLM3": dict(num_key_value_heads=2, no_rope_layers=[1, 0, 1]),
+    "SmolLM3 window": dict(num_key_value_heads=2, no_rope_layers=[0, 1, 1], use_sliding_window=True, sliding_window=5),
+    "Olmo": dict(num_key_value_heads=2, clip_qkv=1.0),
+    "Olmo2": dict(num_key_value_heads=2),
+    "Olmo3": dict(num_key_value_heads=2, sliding_window=5, layer_types=[WINDOW, FULL, WINDOW]),
+    "Granite": dict(num_key_value_heads=2)
+    | dict(attention_multiplier=0.2, residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=2.0),
+    "Starcoder2": dict(num_key_value_heads=2, sliding_window=5),
+    "StableLm": dict(num_key_value_heads=2, partial_rotary_factor=0.5),
+    "StableLm parallel": dict(num_key_value_heads=2, use_parallel_residual=True, qk_layernorm=True),
+    "Ministral": dict(num_key_value_heads=2, head_dim=16, sliding_window=5, layer_types=[FULL, WINDOW, FULL]),
+    "Nemotron": dict(num_key_value_heads=2, partial_rotary_factor=0.5),
     "GPT2": dict(n_positions=64),
     "GPT2 by layer": dict(n_positions=64, scale_attn_by_inverse_layer_idx=True),
     "GPTNeoX": dict(rotary_pct=0.5),
 }
+CONFIGS = {"Gemma3": "Gemma3Text"}
 every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 def make(name: str, **changes):
     torch.manual_seed(0)
     kind = name.split()[0]
-    config = getattr(transformers, f"{kind}Config")(**SIZES | DECODERS[name] | changes)
+    config = getattr(transformers, f"{CONFIGS.get(kind, kind)}Config")(**SIZES | DECODERS[name] | changes)
     decoder = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
     for p in decoder.parameters():  # sharper than initial weights, so that attended keys matter
         if p.dim() > 1:
@@ -77,7 +106,7 @@ def own(name: str, trained: bool = True, **changes):
 
 def joint_logits(before, model, tokens, neighbours, mask, scores=None, **changes):
     options = dict(bias=model.bias, scale=model.scale, slope=model.slope, chunk_len=M, sink=1)
-    options |= {"layers": list(model.config.cca_layers), "window": getattr(before.config, "sliding_window", None)}
+    options |= {"layers": list(model.config.cca_layers)}
     rows = zip(tokens, neighbours, mask, [None] * len(tokens) if scores is None else scores)
     return torch.stack([joint.logits(before, *row, scores=of, **options | changes) for *row, of in rows])
 
@@ -344,7 +373,7 @@ def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
     assert reads == [live] * 5  # the last call found on disk the states that the second read without autocast
 
 
-@pytest.mark.parametrize("name", ["Llama", "Mistral window", "GPT2", "GPTNeoX"])
+@pytest.mark.parametrize("name", ["Llama", "Mistral window", "Gemma3", "SmolLM3 window", "StableLm", "GPT2", "GPTNeoX"])
 @pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_whole(name, steps):
@@ -464,17 +493,59 @@ def test_autocast_and_time_by_part():
 
 REFUSED = {
     "Bloom": dict(n_layer=2, n_head=4, hidden_size=64),
-    "Gemma2": dict(head_dim=16, num_key_value_heads=2),
+    "Falcon": dict(num_hidden_layers=2, num_attention_heads=4, hidden_size=64),
     "GPTJ": dict(n_embd=64, n_layer=2, n_head=4, rotary_dim=8),
+    "Cohere": SIZES | dict(num_key_value_heads=2),
+    "Mamba": dict(hidden_size=64, num_hidden_layers=2),
+    "Ministral3": SIZES | dict(num_key_value_heads=2, head_dim=16),
+    "OPT": dict(hidden_size=64, ffn_dim=64, num_hidden_layers=2, num_attention_heads=4),
+    "Phi": SIZES,
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_decoders_are_refused_by_name(name):
-    sizes = SIZES | REFUSED[name] if name == "Gemma2" else {"vocab_size": V} | REFUSED[name]
-    decoder = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**sizes))
+    config = getattr(transformers, f"{name}Config")(**{"vocab_size": V} | REFUSED[name])
+    decoder = getattr(transformers, f"{name}ForCausalLM")(config)
     with pytest.raises(TypeError, match=f"decoder: expected .*llama.*; got {name}"):
         retrofit(decoder, neighbours="own")
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+UNSERVED = {
+    "soft cap": ("Gemma2 eager", dict(attn_logit_softcapping=50.0), "attn_logit_softcapping=None; got 50.0"),
+    "both directions": ("Gemma3", dict(use_bidirectional_attention=True), "use_bidirectional_attention=False"),
+    "not causal": ("Llama", dict(is_causal=False), "is_causal=True; got False"),
+    "by layer": (
+        "Gemma3",
+        dict(rope_parameters={FULL: {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.0}, WINDOW: YARN}),
+        "whose frequencies are fixed; got 'dynamic'",
+    ),
+    "longrope": (
+        "Phi3",
+        dict(rope_parameters=LONG, partial_rotary_factor=1.0, original_max_position_embeddings=16),
+        "whose frequencies are fixed; got 'longrope'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+def test_settings_that_change_the_attention_are_refused_by_name(case):
+    name, changes, match = UNSERVED[case]
+    with pytest.raises(ValueError, match=f"decoder: expected .*{match}"):
+        retrofit(make(name, **changes), neighbours="own")
+
+
+def test_the_guide_lists_the_decoders_that_are_tested():
+    from transformers import AutoConfig
+
+    guide = (Path(__file__).parents[2] / "docs" / "library.md").read_text()
+    listed = re.search(r"Own attention supports ([^.]*)\.", guide)[1]
+    kinds = {name.split()[0] for name in DECODERS}
+    assert re.findall(r"`(\w+)`", listed) == sorted(kinds)
+    assert {AutoConfig.for_model(kind).__class__.__name__ for kind in own_module.DECODERS} == {
+        f"{CONFIGS.get(kind, kind)}Config" for kind in kinds
+    }
 
 
 def test_errors_name_the_argument():
