@@ -17,7 +17,7 @@ from retro_model.commands.compare import command as compare
 from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import roff, texts
+from retro_model.commands.retrofit import prefix, roff, texts
 from retro_model.commands.retrofit.fitting import fit
 from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
@@ -246,6 +246,7 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
         assert row["cpu_seconds"]["true"] > 0 and row["cpu_ms_a_token"] > 0
         assert row["peak_mb"] is None or row["peak_mb"] > 50
         assert ("reading_cpu_ms_a_token" in row) == name.startswith("own")
+        assert ("prefix" in row["settings"]) == name.endswith("+prefix")
         parts = row["seconds_by_part"]
         assert parts.keys() == ({"decoder", "reading", "attention"} if name.startswith("own") else set())
         assert name != "own-all" or all(seconds > 0 for seconds in parts.values())
@@ -259,10 +260,42 @@ def test_every_contender_has_its_difference_its_control_and_its_cost(compared):
     assert rows["new"]["made"]["steps"] == 2 and rows["new"]["made"]["trained_numbers"] > 1000
 
 
+def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatch, tmp_path):
+    store = store_of(tmp_path, np.random.default_rng(0).integers(4, 200, (20, 150)), chunk_len=8)
+    seen = []
+
+    def loss(decoder, tokens, prefix):
+        seen.append((tokens, prefix))
+        return 0.5 if len(seen) == 2 else 1.0 + len(seen)
+
+    monkeypatch.setattr(prefix, "_loss", loss)
+    chosen = prefix.choose(None, store, window=32, sink=3, seed=1)
+    assert chosen.tokens == seen[1][1] and chosen.nats == (2.0, 0.5, 4.0, 5.0, 6.0, 7.0, 8.0)
+    assert len(seen) == prefix.PLACES + 1 and seen[-1][1] == ()
+    owner = [d.name for d in store.documents].index(chosen.document)
+    text = np.asarray(store.tokens)[np.asarray(store.chunk_doc) == owner].reshape(-1)[chosen.first :]
+    assert chosen.tokens == (3, *text[: prefix.LENGTH - 1].tolist())
+    windows = {tuple(row.tolist()) for row in np.asarray(store.tokens)[np.asarray(store.chunk_doc) == owner]}
+    judged = {tuple(part.tolist()) for row in seen[0][0] for part in row.split(8)}
+    assert len(seen[0][0]) > 3 and not judged & windows  # of other documents
+    monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: len(prefix))
+    assert prefix.choose(None, store, window=32, sink=3).tokens == ()  # no place is better than none
+
+
+def test_the_table_fits_into_80_columns(compared):
+    said = (compared[0] / "said.txt").read_text().splitlines()
+    table = said[next(i for i, line in enumerate(said) if "bits/byte" in line) :]
+    assert max(map(len, table[: len(NAMES)])) <= 80
+    assert all(any(line.split()[0] == name for line in table if line.split()) for name in NAMES)
+
+
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
     assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1
     every, near = facts.pop("own-all"), facts["own"]["neighbours"]
+    # neighbours that continue a prefix have states of their own, which two contenders share
+    with_prefix = [facts.pop(name)["read"] for name in ("own+prefix", "own-gates+prefix")]
+    assert with_prefix[0] > 0 == with_prefix[1]
     assert every["read"] > 0 and every["reading_cpu_seconds"] > 0
     assert every["read"] <= every["neighbours"]["true"] + every["neighbours"]["random"]
     assert 0 < near["true"] < every["neighbours"]["true"]  # only passages similar to their chunk

@@ -57,6 +57,8 @@ def _settings(setting: Setting, name: str) -> dict:
         made["fit"] = dataclasses.asdict(setting.fit)
     if name in OWN:
         made["layers"] = setting.layers and list(setting.layers)
+    if name.endswith("+prefix"):
+        made["prefix"] = list(setting.prefix)
     if name == "knn":
         made["datastore_tokens"] = setting.datastore_tokens
     return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from retro_model.retrofit import retrofit
 
 from ..retrofit.fitting import changes, fit
 from ..retrofit.options import RATES, Fit, Sizes
+from ..retrofit.prefix import choose
 from ..retrofit.prepared import PreparedLibrary, read_decoder, stream
 from .options import DATASTORE_TOKENS, RANK
 
@@ -59,6 +61,18 @@ class Setting:
         """Mask of the neighbours that own attention does not read."""
         return self.library.far(self.sizes)
 
+    @functools.cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """Shared prefix, chosen on the library alone. It is kept in the folder."""
+        path = self.folder / "prefix.json"
+        if not path.exists():
+            sink = self.decoder.config.bos_token_id
+            store, sink = self.library.database.store, sink if isinstance(sink, int) else 0
+            chosen = choose(self.decoder, store, window=self.sizes.window, sink=sink, seed=self.fit.seed)
+            path.write_text(json.dumps(chosen._asdict()))
+            self.show(f"  {chosen}")
+        return tuple(json.loads(path.read_text())["tokens"])
+
     @property
     def windows(self) -> dict[str, int]:
         return {"window": self.sizes.window, "stride": self.sizes.stride}
@@ -80,16 +94,21 @@ class Contender(NamedTuple):
     seconds: Mapping[str, float] = MappingProxyType({})
 
 
-def alone(s: Setting, times: int = 1) -> Contender:
-    """The unchanged decoder. times: factor of windows and strides, which keeps the number of computed tokens."""
-    model, sizes = s.decoder, {name: times * size for name, size in s.windows.items()}
+def _decoder(s: Setting, prefix: bool) -> nn.Module:
+    """Return the decoder, or one that reads the shared prefix before every text."""
+    return retrofit(s.decoder, neighbours="own", prefix=s.prefix) if prefix else s.decoder
+
+
+def alone(s: Setting, times: int = 1, prefix: bool = False) -> Contender:
+    """The decoder without retrieval. times: factor of windows and strides, which keeps the number of computed tokens."""
+    model, sizes = _decoder(s, prefix), {name: times * size for name, size in s.windows.items()}
     scored = functools.partial(evaluation.score, model, s.library.held_out, **sizes)
     return Contender(lambda near, documents: scored(documents=documents), sizes)
 
 
-def in_context(s: Setting) -> Contender:
+def in_context(s: Setting, prefix: bool = False) -> Contender:
     sizes = {"window": s.sizes.window, "stride": s.sizes.chunk_len, "k": s.sizes.neighbours}
-    scored = functools.partial(evaluation.score_in_context, s.decoder, s.library.held_out, **sizes)
+    scored = functools.partial(evaluation.score_in_context, _decoder(s, prefix), s.library.held_out, **sizes)
     return Contender(lambda near, documents: scored(near, s.library.database, documents=documents), sizes)
 
 
@@ -122,17 +141,24 @@ def suppliers(library: PreparedLibrary, k: int, most_tokens: int) -> list[int]:
 
 
 def retrofitted(
-    s: Setting, attention: str, trained: bool = True, rank: int = 0, score_bias: bool = False, every: bool = False
+    s: Setting,
+    attention: str,
+    trained: bool = True,
+    rank: int = 0,
+    score_bias: bool = False,
+    every: bool = False,
+    prefix: bool = False,
 ) -> Contender:
     """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
 
-    rank, score_bias: options of own attention. every: attend dissimilar neighbours too.
+    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too.
     """
     torch.manual_seed(s.fit.seed)
     own = attention == "own"
     decoder = s.decoder if own else read_decoder(s.decoder_folder)
     layers = s.layers if own else None
-    model = retrofit(decoder, **changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias))
+    options = changes(attention, s.sizes, decoder.config.num_hidden_layers, layers, rank, score_bias)
+    model = retrofit(decoder, **options | ({"prefix": s.prefix} if prefix else {}))
     if own and s.states is not None and not s.states.exists():
         count, each = len(np.setdiff1d(s.near, -1)), model.neighbour_bytes() / 2**20
         all_of_them = f"at most {count * each:,.0f} MB for held-out chunks, and more for training"
@@ -142,7 +168,7 @@ def retrofitted(
     if trained:
         rate = s.fit.max_lr if own and not rank else RATES["low-rank" if rank else attention]
         how = dataclasses.replace(s.fit, max_lr=rate, windows=s.fit.windows if own else None)
-        folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}-{how.seed}"
+        folder = s.folder / f"{attention}-{rank}{'-score' * score_bias}{'-prefix' * prefix}-{how.seed}"
         batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
         facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -161,17 +187,21 @@ def retrofitted(
 
 MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "alone": alone,
+    "alone+prefix": functools.partial(alone, prefix=True),
     "longer": functools.partial(alone, times=2),
     "knn": knn,
     "new": functools.partial(retrofitted, attention="new"),
     "own-all": functools.partial(retrofitted, attention="own", trained=False, every=True),
     "own": functools.partial(retrofitted, attention="own", trained=False),
+    "own+prefix": functools.partial(retrofitted, attention="own", trained=False, prefix=True),
     "own-gates": functools.partial(retrofitted, attention="own"),
+    "own-gates+prefix": functools.partial(retrofitted, attention="own", prefix=True),
     "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
+    "in-context+prefix": functools.partial(in_context, prefix=True),
 }
 KEPT_BYTES = 2**31  # limit for neighbours' states in memory
-OWN = ("own-all", "own", "own-gates", "own-score", "own-lora")
-TRAINED = ("new", "own-gates", "own-score", "own-lora")
-RETRIEVE_NOTHING = ("alone", "longer")  # contenders without a control
+OWN = ("own-all", "own", "own+prefix", "own-gates", "own-gates+prefix", "own-score", "own-lora")
+TRAINED = ("new", "own-gates", "own-gates+prefix", "own-score", "own-lora")
+RETRIEVE_NOTHING = ("alone", "alone+prefix", "longer")  # contenders without a control

@@ -10,20 +10,25 @@ from ..retrofit.options import SIZES, Fit, add_shared, add_size
 #: The contenders of `compare`, and their names in its table.
 CONTENDERS = {
     "alone": "decoder alone",
+    "alone+prefix": "decoder alone, shared prefix",
     "longer": "alone, windows twice as long",
     "knn": "kNN-LM, tuned on the other documents",
     "new": "RETRO's new layers, trained",
     "own-all": "own attention, nothing trained, every passage",
     "own": "own attention, nothing trained",
+    "own+prefix": "own attention, nothing trained, shared prefix",
     "own-gates": "own attention, bias and scale trained",
+    "own-gates+prefix": "own attention, bias and scale trained, shared prefix",
     "own-score": "own attention, slope of the similarity trained too",
     "own-lora": "own attention, low-rank maps trained too",
     "in-context": "in-context retrieval",
+    "in-context+prefix": "in-context retrieval, shared prefix",
 }
 DATASTORE_TOKENS = 20_000
 RANK = 8  # rank of the low-rank maps
-#: Defaults that differ from those of `retrofit`, because in-context retrieval computes a window again for every chunk.
-COMPARED = {"window": 128, "stride": 64, "held_bytes": 600}
+#: Defaults that differ from those of `retrofit`. In-context retrieval computes a window again for every chunk, so all
+#: contenders have a stride of one chunk: each of them but `longer` then sees the same text of its own.
+COMPARED = {"window": 128, "stride": 32, "held_bytes": 600}
 
 
 def parser() -> argparse.ArgumentParser:

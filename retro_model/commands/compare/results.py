@@ -128,8 +128,9 @@ def rows(
         }
         if facts["neighbours"]["true"]:
             row["reading_cpu_ms_a_token"] = round(1000 * each * facts["neighbours"]["true"] / tokens, 3)
-        if "in-context" in shared:
-            row["minus_in_context"] = _difference(scores, shared["in-context"], store)
+        for column, other in (("minus_alone_prefix", "alone+prefix"), ("minus_in_context", "in-context")):
+            if other in shared:
+                row[column] = _difference(scores, shared[other], store)
         if kept.any():
             row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
             row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
@@ -178,24 +179,38 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     "retrieved minus control": lambda row: _interval(row.get("minus_random")),
     "control minus alone": lambda row: _interval(row.get("random_minus_alone")),
     "r(C) <= 1/4, minus alone": lambda row: _interval(row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")),
+    "minus alone with the prefix": lambda row: _interval(row.get("minus_alone_prefix")),
     "minus in-context": lambda row: _interval(row.get("minus_in_context")),
     "CPU ms per token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
     "first encoding": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
     "training, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
     "peak MB": lambda row: f"{row['peak_mb'] or 0:,}",
 }
-#: Columns that fit into a terminal.
-SHOWN = ("", "bits per byte", "minus alone (95%)", "retrieved minus control", "CPU ms per token")
+#: Columns of the table in the terminal: heading, width and the text of a row's cell.
+SHOWN: dict[str, tuple[int, Callable[[dict], str]]] = {
+    "bits/byte": (9, lambda row: f"{row['bits_per_byte']:.3f}"),
+    "minus alone": (20, lambda row: _short(row["minus_alone"])),
+    "minus control": (20, lambda row: _short(row.get("minus_random"))),
+    "ms/token": (9, lambda row: f"{row['cpu_ms_a_token']:.1f}"),
+}
 
 
 def table(found: Mapping[str, dict], title: str):
-    """Make a rich table of the record's rows, in the columns `SHOWN`."""
+    """Make a rich table of the record's rows, 80 columns wide: names of contenders, then `SHOWN`."""
+    from rich import box
     from rich.table import Table
 
-    out = Table(*SHOWN, title=title)
-    for row in found.values():
-        out.add_row(*(COLUMNS[name](row) for name in SHOWN))
+    out = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0))
+    out.add_column("", width=18)
+    for name, (width, _) in SHOWN.items():
+        out.add_column(name, width=width)
+    for name, row in found.items():
+        out.add_row(name, *(cell(row) for _, cell in SHOWN.values()))
     return out
+
+
+def _short(gap) -> str:
+    return f"{gap[0]:+.3f} {gap[1]:+.2f}..{gap[2]:+.2f}" if gap and any(gap) else ""
 
 
 def _interval(gap) -> str:
@@ -231,7 +246,9 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
+#: Colours of contenders; the shared prefix changes the marker, not the colour.
 COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
+FAMILIES = [name for name in CONTENDERS if not name.endswith("+prefix")]
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
@@ -247,13 +264,16 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     panels = np.atleast_1d(figure.subplots(1, len(records)))
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
-            colour = COLOURS[list(CONTENDERS).index(name)]
+            colour = COLOURS[FAMILIES.index(name.removesuffix("+prefix"))]
+            marker = "s" if name.endswith("+prefix") else "o"
             at = row["cpu_ms_a_token"]
             gap, low, high = (-value for value in row["minus_alone"])
-            axes.errorbar(at, gap, [[gap - high], [low - gap]], marker="o", color=colour, label=row["title"], capsize=2)
+            axes.errorbar(
+                at, gap, [[gap - high], [low - gap]], marker=marker, color=colour, label=row["title"], capsize=2
+            )
             axes.plot([at, at + row.get("reading_cpu_ms_a_token", 0)], [gap, gap], color=colour, linestyle=":")
             if "random_minus_alone" in row:
-                axes.plot(at, -row["random_minus_alone"][0], marker="o", markerfacecolor="none", color=colour)
+                axes.plot(at, -row["random_minus_alone"][0], marker=marker, markerfacecolor="none", color=colour)
         axes.axhline(0, color="black", linewidth=0.6)
         axes.set(title=title, xlabel="CPU milliseconds per scored token\n(dotted: first encoding)", xlim=(0, None))
     panels[0].set_ylabel("bits per byte below the decoder alone\n(bars: 95%; hollow: control)")
