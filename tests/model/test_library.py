@@ -279,7 +279,9 @@ def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatc
     judged = {tuple(part.tolist()) for row in seen[0][0] for part in row.split(8)}
     assert len(seen[0][0]) > 3 and not judged & windows  # of other documents
     monkeypatch.setattr(prefix, "_loss", lambda decoder, tokens, prefix: len(prefix))
-    assert prefix.choose(None, store, window=32, sink=3).tokens == ()  # no place is better than none
+    none = prefix.choose(None, store, window=32, sink=3)
+    assert none.tokens == () and "no prefix: with the best place the loss is 64.000" in none.said()
+    assert f"from {chosen.document}, at token {chosen.first}: 0.500 nats per token" in chosen.said()
 
 
 def test_the_table_fits_into_80_columns(compared):
@@ -393,7 +395,7 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     decoder, library = (texts.Path(compared[1][at]) for at in (0, 2))
     sizes = Sizes(chunk_len=8, window=32, stride=16, dim=64, held_out=4, held_bytes=400, passage_chunks=3)
     said = []
-    options = {"rank": 2, "score_bias": True, "folder_of_texts": library}
+    options = {"rank": 2, "score_bias": True, "prefix": True, "folder_of_texts": library}
     retrofit.run(decoder, tmp_path, sizes, Fit(steps=2), **options, show=said.append)
     assert any(line.startswith("  step 2 of 2") for line in said) and said[-3].startswith("Too few to say")
     seconds = json.loads((tmp_path / "retrofit.json").read_text())["seconds"]
@@ -404,6 +406,8 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
     reader = open_folder(tmp_path)
     assert reader.model.config.neighbour_len == 24
     assert reader.model.slope.any()
+    chosen = next(line for line in said if "nats per token" in line)
+    assert len(reader.model.config.prefix) == (0 if "no prefix" in chosen else prefix.LENGTH)
     got = reader.score(reader.passage(reader.start), Options())
     reader.write(reader.passage(reader.start)[:20], Options(new_tokens=8))
     assert np.abs(got.on - got.off).max() > 1e-4
@@ -414,9 +418,9 @@ def test_a_retrofit_by_own_attention_is_served_and_refers_to_its_decoder(compare
 def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
     given = {}
     monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options))
-    retrofit.main(["--score-bias", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"])
+    retrofit.main(["--score-bias", "--prefix", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"])
     assert (given["score_bias"], given["rank"], given["layers"]) == (True, 2, (3, 4))
-    assert (given["strict"], given["text_field"]) == (True, "body")
+    assert (given["prefix"], given["strict"], given["text_field"]) == (True, True, "body")
     retrofit.main([])
     assert (given["score_bias"], given["rank"], given["layers"]) == (False, 0, None)
 

@@ -100,7 +100,7 @@ def _decoder(s: Setting, prefix: bool) -> nn.Module:
 
 
 def alone(s: Setting, times: int = 1, prefix: bool = False) -> Contender:
-    """The decoder without retrieval. times: factor of windows and strides, which keeps the number of computed tokens."""
+    """The decoder without retrieval. times: factor of windows and strides; the number of computed tokens stays."""
     model, sizes = _decoder(s, prefix), {name: times * size for name, size in s.windows.items()}
     scored = functools.partial(evaluation.score, model, s.library.held_out, **sizes)
     return Contender(lambda near, documents: scored(documents=documents), sizes)

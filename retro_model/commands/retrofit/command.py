@@ -26,6 +26,7 @@ from retro_model.retrofit import OwnAttention
 from . import texts
 from .fitting import changes, fit
 from .options import ATTENTION, RATES, Fit, Sizes, parser
+from .prefix import choose
 from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
 
 HELD_BYTES = 1000  # characters per held-out document, because scoring them three times takes as long as the training
@@ -42,6 +43,7 @@ def run(
     layers: tuple[int, ...] | None = None,
     rank: int = 0,
     score_bias: bool = False,
+    prefix: bool = False,
     folder_of_texts: Path | None = None,
     text_field: str = "text",
     strict: bool = False,
@@ -50,7 +52,8 @@ def run(
     """Run all stages into `folder` and return the verdict.
 
     decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
-    encoder. layers, rank, score_bias: see `fitting.changes`. text_field, strict: see `texts.read`.
+    encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
+    attention, see `prefix.choose`. text_field, strict: see `texts.read`.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
     from retro_model.integrations.huggingface import RetrofitForCausalLM
@@ -71,6 +74,13 @@ def run(
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
     options = changes(attention, sizes, model.config.num_hidden_layers, layers, rank, score_bias)
+    if prefix and attention == "own":
+        show("choosing a shared prefix on documents of the library")
+        bos = model.config.bos_token_id
+        sink = bos if isinstance(bos, int) else 0
+        chosen = choose(model, library.database.store, window=sizes.window, sink=sink, seed=how.seed)
+        options["prefix"] = chosen.tokens
+        show(f"  {chosen.said()}")
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
@@ -107,6 +117,8 @@ def run(
     (folder / "retrofit.json").write_text(json.dumps(record | {"seconds": seconds}, indent=1) + "\n")
     for name, bits in zip(("off", "on", f"on with {CONTROL}"), costs.values()):
         show(f"  {name}: {bits:.4f} bits per byte")
+    gap, low, high = record["on_minus_off"]
+    show(f"  on minus off: {gap:+.4f} (95% over documents: {low:+.4f} to {high:+.4f})")
     show(said)
     with counting("numbers of the held-out documents for the page") as report:
         reader.measure(folder, report)
@@ -150,7 +162,9 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
-    options = {name: getattr(given, name) for name in ("attention", "rank", "score_bias", "text_field", "strict")}
+    options = {
+        name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
+    }
     options["layers"] = given.layers and tuple(given.layers)
     try:
         run(given.decoder, given.out, sizes, how, folder_of_texts=given.texts, **options)

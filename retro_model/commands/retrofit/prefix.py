@@ -35,6 +35,17 @@ class Choice(NamedTuple):
     nats: tuple[float, ...]
     seconds: float
 
+    def said(self) -> str:
+        """Say the choice in a sentence."""
+        if not self.nats:
+            return "no prefix: the library has too few documents of a window's length"
+        *places, none = self.nats
+        if not self.tokens:
+            return f"no prefix: with the best place the loss is {min(places):.3f} nats per token, without {none:.3f}"
+        found = f"{len(self.tokens)} tokens from {self.document}, at token {self.first}"
+        others = f"without a prefix {none:.3f}, with the worst of {len(places)} places {max(places):.3f}"
+        return f"{found}: {min(places):.3f} nats per token on other documents, {others}"
+
 
 def choose(decoder: nn.Module, store: TokenStore, *, window: int, sink: int, seed: int = 0) -> Choice:
     """Choose the prefix under which windows of the library's other documents have the lowest loss.
