@@ -30,6 +30,7 @@ def given(call, name: str, dims: str, sizes: dict[str, int], dtypes: tuple[torch
 def check_resolved(call) -> None:
     """Check a call whose defaults are filled in, as `checked` checks a caller's arguments."""
     given: dict = {}
+    _check_seed(call)
     start = getattr(call, "rel_start", 0)
     # the default of rel_start is not an argument; it may lie beyond the bound by the number of keys
     if abs(start) > checks.POSITION_MAX or getattr(call, "rel_key", call) is None:
@@ -44,6 +45,16 @@ def check_resolved(call) -> None:
             given[name] = x.contiguous()
     if getattr(call._replace(**given).checked(), "rel_start", 0) != start:
         checks.position("rel_start", start)
+
+
+def _check_seed(call) -> None:
+    """Raise ValueError for dropout without a seed that the kernels can read."""
+    p, seed = getattr(call, "dropout_p", 0.0), getattr(call, "seed", None)
+    device = call[0].device
+    if p == 0 or (seed is not None and seed.dtype == torch.int64 and seed.shape == (1,) and seed.device == device):
+        return
+    got = "None" if seed is None else f"{seed.dtype} {list(seed.shape)} on {seed.device}"
+    raise ValueError(f"seed: expected int64 [1] on {device} for dropout_p > 0; got {got}")
 
 
 def kept(problem) -> tuple[str, ...]:

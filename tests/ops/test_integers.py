@@ -232,12 +232,42 @@ RAW = [
 ]
 
 
+WANTED = r"seed: expected int64 \[1\] on .* for dropout_p > 0; got "
+RAW += [
+    (op, {"dropout_p": 0.5, "seed": seed}, WANTED + got)
+    for op in ("chunked_cross_attention", "relative_attention")
+    for seed, got in (
+        (None, "None"),
+        (torch.zeros(0).long(), r"torch.int64 \[0\]"),
+        (torch.tensor(0), r"torch.int64 \[\]"),
+        (torch.zeros(1), r"torch.float32 \[1\]"),
+    )
+] + [
+    (op, {"dropout_p": p, "seed": torch.zeros(1).long()}, "dropout_p: expected ")
+    for op in ("chunked_cross_attention", "relative_attention")
+    for p in (1.0, -0.5, float("nan"))
+]
+
+
 @pytest.mark.parametrize("op, change, message", RAW)
 def test_a_raw_operator_checks_integers_and_sizes(op, change, message):
     call = resolved(op, SMALL[op]())
     for backend in [*fast_backends(op), "reference"]:
         with pytest.raises(ValueError, match=message):
             getattr(OPS, op)(*call._replace(**change), backend)
+
+
+@of_cpu
+@entrances
+@pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
+def test_a_raw_attention_without_a_seed_is_refused_by_name(op, entrance):
+    """A null pointer reached the cpu kernels."""
+    problem = resolved(op, SMALL[op]())._replace(dropout_p=0.5)
+    for backend in [*fast_backends(op), "reference"]:
+        torch._dynamo.reset()
+        run = lambda x: getattr(OPS, op)(x, *problem[1:], backend)[0]  # noqa: B023, E731
+        with pytest.raises(Exception, match=WANTED + "None"):
+            ENTRANCES[entrance](run, (problem.query,))(problem.query)
 
 
 @pytest.mark.parametrize("op", sorted(CALLS))
