@@ -262,10 +262,12 @@ def test_a_raw_operator_checks_integers_and_sizes(op, change, message):
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_a_raw_attention_without_a_seed_is_refused_by_name(op, entrance):
     """A null pointer reached the cpu kernels."""
+    if entrance == "make_fx symbolic":
+        pytest.skip("symbolic traces take no tensors besides their arguments")
     problem = resolved(op, SMALL[op]())._replace(dropout_p=0.5)
     for backend in [*fast_backends(op), "reference"]:
         torch._dynamo.reset()
-        run = lambda x: getattr(OPS, op)(x, *problem[1:], backend)[0]  # noqa: B023, E731
+        run = lambda x: getattr(OPS, op)(x, *problem[1:], backend)[0]  # noqa: E731
         with pytest.raises(Exception, match=WANTED + "None"):
             ENTRANCES[entrance](run, (problem.query,))(problem.query)
 
