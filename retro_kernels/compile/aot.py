@@ -62,7 +62,7 @@ def ops() -> list[str]:
 
 
 def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -> Iterator[tuple[str, CompileCase]]:
-    """Yield (op, case) of every shipped launch; launches that compile alike are yielded once.
+    """Yield (op, case) of every shipped launch; launches with the same compiled code are yielded once.
 
     only: part of the kernels' op/name. listing: name of the function of an op's module that yields them.
     """

@@ -38,7 +38,7 @@ class TileQuery:
     """Sizes and type that choose a tile. width: widest row of a product; rows, keys: queries and keys a neighbour."""
 
     kernel: str
-    bytes: int  # of an element
+    bytes: int  # size of one element
     width: int
     rows: int
     keys: int
@@ -63,7 +63,7 @@ def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
     """Return the committed tile: of the newest architecture up to the target's, the narrowest row that fits.
 
     A row that names options, "with": "dropout+masked", fits only calls that have all of them. Among rows of one width,
-    the one that names most options is chosen, then the one with the fewest rows. The result depends only on the
+    the row that names most options is chosen, then the row with the fewest rows. The result depends only on the
     arguments and the table. A block is at most as large as the problem, and at least 16, the smallest product of a
     tensor core.
 

@@ -101,7 +101,7 @@ def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
 
 
 def _files(entry: Path) -> dict[str, bytes]:
-    """Return the regular files of an entry whose name is that of a compiled kernel's file."""
+    """Return the regular files of an entry that are named like a compiled kernel's file."""
     found = {}
     for file in sorted(entry.iterdir()):
         if _FILE.fullmatch(file.name):

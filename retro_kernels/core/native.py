@@ -79,7 +79,7 @@ def cpu_isa() -> str:
 
 
 def cuda_built() -> str:
-    """Return the architectures and the CUDA version of the CUDA extension, or why there is no extension."""
+    """Return the architectures and the CUDA version of the CUDA extension, or the reason why it is missing."""
     if why := unavailable("_cuda"):
         return why
     made = extension("_cuda")

@@ -27,8 +27,8 @@ class Draw:
     same numbers.
 
     Args:
-        seed: of the stream.
-        dtype: of the tensors.
+        seed: seed of the random stream.
+        dtype: type of the tensors.
         device: of the stream and the tensors; "meta" for shapes and types without memory.
         drawn_in: type in which numbers are drawn; float32 takes less memory for large tensors.
     """
@@ -116,7 +116,7 @@ def cross_attention(
 
 @_seeded
 def self_attention(g, *, B=2, N=13, S=None, H=4, G=None, D=16, key_mask=False, share=0.7, segments=False, **options):
-    """Keyword arguments of `relative_attention`; options: those of `_positions`, and the op's own."""
+    """Keyword arguments of `relative_attention`; options: options of `_positions`, and the op's own."""
     G, S = H if G is None else G, N if S is None else S
     positions = {name: options.pop(name) for name in POSITIONS if name in options}
     kw = {"query": g.normal(B, N, H, D), "key": g.normal(B, S, G, D), "value": g.normal(B, S, G, D), **options}

@@ -1,4 +1,4 @@
-"""Arguments of launches that the two attentions make from a call alike."""
+"""Arguments of launches that both attentions derive from a call in the same way."""
 
 from __future__ import annotations
 

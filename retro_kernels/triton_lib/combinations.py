@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-WIDTHS = (64, 128)  # of a head, as in the presets
+WIDTHS = (64, 128)  # head dimensions of the presets
 
 
 def combinations(positions: dict[str, dict], options: dict[str, dict]) -> Iterator[tuple[str, dict]]:

@@ -29,7 +29,7 @@ class LeakyAverage(NamedTuple):
         if checks.tensor("decay", self.decay).dim() == 1:
             _attention_call.check_heads("x", self.x, "decay", len(self.decay))
         checks.shape("decay", self.decay, "H", sizes)
-        # bfloat16 rounds 0.999 to 1.0, so a decay may be float32 beside an x of a half type
+        # bfloat16 rounds 0.999 to 1.0, so decay may be float32 if x has a half type
         checks.like("decay", self.decay, self.x, tuple({self.x.dtype: None, torch.float32: None}), first="x")
         if self.initial is not None:
             checks.shape("initial", self.initial, "B,H,D", sizes)

@@ -20,7 +20,7 @@ def forward(call) -> tuple[Tensor]:
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
-    """Return the gradients. That of decay sums dx_t * y_{t-1} over the saved y, which is rounded to the type of x."""
+    """Return the gradients. The gradient of decay sums dx_t * y_{t-1} over the saved y, rounded to the type of x."""
     dx = empty(call.x.shape, call.x.dtype) if needs[0] else None
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] else None

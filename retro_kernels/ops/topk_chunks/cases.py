@@ -39,7 +39,7 @@ _HALVES = ("every mask", "every mask, L2")
 
 
 def call(dtype: torch.dtype, *, B=1, S=_MILLION, D=1024, causal=False, **options) -> TopkChunks:
-    """Return a call on the meta device. options: those of `inputs.topk`."""
+    """Return a call on the meta device. options: options of `inputs.topk`."""
     sizes = {"B": B, "S": S, "D": D, "causal_gap": 1 if causal else None, "query_offset": 7 if causal else 0}
     return inputs.shapes_of(TopkChunks, inputs.topk, dtype, **{"metric": "dot", **sizes, **options})
 

@@ -20,7 +20,7 @@ class Split(NamedTuple):
 
 
 def split(keys: int, tile: int, blocks: int, places: int, least: int) -> Split:
-    """Return the split with the fewest parts of those that leave the fewest of `places` idle in the last round.
+    """Return the split with the fewest parts among the splits that leave the fewest `places` idle in the last round.
 
     blocks: programs for one part. places: programs that run at once. least: tiles that a part has at least.
 

@@ -68,7 +68,7 @@ def topk_rescore(query: Tensor, key: Tensor, indices: Tensor, k: int, *, metric:
 
 
 class TopkStream:
-    """`topk_chunks` over keys in blocks. The result after all blocks equals that of one call over all keys.
+    """`topk_chunks` over keys in blocks. The result after all blocks equals the result of one call over all keys.
 
         stream = TopkStream(query, k=16, metric="l2")
         for block in blocks:  # [B or 1,s,D], in the order of the index
@@ -76,7 +76,7 @@ class TopkStream:
         scores, indices = stream.result()
 
     Indices count from the first key of the first block. keep: number of candidates that are kept, by default k; take
-    more for `topk_rescore`. The other options are those of `topk_chunks`.
+    more for `topk_rescore`. The other options are the options of `topk_chunks`.
     """
 
     def __init__(

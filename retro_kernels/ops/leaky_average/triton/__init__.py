@@ -22,13 +22,13 @@ backward = functools.partial(run_backward, launch.backward)
 
 
 def unsupported(call: LeakyAverage) -> str | None:
-    # decay may be float32 beside an x of a half type
+    # decay may be float32 if x has a half type
     why = unsupported_tensors({"x": call.x, "initial": call.initial}) or unsupported_tensors({"decay": call.decay})
     return unsupported_grid(B=call.x.shape[0]) or why
 
 
 def aot_cases(target: Target) -> Iterator[CompileCase]:
-    """Yield every kernel: for a call whose columns fill the device, and for one that needs chunks of time."""
+    """Yield every kernel: of a call whose columns fill the device, and of a call that needs chunks of time."""
     for name, (b, n, h, d) in {"wide": (16, 2048, 16, 64), "long": (1, 16384, 8, 128)}.items():
         for documents, dtype in itertools.product((False, True), KERNEL_DTYPES):
             call = inputs.shapes_of(LeakyAverage, inputs.leaky, dtype, B=b, N=n, H=h, D=d, segments=int(documents))

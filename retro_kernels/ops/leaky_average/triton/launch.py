@@ -64,7 +64,7 @@ def _chunks(call: LeakyAverage, tile: configs.Tile, target: Target) -> tuple[int
 
 
 class _Scan(NamedTuple):
-    """Chunks of time and blocks of columns of a scan, and what its two launches take beside tensors."""
+    """Chunks of time and blocks of columns of a scan, and the scalars of its two launches."""
 
     chunks: int
     columns: int

@@ -34,7 +34,7 @@ def walk_tall(
     dq is the sum of both.
     """
     BAND: tl.constexpr = POSITION and E > 1
-    BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # of the band
+    BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # blocks of the band
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         zero = opaque_zero(j0)

@@ -23,7 +23,7 @@ from ....triton_lib.position_logits import band_block, reverse_skew
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
 SIZES = (*PLAIN_SIZES, "T", "rel_start", "blocks", "keys_per_split", "dropout_limit")
-SIZES += ("first_batch", "first_block", "first_head", "heads", "ring")  # of a slab
+SIZES += ("first_batch", "first_block", "first_head", "heads", "ring")  # sizes of a slab
 SIZES += ("X", "count", "per_first", "per_second", "per_item", "items", "last_item", "again")  # of its products
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: longer than any call
 # Queries that a warp group multiplies at a time. With fewer, the backward pass computes products transposed, with keys

@@ -1,5 +1,7 @@
-"""The triton backend of `relative_logits`. One pass over the gradient makes dq, another that of the table; sums over
-several programs are stored apart and added in order.
+"""The triton backend of `relative_logits`.
+
+One pass over the gradient makes dq, another pass makes the gradient of the table. Sums of several programs are stored
+separately and added in order.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _merge(rows: int, count: int, k: int, slots: int) -> Scalars:
 
 
 def backward(call: TopkChunks, outputs, grads, needs, target: Target) -> list[Tensor | None]:
-    """Return dquery and dkey; None for one that is not needed."""
+    """Return dquery and dkey; None for a gradient that is not needed."""
     indices, grad = outputs[1].contiguous(), grads[0].float().contiguous()
     return [of(call, indices, grad) if need else None for of, need in zip((dquery, dkey), needs, strict=True)]
 
@@ -182,6 +182,6 @@ def _pair(call: TopkChunks) -> dict:
 
 
 def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict:
-    """Return a tensor's strides over batch and rows. One that all batch entries share has batch stride 0."""
+    """Return a tensor's strides over batch and rows. A tensor that all batch entries share has batch stride 0."""
     shared = {f"stride_{prefix}b": 0} if tensor is not None and tensor.shape[0] == 1 else {}
     return strides(tensor, prefix, letters) | shared
