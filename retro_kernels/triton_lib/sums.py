@@ -7,9 +7,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .launch import Scalars, launch
+from .launch import Scalars, launch, power_of_two
 
-_PARTS, _COLUMNS = 64, 32  # of a tile; few columns, because a gradient is often small and has many parts
+_PARTS, _TILE = 64, 2048  # most parts, and elements, of a tile; few columns, because a gradient is often small
 
 
 @triton.jit(do_not_specialize=("count", "size", "part_size", "shift"))
@@ -50,8 +50,10 @@ def sum_parts(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None
     part_size = size if part_rows is None else part_rows * width
     out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     sizes = {"stride_part": groups * part_size, "stride_group": part_size}
-    sizes |= {"count": part.numel() // (groups * part_size), "size": size, "part_size": part_size}
-    sizes |= {"shift": shift * width, "BLOCK_P": _PARTS, "BLOCK_X": _COLUMNS}
-    scalars = Scalars((-(-size // _COLUMNS), groups), sizes, num_warps=4, num_stages=1)
+    count = part.numel() // (groups * part_size)
+    sizes |= {"count": count, "size": size, "part_size": part_size, "shift": shift * width}
+    rows = min(_PARTS, power_of_two(count))
+    sizes |= {"BLOCK_P": rows, "BLOCK_X": _TILE // rows}
+    scalars = Scalars((-(-size // (_TILE // rows)), groups), sizes, num_warps=4, num_stages=1)
     launch(_sum_kernel, {"part_ptr": part, "out_ptr": out}, scalars)
     return out

@@ -1,4 +1,4 @@
-"""Slabs, time blocks, splits and launches of the triton backend, which the common suite cannot see. Needs the
+"""Bands, time blocks, splits and launches of the triton backend, which the common suite cannot see. Needs the
 interpreter.
 """
 
@@ -20,13 +20,27 @@ from retro_kernels.triton_lib.launch import launches_to
 OP = "chunked_cross_attention"
 
 
+WIDE = {"B": 1, "N": 9, "H": 2}
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"H": 4, "G": 2, "gate": True}, {"M": 37, "N": 80}], ids=["fused", "grouped", "time blocks"]
+    "options",
+    [
+        WIDE | {"R": 70, "M": 5},
+        WIDE | {"R": 33, "M": 33, "N": 70, "K": 3},
+        WIDE | {"H": 4, "G": 2, "gate": True, "mask": "neighbour"},
+        WIDE | {"M": 37, "N": 80},
+    ],
+    ids=["wide band", "three neighbours", "grouped", "time blocks"],
 )
-def test_slabs_of_one_chunk(monkeypatch, options):
-    """The workspace bound only splits the work into more launches: values stay within the tolerance table."""
-    monkeypatch.setattr(launch, "SLAB_BYTES", 1)
-    compare.check(OP, inputs.cross_attention(21, **{"B": 1, "N": 9, "H": 2, **options}), "triton")
+def test_bands_of_every_shape(monkeypatch, options):
+    """Bands are wider than a neighbour, keys end inside a tile, and scratch memory is full of NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        compare.check(OP, inputs.cross_attention(21, **options), "triton")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def test_decoding_is_split_over_keys_and_training_is_not():
@@ -42,19 +56,34 @@ def test_decoding_is_split_over_keys_and_training_is_not():
     assert [each.name for each in training] == ["cca_forward"]
 
 
-def test_workspace_is_bounded_and_launches_are_pure():
-    """A pass reads no values: it works on meta tensors, with the same launches twice."""
-    call = cases.call(torch.bfloat16, B=64)
+def backward_launches(**options) -> list:
+    call = cases.call(torch.bfloat16, **options)
     b, n, h, _ = call.query.shape
     outputs = (call.query, torch.empty(b, h, n, device="meta"))
     needs = tuple(getattr(call, name) is not None for name in ChunkedCrossAttention.DIFFERENTIABLE)
-    passes = [], []
-    for launched in passes:
-        with launches_to(launched.append):
-            launch.backward(call, outputs, outputs, needs, Target(90, 232448))
-    band = passes[0][0].arguments["band_ptr"]
-    assert band.numel() * band.element_size() <= launch.SLAB_BYTES
-    assert [(x.name, x.grid) for x in passes[0]] == [(x.name, x.grid) for x in passes[1]]
+    launched = []
+    with launches_to(launched.append):
+        launch.backward(call, outputs, outputs, needs, Target(90, 232448))
+    return launched
+
+
+def test_the_backward_pass_is_two_launches_and_three_sums():
+    """However large the call is, and whatever its values: it is planned on meta tensors."""
+    for options in {}, {"B": 64}, {"M": 64, "R": 96, "mask": "token"}:
+        names = [each.name for each in backward_launches(**options)]
+        assert names == ["cca_backward_query", "sum", "sum", "cca_backward_table", "sum"]
+
+
+def test_grouped_heads_and_long_chunks_take_one_launch_more():
+    for options in {"G": 4}, {"M": 256}:
+        names = [each.name for each in backward_launches(**options) if each.name != "sum"]
+        assert names == ["cca_backward_query", "cca_backward_key", "cca_backward_table"]
+
+
+def test_the_band_takes_less_memory_than_the_gradient_of_the_keys():
+    query = backward_launches()[0]
+    band, dk = query.arguments["band_ptr"], query.arguments["dk_ptr"]
+    assert band.numel() * band.element_size() <= dk.numel() * dk.element_size()
 
 
 def test_rows_of_wide_heads_that_see_one_token():

@@ -115,7 +115,8 @@ def chunked_cross_attention(
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate (through out
     and lse), once. Gradients are bitwise repeatable on one device.
 
-    Copies: with a neighbour_mask the triton backend's backward copies the gradient of out.
+    Memory: with rel_key the triton backend's backward allocates (M+R) elements of scratch per query and head; twice as
+    many if G < H or if M exceeds a tile (64 in half types).
 
     Raises:
         ValueError, TypeError: naming the argument, before any kernel runs. All float tensors must have the query's type

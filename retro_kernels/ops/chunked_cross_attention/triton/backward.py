@@ -1,12 +1,18 @@
-"""Backward kernels of chunked cross-attention over keys and values. No atomics: one program writes each output element.
+"""Backward kernels of chunked cross-attention. No atomics: one program writes each output element.
 
 Only one chunk of queries attends a neighbour. If there are as many key heads as query heads and a chunk fits one tile,
 the program of a (batch, chunk, head) reads everything once and writes dQ, dK and dV. Otherwise it writes only dQ, and
-`_cca_backward_key_kernel` writes dK and dV.
+`_cca_backward_key_kernel` writes dK and dV. `_cca_backward_table_kernel` writes dR.
 
-Position logits are read from a bounded workspace, slab by slab: a "band" of [M, R] for each (batch, chunk, head). The
-sum of dS over the neighbours replaces them. `band` has the kernels that write the logits and read the sums: with their
-products in this kernel, every variant spilled (docs/decisions, 002).
+The position logits of a (batch, chunk, time block, head) are kept in its own part of a scratch buffer: the band
+[BLOCK_M, BAND_KEYS + BLOCK_M]. Column c of the band belongs to row c of the tile's part of the table. Query i and key j
+use column i - j + BAND_KEYS - 1. With BLOCK_M = 2 and BAND_KEYS = 4:
+
+    row 0:  column 0 1 2 3 4 5   key 3 2 1 0 - -
+    row 1:  column 0 1 2 3 4 5   key - 3 2 1 0 -
+
+Products with the table write and read whole lines of the band, and the skew is an address that is linear in i and j.
+The program that wrote the logits loads them again, from L1 or L2, and replaces them by dS, summed over the neighbours.
 """
 
 from __future__ import annotations
@@ -16,9 +22,89 @@ import triton.language as tl
 
 from ....triton_lib.gradients import load_queries, row_products
 from ....triton_lib.loads import add_bias, load_keys, load_rows, wide
+from ....triton_lib.position_logits import rel_rows, table_product
 from ....triton_lib.products import opaque_zero, tile_product
 from ....triton_lib.softmax import LOG2E
-from .tile import SIZES, first_position, has_keys, load_band, load_gate, locate, tile_gradients, visible_keys
+from .tile import SIZES, first_position, has_keys, load_gate, locate, tile_gradients, visible_keys
+
+
+@triton.jit
+def _skewed(j0, zero, BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int [BLOCK_M, BLOCK_N]: offsets in a band of the queries and the keys j0 .. j0 + BLOCK_N - 1."""
+    i = (tl.arange(0, BLOCK_M) + zero)[:, None]
+    return i * (BAND_KEYS + BLOCK_M + 1) + (BAND_KEYS - 1 - j0) - tl.arange(0, BLOCK_N)[None, :]
+
+
+@triton.jit
+def _square(BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """int [BLOCK_M, BLOCK_M]: offsets in a band of its first BLOCK_M columns."""
+    local = tl.arange(0, BLOCK_M)
+    return local[:, None] * (BAND_KEYS + BLOCK_M) + local[None, :]
+
+
+@triton.jit
+def _stored(c0, zero, BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """bool [BLOCK_M, BLOCK_M]: elements from column c0 on that the band stores: eight neighbouring ones, the width of a
+    vector, if one of them has a key. The others are 0.
+    """
+    i = (tl.arange(0, BLOCK_M) + zero)[:, None]
+    c = c0 + (tl.arange(0, BLOCK_M) // 8 * 8)[None, :]
+    return (c + 7 >= i) & (c < i + BAND_KEYS)
+
+
+@triton.jit
+def _write_logits(
+    band_at,
+    c0,
+    rq,
+    rq_from,
+    position_at,
+    rel_base,
+    first,
+    T,
+    stride_rt,
+    row_mask,
+    R,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BAND_KEYS: tl.constexpr,
+    EVEN_BAND: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write BLOCK_M columns of a band, from c0 on. first: table row of column 0. INNER: each of them has a key, or one
+    past R.
+    """
+    logits = table_product(  # [BLOCK_M, BLOCK_M]
+        rq, rq_from, position_at, rel_base, first + c0, T, stride_rt, zero, E, BLOCK_M, BLOCK_E, PRECISION
+    )
+    i, c = tl.arange(0, BLOCK_M)[:, None], c0 + tl.arange(0, BLOCK_M)[None, :]
+    # rows past the end are 0 times the table, which is NaN if the table is infinite
+    keep = row_mask[:, None] & (c >= 0)
+    if not INNER:
+        keep = keep & (c >= i) & (c < i + BAND_KEYS)
+    if not EVEN_BAND:
+        keep = keep & (c >= i + (BAND_KEYS - R))
+    at = band_at + c0 + _square(BAND_KEYS, BLOCK_M)
+    logits = tl.where(keep, logits, 0.0).to(band_at.dtype.element_ty)
+    if INNER:
+        tl.store(at, logits)
+    else:
+        tl.store(at, logits, mask=_stored(c0, 0, BAND_KEYS, BLOCK_M))
+
+
+@triton.jit
+def _relative_query(
+    q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
+):
+    """(address of the first row of the relative query, or of the query if there is none; stride of the rows)."""
+    if rq_ptr is not None:
+        base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + wide(head) * stride_rqh, stride_rqn
+    else:
+        base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + wide(head) * stride_qh, stride_qn
+    return base, stride
 
 
 @triton.jit
@@ -33,36 +119,31 @@ def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_query_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr,
-    do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, ds_ptr,
+    q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr,
+    band_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    dq_ptr, drq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
     stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
+    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
+    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
     stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
-    N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, first_item, key_blocks, band_keys,
+    N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, chunks, blocks, key_blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr, WRITE_KEYS: tl.constexpr,
+    D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr, BAND_KEYS: tl.constexpr,
+    MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, EVEN_BAND: tl.constexpr, PRECISION: tl.constexpr,
+    WRITE_KEYS: tl.constexpr, FEW_NEIGHBOURS: tl.constexpr,
 ):  # fmt: skip
-    """One (chunk, time block, head) of a batch entry: dq without its position part, partial sums of du and dgate, and,
-    if WRITE_KEYS, dk and dv.
+    """One (chunk, time block, head) of a batch entry: dq, drq, partial sums of du, dv and dgate, and, if WRITE_KEYS, dk
+    and dv. The band keeps dS, or the logits if ds_ptr takes dS.
     """
-    head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0),
-        H,
-        M,
-        first_item,
-        first_chunk,
-        chunks,
-        blocks,
-        query_start,
-        batch_start_ptr,
-        stride_batch_start,
-        BLOCK_M,
+    head, item, block, chunk, batch, first_row, start = locate(
+        tl.program_id(0), H, M, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
     )
     group = head // HEADS_PER_GROUP
     head64, group64, chunk64 = head.to(tl.int64), group.to(tl.int64), chunk.to(tl.int64)
+    attends = has_keys(chunk, L, batch_start_ptr is not None)
     MASKED: tl.constexpr = (mask_ptr is not None) or (not EVEN_KEYS)
     # keys, values and their gradients are used once, so L2 evicts them first and keeps the band
     ONCE: tl.constexpr = WRITE_KEYS and band_ptr is not None
@@ -74,133 +155,243 @@ def _cca_backward_query_kernel(
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
     q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    if band_ptr is not None:
+        band_at = band_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
+        rel_base = rel_ptr + head64 * stride_rh
+        if attends:
+            # the first kernel section: few registers are live before dO and the content query are loaded
+            rq_base, rq_stride = _relative_query(
+                q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
+            )
+            rq = q
+            if rq_ptr is not None:
+                rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+            rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            rq_from = (rq_base, local, row_mask, rq_stride)
+            first = block * BLOCK_M + 1 - BAND_KEYS - rel_start  # table row of column 0
+            zero = opaque_zero(tl.program_id(0))
+            _write_logits(
+                band_at,
+                0,
+                rq,
+                rq_from,
+                position_at,
+                rel_base,
+                first,
+                T,
+                stride_rt,
+                row_mask,
+                R,
+                zero,
+                E,
+                BLOCK_M,
+                BLOCK_E,
+                BAND_KEYS,
+                EVEN_BAND,
+                False,
+                PRECISION,
+            )
+            _write_logits(
+                band_at,
+                BAND_KEYS,
+                rq,
+                rq_from,
+                position_at,
+                rel_base,
+                first,
+                T,
+                stride_rt,
+                row_mask,
+                R,
+                zero,
+                E,
+                BLOCK_M,
+                BLOCK_E,
+                BAND_KEYS,
+                EVEN_BAND,
+                False,
+                PRECISION,
+            )
+            for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
+                _write_logits(
+                    band_at,
+                    c0,
+                    rq,
+                    rq_from,
+                    position_at,
+                    rel_base,
+                    first,
+                    T,
+                    stride_rt,
+                    row_mask,
+                    R,
+                    zero,
+                    E,
+                    BLOCK_M,
+                    BLOCK_E,
+                    BAND_KEYS,
+                    EVEN_BAND,
+                    True,
+                    PRECISION,
+                )
+            tl.debug_barrier()  # the loop loads logits that other threads stored
+
     content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-    qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-    do = load_rows(do_base, local, row_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
-    out_base = out_ptr + ((batch * N + start64) * H + head) * D
-    out = load_rows(out_base, local, row_mask, H * D, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     lse_at = (batch * H + head) * N + n
     dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
+    do_mask = row_mask
+    if mask_ptr is not None or batch_start_ptr is not None:
+        # the gradient of a row that attends nothing may be NaN
+        do_mask = row_mask & (tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf")) != float("-inf"))
+    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
+    do = load_rows(do_base, local, do_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, do_mask, stride_don)
+    out_base = out_ptr + ((batch * N + start64) * H + head) * D
+    out = load_rows(out_base, local, row_mask, H * D, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     out_from = (out_base, local, row_mask, H * D)
     # [BLOCK_M]
     delta = row_products(do, do_from, out, out_from, opaque_zero(tl.program_id(0)), D, BLOCK_M, BLOCK_D, PRECISION)
     lse2, delta = _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask)
     if delta_ptr is not None:
         tl.store(delta_ptr + lse_at, delta, mask=row_mask)
+    qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
 
     k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
     v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
-    last_key = tl.where(has_keys(chunk, L, batch_start_ptr is not None), R, 0)
+    steps = tl.where(attends, key_blocks * K, 0)
     column = tl.arange(0, BLOCK_D)
     scale2 = scale * LOG2E
     dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for j0 in range(0, last_key, BLOCK_N):
+    position = 0.0
+    if band_ptr is not None:
+        there = local < tl.where(attends, BLOCK_M, 0)
+        offsets = _skewed(0, 0, BAND_KEYS, BLOCK_M, BLOCK_N)
+        position = tl.load(band_at + offsets, mask=there[:, None], other=0.0)  # [BLOCK_M, BLOCK_N]
+        # of two neighbours the sum is rounded once more, and takes half the registers
+        SUM: tl.constexpr = band_ptr.dtype.element_ty if FEW_NEIGHBOURS else tl.float32
+        ds_sum = tl.zeros([BLOCK_M, BLOCK_N], SUM)
+    # neighbours vary fastest: they share position logits. One loop, because a nested one would drain its pipeline.
+    for step in range(0, steps):
+        zero = opaque_zero(step)  # pointers are recomputed in each step and take no registers
+        a, j0 = step % K, step // K * BLOCK_N
+        j = j0 + zero + tl.arange(0, BLOCK_N)
+        mask_at = None
+        if mask_ptr is not None:
+            mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
+        visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
+        gate = 1.0
+        if gate_ptr is not None:
+            gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
+        k_at = k_base + wide(a) * stride_kk
+        k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
+        v_at = v_base + wide(a) * stride_vk
+        v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
+        content = tile_product(  # [BLOCK_M, BLOCK_N]
+            qc, q_from, content_at, k, (k_at, j, visible, stride_kr), zero, D, BLOCK_D, PRECISION
+        )
+        # [BLOCK_M, BLOCK_N]
+        dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), zero, D, BLOCK_D, PRECISION)
+        p, ds = tile_gradients(
+            content,
+            dp_raw,
+            position,
+            lse2,
+            delta,
+            visible,
+            gate,
+            scale2,
+            seed_ptr,
+            dropout_limit,
+            dropout_scale,
+            a * R + j0 + tl.arange(0, BLOCK_N),
+            n,
+            head,
+            batch,
+            band_ptr is not None,
+            MASKED,
+            gate_ptr is not None,
+        )
         if band_ptr is not None:
-            band_at = band_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
-            ds_sum = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for a in range(K):
-            again = opaque_zero(a)  # pointers are recomputed for each neighbour and take no registers
-            j = j0 + again + tl.arange(0, BLOCK_N)
-            mask_at = None
-            if mask_ptr is not None:
-                mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
-            visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
-            gate = 1.0
-            if gate_ptr is not None:
-                gate = load_gate(
-                    gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED
-                )
-            k_at = k_base + wide(a) * stride_kk
-            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
-            v_at = v_base + wide(a) * stride_vk
-            v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
-            position = 0.0
-            if band_ptr is not None:
-                position = load_band(band_at, band_keys, again, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
-            content = tile_product(  # [BLOCK_M, BLOCK_N]
-                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION
-            )
-            # [BLOCK_M, BLOCK_N]
-            dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), again, D, BLOCK_D, PRECISION)
-            p, ds = tile_gradients(
-                content,
-                dp_raw,
-                position,
-                lse2,
-                delta,
-                visible,
-                gate,
-                scale2,
-                seed_ptr,
-                dropout_limit,
-                dropout_scale,
-                a * R + j,
-                n,
-                head,
-                batch,
-                band_ptr is not None,
-                MASKED,
-                gate_ptr is not None,
-            )
-            if band_ptr is not None:
-                ds_sum += ds
-            if dgate_ptr is not None:
-                dgate = tl.sum(tl.sum(ds * content * scale + p * dp_raw, 1), 0)
-                parts = blocks * H * key_blocks
-                part = (block * H + head) * key_blocks + j0 // BLOCK_N
-                tl.store(dgate_ptr + ((batch * L + chunk) * K + a) * parts + part, dgate)
-            if gate_ptr is not None:
-                p = p * gate
-                ds = ds * gate
-            ds16 = ds.to(k.dtype)
-            dq = tl.dot(ds16, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-            if WRITE_KEYS:
-                token = ((batch * L + chunk) * K + a) * R + j0
-                head_anew = (tl.program_id(0) + again) % H  # recomputed too: no register holds it throughout the loops
-                into = (token * H + head_anew) * D + (
-                    (tl.arange(0, BLOCK_N) + again)[:, None] * (H * D) + column[None, :]
-                )
-                inside = (column < D)[None, :]
-                if not EVEN_KEYS:
-                    inside = inside & (j < R)[:, None]
-                dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
-                tl.store(dv_ptr + into, dv.to(dv_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
-                dk = tl.dot(tl.trans(ds16), qc, input_precision=PRECISION) * scale  # [BLOCK_N, BLOCK_D]
-                tl.store(dk_ptr + into, dk.to(dk_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
-        if band_ptr is not None:
+            # The logits of the next step arrive during this step's products. No barrier separates loads of logits from
+            # the store of dS in the same place, because dS depends on the logits.
+            offsets = _skewed(j0 + BLOCK_N, zero, BAND_KEYS, BLOCK_M, BLOCK_N)
+            there = local < tl.where((a == K - 1) & (step + 1 < steps), BLOCK_M, 0)
+            position = tl.load(band_at + offsets, mask=there[:, None], other=position)
+            ds_sum = (tl.where(a == 0, 0.0, ds_sum).to(tl.float32) + ds.to(SUM).to(tl.float32)).to(SUM)
+        if dgate_ptr is not None:
+            dgate = tl.sum(tl.sum(ds * content * scale + p * dp_raw, 1), 0)
+            parts = blocks * H * key_blocks
+            part = (block * H + head) * key_blocks + step // K
+            tl.store(dgate_ptr + ((batch * L + chunk) * K + a) * parts + part, dgate)
+        if gate_ptr is not None:
+            p = p * gate
+            ds = ds * gate
+        ds16 = ds.to(k.dtype)
+        dq = tl.dot(ds16, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
+        if WRITE_KEYS:
+            token = ((batch * L + chunk) * K + a) * R + j0
+            head_anew = (tl.program_id(0) + zero) % H  # recomputed too: no register holds it throughout the loop
+            into = (token * H + head_anew) * D + ((tl.arange(0, BLOCK_N) + zero)[:, None] * (H * D) + column[None, :])
+            inside = (column < D)[None, :]
+            if not EVEN_KEYS:
+                inside = inside & (j < R)[:, None]
+            dv = tl.dot(tl.trans(p.to(do.dtype)), do, input_precision=PRECISION)  # [BLOCK_N, BLOCK_D]
+            tl.store(dv_ptr + into, dv.to(dv_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
+            dk = tl.dot(tl.trans(ds16), qc, input_precision=PRECISION) * scale  # [BLOCK_N, BLOCK_D]
+            tl.store(dk_ptr + into, dk.to(dk_ptr.dtype.element_ty), mask=inside, eviction_policy=EVICT)
+        if band_ptr is not None and a == K - 1:
+            into_band = band_at
             if ds_ptr is not None:
-                band_at = ds_ptr + (slot.to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
-            else:
-                tl.debug_barrier()  # all threads have read the logits that the store replaces
-            at = band_at + (local[:, None] * band_keys + tl.arange(0, BLOCK_N)[None, :])
-            tl.store(at, ds_sum.to(band_ptr.dtype.element_ty))
+                into_band = ds_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
+            tl.store(into_band + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N), ds_sum.to(band_ptr.dtype.element_ty))
 
-    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops
-    head, slot, item, block, chunk, batch, first_row, start = locate(
-        tl.program_id(0) + tl.minimum(blocks, 0),
-        H,
-        M,
-        first_item,
-        first_chunk,
-        chunks,
-        blocks,
-        query_start,
-        batch_start_ptr,
-        stride_batch_start,
-        BLOCK_M,
+    # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loop
+    pid = tl.program_id(0) + tl.minimum(blocks, 0)
+    head, item, block, chunk, batch, first_row, start = locate(
+        pid, H, M, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M
     )
     n = start + tl.arange(0, BLOCK_M)
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     row = (batch * N + n) * H + head  # int64
+    if dcontent_ptr is not None:
+        tl.store(dcontent_ptr + (wide(item) * H + head) * D + column, tl.sum(dq, 0) * scale, mask=column < D)
+    if band_ptr is not None:
+        drq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+        if has_keys(chunk, L, batch_start_ptr is not None):
+            tl.debug_barrier()  # the products load dS that other threads stored
+            zero = opaque_zero(pid)
+            ds_at = (band_ptr if ds_ptr is None else ds_ptr) + (wide(item) * H + head) * (
+                BLOCK_M * (BAND_KEYS + BLOCK_M)
+            )
+            ds_at += _square(BAND_KEYS, BLOCK_M)
+            rel_base = rel_ptr + wide(head) * stride_rh
+            first = block * BLOCK_M + 1 - BAND_KEYS - rel_start
+            rows = rel_rows(rel_base, first, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            ds16 = tl.load(ds_at, mask=_stored(0, zero, BAND_KEYS, BLOCK_M), other=0.0)  # [BLOCK_M, BLOCK_M]
+            drq = tl.dot(ds16, rows, drq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
+            for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
+                rows = rel_rows(rel_base, first + c0, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+                drq += tl.dot(tl.load(ds_at + c0), rows, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
+            rows = rel_rows(rel_base, first + BAND_KEYS, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            ds16 = tl.load(ds_at + BAND_KEYS, mask=_stored(BAND_KEYS, zero, BAND_KEYS, BLOCK_M), other=0.0)
+            drq += tl.dot(ds16, rows, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
+        width = tl.arange(0, BLOCK_E)
+        if dposition_ptr is not None:
+            tl.store(dposition_ptr + (wide(item) * H + head) * E + width, tl.sum(drq, 0) * scale, mask=width < E)
+        if drq_ptr is not None:
+            tl.store(
+                drq_ptr + row[:, None] * E + width[None, :],
+                (drq * scale).to(drq_ptr.dtype.element_ty),
+                mask=row_mask[:, None] & (width < E)[None, :],
+            )
+        else:
+            dq += drq
     tl.store(
         dq_ptr + row[:, None] * D + column[None, :],
         (dq * scale).to(dq_ptr.dtype.element_ty),
         mask=row_mask[:, None] & (column < D)[None, :],
     )
-    if dcontent_ptr is not None:
-        tl.store(dcontent_ptr + (item.to(tl.int64) * H + head) * D + column, tl.sum(dq, 0) * scale, mask=column < D)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -212,9 +403,9 @@ def _cca_backward_key_kernel(
     stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
     stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
     stride_dob, stride_don, stride_doh,
-    N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, first_item, key_blocks, band_keys,
+    N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, key_blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BAND_KEYS: tl.constexpr,
     MASK_TOKENS: tl.constexpr, EVEN_KEYS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of one key block of a neighbour and key head: sums over the group's heads and a chunk's time blocks."""
@@ -223,10 +414,10 @@ def _cca_backward_key_kernel(
     group = pid % groups
     j0 = (pid // groups) % key_blocks * BLOCK_N
     a = (pid // groups) // key_blocks % K
-    slot = (pid // groups) // key_blocks // K * blocks  # of the chunk's first time block
-    batch = ((first_item + slot) // (blocks * chunks)).to(tl.int64)
+    item = (pid // groups) // key_blocks // K * blocks  # of the chunk's first time block
+    batch = (item // (blocks * chunks)).to(tl.int64)
     query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
-    chunk = first_chunk + (first_item + slot) // blocks % chunks
+    chunk = first_chunk + item // blocks % chunks
     if not has_keys(chunk, L, batch_start_ptr is not None):
         return
     group64, chunk64 = group.to(tl.int64), chunk.to(tl.int64)
@@ -261,6 +452,10 @@ def _cca_backward_key_kernel(
         start64 = start.to(tl.int64)
         n = start + local
         row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
+        if mask_ptr is not None or batch_start_ptr is not None:
+            row_mask &= tl.load(lse_ptr + (batch * H + head) * N + n, mask=row_mask, other=float("-inf")) != float(
+                "-inf"
+            )
         q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
         do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
         content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
@@ -282,8 +477,8 @@ def _cca_backward_key_kernel(
         zero = opaque_zero(step)
         position = 0.0
         if band_ptr is not None:
-            band_at = band_ptr + ((slot + block).to(tl.int64) * H + head) * (BLOCK_M * band_keys) + j0
-            position = load_band(band_at, band_keys, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            band_at = band_ptr + (wide(item + block) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
+            position = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
@@ -315,3 +510,72 @@ def _cca_backward_key_kernel(
     inside = (j < R)[:, None] & (column < D)[None, :]
     tl.store(dk_ptr + into, (dk * (scale * gate)).to(dk_ptr.dtype.element_ty), mask=inside)
     tl.store(dv_ptr + into, (dv * gate).to(dv_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=SIZES)
+def _cca_backward_table_kernel(
+    q_ptr,
+    rq_ptr,
+    position_ptr,
+    batch_start_ptr,
+    band_ptr,
+    part_ptr,
+    stride_qb,
+    stride_qn,
+    stride_qh,
+    stride_rqb,
+    stride_rqn,
+    stride_rqh,
+    stride_ph,
+    stride_batch_start,
+    N,
+    M,
+    H,
+    L,
+    query_start,
+    first_chunk,
+    chunks,
+    blocks,
+    items,
+    items_per_split,
+    scale: tl.float32,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BAND_KEYS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """BLOCK_M rows of one head's dR, summed over one split's items.
+
+    Row x of the partial sums [splits, H, rows, E] belongs to displacement x + 1 - BAND_KEYS.
+    """
+    diagonal, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head64 = head.to(tl.int64)
+    rows = tl.num_programs(0) * BLOCK_M
+    local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
+    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+    acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    first = split * items_per_split
+    for item in range(first, tl.minimum(first + items_per_split, items)):
+        block = item % blocks
+        batch = wide(item // (blocks * chunks))
+        own_start, own_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
+        chunk = own_chunk + item // blocks % chunks
+        first_row = (chunk + 1) * M - 1 - own_start
+        start = first_row + block * BLOCK_M
+        n = start + local
+        c0 = (diagonal - block) * BLOCK_M  # first column of the band on this diagonal
+        there = (c0 >= 0) & (c0 <= BAND_KEYS) & has_keys(chunk, L, batch_start_ptr is not None)
+        row_mask = (n >= 0) & (n < tl.where(there, tl.minimum(first_row + M, N), 0))
+        base, stride = _relative_query(
+            q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
+        )
+        rq = add_bias(
+            load_rows(base, local, row_mask, stride, E, BLOCK_E), position_at, E, BLOCK_E
+        )  # [BLOCK_M, BLOCK_E]
+        ds_at = band_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
+        inside = _stored(c0, opaque_zero(item), BAND_KEYS, BLOCK_M) & row_mask[:, None]
+        ds = tl.load(ds_at + c0 + _square(BAND_KEYS, BLOCK_M), mask=inside, other=0.0)  # [BLOCK_M, BLOCK_M]
+        acc = tl.dot(tl.trans(ds), rq, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
+    into = ((split.to(tl.int64) * H + head) * rows + diagonal * BLOCK_M) * E + local[:, None] * E + width[None, :]
+    tl.store(part_ptr + into, acc * scale, mask=(local >= 0)[:, None] & (width < E)[None, :])

@@ -11,16 +11,16 @@ from ....compile import configs
 from ....compile.target import Target
 from ....core.steps import decided, derived
 from ....triton_lib import attention, beyond
-from ....triton_lib.launch import Scalars, launch, needed, settled, strides
+from ....triton_lib.launch import Scalars, launch, needed, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
 from ....triton_lib.sums import sum_parts
 from ..call import ChunkedCrossAttention
-from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel
-from .band import _cca_backward_band_kernel, _cca_backward_logits_kernel, _cca_backward_rel_kernel
+from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel, _cca_backward_table_kernel
 from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
 WAVES = 2  # programs per multiprocessor below which the keys are split
+TABLE_WAVES = 4  # programs per multiprocessor of the kernel of dR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,33 +124,26 @@ def forward(call: ChunkedCrossAttention, target: Target) -> tuple[Tensor, Tensor
     return out, lse
 
 
-#: Bound of the band workspace in bytes. The workspace should stay in L2 (50 MB on sm_90, 40 on sm_80) from one kernel
-#: to the next, beside the stream of keys, values and their gradients.
-SLAB_BYTES = 16 << 20
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """Tiles of the kernels, all of core.block_m rows, and the division of the work: an item is one (batch, chunk, time
-    block), a slab some items.
+    block).
     """
 
     core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
     key: configs.Tile
-    band: configs.Tile
-    rel: configs.Tile
+    table: configs.Tile
     fused: bool
-    blocks: int  # time blocks a chunk
+    blocks: int  # time blocks per chunk
     key_blocks: int
-    band_keys: int  # columns of the band workspace: R, rounded up to whole blocks of every kernel
+    band_keys: int  # R, rounded up to whole blocks of every kernel
     items: int
-    slab: int
-    diagonals: int
+    diagonals: int  # blocks of table rows that a band reaches
     items_per_split: int
 
     @property
     def splits(self) -> int:
-        return -(-self.slab // self.items_per_split)
+        return -(-self.items // self.items_per_split)
 
 
 def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Layout:
@@ -160,25 +153,16 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
     whole = choose_tile(call, "backward", target, rows=call.chunk_len)
     fused = need_keys and groups == heads and call.chunk_len <= whole.block_m
     core = whole if fused else choose_tile(call, "backward_query", target, rows=call.chunk_len)
-    block_m = core.block_m  # of every kernel: the workspace is laid out in tiles of it
-    others = (choose_tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "band", "rel"))
-    key, band, rel = (dataclasses.replace(t, block_m=block_m) for t in others)
-    blocks = -(-call.chunk_len // block_m)
-    if blocks > 1:  # the bands of a chunk's time blocks must be whole blocks of table rows apart
-        band = dataclasses.replace(band, block_n=min(band.block_n, block_m))
-    rel = dataclasses.replace(rel, block_n=band.block_n)
-    widest = max(t.block_n for t in (core, key, band))
+    others = (choose_tile(call, f"backward_{name}", target, rows=call.chunk_len) for name in ("key", "table"))
+    key, table = (dataclasses.replace(tile, block_m=core.block_m) for tile in others)
+    blocks = -(-call.chunk_len // core.block_m)
+    widest = max(core.block_m, core.block_n, key.block_n)
     band_keys = -(-keys // widest) * widest
-    items = slab = b * part.count * blocks
-    if call.rel_key is not None:
-        tile_bytes = heads * block_m * band_keys * call.query.element_size()
-        most = max(SLAB_BYTES // tile_bytes // blocks, 1) * blocks  # whole chunks
-        slab = -(-items // -(-items // most) // blocks) * blocks  # of equal size
-    bands = (block_m + band.block_n - 2) // band.block_n + 1
-    diagonals = (blocks - 1) * (block_m // band.block_n) + bands + band_keys // band.block_n - 1
-    per_split = -(-slab // min(slab, -(-WAVES * target.multiprocessors // (diagonals * heads))))
+    items = b * part.count * blocks
+    diagonals = blocks + band_keys // core.block_m
+    per_split = -(-items // min(items, -(-TABLE_WAVES * target.multiprocessors // (diagonals * heads))))
     key_blocks = -(-keys // core.block_n)
-    return Layout(core, key, band, rel, fused, blocks, key_blocks, band_keys, items, slab, diagonals, per_split)
+    return Layout(core, key, table, fused, blocks, key_blocks, band_keys, items, diagonals, per_split)
 
 
 def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> dict[str, Tensor | None]:
@@ -192,7 +176,7 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
     chunks, neighbours = call.key.shape[1:3]
     has_rel, need_keys = call.rel_key is not None, need["key"] or need["value"]
     e = call.rel_key.shape[-1] if has_rel else d
-    band = new(has_rel, cut.slab, h, cut.core.block_m, cut.band_keys, dtype=dtype)
+    band = cut.items, h, cut.core.block_m, cut.band_keys + cut.core.block_m
     made = dict(
         dq_ptr=new(True, b, n, h, d, dtype=dtype),
         drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
@@ -202,11 +186,13 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
         dcontent_ptr=new(need["content_bias"], cut.items, h, d),
         dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),
         delta_ptr=new(need_keys and not cut.fused, b, h, n),
-        band_ptr=band,
+        band_ptr=new(has_rel, *band, dtype=dtype),
         # if the key kernel follows the query kernel, it needs the logits, so dS may not replace them
-        ds_ptr=None if cut.fused or not need_keys or band is None else torch.empty_like(band),
-        part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.band.block_n, e),
+        ds_ptr=new(has_rel and need_keys and not cut.fused, *band, dtype=dtype),
+        part_ptr=new(has_rel and need["rel_key"], cut.splits, h, cut.diagonals * cut.core.block_m, e),
     )
+    if made["ds_ptr"] is not None:
+        made["ds_ptr"].zero_()  # the query kernel stores only the elements that have a key
     # chunks that no row attends; with starts for each batch entry, any chunk may be one
     first, last = (chunks, chunks) if call.batch_start is not None else (max(part.first, 0), part.first + part.count)
     for grad in filter(torch.is_tensor, (made["dk_ptr"], made["dv_ptr"], made["dgate_ptr"])):
@@ -221,65 +207,41 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     """Return the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
+    h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     part = span(call)
     cut = layout(call, need["key"] or need["value"], part, target)
     made = buffers(call, need, part, cut)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
-    elif call.neighbour_mask is not None or call.batch_start is not None:
-        grad_out = settled(grad_out, lse)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
     given = tensors(call) | made | {"out_ptr": out, "lse_ptr": lse, "do_ptr": grad_out, "dlse_ptr": grad_lse}
     given |= {"query_start": call.query_start, "first_chunk": part.first}
     arguments = scalars(call) | strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
-    arguments |= {"chunks": part.count, "blocks": cut.blocks, "band_keys": cut.band_keys}
-    arguments |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused}
-    for first in range(0, cut.items, cut.slab):
-        _launch_slab(call, need, cut, given, arguments, first, min(cut.slab, cut.items - first))
+    arguments |= {"chunks": part.count, "blocks": cut.blocks, "BAND_KEYS": cut.band_keys, "items": cut.items}
+    arguments |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused, "EVEN_BAND": cut.band_keys == keys}
+    arguments |= {"FEW_NEIGHBOURS": neighbours <= 2}
+
+    def run(kernel, grid: tuple[int, ...], tile: configs.Tile, given: dict = given) -> None:
+        own = {"key_blocks": -(-keys // tile.block_n), "EVEN_KEYS": keys % tile.block_n == 0}
+        launch(kernel, given, Scalars.of_tile(grid, arguments | own, tile))
+
+    run(_cca_backward_query_kernel, (cut.items * h,), cut.core)
+    if made["delta_ptr"] is not None:
+        key_blocks = -(-keys // cut.key.block_n)
+        grid = (cut.items // cut.blocks * neighbours * key_blocks * groups,)
+        run(_cca_backward_key_kernel, grid, cut.key)
     letters = {"query": "q", "key": "k", "value": "v", "rel_query": "rq"}
     input_grads = {name: made[f"d{letter}_ptr"] for name, letter in letters.items()}
     for name, pointer in {"content_bias": "dcontent_ptr", "position_bias": "dposition_ptr"}.items():
         if made[pointer] is not None:
             input_grads[name] = sum_parts(made[pointer], getattr(call, name))
     if (rel := made["part_ptr"]) is not None:
+        ds = made["band_ptr"] if made["ds_ptr"] is None else made["ds_ptr"]
+        run(_cca_backward_table_kernel, (cut.diagonals, h, cut.splits), cut.table, given | {"band_ptr": ds})
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
         input_grads["rel_key"] = sum_parts(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
     if made["dgate_ptr"] is not None:
         input_grads["neighbour_gate"] = made["dgate_ptr"].sum(-1).to(out.dtype)
     return needed(call, need, input_grads)
-
-
-def _launch_slab(
-    call: ChunkedCrossAttention,
-    need: dict[str, bool],
-    cut: Layout,
-    given: dict,
-    arguments: dict,
-    first_item: int,
-    count: int,
-) -> None:
-    """Launch the kernels of `count` items, from `first_item` on."""
-    h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
-    has_rel = call.rel_key is not None
-    # where no key kernel follows the query kernel, dS has replaced the logits in the band
-    with_ds = given | {"band_ptr": given["band_ptr" if given["ds_ptr"] is None else "ds_ptr"]}
-
-    def scalars_of(grid: tuple[int, ...], tile: configs.Tile, key_blocks: int) -> Scalars:
-        own = {"first_item": first_item, "key_blocks": key_blocks, "EVEN_KEYS": keys % tile.block_n == 0}
-        return Scalars.of_tile(grid, arguments | own | {"last_item": first_item + count}, tile)
-
-    each = (count * h,)
-    if has_rel:
-        launch(_cca_backward_logits_kernel, given, scalars_of(each, cut.band, cut.key_blocks))
-    launch(_cca_backward_query_kernel, given, scalars_of(each, cut.core, cut.key_blocks))
-    if (need["key"] or need["value"]) and not cut.fused:
-        key_blocks = -(-keys // cut.key.block_n)
-        grid = (count // cut.blocks * neighbours * key_blocks * groups,)
-        launch(_cca_backward_key_kernel, given, scalars_of(grid, cut.key, key_blocks))
-    if has_rel and (need["query"] or need["rel_query"] or need["position_bias"] or need["rel_key"]):
-        launch(_cca_backward_band_kernel, with_ds, scalars_of(each, cut.band, cut.key_blocks))
-    if given["part_ptr"] is not None:
-        band_blocks = cut.band_keys // cut.band.block_n
-        launch(_cca_backward_rel_kernel, with_ds, scalars_of((cut.diagonals, h, cut.splits), cut.rel, band_blocks))

@@ -10,7 +10,7 @@ from ....triton_lib.positions import position_of
 
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 SIZES = ("N", "M", "K", "R", "H", "L", "T", "HEADS_PER_GROUP", "rel_start", "query_start", "first_chunk", "chunks")
-SIZES += ("blocks", "first_item", "last_item", "items_per_split", "key_blocks", "dropout_limit")
+SIZES += ("blocks", "items", "items_per_split", "key_blocks", "dropout_limit")
 SIZES += ("keys_per_split", "neighbours_per_split", "neighbour_splits")
 
 
@@ -33,13 +33,6 @@ def load_gate(gate_ptr, visible, MASKED: tl.constexpr):
     if MASKED:
         gate = tl.where(tl.max(visible.to(tl.int32), 0) > 0, gate, 0.0)
     return gate
-
-
-@triton.jit
-def load_band(band_at, band_keys, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """float32 [BLOCK_M, BLOCK_N] tile of a workspace with band_keys columns; `zero` as in `position_logits`."""
-    row = (tl.arange(0, BLOCK_M) + zero)[:, None] * band_keys
-    return tl.load(band_at + (row + tl.arange(0, BLOCK_N)[None, :])).to(tl.float32)
 
 
 @triton.jit
@@ -66,28 +59,19 @@ def has_keys(chunk, L, OWN_STARTS: tl.constexpr):
 
 @triton.jit
 def locate(
-    pid,
-    H,
-    M,
-    first_item,
-    first_chunk,
-    chunks,
-    blocks,
-    query_start,
-    batch_start_ptr,
-    stride_batch_start,
-    BLOCK_M: tl.constexpr,
+    pid, H, M, first_chunk, chunks, blocks, query_start, batch_start_ptr, stride_batch_start, BLOCK_M: tl.constexpr
 ):
-    """head, slot in the slab, item, block, chunk, batch (int64), first row of the chunk, first row of the tile."""
-    head, slot = pid % H, pid // H
-    item = first_item + slot
+    """head, item, block, chunk, batch (int64), first row of the chunk, first row of the tile. An item is one (batch,
+    chunk, time block).
+    """
+    head, item = pid % H, pid // H
     block = item % blocks
     batch = (item // (blocks * chunks)).to(tl.int64)
     query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
-    chunk = first_chunk + (item // blocks) % chunks
+    chunk = first_chunk + item // blocks % chunks
     # tiles start at index 0 of the attending chunk, so that all chunks' bands have the same table rows
     first_row = (chunk + 1) * M - 1 - query_start
-    return head, slot, item, block, chunk, batch, first_row, first_row + block * BLOCK_M
+    return head, item, block, chunk, batch, first_row, first_row + block * BLOCK_M
 
 
 @triton.jit
