@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import probe
 from ptx_emulator.estimate import model
+from ptx_emulator.launches import Launch
 from ptx_emulator.machines import MACHINES
 from ptx_emulator.program import Program, Region
 
@@ -51,11 +54,6 @@ def test_a_load_that_a_barrier_follows_is_exposed_and_one_that_nobody_needs_is_h
 
 
 def test_a_copy_is_bound_by_its_bytes():
-    import triton
-    import triton.language as tl
-
-    from ptx_emulator.launches import Launch
-
     @triton.jit
     def copy_kernel(x_ptr, y_ptr):
         at = tl.program_id(0) * 2048 + tl.arange(0, 2048)
@@ -116,3 +114,64 @@ def test_the_fastest_of_tiles_is_chosen():
     ends = min(measured, key=measured.get), max(measured, key=measured.get)
     one = judge.chosen(sizes, {tile: measured[tile] for tile in ends})
     assert one.tile == ends[0] and one.slower == 1.0
+
+
+@triton.jit
+def double_kernel(x_ptr, out_ptr, STEP: tl.constexpr):
+    at = (tl.program_id(0) * 2048 + tl.arange(0, 2048)) * STEP
+    tl.store(out_ptr + at, 2 * tl.load(x_ptr + at))
+
+
+@triton.jit
+def sparse_fill_kernel(out_ptr, STEP: tl.constexpr):
+    at = (tl.program_id(0) * 2048 + tl.arange(0, 2048)) * STEP
+    tl.store(out_ptr + at, 1.0)
+
+
+def bytes_moved(kernel, size: int, step: int, *names: str) -> model.Estimate:
+    x = torch.empty(size, dtype=torch.float32, device="meta")
+    compiled = {"blocks_per_sm": 16, "instructions": 40, "warps": 4}
+    arguments = dict.fromkeys(names, x) | {"STEP": step}
+    return model.estimate(Launch(kernel, (size // step // 2048,), arguments), MACHINES["A100"], compiled)
+
+
+def test_a_kernel_in_place_moves_its_tensor_twice():
+    size = 1 << 26
+    found = bytes_moved(double_kernel, size, 1, "x_ptr", "out_ptr")
+    assert found.hbm_bytes == 8 * size and found.bound == "HBM"
+    assert found.seconds > 8 * size / MACHINES["A100"].memory
+
+
+def test_a_sector_is_read_before_it_is_written_in_part_only():
+    size = 1 << 22
+    assert bytes_moved(sparse_fill_kernel, size, 1, "out_ptr").hbm_bytes == 4 * size
+    sparse = bytes_moved(sparse_fill_kernel, size, 2, "out_ptr").hbm_bytes
+    assert sparse == pytest.approx(2 * 4 * size, rel=0.01)
+
+
+def test_a_launch_that_reads_a_part_of_a_tensor_moves_that_part():
+    x = torch.empty(1 << 26, dtype=torch.float32, device="meta")
+    compiled = {"blocks_per_sm": 16, "instructions": 40, "warps": 4}
+    launch = Launch(double_kernel, (4,), {"x_ptr": x, "out_ptr": torch.empty(8192, device="meta"), "STEP": 1})
+    assert model.estimate(launch, H200, compiled).hbm_bytes == 2 * 8192 * 4
+
+
+@triton.jit
+def twice_kernel(x_ptr, width, BLOCK: tl.constexpr):
+    """Divide each row by its sum in place: two loops over the row."""
+    row, at = tl.program_id(0).to(tl.int64) * width, tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for first in range(0, width, BLOCK):
+        total += tl.load(x_ptr + row + first + at)
+    total = tl.sum(total, 0)
+    for first in range(0, width, BLOCK):
+        tl.store(x_ptr + row + first + at, tl.load(x_ptr + row + first + at) / total)
+
+
+@pytest.mark.parametrize(("width", "times"), [(1 << 13, 2), (1 << 17, 3)])
+def test_a_row_is_read_again_from_hbm_only_if_the_resident_rows_exceed_l2(width, times):
+    x = torch.empty(4096, width, dtype=torch.float32, device="meta")
+    compiled = {"blocks_per_sm": 2, "instructions": 40, "warps": 32}
+    launch = Launch(twice_kernel, (4096,), {"x_ptr": x, "width": width, "BLOCK": 4096}, {"num_warps": 32})
+    found = model.estimate(launch, MACHINES["A100"], compiled)
+    assert found.hbm_bytes == pytest.approx(times * 4 * 4096 * width, rel=0.01)

@@ -26,6 +26,8 @@ GENERIC = {"local": 201 << 40, "param": 202 << 40, "const": 203 << 40}
 PARAMETERS = 2  # the space of a structure's fields, whose address is computed
 #: memory orders and scopes; here everyone sees an access at once
 _ORDERS = {"relaxed", "acquire", "release", "acq_rel", "gpu", "cta", "cluster", "sys"}
+#: bits of an access's part in the order between CTAs: traffic.h
+_ACQUIRES, _RELEASES, _STRONG = 1, 2, 4
 #: cache hints of a load or store, which change no value
 _HINTS = _ORDERS | {"nc", "ca", "cg", "cs", "lu", "cv", "wb", "wt", "volatile", "weak"}
 _HINTS |= {f"L2::{hint}" for hint in ("cache_hint", "64B", "128B", "256B")}
@@ -251,14 +253,23 @@ def values(operand) -> list:
     return list(operand.items) if isinstance(operand, Vector) else [operand]
 
 
-def _access(s, parts, address, moved: list) -> tuple[str, tuple[int, int]]:
+def _access(s, parts, address, moved: list) -> tuple[str, tuple[int, int, int]]:
     """Return (type, options) of a load or store outside the parameters, which moves these registers."""
     known(parts[:-1], *_SPACES, "v2", "v4", *_HINTS)
     count = next((int(part[1:]) for part in parts if part in ("v2", "v4")), 1)
     if len(moved) != count or len(s.operands) != 2 + ("L2::cache_hint" in parts):
         raise NotUnderstood("operands")
     space = next((_SPACES[part] for part in parts if part in _SPACES), 0)
-    return parts[-1], (address.offset + (GENERIC["local"] if space == LOCAL else 0), space)
+    return parts[-1], (address.offset + (GENERIC["local"] if space == LOCAL else 0), space, order(parts))
+
+
+def order(parts, strong: bool = False) -> int:
+    """Return the part of an access in the order between CTAs. strong: atomics are, whatever their modifiers say."""
+    if "cta" in parts:
+        return 0
+    strong = strong or bool({"relaxed", "volatile", "acquire", "release"} & set(parts))
+    acquires, releases = (bool({which, "acq_rel"} & set(parts)) for which in ("acquire", "release"))
+    return strong * _STRONG + acquires * _ACQUIRES + releases * _RELEASES
 
 
 @form("ld")
@@ -304,7 +315,7 @@ def _update(s, parts):
     if [len(values(source)) for source in sources] != [count] * (2 if how == "cas" else 1):
         raise NotUnderstood("operands")
     space = max(_SPACES.get(flag, 0) for flag in flags)
-    options = (address.offset, space, UPDATES[how], count)
+    options = (address.offset, space, UPDATES[how], count, order(parts, strong=True))
     wanted = [] if targets == [Register("_")] else targets
     read = [address.base, *(value for source in sources for value in values(source))]
     return Instruction("atom", kind, read, wanted, options=options)
@@ -343,8 +354,8 @@ def _fence(s, parts):
     if parts[:2] == ["proxy", "async"]:
         return Instruction("fence.proxy.async")
     if s.opcode.startswith("fence") and parts[0] != "mbarrier_init" and parts[:2] != ["proxy", "tensormap::generic"]:
-        known(parts, "acq_rel", "sc", "cta", "gpu")
-    return Instruction("fence")
+        known(parts, "acq_rel", "sc", "cta", "gpu", "sys")
+    return Instruction("fence", options=(int(parts[0] in ("gl", "sys") or bool({"gpu", "sys"} & set(parts))),))
 
 
 @form("bra")

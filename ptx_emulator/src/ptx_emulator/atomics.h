@@ -36,7 +36,8 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
   });
 }
 
-// option 0: byte offset, option 1: Space, option 2: Update, option 3: elements; destinations: the old values, or none
+// option 0: byte offset, option 1: Space, option 2: Update, option 3: elements, option 4: bits of the order
+// destinations: the old values, or none
 // sources: the address, the operand's elements, those that a comparison stores
 inline void atom(Machine& m, Ins& i) {
   int each = BYTES[i.type], count = int(i.option[3]), bytes = each * count, how = int(i.option[2]);
@@ -46,7 +47,8 @@ inline void atom(Machine& m, Ins& i) {
     std::vector<uint64_t> addresses;
     m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
-      uint8_t* host = shared ? m.shared.data() + m.offset_of(at, bytes, t) : m.global(at, bytes, t);
+      uint8_t* host =
+          shared ? m.shared.data() + m.offset_of(at, bytes, t) : m.touch(at, bytes, t, true, true, i.option[4]);
       if (shared)
         m.note_atomic(host - m.shared.data(), bytes, t);
       addresses.push_back(at);
@@ -64,6 +66,7 @@ inline void atom(Machine& m, Ins& i) {
     });
     count_request(i, i.option[1], addresses, bytes);
   });
+  m.touched(shared ? 0 : i.option[4]);
 }
 
 }  // namespace ptx

@@ -96,6 +96,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"not emulated: {error}") from None
     for launch in executed:
         print(titled(launch))
+        for note in launch.notes:
+            print(f"  note: {note}")
         if not arguments.brief:
             print(drawn(launch.counters(), launch.lines()[:LINES], "the grid"), flush=True)
     print(f"{len(executed)} launches: nothing wrong")

@@ -35,6 +35,7 @@ class Execution:
     configuration: str | None  # the autotuner's, where there is one
     compiled: Compiled = dataclasses.field(repr=False)
     counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
+    notes: list[str] = dataclasses.field(default_factory=list)  # what is no fault, but worth knowing
 
     def counted(self) -> list[Counted]:
         """Return the counts of every instruction over the whole grid."""
@@ -160,7 +161,10 @@ class _State:
             return
         before = compiled.program.raw_counts() if self.counts else None
         known = [(address, storage.nbytes()) for address, storage in self.known.items()]
+        if math.prod(grid) == 0:
+            launch.notes.append("the grid is empty: nothing was executed")
         execute(compiled, grid, values, checks=self.checks, known=known)
+        launch.notes += [f"CTAs store equal bytes to one place: {one}" for one in compiled.program.equal_stores()]
         if before is not None:
             launch.counts = compiled.program.raw_counts() - before
 

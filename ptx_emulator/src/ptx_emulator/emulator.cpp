@@ -22,7 +22,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"atom", atom}, {"cp.async", cp_async}, {"cp.async.commit", cp_commit}, {"cp.async.wait", cp_wait},
     {"bulk.load", bulk_load}, {"bulk.store", bulk_store}, {"bulk.commit", bulk_commit}, {"bulk.wait", bulk_wait},
     {"tensormap.replace", map_replace}, {"tensormap.copy", map_copy},
-    {"bar", bar_sync}, {"warp.sync", warp_sync}, {"fence", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
+    {"bar", bar_sync}, {"warp.sync", warp_sync}, {"fence", fence}, {"nothing", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
     {"trap", trap}, {"bra", bra}, {"print", print}, {"assertion", assertion}, {"shfl", shfl}, {"vote", vote},
     {"redux", redux},
     {"ldmatrix", ldmatrix}, {"stmatrix", stmatrix}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
@@ -48,6 +48,9 @@ struct Program {
   bool tracing = false;
   std::string printed;
   std::vector<int32_t> trace;  // the instructions in the order in which they were executed
+  bool counts_traffic = false;
+  std::vector<Traffic> traffic;                 // by argument tensor
+  std::set<std::pair<int32_t, int32_t>> equal;  // instructions of two CTAs that stored equal bytes
 };
 
 constexpr int END = std::numeric_limits<int>::max();
@@ -87,6 +90,7 @@ class Run {
     if (at_ >= int(program_.code.size()))
       m_.fault("ran past the end of the program");
     Ins& i = program_.code[at_];
+    m_.at = at_;
     select(i);
     ++m_.time;
     if (program_.tracing)
@@ -222,6 +226,8 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
   for (int k = 0; k < nregions; ++k)
     (bases[k] >> ptx::REGION_BITS < ptx::FIRST_REGION ? hosts_own : regions)
         .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
+  program.traffic.resize(std::max(program.traffic.size(), regions.size()));
+  ptx::Order order;
   for (int64_t n = first; n < last; ++n) {
     *where = n;
     ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed);
@@ -233,6 +239,9 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
         if (specials[k] >= 0)
           m.reg(specials[k])[t] = values[k];
     }
+    order.begin(int32_t(n - first));
+    m.order = checks && last - first > 1 ? &order : nullptr;
+    m.counts_traffic = program.counts_traffic;
     ptx::Run run(program, m);
     try {
       run.cta();
@@ -240,8 +249,39 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
       std::snprintf(message, message_bytes, "%s", error.what());
       return run.at();
     }
+    for (auto& [number, sector] : m.sectors) {
+      uint64_t index = (number * 32 >> ptx::REGION_BITS) - ptx::FIRST_REGION;
+      if (index >= program.traffic.size())
+        continue;
+      ptx::Traffic& traffic = program.traffic[index];
+      traffic.read += sector.read;
+      traffic.written += sector.written != 0;
+      traffic.in_part += sector.written != 0 && sector.written != ~0u;
+      traffic.bytes_written += __builtin_popcount(sector.written);
+    }
   }
+  program.equal = std::move(order.equal);
   return -1;
+}
+
+// From now on traffic is counted. out, by argument tensor where it isn't null: sectors read, written, written in part,
+// and bytes written, each distinct per CTA. Returns the number of tensors.
+int64_t ptx_traffic(void* handle, int64_t* out) {
+  auto& program = *static_cast<ptx::Program*>(handle);
+  program.counts_traffic = true;
+  if (out)
+    for (const ptx::Traffic& one : program.traffic)
+      *out++ = one.read, *out++ = one.written, *out++ = one.in_part, *out++ = one.bytes_written;
+  return int64_t(program.traffic.size());
+}
+
+// The pairs of instructions by which two CTAs stored equal bytes without an order, in the last run
+int64_t ptx_equal(void* handle, int32_t* out) {
+  auto& program = *static_cast<ptx::Program*>(handle);
+  if (out)
+    for (auto [one, other] : program.equal)
+      *out++ = one, *out++ = other;
+  return int64_t(program.equal.size());
 }
 
 // Return the program's output since the last call, and forget it where `out` takes it

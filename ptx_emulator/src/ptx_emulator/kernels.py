@@ -42,6 +42,15 @@ class Compiled:
         return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
 
 
+def packed(kernel: Compiled, values: Sequence) -> Arguments:
+    """Return a launch's arguments as parameters and regions. values: of every argument, constants included."""
+    made = Arguments()
+    descriptors = iter(kernel.descriptors)
+    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
+        made.add(kind, value, name, descriptors)
+    return made
+
+
 def execute(
     kernel: Compiled,
     grid: Sequence[int],
@@ -52,10 +61,7 @@ def execute(
     known: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Execute a kernel over a grid. values: of every argument, constants included; known: as in `Program.run`."""
-    made = Arguments()
-    descriptors = iter(kernel.descriptors)
-    for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
-        made.add(kind, value, name, descriptors)
+    made = packed(kernel, values)
     size, alignment = kernel.scratch
     if size:
         from triton.runtime import _allocation

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "traffic.h"
+
 namespace ptx {
 
 constexpr int WARP = 32;
@@ -174,6 +176,10 @@ struct Machine {
   Tensor tensor;
   std::vector<int64_t> fence_time, proxy_time;            // by warp: wgmma.fence, fence.proxy.async
   bool barrier = false, exits = false, branches = false;  // the request of a control instruction's handler
+  int at = 0;                                             // the current instruction
+  Order* order = nullptr;                                 // of CTAs: null if races between them are not looked for
+  bool counts_traffic = false;
+  std::unordered_map<uint64_t, Sector> sectors;  // of global memory, that this CTA touched
 
   // Unwritten registers and memory hold neither 0 nor a number
   Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
@@ -269,6 +275,41 @@ struct Machine {
       fault("misaligned global address: " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset),
             thread);
     return region.host + offset;
+  }
+
+  // The memory of an access, which is recorded. data: the bytes that a write stores, null where they are not known
+  uint8_t* touch(uint64_t address, int bytes, int thread, bool reads, bool writes, int64_t bits = 0,
+                 const void* data = nullptr) {
+    uint8_t* host = global(address, bytes, thread);
+    uint64_t index = address >> REGION_BITS;
+    if (index >= LOCAL_REGION && index < FIRST_REGION)
+      return host;
+    if (counts_traffic) {
+      for (uint64_t first = address, end = address + bytes; first < end; first += 32 - first % 32) {
+        Sector& sector = sectors[first / 32];
+        uint32_t mask = uint32_t(((uint64_t(1) << std::min<uint64_t>(32 - first % 32, end - first)) - 1) << first % 32);
+        sector.read |= reads && (mask & ~sector.written);
+        sector.written |= writes ? mask : 0;
+      }
+    }
+    if (order != nullptr) {
+      if (const Access* other = order->note(host, bytes, at, reads, writes, bits & STRONG, data))
+        fault(std::string("race between CTAs: ") +
+                  (reads && writes ? "updates"
+                   : writes        ? "writes"
+                                   : "reads") +
+                  " a byte that is accessed by CTA number " + std::to_string(other->cta) + " at instruction " +
+                  std::to_string(other->at) + " too, and no atomic with acquire and release orders the two",
+              thread);
+      if (bits & STRONG)
+        order->synchronise(host, bits, reads, writes);
+    }
+    return host;
+  }
+  // Ends an instruction whose accesses have these bits
+  void touched(int64_t bits) {
+    if (order != nullptr && (bits & RELEASES))
+      order->tick();
   }
 
   int64_t offset_of(uint64_t address, int bytes, int thread) {

@@ -89,6 +89,7 @@ class Machine:
     hertz: float  # under load
     memory: float  # bytes per second
     tensor: float  # FLOPs of half types, float32 sums
+    l2: int  # bytes of the cache
     mufu: float = 16.0  # results
     shared: float = 128.0  # bytes
 
@@ -98,16 +99,16 @@ class Machine:
         return COPY * self.memory
 
 
-#: name -> machine: SMs, clock under load, memory rate, tensor FLOPs per cycle and SM, by NVIDIA's data sheets
+#: name -> machine: SMs, clock under load, memory rate, tensor FLOPs per cycle and SM, L2, by NVIDIA's data sheets
 MACHINES = {
     one.name: one
     for one in (
-        Machine("A100", 80, 108, 1.41e9, 2.039e12, 2048),
-        Machine("RTX 4090", 89, 128, 2.52e9, 1.008e12, 512),
-        Machine("L40S", 89, 142, 2.52e9, 0.864e12, 1024),
-        Machine("H100", 90, 132, 1.755e9, 3.35e12, 4096),
-        Machine("H200", 90, 132, 1.755e9, 4.8e12, 4096),
-        Machine("B200", 100, 148, 1.85e9, 8.0e12, 8192),
+        Machine("A100", 80, 108, 1.41e9, 2.039e12, 2048, 40 << 20),
+        Machine("RTX 4090", 89, 128, 2.52e9, 1.008e12, 512, 72 << 20),
+        Machine("L40S", 89, 142, 2.52e9, 0.864e12, 1024, 96 << 20),
+        Machine("H100", 90, 132, 1.755e9, 3.35e12, 4096, 50 << 20),
+        Machine("H200", 90, 132, 1.755e9, 4.8e12, 4096, 50 << 20),
+        Machine("B200", 100, 148, 1.85e9, 8.0e12, 8192, 126 << 20),
     )
 }
 

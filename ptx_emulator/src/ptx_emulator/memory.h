@@ -63,7 +63,8 @@ inline bool overwritten(const Machine& m, const uint64_t* address, int thread, i
   return false;
 }
 
-// option 0: byte offset, option 1: Space; the sources are the address, then the values of a store
+// option 0: byte offset, option 1: Space, option 2: bits of the order; the sources are the address, then the values of
+// a store
 inline void access(Machine& m, Ins& i, bool load) {
   int each = BYTES[i.type], count = int(load ? i.d.size() : i.s.size() - 1), bytes = each * count;
   uint64_t* address = m.reg(i.s[0]);
@@ -79,7 +80,7 @@ inline void access(Machine& m, Ins& i, bool load) {
         if (shared)
           m.read_shared(at, bytes, t, buffer);
         else
-          std::memcpy(buffer, m.global(at, bytes, t), bytes);
+          std::memcpy(buffer, m.touch(at, bytes, t, true, false, i.option[2]), bytes);
         for (int k = 0; k < count; ++k) {
           uint64_t value = 0;
           std::memcpy(&value, buffer + k * each, each);
@@ -89,13 +90,14 @@ inline void access(Machine& m, Ins& i, bool load) {
         for (int k = 0; k < count; ++k)
           std::memcpy(buffer + k * each, &m.reg(i.s[k + 1])[t], each);
         if (!shared)
-          std::memcpy(m.global(at, bytes, t), buffer, bytes);
+          std::memcpy(m.touch(at, bytes, t, false, true, i.option[2], buffer), buffer, bytes);
         else if (!overwritten(m, address, t, (w + 1) * WARP))
           m.write_shared(at, bytes, t, buffer);
       }
     });
     count_request(i, i.option[1], addresses, bytes);
   });
+  m.touched(shared ? 0 : i.option[2]);
 }
 inline void ld(Machine& m, Ins& i) { access(m, i, true); }
 inline void st(Machine& m, Ins& i) { access(m, i, false); }
@@ -112,11 +114,11 @@ inline void cp_async(Machine& m, Ins& i) {
       int read = size ? int(std::min<uint64_t>(size[t] & 0xffffffffu, uint64_t(bytes))) : bytes;
       uint64_t source = from[t] + uint64_t(i.option[2]);
       if (read == bytes) {
-        std::memcpy(copy.data, m.global(source, bytes, t), bytes);
+        std::memcpy(copy.data, m.touch(source, bytes, t, true, false), bytes);
         addresses.push_back(source);
       } else {
         for (int k = 0; k < read; ++k)
-          copy.data[k] = *m.global(source + k, 1, t);
+          copy.data[k] = *m.touch(source + k, 1, t, true, false);
       }
       m.note_copy(m.offset_of(copy.address, bytes, t), bytes, t);
       m.copies[t].items.push_back(copy);
@@ -136,7 +138,11 @@ inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in 
 }
 
 inline void bar_sync(Machine& m, Ins&) { m.barrier = true; }
-inline void nothing(Machine&, Ins&) {}  // warps run in lockstep, memory is one: fences order nothing here
+inline void nothing(Machine&, Ins&) {}   // warps run in lockstep, memory is one
+inline void fence(Machine& m, Ins& i) {  // option 0: its scope reaches beyond the CTA
+  if (m.order != nullptr && i.option[0])
+    m.order->fence();
+}
 inline void warp_sync(Machine& m, Ins&) {
   m.each_warp([](int) {});
 }

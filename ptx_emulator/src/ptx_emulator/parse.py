@@ -10,6 +10,8 @@ _STATEMENT = re.compile(r"^(?:@(!?)(%?\w+)\s+)?([a-z][\w.:]*)\s*(.*)$", re.S)
 _OPERAND = re.compile(r"(?:\{[^}]*\}|\[[^\]]*\]|\([^)]*\)|[^,])+")
 _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
+_INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
+_LOCATION = re.compile(r"^\s*\.loc\s.*$", re.M)
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
 TYPE_BYTES = {f"{letter}{bits}": bits // 8 for bits in (8, 16, 32, 64) for letter in "busf"[: 3 + (bits > 8)]}
 TYPE_BYTES["pred"] = 1
@@ -88,7 +90,11 @@ def size_of(space: dict[str, tuple[int, int]]) -> int:
 
 
 def body(text: str) -> str:
-    """Return `text`, without comments, up to the brace that closes the block it begins in."""
+    """Return `text`, without comments, up to the brace that closes the block it begins in.
+
+    LLVM counts the lines of an inline block on from the line of its source, so the locations inside are left out.
+    """
+    text = _INLINE.sub(lambda block: _LOCATION.sub("", block[0]), text)
     text, depth = _LINE_COMMENT.sub("", text), 1
     for brace in re.finditer(r"[{}]", text):
         depth += 1 if brace[0] == "{" else -1

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -25,6 +26,7 @@ _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
 _MESSAGE_BYTES = 400
+_SECOND = re.compile(r"by CTA number (\d+) at instruction (\d+)")  # the other access of a race
 _ALIGNED = 64  # bytes: parameters whose address is taken
 #: special registers that are one number here; those that differ by thread and CTA
 _FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
@@ -92,6 +94,7 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(target))
     loaded.ptx_program.restype = ctypes.c_void_p
     loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
+    loaded.ptx_traffic.restype = loaded.ptx_equal.restype = ctypes.c_int64
     return loaded
 
 
@@ -198,14 +201,33 @@ class Program:
         )
         self._show_printed()
         if failed >= 0:
-            statement, n = self.kernel.statements[failed], where.value
-            cta = (n % grid[0], n // grid[0] % grid[1], n // (grid[0] * grid[1]))
-            said = message.value.decode()
+            statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
+            said = _SECOND.sub(lambda found: self._place(*map(int, found.groups()), grid), message.value.decode())
             for number, name in enumerate(names):
                 said = said.replace(f"argument tensor {number}:", f"argument {name}:")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
+
+    def _place(self, cta: int, instruction: int, grid: Sequence[int]) -> str:
+        statement = self.kernel.statements[instruction]
+        return f"at {statement.line} ({statement.text[:60]}) by CTA {_cta(cta, grid)}"
+
+    def equal_stores(self) -> list[str]:
+        """Return the pairs of lines by which CTAs of the last run stored equal bytes to one place without an order."""
+        raw = (ctypes.c_int32 * (2 * library().ptx_equal(self.handle, None)))()
+        library().ptx_equal(self.handle, raw)
+        lines = [self.kernel.statements[at].line for at in raw]
+        return sorted({" and ".join(sorted({one, other})) for one, other in zip(lines[::2], lines[1::2])})
+
+    def traffic(self) -> numpy.ndarray:
+        """Return int64 [tensors, 4] since the first call, which starts the counting.
+
+        The columns are sectors read, written, written in part, and bytes written, each distinct per CTA.
+        """
+        raw = numpy.zeros((library().ptx_traffic(self.handle, None), 4), numpy.int64)
+        library().ptx_traffic(self.handle, raw.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+        return raw
 
     def _addresses(self) -> dict[str, int]:
         """Return the symbols' addresses: in their own space for shared and local memory, generic for constants."""
@@ -350,6 +372,10 @@ def _packed(size: int, argument, bases: list[int]) -> bytes:
 def region_base(index: int, host: int) -> int:
     """Return the address of a tensor as a kernel sees it: far from every other, aligned as the tensor is."""
     return ((index + FIRST_REGION) << REGION_BITS) + (1 << 20) + host % 256
+
+
+def _cta(number: int, grid: Sequence[int]) -> tuple[int, int, int]:
+    return number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
 
 
 def _array(kind, values):

@@ -53,7 +53,7 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
   Box box;
   uint64_t address = m.reg(i.s[1])[t] + uint64_t(i.option[1]);
   for (size_t byte = 0; byte < sizeof(TensorMap); byte += 16)
-    std::memcpy(reinterpret_cast<uint8_t*>(&box.map) + byte, m.global(address + byte, 16, t), 16);
+    std::memcpy(reinterpret_cast<uint8_t*>(&box.map) + byte, m.touch(address + byte, 16, t, true, false), 16);
   if (!box.map.made || box.map.rank < 1 || box.map.rank > 5 || box.map.kind >= std::size(KINDS))
     m.fault("a tensor map that nobody made", t);
   box.kind = KINDS[box.map.kind];
@@ -83,7 +83,7 @@ inline void bulk_load(Machine& m, Ins& i) {
     box.each([&](int64_t at, uint64_t address) {
       uint64_t value = box.map.nan ? ~uint64_t(0) : 0;
       if (address) {
-        std::memcpy(&value, m.global(address, box.size, t), box.size);
+        std::memcpy(&value, m.touch(address, box.size, t, true, false), box.size);
         addresses.push_back(address);
       }
       if (box.kind == TF32)
@@ -105,11 +105,12 @@ inline void bulk_store(Machine& m, Ins& i) {
     box.each([&](int64_t at, uint64_t address) {
       if (!address)
         return;
-      uint8_t* to = m.global(address, box.size, t);
       uint64_t value = 0, old = 0;
       std::memcpy(&value, &m.shared[box.offset + at], box.size);
+      bool updates = i.option[4] >= 0;
+      uint8_t* to = m.touch(address, box.size, t, updates, true, updates ? STRONG : 0, &value);
       std::memcpy(&old, to, box.size);
-      if (i.option[4] >= 0)
+      if (updates)
         value = updated(m, int(i.option[4]), box.kind, old, value, 0, true);
       std::memcpy(to, &value, box.size);
       addresses.push_back(address);
@@ -141,7 +142,7 @@ inline void map_copy(Machine& m, Ins& i) {
     for (int byte = 0; byte < int(sizeof(TensorMap)); byte += 16) {
       uint8_t part[16];
       m.read_shared(m.reg(i.s[1])[t] + uint64_t(i.option[1] + byte), 16, t, part);
-      std::memcpy(m.global(m.reg(i.s[0])[t] + uint64_t(i.option[0] + byte), 16, t), part, 16);
+      std::memcpy(m.touch(m.reg(i.s[0])[t] + uint64_t(i.option[0] + byte), 16, t, false, true, 0, part), part, 16);
     }
   });
 }

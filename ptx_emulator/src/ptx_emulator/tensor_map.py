@@ -63,7 +63,7 @@ def _tensormap(s, parts):
     if modifiers[1] in ("element_stride", "interleave_layout"):
         if values[-1] not in (Constant(0), Constant(1)) and not isinstance(values[-1], Register):
             raise NotUnderstood(modifiers[1])
-        return Instruction("fence")  # elements side by side, no interleaving
+        return Instruction("nothing")  # elements side by side, no interleaving
     byte, size, indexed, more = _FIELDS[modifiers[1]]
     if indexed:
         byte += size * values.pop(0).value

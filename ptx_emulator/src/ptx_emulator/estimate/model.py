@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .. import counters, launches
+from .. import counters, kernels, launches
 from ..machines import LANES, SCHEDULERS, Machine
+from ..memory import elements
 from ..parse import Vector
 from . import machine_code
 
 _SAMPLES = (0.18, 0.47, 0.83)  # of the grid: causal launches have short and long CTAs
+_WHOLE = 0.9  # share of the bytes of written sectors from which on they count as written whole
 _COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
 
@@ -77,14 +79,19 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     launch = launches.Launch.of(launch)
     if compiled is None:
         compiled = machine_code.static_record(launch, machine.arch)
-    # a launch reads or writes each of its tensors once
     tensors = {id(t): t for t in launch.arguments.values() if isinstance(t, Tensor)}
     sizes = [t.numel() * t.element_size() for t in tensors.values()]
     number, resident = math.prod(launch.grid), max(compiled["blocks_per_sm"], 1)
-    samples, work = _samples(launch, machine.arch)
-    hbm, kept = sum(sizes), sum(size for size in sizes if size <= L1_KEPT)
+    samples, work, traffic = _samples(launch, machine.arch)
+    kept = sum(size for size in sizes if size <= L1_KEPT)
+    hbm = sum(moved(size, number, *one) for size, one in traffic)
     l2 = number * work * statistics.fmean(counters.summary(counted)["global_bytes"] for _, counted, _ in samples)
-    hbm = min(hbm, l2)  # a launch may touch a part of its tensors
+    # a CTA that reads its data again finds them in L2 if those of all resident CTAs fit
+    own = counters.SECTOR_BYTES * sum(max(read, written) for _, (read, written, *_) in traffic)
+    once = number * counters.SECTOR_BYTES * sum(read + written for _, (read, written, *_) in traffic)
+    if min(number, resident * machine.multiprocessors) * own > machine.l2:
+        hbm += max(0.0, l2 - once)
+    hbm = round(hbm)
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
     load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; what is read again comes from L2
@@ -105,24 +112,52 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     return Estimate(seconds, bound, shares, number / (machine.multiprocessors * resident), hbm, round(l2))
 
 
-def _samples(launch, arch: int) -> tuple[list[tuple], float]:
-    """Return (program, counts, trace) of some CTAs, and the average work of the grid's CTAs as a part of theirs."""
+def moved(size: int, ctas: int, read: float, written: float, in_part: float, bytes_written: float) -> float:
+    """Return the bytes of HBM traffic of one tensor: reads and writes, each at most the tensor once.
+
+    A sector that is written in part is read first, unless the CTAs together write all its bytes.
+
+    Args:
+        size: bytes of the tensor.
+        read, written, in_part: distinct sectors per CTA. bytes_written: distinct bytes per CTA.
+    """
+    sector = counters.SECTOR_BYTES
+    reads, writes, stored = (min(size, ctas * one) for one in (sector * read, sector * written, bytes_written))
+    if stored < _WHOLE * writes:
+        reads = max(reads, writes * in_part / written)
+    return reads + writes
+
+
+def _samples(launch, arch: int) -> tuple[list[tuple], float, list[tuple]]:
+    """Return (program, counts, trace) of some CTAs, the average work of a CTA as a part of theirs, and the traffic.
+
+    The traffic is, for each tensor, its bytes and the averages per CTA of `Program.traffic`.
+    """
     kernel, real, number = launches.compiled(launch, arch), counters.materialised(launch), math.prod(launch.grid)
 
     def execute(cta: int, traced: bool):
         fresh = kernel.fresh()
         if traced:
             fresh.program.trace()
+        else:
+            fresh.program.traffic()
         launches.run(real, arch, checks=False, only=range(cta, cta + 1), kernel=fresh)
         return fresh.program, fresh.program.counts(), fresh.program.trace() if traced else None
 
     found = [execute(cta, True) for cta in sorted({min(int(share * number), number - 1) for share in _SAMPLES})]
-    every = sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
+    counted = [
+        execute(cta, False) for cta in sorted({int((k + 0.5) * _GOLDEN % 1.0 * number) for k in range(_COUNTED)})
+    ]
 
     def mean(samples) -> float:
         return statistics.fmean(counters.summary(counted)["emulated_instructions"] for _, counted, _ in samples)
 
-    return found, mean(execute(cta, False) for cta in every) / mean(found)
+    traffic = sum(program.traffic() for program, _, _ in counted) / len(counted)
+    made = kernels.packed(kernel, [real.arguments.get(name) for name in kernel.signature])
+    tensors = [t for t in real.arguments.values() if isinstance(t, Tensor)]
+    dense = {(t.data_ptr(), elements(t) * t.element_size()): t.numel() * t.element_size() for t in tensors}
+    sizes = [dense.get(place, place[1]) for place in made.regions]
+    return found, mean(counted) / mean(found), list(zip(sizes, traffic.tolist()))
 
 
 class _Cost(NamedTuple):

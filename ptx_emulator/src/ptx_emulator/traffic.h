@@ -1,0 +1,189 @@
+// What CTAs do to global memory: bytes read and written per tensor, and races between CTAs.
+//
+// CTAs are executed one after another, so a race never shows in the values. Each access is recorded by CTA and clock. A
+// CTA's clock ticks at each release. An acquire joins the clocks that a release stored at the same address. Two
+// accesses to one byte are a race if one of them writes, at least one of them is an ordinary (weak) access, and the
+// clocks do not order them.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace ptx {
+
+// How an access takes part in the order between CTAs: bits of an instruction's option
+constexpr int64_t ACQUIRES = 1, RELEASES = 2, STRONG = 4;
+
+struct Traffic {  // of one tensor: distinct sectors per CTA, summed over CTAs
+  int64_t read = 0, written = 0, in_part = 0, bytes_written = 0;
+};
+
+struct Sector {
+  bool read = false;     // a byte that this CTA had not written
+  uint32_t written = 0;  // bytes, as bits
+};
+
+using Clocks = std::map<int32_t, int32_t>;  // CTA: its clock
+using Shared = std::shared_ptr<const Clocks>;
+
+struct Access {
+  int32_t cta = -1, clock = 0, at = 0;  // at: the instruction
+  bool strong = false;
+};
+
+struct Touched {
+  Access writer, reader, earlier;  // the last writer, the last reader, the last reader of another CTA
+};
+
+struct Page {
+  int grain = 16;  // bytes of a cell
+  std::vector<Touched> cells;
+};
+
+constexpr uint64_t PAGE = 4096;
+
+class Order {
+ public:
+  std::set<std::pair<int32_t, int32_t>> equal;  // instructions of two CTAs that stored equal bytes
+
+  void begin(int32_t cta) {
+    cta_ = cta, clock_ = 0, seen_.clear(), unfenced_.clear();
+    fenced_ = own_ = learnt_ = nullptr;
+  }
+
+  // Return the earlier access that races with this one, or null. data: the bytes that a write stores
+  const Access* note(uint8_t* host, int bytes, int at, bool reads, bool writes, bool strong, const void* data) {
+    Access now{cta_, clock_, at, strong};
+    bool same = writes && data && std::memcmp(host, data, bytes) == 0;
+    uint64_t first = reinterpret_cast<uint64_t>(host), end = first + bytes;
+    while (first < end) {
+      Page& page = page_of(first, int(std::min<uint64_t>(end - first, 16)));
+      Touched& cell = page.cells[first % PAGE / page.grain];
+      first += page.grain - first % page.grain;
+      for (const Access* other : {&cell.writer, &cell.reader, &cell.earlier}) {
+        if ((other != &cell.writer && !writes) || ordered(*other) || (strong && other->strong))
+          continue;
+        if (!same || reads) {
+          raced_ = *other;
+          return &raced_;
+        }
+        equal.insert({at, other->at});
+      }
+      if (writes) {
+        cell = {now, {}, {}};
+      } else {
+        if (cell.reader.cta != cta_)
+          cell.earlier = cell.reader;
+        cell.reader = now;
+      }
+    }
+    return nullptr;
+  }
+
+  // A strong access, by its bits: what it publishes, and what it learns
+  void synchronise(const uint8_t* host, int64_t bits, bool reads, bool writes) {
+    Shared& at = released_[host];
+    if (reads && at)
+      bits& ACQUIRES ? join(at) : void(unfenced_.push_back(at));
+    if (!writes)
+      return;
+    Shared own = bits & RELEASES ? snapshot() : fenced_;
+    at = reads ? joined(at, own) : own;
+  }
+  // After an instruction that releases: later accesses are not published by it
+  void tick() {
+    ++clock_;
+    own_ = nullptr;
+  }
+  void fence() {
+    for (const Shared& one : unfenced_)
+      join(one);
+    unfenced_.clear();
+    fenced_ = snapshot();
+    tick();
+  }
+
+ private:
+  int32_t cta_ = 0, clock_ = 0;
+  Clocks seen_;
+  std::vector<Shared> unfenced_;  // learnt by relaxed reads: a fence acquires it
+  Shared fenced_, own_;
+  std::unordered_map<const uint8_t*, Shared> released_;
+  std::unordered_map<uint64_t, Page> pages_;
+  uint64_t number_ = 0;
+  Page* last_ = nullptr;
+  Shared joined_[3];  // the last two clocks that were joined, and their join
+  Shared learnt_;     // the last clocks that this CTA joined
+  Access raced_;
+
+  bool ordered(const Access& other) const {
+    if (other.cta < 0 || other.cta == cta_)
+      return true;
+    auto found = seen_.find(other.cta);
+    return found != seen_.end() && found->second >= other.clock;
+  }
+
+  static void merge(Clocks& into, const Clocks& from) {
+    for (auto [cta, clock] : from) {
+      auto [place, made] = into.insert({cta, clock});
+      if (!made)
+        place->second = std::max(place->second, clock);
+    }
+  }
+  void join(const Shared& other) {
+    if (other == learnt_ || !other)
+      return;
+    merge(seen_, *other);
+    learnt_ = other;
+    own_ = nullptr;
+  }
+  Shared joined(const Shared& a, const Shared& b) {
+    if (!a || !b || a == b)
+      return a ? a : b;
+    if (joined_[0] != a || joined_[1] != b) {
+      auto made = std::make_shared<Clocks>(*a);
+      merge(*made, *b);
+      joined_[0] = a, joined_[1] = b, joined_[2] = std::move(made);
+    }
+    return joined_[2];
+  }
+  Shared snapshot() {
+    if (!own_) {
+      auto made = std::make_shared<Clocks>(seen_);
+      (*made)[cta_] = clock_;
+      own_ = std::move(made);
+    }
+    return own_;
+  }
+
+  // The page of an address. Its cells become smaller if an access begins or ends within one
+  Page& page_of(uint64_t address, int bytes) {
+    if (last_ == nullptr || address / PAGE != number_)
+      number_ = address / PAGE, last_ = &pages_[number_];
+    Page& page = *last_;
+    int grain = page.grain;
+    while (address % grain || bytes % grain)
+      grain /= 2;
+    if (page.cells.empty()) {
+      page.cells.resize(PAGE / grain);
+    } else if (grain != page.grain) {
+      std::vector<Touched> split(PAGE / grain);
+      for (size_t k = 0; k < split.size(); ++k)
+        split[k] = page.cells[k * grain / page.grain];
+      page.cells = std::move(split);
+    }
+    page.grain = grain;
+    return page;
+  }
+};
+
+}  // namespace ptx
