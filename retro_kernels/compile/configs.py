@@ -42,7 +42,7 @@ class TileQuery:
     width: int
     rows: int
     keys: int
-    options: tuple[str, ...] = ()  # of the call, if they cost registers; a row's "with" names some of them
+    options: tuple[str, ...] = ()  # options of the call that cost registers; a row's "with" names some of them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +143,7 @@ def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
 
 
 def table(op: str) -> tuple[dict, ...]:
-    """Return the rows of an op: those of `replaced`, or of its file."""
+    """Return the rows of an op, from `replaced` or from its file."""
     return _replaced.get(op) or _committed(op)
 
 

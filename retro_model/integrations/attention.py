@@ -22,7 +22,7 @@ from . import megatron, retro_pytorch
 NAME = "retro_kernels"  # in the library's registry of attention functions
 #: Model types whose `position_bias` depends on the displacement alone.
 BIASED = ("t5", "mt5", "umt5")
-#: What `_key_mask` returns for packed rows in place of a mask: `_attend` has their positions.
+#: Result of `_key_mask` for packed rows, instead of a mask: `_attend` has their positions.
 PACKED = "packed rows"
 MIXED = "of_a_model_with_modalities"  # attribute of the attentions of a model with several modalities
 
@@ -103,13 +103,14 @@ def _is_packed(mask_function, options: dict) -> bool:
     """Whether a mask function is the library's causal mask of packed rows and nothing else.
 
     The library wraps the causal mask of a call without an attention mask and a cache: while tracing always, else if
-    positions do not ascend by one. The wrapper is a closure, so it is known by its name and by what it captures.
+    positions do not ascend by one. The wrapper is a closure, so it is identified by its name and by the variables that
+    it captures.
     """
     from transformers import masking_utils
 
     if mask_function is None or mask_function.__qualname__ != "and_masks.<locals>.and_mask":
         return False
-    if options.get("use_vmap", True) or options.get("local_size") is not None:  # of a custom mask, of a window
+    if options.get("use_vmap", True) or options.get("local_size") is not None:  # a custom mask or a window
         return False
     if torch.compiler.is_dynamo_compiling():
         return True  # Dynamo does not show what closures capture; `_attend` refuses models with masks of blocks

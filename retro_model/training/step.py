@@ -110,7 +110,7 @@ def clipped_step(model: nn.Module, optimizer: torch.optim.Optimizer, largest: fl
     """Scale the gradients to a norm of at most `largest` and step; return the norm before.
 
     The step is skipped if the norm is not finite. A fused optimiser on one GPU scales and skips on the device, so that
-    the host does not wait. With any other optimiser, the host waits for the norm.
+    the host does not wait. Any other optimiser lets the host wait for the norm.
     """
     kinds = by_mesh(p for p in model.parameters() if p.grad is not None)
     norms = [nn.utils.get_total_norm([p.grad for p in kind]) for kind in kinds.values()]

@@ -113,7 +113,7 @@ class Noise:
     @contextmanager
     def of_sums(self, op: str) -> Iterator[None]:
         """Within this context the reference's sums have rounding errors: attention's products with keys and relative
-        keys and those of gradients with values.
+        keys, and the products of gradients with values.
         """
         honest = torch.einsum
 

@@ -97,7 +97,7 @@ def repository(folder: Path | None) -> Path:
     done = subprocess.run(["git", "-C", str(start), "rev-parse", "--show-toplevel"], capture_output=True, text=True)
     if done.returncode == 0:
         return Path(done.stdout.strip())
-    if start == environment.ROOT:  # a copy of this project without its history, beside the folder of another
+    if start == environment.ROOT:  # a copy of this project without its history, in a checkout of another project
         return start
     raise exits.UsageError(f"--root: {start} is in no git repository; name one with --root DIR")
 

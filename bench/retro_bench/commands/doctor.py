@@ -13,7 +13,7 @@ from ..measure import samples
 from ..records import environment
 from . import exits
 
-#: module -> (its name for pip, what is missing without it)
+#: module -> (its name for pip, the feature that needs it)
 OPTIONAL = {
     "rich": ("rich", "colours, and tables as wide as the terminal"),
     "faiss": ("faiss-cpu", "a baseline of topk_chunks"),

@@ -32,7 +32,7 @@ LIMIT_S = 570  # deadline of a stage, which stays under ten minutes with its sta
 HEADLINE = ("retro-1.5b", "rpt-16k", "decoder-2k", "encoder-self-b512", "rpt-window-16k", "decoder-1k")
 HEADLINE += ("precompute-1m", "rpt-retriever-b32", "mosaics-b64")
 SMALLEST = ("decode-1", "encoder-cross", "rpt-retriever", "mosaics")
-#: commands whose files show what the time limit left out
+#: commands whose files list the cases that the time limit left out
 MEASURING = ("check", "run", "profile")
 #: exit codes of a step that ran to its end; a step with another exit code runs again
 FINISHED = (exits.OK, exits.REGRESSION, exits.NUMERICS)
@@ -150,9 +150,9 @@ def missing(step: Step) -> str | None:
 
 
 def run(step: Step, arguments: argparse.Namespace, left: float) -> int:
-    """Run one step in its own process until the stage's time is over. Its output goes to a log beside the records.
+    """Run one step in its own process until the stage's time is over. Its output goes to a log next to the records.
 
-    Return its exit code, or INCONCLUSIVE if the time limit left out a part of what the step was going to measure.
+    Return its exit code, or INCONCLUSIVE if the time limit left out a part of the step.
     """
     command = words(step, arguments, left)
     say("  " + shlex.join(command))
@@ -172,7 +172,7 @@ def supervised(command: list[str], log: IO[str], variables: dict[str, str], seco
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return exits.INCONCLUSIVE
-    finally:  # its children end with it, so that none runs beside the next measurement
+    finally:  # its children end with it, so that none of them runs during the next measurement
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

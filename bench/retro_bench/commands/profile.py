@@ -1,9 +1,9 @@
 """profile kernels: roofline, memory, launches, traces
 
 Checks kernels first and times only those that pass. --trace writes a trace for each kernel, case, type and mode, with
-the profiler's table beside it; chrome://tracing and Perfetto open them. --calls times nothing: it is for Nsight Compute
-and Nsight Systems. --cuda-graph times and traces the replay of each call. The exit code is 3 if the GPU throttled its
-clock, or if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
+the profiler's table next to it; chrome://tracing and Perfetto open them. --calls measures no time; it is for Nsight
+Compute and Nsight Systems. --cuda-graph times and traces the replay of each call. The exit code is 3 if the GPU
+throttled its clock, or if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COLUMNS = ("time", "floor", "bound", "roofline", "TFLOP/s", "GB/s", "MB extra", 
 #: columns that a narrow terminal drops, in this order
 DROP = ("launches", "MB extra", "GB/s", "floor", "TFLOP/s", "bound")
 STEPS = 3  # traced calls
-ROWS = 40  # of the profiler's table
+ROWS = 40  # rows of the profiler's table
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +102,7 @@ def _cells(record: dict) -> tuple[str, ...]:
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:
-    """Run a few calls under the profiler. Write a Chrome trace, and its table to a .txt beside it."""
+    """Run a few calls under the profiler. Write a Chrome trace, and its table to a .txt file next to it."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

@@ -103,7 +103,7 @@ class Worker:
 
     def __init__(self, tree: Path, root: Path):
         self.tree, self.root = tree, root
-        # passive waiting: the idle worker must not spin on the cores of the one that is timed
+        # passive waiting: the idle worker must not spin on the cores of the timed worker
         env = os.environ | {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99"}
         command = [sys.executable, str(HERE / "ab_worker.py"), str(tree), str(root)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

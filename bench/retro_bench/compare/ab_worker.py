@@ -90,7 +90,7 @@ def prepare(side: Side, wanted: dict):
         call()
         begun = time.perf_counter()
         call()
-    except Exception as e:  # the coordinator decides what a refusal means
+    except Exception as e:  # the coordinator interprets a refusal
         return None, {"status": "error", "reason": f"{type(e).__name__}: {e}"}
     return call, {"ok": True, "seconds": time.perf_counter() - begun}
 

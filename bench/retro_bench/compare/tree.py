@@ -44,7 +44,7 @@ def _moved(path: Path, tree: Path, root: Path) -> Path:
 
 
 def plug_in(name: str, tree: Path, root: Path) -> None:
-    """Import a plug-in. Raises ImportError if something of `root` was imported in place of the tree's own."""
+    """Import a plug-in. Raises ImportError if a module of `root` was imported instead of the tree's own."""
     importlib.import_module(name)
     if tree.resolve() == root.resolve():
         return

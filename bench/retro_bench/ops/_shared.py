@@ -29,7 +29,7 @@ RETRO, RPT = "arXiv 2112.04426", "arXiv 2306.13421"
 MOSAICS = "arXiv 2405.06394"
 
 BIAS_SCALE = 0.5  # so that no logit dominates
-SHARE = 0.9  # of a mask that is True
+SHARE = 0.9  # share of True entries in a mask
 LSE_BYTES = 4  # float32
 CONTENT_BACKWARD = 2.5  # recomputed logits, dP, dV, dQ, dK for logits and output
 POSITION_BACKWARD = 3.0  # recomputed logits, d(query), d(rel_key)

@@ -86,7 +86,7 @@ def rows(call: dict[str, Any], first: int, last: int) -> dict[str, Any]:
 def _scores(
     query, key, first=0, *, metric="dot", causal_gap=None, query_offset=0, query_doc=None, key_doc=None, key_mask=None
 ) -> torch.Tensor:
-    """Return the scores [B,Q,n] of keys first .. first+n-1; -inf for one that is no candidate."""
+    """Return the scores [B,Q,n] of keys first .. first+n-1; -inf for a key that is not a candidate."""
     scores = query @ key.mT
     if metric == "l2":
         scores = 2 * scores - key.square().sum(-1)[:, None] - query.square().sum(-1)[..., None]

@@ -22,7 +22,7 @@ def points(times: list[float]) -> list[int]:
 
 
 def drift(times: list[float]) -> float:
-    """Return the median of the last times over that of the first, which shows the sum of many small steps.
+    """Return the ratio of the median of the last times to the median of the first: the sum of many small changes.
 
     >>> drift([1.0, 1.0, 1.1, 1.1])
     1.1

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from . import changes, summary
 
-WIDTH, HEIGHT, MARGIN = 720, 160, 24  # of a curve, in pixels
+WIDTH, HEIGHT, MARGIN = 720, 160, 24  # pixels of a curve
 TITLE = "History of the kernels"
 STYLE = Path(__file__).resolve().parent / "page.css"
 

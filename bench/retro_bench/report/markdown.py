@@ -15,7 +15,7 @@ HEADER = """\
 
 
 def table(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
-    """Return what is missing, and a table of the kernels of `records`, the slowest against their rivals first."""
+    """Return the missing cases and a table of the kernels of `records`, the slowest against their rivals first."""
     timed = [row for row in summary.rows(records) if row.seconds is not None]
     timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lacking = summary.left_out(requested, records)

@@ -27,7 +27,7 @@ def times(records: list[dict[str, Any]]) -> str:
 def verdict(
     records: list[dict[str, Any]], requested: Iterable[str], path: Path | None, why: str = "the time limit was reached"
 ) -> str:
-    """List what was left out, and answer the questions of somebody who ran the command for the first time."""
+    """List the cases that were left out, and answer the questions of a first-time user."""
     lacking = summary.left_out(requested, records)
     parts = ["", *notes([f"Left out, because {why}:", *lacking])] if lacking else []
     kernels = [r for r in records if r["role"] != "baseline" and r["status"] != "unsupported"]
@@ -83,7 +83,7 @@ def checks(records: list[dict[str, Any]]) -> str:
 
 
 def full(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
-    """Write what is missing, and every table that the records fill: times, checks, compiled kernels."""
+    """Write the missing cases and every table that the records fill: times, checks, compiled kernels."""
     lacking = summary.left_out(requested, records)
     first = ["\n".join(notes([summary.INCOMPLETE, *lacking]))] if lacking else []
     compiled = [r for r in records if r["static"]]

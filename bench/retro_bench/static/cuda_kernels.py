@@ -64,7 +64,7 @@ def rows(source: Source, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def launch_shapes(folder: Path) -> dict[str, tuple[int, int]]:
-    """Read kernel -> (threads a block, dynamic shared bytes) from the headers beside the sources."""
+    """Read kernel -> (threads per block, dynamic shared bytes) from the headers next to the sources."""
     text = "\n".join(path.read_text() for path in sorted(folder.glob("*.h")))
     return {name.lower(): (int(threads), int(size)) for name, threads, size in LAUNCH_SHAPE.findall(text)}
 

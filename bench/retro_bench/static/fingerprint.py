@@ -25,7 +25,7 @@ def of_launch(source, options) -> str:
 
 
 def of_files(folder: Path, suffixes: tuple[str, ...]) -> str:
-    """Hash the files in `folder` with these suffixes: a CUDA C++ source and the headers beside it."""
+    """Hash the files in `folder` with these suffixes: a CUDA C++ source and the headers next to it."""
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())

@@ -7,7 +7,7 @@ from typing import Any
 
 #: +5% issue slots in the hot loop is a regression
 SLOTS_SLACK = 1.05
-#: so are +5% sectors or wavefronts over the fewest possible: an access that is no longer coalesced, a bank conflict
+#: So are +5% in sectors or wavefronts over the minimum: an access has lost its coalescing or has a bank conflict.
 ACCESS_SLACK = 1.05
 
 
@@ -54,5 +54,5 @@ def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def _per_product(metrics: dict[str, Any]) -> float:
-    """Issue slots a tensor instruction. A larger tile has more of both, and is no regression."""
+    """Issue slots per tensor instruction. A larger tile has more of both, which is not a regression."""
     return metrics["loop_issue_slots"] / max(metrics["loop_tensor_instructions"] or 0, 1)

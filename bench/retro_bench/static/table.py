@@ -28,7 +28,7 @@ class StaticSelection:
 
     arches: list[int]
     every: list[triton_kernels.CompiledCase]
-    triton: list[triton_kernels.CompiledCase]  # those of `every` that are wanted
+    triton: list[triton_kernels.CompiledCase]  # the selected part of `every`
     cuda: list[cuda_kernels.Source]
 
     def __len__(self) -> int:

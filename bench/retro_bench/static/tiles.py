@@ -98,7 +98,7 @@ def tune(
 ) -> Iterator[Tuned]:
     """Yield every row that serves the case, each as soon as it is tuned.
 
-    kernels: only rows of these. tiles: numbers to try in place of a row's neighbours.
+    kernels: use only the rows of these kernels. tiles: numbers to try instead of a row's neighbours.
     """
     base = launches_of(op, case, dtype, machine.arch)
     for row in rows_of(op, case, dtype, machine.arch):

@@ -1,4 +1,4 @@
-"""Static metrics of the Triton kernels: the imported tree's, by `retro_kernels.compile.aot`, and those of plug-ins."""
+"""Static metrics of Triton kernels of the imported tree, by `retro_kernels.compile.aot`, and of plug-ins."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class CompiledCase:
     case: str
     dtype: str
     arch: int
-    launch: Any  # of the tree that was imported
-    recorded: bool  # of a plug-in: made by a call and not by `aot`
+    launch: Any  # a `Launch` of the imported tree
+    recorded: bool  # made by a call of a plug-in and not by `aot`
     fingerprint: str | None  # None: not wanted
 
     @property
@@ -146,7 +146,7 @@ def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters:
 
 
 def _row(launch: CompiledCase, metrics: dict[str, Any], counters: bool) -> dict[str, Any]:
-    """Return a record. counters: with those of one CTA, or the fault that the emulator finds."""
+    """Return a record. counters: add the counters of one CTA, or the fault that the emulator finds."""
     if counters:
         try:
             metrics |= emulated.count(launch.launch, launch.arch)[0]

@@ -10,7 +10,7 @@
     machines.py   GPUs by their data sheets      memory.py     arguments -> parameters and regions
     cuda_is_cpu.py  what torch.cuda answers      counters.py   what CTAs do
     program.py    a kernel, run over a grid      estimate/     time and static metrics, from machine code
-    module.py     text -> kernel                 machine.h     registers, memory, what is known of each byte
+    module.py     text -> kernel                 machine.h     registers, memory, the state of each byte
     parse.py      text -> statements             arithmetic.h  instructions on numbers in registers
     assemble.py   statements -> bytecode         memory.h      loads, copies, shuffles, matrices of shared memory
     bits.h        instructions on their bits     atomics.h     atomic updates

@@ -266,7 +266,7 @@ inline void extended(Machine& m, Ins& i) {
   });
 }
 
-// f of float32 as the host rounds it, of a double and of the halves alike
+// f of float32, rounded by the host; f of a double and of the halves is computed in the same way
 template <class F> void unary(Machine& m, Ins& i, F f) {
   if (i.type == F64)
     return float_op(m, i, [&](double a, double, double) { return f(a); });

@@ -42,7 +42,7 @@ class Instruction:
     destinations: Sequence = ()
     type2: str = "u32"
     options: tuple = ()  # numbers; the name of a type, or a label, stands for its number
-    width: int | None = None  # bytes of a destination; None: those of its declared register
+    width: int | None = None  # bytes of a destination; None: as its declared register
 
 
 FORMS: dict[str, Callable[[Statement, list[str]], Instruction]] = {}
@@ -192,7 +192,7 @@ def _test(s, parts):
 @form("mov", "cvta")
 def _move(s, parts):
     target, source = s.operands
-    kind = parts[-1]  # cvta: generic addresses are those of global memory here
+    kind = parts[-1]  # cvta: generic addresses equal global addresses here
     if s.opcode.startswith("cvta") and "global" not in parts:
         (space,) = {"param", "local"} & set(parts)
         handler = "sub" if "to" in parts else "add"

@@ -57,7 +57,8 @@ def launches(target: str, arch: int, counts: bool = True) -> list:
     """Call FUNCTION(), whose tensors may be on "cuda" or on the CPU, and return a list of `Execution`.
 
     Raises:
-        UsageError: there is no such file or function, or it launches nothing. EmulationError, PtxError: from a kernel.
+        UsageError: the file or function does not exist, or it launches nothing. EmulationError, PtxError: from a
+        kernel.
     """
     from .context import gpu
 

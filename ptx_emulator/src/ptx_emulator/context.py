@@ -44,7 +44,7 @@ class Execution:
         return self.compiled.program.counts(self.counts)
 
     def counters(self) -> dict[str, Any]:
-        """Return the grid's instructions by kind, barriers, sectors and wavefronts over the fewest possible."""
+        """Return the grid's instructions by kind, barriers, and sectors and wavefronts relative to the minimum."""
         return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
 
     def lines(self) -> list[counters.Line]:
@@ -62,7 +62,7 @@ class Execution:
         if known.arch != self.arch:
             raise ValueError(f"machine: {machine} is sm_{known.arch}; the launch was compiled for sm_{self.arch}")
 
-        def copy(tensor: Tensor) -> Tensor:  # executing the launch again changes nothing of the program's
+        def copy(tensor: Tensor) -> Tensor:  # so that executing the launch again does not change the program's tensors
             flat = tensor.detach().as_strided((elements(tensor),), (1,)).clone()
             return flat.as_strided(tensor.shape, tensor.stride(), 0)
 

@@ -45,7 +45,7 @@ class Line:
 
 
 def materialised(launch, seed: int = 0):
-    """Return the launch with real CPU tensors in place of meta tensors: floats random, integers 0, masks all True."""
+    """Return the launch with CPU tensors instead of meta tensors: random floats, integers 0, masks all True."""
     generator = torch.Generator().manual_seed(seed)
 
     def real(tensor: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 // Executes the bytecode of one kernel, CTA by CTA, all threads of a CTA in lockstep. Called through ctypes: see
 // program.py.
 //
-// Threads that part at a branch run one group at a time, the one that is furthest behind first, until they meet again.
+// Threads that diverge at a branch run one group at a time until they reconverge. The group that is furthest behind
+// runs first.
 
 #include "bits.h"
 #include "messages.h"
@@ -108,7 +109,7 @@ class Run {
     return advance(i);
   }
 
-  // The threads that run: among those that do not wait, the ones that are furthest behind
+  // Select the threads that run: the threads that are furthest behind, among the threads that do not wait
   bool gather() {
     int lowest = END;
     bool living = false;
@@ -295,7 +296,7 @@ int64_t ptx_printed(void* handle, char* out) {
   return size;
 }
 
-// From now on the order of execution is kept; `out` takes what was kept of it so far, where it isn't null.
+// Record the order of execution from now on. `out`, unless null, receives the order that is recorded so far.
 int64_t ptx_trace(void* handle, int32_t* out) {
   auto& program = *static_cast<ptx::Program*>(handle);
   program.tracing = true;

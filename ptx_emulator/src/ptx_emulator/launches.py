@@ -46,7 +46,7 @@ class Launch:
 
 @contextlib.contextmanager
 def active(driver: Driver) -> Iterator[None]:
-    """Make a driver the one that Triton compiles for and launches on."""
+    """Let Triton compile for a driver and launch on it."""
     previous = triton.runtime.driver._active
     triton.runtime.driver.set_active(driver)
     try:
@@ -70,7 +70,7 @@ def machine_code(launch, arch: int):
 
 
 def compiled(launch, arch: int) -> Compiled:
-    """Return the kernel of a launch, loaded. Raises PtxError for what is not emulated."""
+    """Return the loaded kernel of a launch. Raises PtxError for an instruction that is not emulated."""
     made = machine_code(launch, arch)
     return Compiled.of(loaded(made.asm["ptx"].encode()), made.src, made.metadata)
 

@@ -1,4 +1,4 @@
-// The state of one CTA: registers, shared memory with what is known of each byte, global memory by region, and the
+// The state of one CTA: registers, shared memory with the state of each byte, global memory by region, and the
 // faults.
 #pragma once
 
@@ -47,7 +47,7 @@ struct Ins {
   bool negate = false;
   int width = 4;          // bytes of the destination register
   std::vector<int> d, s;  // registers; immediates and symbols are registers that hold a constant
-  // counted while running: executions by CTAs, requests by warps, sectors or wavefronts and the fewest possible
+  // counted while running: executions by CTAs, requests by warps, sectors or wavefronts and their minimum
   int64_t executed = 0, requests = 0, units = 0, fewest = 0;
 };
 
@@ -85,13 +85,13 @@ struct Copy {  // one cp.async that was not waited for
   uint8_t data[16];
 };
 
-struct Reads {  // of one wgmma, or bulk store, that was not waited for
+struct Reads {  // reads of one wgmma or bulk store that is in flight
   int64_t group;
   std::vector<uint32_t> granules;
   std::vector<int> registers = {};
 };
 
-// Take out of `flying` what is over, in order, and call f with each
+// Take finished operations out of `flying`, in order, and call f with each
 template <class T, class Over, class F> void finish(std::vector<T>& flying, Over over, F f) {
   auto done = std::stable_partition(flying.begin(), flying.end(), [&](const T& item) { return !over(item); });
   std::for_each(done, flying.end(), f);
@@ -360,7 +360,7 @@ struct Machine {
       if (granule.product_epoch == epoch && tensor.waited[thread / WARP] != epoch)
         fault_in(g, "race: writes what a product read that another warp waited for", thread);
       bool others = granule.write_epoch == epoch && (granule.writers & ~me);
-      // equal values are no race: copies of one value in several warps
+      // equal values are not a race: several warps hold copies of one value
       if (others && bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0))
         fault_in(g, "race: writes what another warp wrote since the last barrier", thread);
       granule.writers = others ? granule.writers | me : me;
@@ -377,7 +377,7 @@ struct Machine {
     each_granule(offset, bytes, thread, [](Granule& granule, int64_t, uint32_t) { granule.in_flight = true; });
   }
 
-  // Atomic updates by several warps are no race among themselves
+  // Atomic updates by several warps do not race with each other
   void note_atomic(int64_t offset, int bytes, int thread) {
     each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
       bool first = granule.write_epoch != epoch;
@@ -398,7 +398,7 @@ struct Machine {
     });
   }
 
-  // CTAs run one after another: one that waits for a later one would wait for ever
+  // CTAs run one after another, so a CTA that waits for a later CTA would wait forever
   void note_progress(bool changes, int thread) {
     idle = changes ? 0 : idle + 1;
     if (idle > IDLE)

@@ -15,7 +15,7 @@ inline int64_t distinct(std::vector<uint64_t>& values) {
   return int64_t(values.size());
 }
 
-// Distinct 32-byte sectors that a warp's request touches, and the fewest that its bytes need
+// Count the distinct 32-byte sectors that a warp's request touches, and the minimum that its bytes need
 inline void count_sectors(Ins& i, std::vector<uint64_t> addresses, int bytes) {
   if (addresses.empty())
     return;

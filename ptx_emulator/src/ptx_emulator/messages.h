@@ -41,7 +41,7 @@ inline std::string converted(Machine& m, const std::string& spec, uint64_t& at, 
   return out;
 }
 
-inline void print(Machine& m, Ins& i) {  // sources: the format's address, that of the values
+inline void print(Machine& m, Ins& i) {  // sources: address of the format, address of the values
   uint64_t *format = m.reg(i.s[0]), *values = m.reg(i.s[1]);
   m.each([&](int t) {
     std::string text = text_at(m, format[t], t), spec;

@@ -15,7 +15,7 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s.*"([^"\n]*)"', re.M)  # the last of it
 _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?(\w+)(?:\[(\d+)\])?\s*(?:,|$)")
 _FUNCTION = re.compile(r"\.func\s*(?:\([^)]*\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*(?:\.noreturn\s*)?(;|\{)", re.S)
 _CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*([^;]*))?;")
-_NAME = re.compile(r"([\w$]+)(?:\[\d+\])?\s*(?:,|$)")  # of a parameter
+_NAME = re.compile(r"([\w$]+)(?:\[\d+\])?\s*(?:,|$)")  # name of a parameter
 _SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|laneid|warpid|smid|clock|globaltimer)")
 _RETURNED = "func_retval0"
 _DEPTH = 20  # of calls: more is taken for recursion
@@ -99,7 +99,7 @@ class _Linker:
         """Append statements. scope: suffix of the instance's own names, empty for the kernel's."""
         if depth > _DEPTH:
             raise PtxError("not emulated: a function that calls itself")
-        places = []  # of each statement in the result
+        places = []  # index in the result of each statement
         for statement in statements:
             places.append(len(self.kernel.statements))
             self._statement(statement, scope, depth)

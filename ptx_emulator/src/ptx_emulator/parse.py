@@ -52,7 +52,7 @@ class Symbol:
 class Memory:
     base: Register | Symbol | Constant
     offset: int = 0
-    coordinates: tuple = ()  # of a tensor map
+    coordinates: tuple = ()  # coordinates in a tensor map
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +104,7 @@ def body(text: str) -> str:
 
 
 def read(code: str, files: dict[int, str], kernel: Kernel) -> None:
-    line, pending, blocks = "?", "", []  # of each open inline block: its first statement, its labels
+    line, pending, blocks = "?", "", []  # blocks: (first statement, labels) of each open inline block
     for raw in code.splitlines():
         text = raw.strip()
         if not text:

@@ -118,7 +118,7 @@ class Program:
         self._constants: dict[int, int] = {}  # register -> value
         self._parameters: dict[int, tuple[str, int, int, bool]] = {}  # register -> (name, offset, bytes, signed)
         self._symbols: dict[int, Symbol] = {}  # register -> the symbol whose address it holds
-        #: of each instruction: (registers written, registers read, its predicate's or -1)
+        #: (registers written, registers read, its predicate's register or -1) of each instruction
         self.registers: list[tuple[list[int], list[int], int]] = []
         instructions = [assemble.decode(statement) for statement in self.kernel.statements]
         self.handle = ctypes.c_void_p(library().ptx_program())
@@ -147,8 +147,8 @@ class Program:
         Args:
             arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
-            names: of the regions, for messages.
-            known: (host address, bytes) of memory whose address a kernel may find in memory, as it is.
+            names: names of the regions, for messages.
+            known: (host address, bytes) of memory whose unchanged address a kernel may find in memory.
             threads: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
             only: some CTAs, by their number, x fastest.
@@ -247,7 +247,7 @@ class Program:
             sys.stdout.write(raw.raw.decode(errors="replace"))
 
     def counts(self, raw: numpy.ndarray | None = None) -> list[Counted]:
-        """Return the counts of every instruction: those of `raw`, or over all runs so far."""
+        """Return the counts of every instruction, from `raw` or over all runs so far."""
         rows = self.raw_counts() if raw is None else raw
         return [Counted(s.opcode, s.line, *map(int, row)) for s, row in zip(self.kernel.statements, rows)]
 
@@ -295,9 +295,9 @@ class Program:
         raise PtxError(f"operand not understood: {operand}")
 
     def _width(self, operand) -> int:
-        if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that nobody wants
+        if not isinstance(operand, Register) or operand.name == "_":  # "_": a value that is discarded
             return 4
-        name = operand.name.partition("@")[0]  # of a function's instance
+        name = operand.name.partition("@")[0]  # without the number of the function's instance
         if name.startswith("%parameter."):
             return int(name.partition(" ")[0][len("%parameter.b") :]) // 8
         widths = self.kernel.widths

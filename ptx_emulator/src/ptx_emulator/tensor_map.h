@@ -22,7 +22,7 @@ constexpr int KINDS[] = {U8, U16, U32, S32, U64, S64, F16, F32, F32, F64, BF16, 
 
 struct Box {
   TensorMap map;
-  int kind, size;         // of an element: type, bytes
+  int kind, size;         // type and bytes of an element
   int64_t offset, bytes;  // in shared memory
   int32_t at[5] = {};
   bool gathers;          // or scatters

@@ -5,13 +5,13 @@ from __future__ import annotations
 from .assemble import UPDATES, Instruction, NotUnderstood, asynchronous_copy, form, known
 from .parse import Constant, Register
 
-#: field of tensormap.replace: (byte of TensorMap, bytes of an element, whether it has an index, what is added)
+#: field of tensormap.replace: (byte of TensorMap, bytes of an element, whether it has an index, the number to add)
 _FIELDS = {
     "global_address": (0, 8, False, 0),
     "rank": (8, 4, False, 1),
     "elemtype": (12, 4, False, 0),
     "global_dim": (16, 8, True, 0),
-    "global_stride": (64, 8, True, 0),  # that of dimension 0 is the element's size
+    "global_stride": (64, 8, True, 0),  # the stride of dimension 0 is the element's size
     "box_dim": (96, 4, True, 0),
     "swizzle_mode": (116, 4, False, 0),
     "fill_mode": (120, 4, False, 0),

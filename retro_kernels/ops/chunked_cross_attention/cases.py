@@ -11,7 +11,7 @@ PRESET = {"B": 8, "N": 2048, "M": 64, "K": 2, "R": 128, "H": 16, "D": 128}
 
 
 def call(dtype: torch.dtype, *, batch_start=False, **options) -> ChunkedCrossAttention:
-    """Return a checked call on the meta device. options: options of `inputs.cross_attention`; default: the preset."""
+    """Return a checked call on the meta device. options: for `inputs.cross_attention`; default: the preset."""
     made = inputs.shapes_of(ChunkedCrossAttention, inputs.cross_attention, dtype, **PRESET | options)
     positions = torch.empty(len(made.query), dtype=torch.int64, device="meta")
     return made._replace(batch_start=positions) if batch_start else made

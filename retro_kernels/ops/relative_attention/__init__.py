@@ -139,8 +139,8 @@ def relative_attention(
     Differentiable in query, key, value, rel_key, rel_query, content_bias, position_bias (through out and lse), once.
 
     Copies: with biases and N > 1 the triton backend adds them to copies of the query. Its backward pass copies the
-    gradient of out where a query may see nothing. With rel_key it stores probabilities and gradients of logits, at most
-    512 MiB at a time. To change that bound, set `retro_kernels.ops.relative_attention.triton.stored.STORED_BYTES`
+    gradient of out if a query may see no key. It stores probabilities and gradients of logits if there is a rel_key, at
+    most 512 MiB at a time. To change that bound, set `retro_kernels.ops.relative_attention.triton.stored.STORED_BYTES`
     before the first gradient.
 
     Raises:

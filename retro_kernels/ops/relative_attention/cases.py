@@ -12,7 +12,7 @@ PRESET = {"B": 8, "N": 2048, "H": 16, "D": 128, "causal": True, "causal_gap": 0,
 
 
 def call(dtype: torch.dtype, *, batch_offset=False, **options) -> RelativeAttention:
-    """Return a checked call on the meta device. options: options of `inputs.self_attention`; default: the preset. T:
+    """Return a checked call on the meta device. options: for `inputs.self_attention`; default: the preset. T:
     rows of a table from displacement 0 (None: every displacement).
     """
     if "T" in options:

@@ -56,7 +56,7 @@ class Fit:
 
 
 def add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
-    """Add an option for a field of `Sizes`. option, default: replace those of the field."""
+    """Add an option for a field of `Sizes`. option, default: values instead of the field's."""
     default = SIZES[name].default if default is None else default
     option = option or f"--{name.replace('_', '-')}"
     said = f"{SIZES[name].metadata['help']} (default: {default})"

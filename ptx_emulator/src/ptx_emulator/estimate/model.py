@@ -29,16 +29,16 @@ from ..memory import elements
 from ..parse import Vector
 from . import machine_code
 
-_SAMPLES = (0.18, 0.47, 0.83)  # of the grid: causal launches have short and long CTAs
+_SAMPLES = (0.18, 0.47, 0.83)  # positions in the grid, because causal launches have short and long CTAs
 _WHOLE = 0.9  # share of the bytes of written sectors from which on they count as written whole
 _COUNTED, _GOLDEN = 20, 0.6180339887498949  # CTAs counted: spread evenly over every dimension of the grid
 
 
-# Fitted to published times (`calibration`), all machines alike.
+# Fitted to published times (`calibration`), the same values for all machines.
 L2_BYTES = 40.0  # of L2, a cycle and SM
 START, LIFE = 120.0, 700.0  # cycles of a CTA's start and end: issue slots of its SM; latency
 OVERLAP = 4.0  # exponent of the norm that joins the bounds; infinity would be their maximum
-BEGIN = 1.5e-6  # seconds from a kernel's start to that of its first CTA, and from the end of its last CTA to its own
+BEGIN = 1.5e-6  # seconds from a kernel's start to its first CTA's start, plus from its last CTA's end to its own
 EVENTS = 6e-6  # seconds that timing by events adds
 L1_KEPT = 96 << 10  # bytes: a tensor up to this size is read from L2 once an SM
 
@@ -94,7 +94,7 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     hbm = round(hbm)
     l2 = max(hbm, l2 - number * kept)  # every CTA reads a small tensor whole, and finds it in L1
     ratio = compiled["instructions"] / len(samples[0][1])
-    load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; what is read again comes from L2
+    load = _L2_LOAD + (_HBM_LOAD - _L2_LOAD) * min(1.0, hbm / l2)  # cycles; data that is read again comes from L2
     scored = [scoreboard(*sample, compiled["warps"], ratio, load, machine) for sample in samples]
     alone = work * statistics.fmean(cycles for cycles, _ in scored)
     pipes = {name: work * statistics.fmean(busy[name] for _, busy in scored) for name in scored[0][1]}
@@ -166,7 +166,7 @@ class _Cost(NamedTuple):
     kind: str
     slots: float  # of issue
     pipe: str | None = None
-    cycles: float = 0.0  # of the pipe
+    cycles: float = 0.0  # cycles in the pipe
     latency: float = 0.0
     wait: int = 0  # groups that a wait for copies leaves
     operands: float = 0.0  # cycles of reading them from shared memory

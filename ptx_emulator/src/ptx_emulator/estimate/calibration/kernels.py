@@ -154,7 +154,7 @@ def _launch(kernel, grid: tuple[int, ...], arguments: dict, warps: int, stages: 
 
 
 def liger_warps(block: int) -> int:
-    """Warps that Liger-Kernel's `calculate_settings` gives a row of so many elements."""
+    """Warps that Liger-Kernel's `calculate_settings` gives a row of `block` elements."""
     return 32 if block >= 32768 else 16 if block >= 8192 else 8 if block >= 2048 else 4
 
 

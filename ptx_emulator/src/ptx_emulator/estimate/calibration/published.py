@@ -27,8 +27,8 @@ class PublishedTime(NamedTuple):
 
 
 #: kernel, machine, how, type, source: sizes and microseconds, ... The sources' K is read as 1000 in the sizes of the
-#: vector additions and as 1024 in those of softmax: only then do bytes and DRAM share fit. Times of flash at a width of
-#: 64 follow from 290.0 and 339.3 TFLOP/s and 4 B H N^2 D FLOPs.
+#: vector additions and as 1024 in the sizes of softmax, because only then do bytes and DRAM share fit. Times of flash
+#: at a width of 64 follow from 290.0 and 339.3 TFLOP/s and 4 B H N^2 D FLOPs.
 TABLE = """
 add H200 ncu float32 PROFILING: 32768000 88.42, 262144000 712.51, 524288000 1420, 884736000 2410
 add H200 ncu bfloat16 PROFILING: 524288000 734
