@@ -93,7 +93,7 @@ class Olmo(Llama):
 
 
 class Olmo2(Llama):
-    """Blocks norm what they add instead of their input; queries and keys are normed before they are split."""
+    """Blocks norm their output instead of their input; queries and keys are normed before they are split."""
 
     def project(self, layer, x):
         attention = layer.self_attn
@@ -113,7 +113,7 @@ class Olmo3(Olmo2):
 
 
 class Granite(Llama):
-    """Embeddings and what the blocks add are scaled."""
+    """Embeddings and the outputs of blocks are scaled."""
 
     def embed(self, tokens):
         return self.embed_tokens(tokens) * self.layers[0].self_attn.config.embedding_multiplier

@@ -95,7 +95,7 @@ class Contender(NamedTuple):
 
 
 def _decoder(s: Setting, prefix: bool) -> nn.Module:
-    """Return the decoder, or one that reads the shared prefix before every text."""
+    """Return the decoder, or a decoder that reads the shared prefix before every text."""
     return retrofit(s.decoder, neighbours="own", prefix=s.prefix) if prefix else s.decoder
 
 

@@ -26,7 +26,7 @@ CONTENDERS = {
 }
 DATASTORE_TOKENS = 20_000
 RANK = 8  # rank of the low-rank maps
-#: Defaults that differ from those of `retrofit`. In-context retrieval computes a window again for every chunk, so all
+#: Defaults that `retrofit` does not share. In-context retrieval computes a window again for every chunk, so all
 #: contenders have a stride of one chunk: each of them but `longer` then sees the same text of its own.
 COMPARED = {"window": 128, "stride": 32, "held_bytes": 600}
 
