@@ -36,6 +36,41 @@ def test_a_pipelined_product(arch, stages):
 
 
 @triton.jit
+def product_and_sum_kernel(a_ptr, b_ptr, c_ptr, sum_ptr, SIDE: tl.constexpr, K: tl.constexpr, BK: tl.constexpr):
+    row, k = tl.arange(0, SIDE), tl.arange(0, BK)
+    acc = tl.zeros((SIDE, SIDE), tl.float32)
+    total = tl.zeros((SIDE,), tl.float32)
+    for start in range(0, K, BK):
+        a = tl.load(a_ptr + row[:, None] * K + start + k[None, :])
+        b = tl.load(b_ptr + (start + k)[:, None] * SIDE + row[None, :])
+        acc = tl.dot(a, b, acc)
+        total += tl.sum(a.to(tl.float32), 1)
+    tl.store(c_ptr + row[:, None] * SIDE + row[None, :], acc)
+    tl.store(sum_ptr + row, total)
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_a_pipelined_operand_that_is_also_summed_is_a_race(arch, stages):
+    """On sm_90 Triton 3.9 gives `a` one buffer less than `b`, and waits with one product pending, so that the copy of
+    the next tile overwrites what this product reads (docs/decisions, 008). On sm_80 a product reads registers, and on
+    sm_100 both operands have the same number of buffers.
+    """
+    g = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, generator=g).bfloat16() for size in ((64, 192), (192, 64)))
+    c, total = torch.empty(64, 64), torch.empty(64)
+    arguments = dict(a_ptr=a, b_ptr=b, c_ptr=c, sum_ptr=total, SIDE=64, K=192, BK=32)
+    launch = launches.Launch(product_and_sum_kernel, (1,), arguments, {"num_warps": 4, "num_stages": stages})
+    if arch == 90 and stages > 1:
+        with pytest.raises(ptx_emulator.EmulationError, match="writes shared memory that a product in flight reads"):
+            launches.run(launch, arch)
+        return
+    launches.run(launch, arch)
+    assert (c - a.float() @ b.float()).abs().max() < 1e-3
+    assert (total - a.float().sum(1)).abs().max() < 1e-3
+
+
+@triton.jit
 def square_kernel(a_ptr, b_ptr, c_ptr, SIDE: tl.constexpr, SUM: tl.constexpr):
     at = tl.arange(0, SIDE)[:, None] * SIDE + tl.arange(0, SIDE)[None, :]
     tl.store(c_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at), out_dtype=SUM))
