@@ -175,3 +175,15 @@ def test_what_a_profiler_hooks_is_heard(monkeypatch):
         monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [lambda metadata: None])
         rk.leaky_average(**kw, backend="triton")
         assert heard[-1][7].calls
+
+
+def test_products_are_fused_with_sums_whatever_tritons_default(monkeypatch):
+    """Triton 3.10 changes the default, and 3.9 warns at the first compilation that leaves the choice open."""
+    from retro_kernels.compile import triton_private
+    from retro_kernels.triton_lib import sums
+
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
+    launched = []
+    with launches_to(launched.append):
+        sums.sum_parts(torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))
+    assert triton_private.source(launched[0], 90)[1].enable_fp_fusion

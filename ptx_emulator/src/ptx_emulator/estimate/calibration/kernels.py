@@ -150,7 +150,8 @@ def _empty(dtype: str, names: str, *shape: int) -> dict[str, torch.Tensor]:
 
 
 def _launch(kernel, grid: tuple[int, ...], arguments: dict, warps: int, stages: int) -> Launch:
-    return Launch(kernel, grid, arguments, {"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    return Launch(kernel, grid, arguments, options)
 
 
 def liger_warps(block: int) -> int:
