@@ -21,9 +21,11 @@ import torch
 from retro_kernels import info
 from retro_model import evaluation
 
+from ..neighbours.options import TFIDF
 from ..retrofit import texts
 from ..retrofit.options import SIZES, Fit, Sizes
 from ..retrofit.prepared import decoder_folder, prepare, show_line
+from . import questions as asked
 from . import results as record
 from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
 from .options import CONTENDERS, parser
@@ -143,7 +145,17 @@ def main(arguments: list[str] | None = None) -> None:
         record.draw([json.loads(path.read_text()) for path in options.records], options.out)
         return
     sizes = Sizes(**{name: getattr(options, name) for name in SIZES})
+    command = shlex.join(["retro-model", "compare", *arguments])
     try:
+        if options.questions:
+            if options.texts is None:
+                raise ValueError("--texts: expected the folder of the notes with --questions; got none")
+            rows = asked.read_questions(options.questions)
+            answering = (decoder_folder(options.decoder, show_line), rows, options.texts, options.out, sizes)
+            encoder = None if options.embedder == TFIDF else options.embedder
+            facts = {"command": command, "commit": _commit(), "machine": info.lines()[:2]}
+            print(asked.markdown(asked.run(*answering, encoder, facts, show_line)), end="", flush=True)
+            return
         how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
         title, documents = texts.load(options.texts, sizes.database_bytes, **how)
         library, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
@@ -160,4 +172,4 @@ def main(arguments: list[str] | None = None) -> None:
         run(setting, options.contenders, documents, min(documents, options.random_documents or most))
     except (FileNotFoundError, ImportError, RuntimeError, ValueError) as error:
         sys.exit(f"retro-model compare: {error}")
-    write(setting, title, shlex.join(["retro-model", "compare", *arguments]))
+    write(setting, title, command)

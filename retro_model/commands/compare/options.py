@@ -37,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="retro-model compare", description=about)
     add = made.add_argument
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
+    said = "ask these questions about --texts instead, and count the right replies; see `compare.questions`"
+    add("--questions", type=Path, metavar="JSONL", help=said)
     add_shared(made, "compare-out")
     every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
     add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")

@@ -1,0 +1,206 @@
+"""Answers to questions about notes, by everything that can read passages: `compare --questions FILE.jsonl`.
+
+A row has `question` and `answers`, the strings of which one has to be in the reply; none for a question that the notes
+do not answer. `notes` names the subfolder of --texts that the question is about, and `kind` a group of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from retro_model import generate
+from retro_model.data.database import ChunkDatabase
+from retro_model.data.embed import HashedTfidf
+from retro_model.data.store import build_store
+from retro_model.folders import questions as asking
+from retro_model.folders.documents import Documents
+from retro_model.folders.retrofit import HubText
+from retro_model.retrofit import retrofit
+
+from ..retrofit import texts
+from ..retrofit.prepared import read_decoder
+
+#: Contender -> its title, whether it attends passages, whether they are in the prompt, whether they are random.
+CONTENDERS = {
+    "alone": ("decoder alone", False, False, False),
+    "own": ("own attention, chunks from the first token", True, False, False),
+    "own-aligned": ("own attention, prompt ends a chunk", True, False, False),
+    "own-aligned-random": ("the same, random passages", True, False, True),
+    "in-context": ("passages in the prompt", False, True, False),
+    "in-context-random": ("the same, random passages", False, True, True),
+    "both": ("passages in the prompt, and own attention", True, True, False),
+}
+NEW_TOKENS = 32
+SHOWN = (1, 2, 4)  # numbers of passages for which recall is measured
+
+
+@dataclass
+class Notes:
+    """Library of one set of notes, and the search for passages in it."""
+
+    library: Documents
+    search: asking.QuestionSearch
+    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+
+def read_questions(path: Path) -> list[dict]:
+    """Return the rows of a file. Raises: ValueError naming the line."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            fits = isinstance(row["question"], str) and all(isinstance(a, str) for a in row["answers"])
+        except (ValueError, KeyError, TypeError):
+            fits = False
+        if not fits:
+            raise ValueError(f"--questions: expected question and answers, a list, in line {number} of {path}")
+        rows.append({"notes": "", "kind": "question"} | row)
+    if not rows:
+        raise ValueError(f"--questions: expected rows in {path}; got none")
+    return rows
+
+
+def open_notes(folder: Path, out: Path, tokenizer: HubText, sizes, encode: asking.Encode | None) -> Notes:
+    """Build the library of a folder of notes. Nothing is held out."""
+    _, documents = texts.load(folder, sizes.database_bytes, show=lambda line: None)
+    store = build_store(out / "store", documents, tokenizer, chunk_len=sizes.chunk_len)
+    embedder = HashedTfidf(sizes.dim).fit(store)
+    keys = ChunkDatabase.build(out / "keys", store, embedder).searcher.keys
+    least = {"least_similarity": sizes.least_similarity, "passage_chunks": sizes.passage_chunks}
+    library = Documents(store, keys, embedder, tokenizer, **least)
+    return Notes(library, asking.QuestionSearch(library, encode))
+
+
+class Answerer:
+    """Decoder that answers questions, greedily, in the ways of `CONTENDERS`."""
+
+    def __init__(self, decoder: Path, sizes) -> None:
+        self.tokenizer, self.sizes = HubText.load(decoder), sizes
+        if not getattr(self.tokenizer.theirs, "chat_template", None):
+            raise ValueError(f"decoder: expected one with a chat template, to ask it questions; got {decoder}")
+        lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
+        self.model = retrofit(read_decoder(decoder), neighbours="own", **lengths).eval()
+        self.filler = int(self.tokenizer.encode("\n")[0])
+
+    def reply(self, name: str, notes: Notes, question: str, ids: np.ndarray) -> str:
+        """Return the reply of a contender that is given the passages `ids` [K]."""
+        _, attends, in_prompt, random = CONTENDERS[name]
+        if random:
+            ids = notes.random.choice(len(notes.library.store), len(ids), replace=False)
+        tokens, mask = notes.library.values(ids)
+        mask = mask & (ids >= 0)[:, None]
+        shown = [self.tokenizer.decode(t[m]) for t, m in zip(tokens, mask) if m.any()]
+        text = asking.with_passages(question, shown) if in_prompt else question
+        prompt, retrieve = asking.chat_prompt(self.tokenizer, text), None
+        if attends and name == "own":
+            retrieve = self._by_chunk(notes)
+        elif attends:
+            prompt = asking.aligned_chat(self.tokenizer, text, self.sizes.chunk_len, self.filler)
+            retrieve = asking.after_prompt(tokens, mask)
+        stop = self.tokenizer.theirs.eos_token_id
+        out = generate(self.model, [prompt], NEW_TOKENS, stop_token=stop, retrieve=retrieve)[0][len(prompt) :]
+        return self.tokenizer.decode([int(token) for token in out if int(token) != stop])
+
+    def _by_chunk(self, notes: Notes) -> Callable:
+        def retrieve(chunks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            hits, _ = notes.library.search(chunks.numpy(), self.sizes.neighbours)
+            return tuple(torch.from_numpy(part) for part in notes.library.values(hits))
+
+        return retrieve
+
+
+def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], names: Sequence[str], kept: Path, show):
+    """Return every row with its passages, and the reply, correctness and seconds of each contender.
+
+    kept: file of the rows that are done; a stopped run continues after them.
+    """
+    done = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
+    if any(row != {name: old[name] for name in row} for row, old in zip(rows, done)) or len(done) > len(rows):
+        raise ValueError(f"--out: expected a folder without replies to other questions; got {kept}")
+    for number, row in enumerate(rows[len(done) :], len(done) + 1):
+        notes = sets[row["notes"]]
+        began = time.perf_counter()
+        ids, match = notes.search.search(row["question"], max(SHOWN))
+        searched = time.perf_counter() - began
+        tokens, mask = notes.library.values(ids)
+        passages = [answerer.tokenizer.decode(t[m]) for t, m in zip(tokens, mask & (ids >= 0)[:, None])]
+        found = [asking.says(passage, row["answers"]) for passage in passages]
+        replies = {}
+        for name in names:
+            began = time.perf_counter()
+            reply = answerer.reply(name, notes, row["question"], ids[: answerer.sizes.neighbours])
+            seconds = round(time.perf_counter() - began, 2)
+            replies[name] = {"reply": reply, "right": asking.says(reply, row["answers"]), "seconds": seconds}
+        facts = {"found": found, "match": [round(float(m), 3) for m in match], "search_seconds": round(searched, 3)}
+        done.append(row | facts | {"replies": replies})
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(done[-1], ensure_ascii=False) + "\n")
+        if number % 10 == 0 or number == len(rows):
+            show(f"  {number} of {len(rows)} questions")
+    return done
+
+
+def summary(done: Sequence[dict]) -> dict:
+    """Return recall of the right passage, and for each contender the shares of right replies by kind."""
+    answered = [row for row in done if row["answers"]]
+    kinds = list(dict.fromkeys(row["kind"] for row in answered))
+    share = lambda values: round(float(np.mean(values)), 3)  # noqa: E731
+    contenders = {}
+    for name in done[0]["replies"]:
+        right = {kind: share([r["replies"][name]["right"] for r in answered if r["kind"] == kind]) for kind in kinds}
+        seconds = float(np.median([row["replies"][name]["seconds"] for row in done]))
+        all_of_them = share([row["replies"][name]["right"] for row in answered])
+        contenders[name] = {"title": CONTENDERS[name][0], "right": all_of_them, "by_kind": right, "seconds": seconds}
+    recall = {str(k): share([any(row["found"][:k]) for row in answered]) for k in SHOWN}
+    best = {
+        name: [max(row["match"]) for row in done if bool(row["answers"]) is (name == "answerable")]
+        for name in ("answerable", "unanswerable")
+    }
+    matches = {name: [round(float(q), 3) for q in np.quantile(v, (0.1, 0.5, 0.9))] for name, v in best.items() if v}
+    return {"questions": len(done), "answerable": len(answered), "recall": recall, "match": matches} | {
+        "contenders": contenders
+    }
+
+
+def markdown(found: dict) -> str:
+    """Return a summary as a paragraph and a table."""
+    kinds = list(next(iter(found["contenders"].values()))["by_kind"])
+    recall = ", ".join(f"{share:.0%} with {k}" for k, share in found["recall"].items())
+    lines = [
+        f"{found['answerable']} of {found['questions']} questions have an answer. A passage that holds it is among "
+        f"those found: {recall}.",
+        "",
+        "| | right | " + " | ".join(kinds) + " | seconds |",
+        "|---|---|" + "---|" * (len(kinds) + 1),
+    ]
+    for row in found["contenders"].values():
+        cells = [row["title"], f"{row['right']:.0%}", *(f"{row['by_kind'][kind]:.0%}" for kind in kinds)]
+        lines.append("| " + " | ".join([*cells, f"{row['seconds']:.1f}"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def run(
+    decoder: Path, rows: list[dict], folder: Path, out: Path, sizes, encoder: str | None, facts: dict, show
+) -> dict:
+    """Ask every question of every contender; write questions.json and questions.md and return the summary.
+
+    encoder: folder of a sentence encoder for the search; None: words alone. facts: added to the record.
+    """
+    answerer = Answerer(decoder, sizes)
+    encode = None if encoder is None else asking.sentence_encoder(encoder)
+    sets = {}
+    for name in dict.fromkeys(row["notes"] for row in rows):
+        sets[name] = open_notes(folder / name, out / "notes" / (name or "all"), answerer.tokenizer, sizes, encode)
+        show(f"{name or folder.name}: {len(sets[name].library.documents)} documents")
+    done = ask_all(answerer, sets, rows, list(CONTENDERS), out / "replies.jsonl", show)
+    found = summary(done)
+    (out / "questions.json").write_text(json.dumps(facts | found | {"rows": done}, indent=1, ensure_ascii=False) + "\n")
+    (out / "questions.md").write_text(markdown(found))
+    return found

@@ -1,0 +1,166 @@
+"""Questions to a library: the passages that resemble a question, and a prompt that ends with a chunk.
+
+A question is shorter than a chunk, so the grid of chunks must end where the prompt ends: the first token of the answer
+then attends the passages that were retrieved for the whole question. The search sees the question alone, without the
+chat template.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .documents import FORGOTTEN, Documents
+
+PIECE = 4  # characters of a word's pieces: inflected forms share most of theirs
+_COMMON = (
+    "a an and are at be been by can did do does for from had has have how i in is it its long many much must my not "
+    "of often on or our should that the there this to was we were what when where which who whom whose why will with "
+    "would you"
+)
+COMMON = frozenset(_COMMON.split())  # words that say nothing about the subject of a question
+Encode = Callable[[Sequence[str]], np.ndarray]  # texts -> unit vectors float32 [n,dim]
+
+
+def pieces(text: str) -> list[str]:
+    """Return the pieces of four characters of a text's words, without common words.
+
+    pieces("the boilers") == ["<boi", "boil", "oile", "iler", "lers", "ers>"]
+    """
+    words = (f"<{word}>" for word in re.findall(r"\w+", text.lower()) if word not in COMMON)
+    return [word[i : i + PIECE] for word in words for i in range(max(1, len(word) - PIECE + 1))]
+
+
+class QuestionSearch:
+    """Search for the passages of a library that resemble a question.
+
+    The match of a passage is the share of the question's pieces of words that it holds, each piece weighted by its
+    rarity in the library: from 0 to 1. With an encoder the cosine of question and passage is added, and the match is
+    their mean.
+
+    library: the documents. encode: encoder of texts, for words that differ in form; None: words alone.
+    """
+
+    def __init__(self, library: Documents, encode: Encode | None = None) -> None:
+        self.library, self.encode = library, encode
+        self._texts: list[str] = []
+        self._pieces: list[frozenset[str]] = []
+        self._vectors = np.zeros((0, 0), np.float32)
+        self._counts: Counter = Counter()
+
+    def _read(self) -> np.ndarray:
+        """Read the chunks that were added since the last call; return the document of each chunk, or `FORGOTTEN`."""
+        library = self.library
+        owner = [part.searcher.chunk_doc for part in library.parts]
+        first = len(library.store.documents)
+        owner = np.concatenate([owner[0], np.where(owner[1] == FORGOTTEN, FORGOTTEN, owner[1] + first)])
+        if len(self._pieces) > len(owner):  # the library was reset
+            self.__init__(library, self.encode)
+        new = np.arange(len(self._pieces), len(owner))
+        if len(new):
+            tokens, mask = library.values(new[:, None])
+            decode = library.tokenizer.decode_bytes
+            texts = [decode(t[m]).decode("utf-8", "replace") for t, m in zip(tokens[:, 0], mask[:, 0])]
+            names = [library.documents[library.place(int(chunk)).document].name for chunk in new]
+            texts = [f"{name.rpartition('.')[0] or name}. {text}" for name, text in zip(names, texts)]
+            found = [frozenset(pieces(text)) for text in texts]
+            self._pieces += found
+            for each in found:
+                self._counts.update(each)
+            if self.encode is not None:
+                vectors = self.encode(texts)
+                self._vectors = vectors if not self._vectors.size else np.concatenate([self._vectors, vectors])
+        return owner
+
+    def search(self, question: str, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids int64 [k] of the best passages, -1 for none, and their matches float32 [k].
+
+        Passages do not overlap: of chunks that are in one another's passage the best is returned.
+        """
+        owner, asked = self._read(), frozenset(pieces(question))
+        rarity = {piece: math.log1p((len(owner) + 0.5) / (self._counts[piece] + 0.5)) for piece in sorted(asked)}
+        whole = sum(rarity.values()) or 1.0
+        match = np.array([sum(rarity[piece] for piece in asked & held) / whole for held in self._pieces])
+        if self.encode is not None and len(match):
+            match = (match + self._vectors @ self.encode([question])[0]) / 2
+        ids, apart = np.full(k, -1), self.library.passage_chunks
+        chosen: list[int] = []
+        for chunk in np.argsort(-match, kind="stable").tolist():
+            if len(chosen) == k:
+                break
+            near = any(owner[chunk] == owner[other] and abs(chunk - other) < apart for other in chosen)
+            if owner[chunk] != FORGOTTEN and match[chunk] > 0 and not near:
+                chosen.append(chunk)
+        ids[: len(chosen)] = chosen
+        return ids, np.append(match, 0.0)[ids].astype(np.float32)
+
+
+def chat_prompt(tokenizer, text: str) -> np.ndarray:
+    """Return the token ids of a user's text in the chat template of a `HubText`."""
+    said = [{"role": "user", "content": text}]
+    found = tokenizer.theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
+    return np.asarray(found, np.int64)
+
+
+def aligned_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
+    """Return `chat_prompt` with filler tokens before the user's text, so that the prompt's last token ends a chunk."""
+    prompt, bare = chat_prompt(tokenizer, text), chat_prompt(tokenizer, "")
+    same = min(len(prompt), len(bare))
+    at = next((i for i in range(same) if prompt[i] != bare[i]), same)  # the text begins where the prompts part
+    return np.insert(prompt, at, np.full(-len(prompt) % chunk_len, filler)).astype(np.int64)
+
+
+def after_prompt(neighbours: np.ndarray, mask: np.ndarray) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Make a `retrieve` for an aligned prompt: the passages [K,R] for its last chunk and for each chunk of the answer.
+
+    Earlier chunks of the prompt, the template and fillers, retrieve nothing.
+    """
+    given, allowed = torch.as_tensor(neighbours), torch.as_tensor(mask)
+
+    def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:
+        shown = allowed.repeat(len(chunks), 1, 1)
+        shown[:-1] = False  # a call during the answer has one chunk
+        return given.repeat(len(chunks), 1, 1), shown
+
+    return retrieve
+
+
+def with_passages(question: str, passages: Sequence[str]) -> str:
+    """Return a question behind its passages, for in-context retrieval."""
+    notes = "\n\n".join(passage.strip() for passage in passages)
+    return f"{notes}\n\nAnswer briefly from the notes above. {question}" if passages else question
+
+
+def says(reply: str, answers: Sequence[str]) -> bool:
+    """Whether one of the answers is in the reply, as whole words, whatever the case."""
+    return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.I) for answer in answers)
+
+
+@functools.cache
+def sentence_encoder(folder: str) -> Encode:
+    """Return the encoder of a local transformers folder, such as all-MiniLM-L6-v2: mean of the states, unit length."""
+    from transformers import AutoModel, AutoTokenizer
+
+    local = {"local_files_only": True, "trust_remote_code": False}
+    tokenizer, model = AutoTokenizer.from_pretrained(folder, **local), AutoModel.from_pretrained(folder, **local).eval()
+
+    @torch.no_grad()
+    def encode(texts: Sequence[str]) -> np.ndarray:
+        vectors = []
+        for first in range(0, len(texts), 64):
+            part = tokenizer(
+                list(texts[first : first + 64]), padding=True, truncation=True, max_length=256, return_tensors="pt"
+            )
+            weight = part["attention_mask"].unsqueeze(-1)
+            mean = (model(**part).last_hidden_state * weight).sum(1) / weight.sum(1)
+            vectors.append(torch.nn.functional.normalize(mean, dim=-1).numpy())
+        return np.concatenate(vectors)
+
+    return encode
