@@ -1,4 +1,4 @@
-"""Documents of files: plain text, JSON lines, JSON and parquet, as they are or compressed.
+"""Documents of files: plain text, PDF, JSON lines, JSON and parquet, as they are or compressed.
 
 All commands read users' texts with this module. It reads each file once, whatever links lead to the file, and names
 each file, line or row that it cannot read. It leaves out copies of earlier documents, because every chunk of a copy
@@ -14,6 +14,7 @@ import hashlib
 import json
 import lzma
 import os
+import re
 import shlex
 import stat
 import zlib
@@ -29,11 +30,13 @@ from retro_model.base.progress import printable
 from .documents import Document, document_of, normal_form
 
 #: Suffixes of the files that are read of a folder. A file that is named or matched by a pattern may have any suffix.
-SUFFIXES = (".txt", ".md", ".py", ".rst", ".jsonl", ".ndjson", ".parquet")
+SUFFIXES = (".txt", ".md", ".py", ".rst", ".jsonl", ".ndjson", ".parquet", ".pdf")
 COMPRESSED: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-JSON, PARQUET = ".json", ".parquet"
+JSON, PARQUET, PDF = ".json", ".parquet", ".pdf"
 ROWS = (".jsonl", ".ndjson", JSON, PARQUET)
 SHOWN = 20  # messages of `LeftOut.report`, and names in a message
+CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # characters that texts do not hold
+LEAST_PER_CONTROL = 8  # characters of a text per such character
 BYTE_ORDER_MARKS = {
     b"\xef\xbb\xbf": "utf-8-sig",
     b"\xff\xfe\0\0": "utf-32",
@@ -146,9 +149,9 @@ def read_texts(
         left_out.report(print)
 
     A row of `.jsonl`, `.ndjson`, `.json` (one value, or one value per line) or `.parquet` is a document, named by the
-    digest of its content. Any other file is one document, named by its path. `.gz`, `.bz2` and `.xz` are decompressed
-    first. Text is UTF-8, or what the file's byte order mark says; the mark is dropped. Suffixes are compared without
-    regard to case.
+    digest of its content. Any other file is one document, named by its path; pypdf reads `.pdf`. `.gz`, `.bz2` and
+    `.xz` are decompressed first. Text is UTF-8, or what the file's byte order mark says; the mark is dropped. Suffixes
+    are compared without regard to case.
 
     Args:
         paths: files, see `find_texts`.
@@ -244,8 +247,10 @@ def _rows(path: Path, column: str | None = None) -> Iterator[tuple[str, Any]]:
                 rows = _json_rows(path, file)
             elif suffix in ROWS:
                 rows = _lines(path, file)
+            elif suffix == PDF:
+                rows = iter([(place, _pdf_text(path, file))])
             else:
-                rows = iter([(place, _decoded(file.read(), path).replace("\r\n", "\n").replace("\r", "\n"))])
+                rows = iter([(place, _text(file.read(), path).replace("\r\n", "\n").replace("\r", "\n"))])
             for place, row in rows:
                 yield place, row
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -255,6 +260,35 @@ def _rows(path: Path, column: str | None = None) -> Iterator[tuple[str, Any]]:
     else:
         return
     yield f"{place}, and the rest" if place != str(path) else place, failed
+
+
+def _text(data: bytes, path: Path) -> str:
+    """Return the text of a file. Raises: ValueError naming a file that is not a text."""
+    text = _decoded(data, path)
+    if sign := binary_sign(text):
+        raise ValueError(f"{path}: expected text; got {sign}; leave it out, or convert it")
+    return text
+
+
+def binary_sign(text: str) -> str | None:
+    """Return why a decoded file is not a text, or None."""
+    if text.startswith("%PDF-"):
+        return "a PDF"
+    controls = len(CONTROLS.findall(text))
+    return f"{controls} control characters" if controls * LEAST_PER_CONTROL > len(text) else None
+
+
+def _pdf_text(path: Path, file: Any) -> str:
+    """Return the text of a PDF's pages. A scan has none, and is a file without text."""
+    try:
+        from pypdf import PdfReader
+        from pypdf.errors import PyPdfError
+    except ImportError as error:
+        raise ValueError(f"{path}: expected pypdf, which reads PDF; {error}; pip install pypdf") from None
+    try:
+        return "\n\n".join(page.extract_text() for page in PdfReader(file).pages)
+    except (PyPdfError, OSError, RecursionError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected a PDF that can be read; got {error}") from None
 
 
 def _lines(path: Path, file: Any) -> Iterator[tuple[str, Any]]:

@@ -9,6 +9,7 @@ import numpy as np
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.search import DenseSearcher
 from retro_model.data.store import Entry, TokenStore
+from retro_model.data.text_files import binary_sign
 
 LARGEST_FILE, MOST_ADDED = 256 << 10, 1 << 20  # bytes of an added file, and of all; keys take 50 times as many
 FORGOTTEN = -2  # document number of all forgotten chunks, which searches leave out
@@ -122,6 +123,8 @@ class Documents:
         if held + size > MOST_ADDED:
             most = f"text: expected at most {MOST_ADDED >> 10} KB added in all"
             raise ValueError(f"{most}; {got} beside {held / 1024:,.0f}: reset the library first")
+        if sign := binary_sign(text):
+            raise ValueError(f"text: expected a text file; got {sign} in {name}")
         ids = np.asarray(self.tokenizer.encode(text), np.int64)
         if not len(ids):
             raise ValueError("text: expected a file with something in it; got an empty one")

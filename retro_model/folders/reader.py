@@ -25,18 +25,22 @@ MOST_NEIGHBOURS = 10
 MOST_NEW_TOKENS = 128
 FIGURES = ("on", "off", "random", "seen")  # facts of a passage: bits per byte, and the gain that can be seen
 LONGEST_TEXT = 64 << 10  # characters
+LEAST_MATCH = 0.1
 BEFORE_SPACE = re.compile(r"(?<=\S)(?=\s)")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a reading. k: neighbours of a chunk. temperature, new_tokens and seed are for `write`."""
+    """Options of a reading. k: neighbours of a chunk, or passages in a question's prompt. temperature, new_tokens and
+    seed are for `write`. least: match with a question below which a passage is not read, see `QuestionSearch`.
+    """
 
     k: int = 2
     retrieval: bool = True
     temperature: float = 0.7
     new_tokens: int = 64
     seed: int = 0
+    least: float = LEAST_MATCH
 
     def __post_init__(self) -> None:
         for name, low, high in (("k", 1, MOST_NEIGHBOURS), ("new_tokens", 1, MOST_NEW_TOKENS), ("seed", 0, 2**31)):
@@ -45,6 +49,8 @@ class Options:
                 raise ValueError(f"{name}: expected an integer from {low} to {high}; got {value!r}")
         if type(self.retrieval) is not bool:
             raise ValueError(f"retrieval: expected true or false; got {self.retrieval!r}")
+        if type(self.least) not in (int, float) or not 0 <= self.least <= 1:
+            raise ValueError(f"least: expected a number from 0 to 1; got {self.least!r}")
         if type(self.temperature) not in (int, float) or not 0 <= self.temperature <= 2:
             raise ValueError(f"temperature: expected a number from 0 to 2; got {self.temperature!r}")
 
@@ -126,9 +132,13 @@ class Reader:
             raise ValueError("text: expected some text; got none")
         return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
 
-    def question(self, text: str) -> np.ndarray:
-        """Return the token ids of a question in the model's chat template. Raises: ValueError if it has none."""
+    def find(self, text: str, options: Options) -> dict:
+        """Return the passages that resemble a question, as the page shows them: see `RetrofitReader.find`."""
         raise ValueError(f"question: expected a model that was taught to answer; got a {self.folder.kind} model")
+
+    def answer(self, text: str, options: Options, told: Callable[[str], None] = lambda text: None) -> dict:
+        """Answer a question: see `RetrofitReader.answer`."""
+        return self.find(text, options)
 
     def _first_tokens(self, text: str, count: int) -> np.ndarray:
         """Return encode(text)[:count], encoding only as much of the text as that needs.

@@ -89,7 +89,7 @@ class Service:
     """
 
     def __init__(self, reader: Reader, desk: Desk) -> None:
-        self.reader = reader
+        self.reader, self.written = reader, {}
         self.limits = {"text": LONGEST_TEXT, "file": LARGEST_FILE, "added": MOST_ADDED}
         self.limits |= {"waiting": desk.most, "seconds": desk.seconds}
         self._changed()
@@ -102,9 +102,21 @@ class Service:
         return self.reader.score(self._tokens(asked), _options(asked)).to_dict()
 
     def write(self, asked: dict) -> dict:
-        tokens = self.reader.question(_text(asked, "text")) if asked.get("question") is True else self._tokens(asked)
-        reading, plain = self.reader.write(tokens, _options(asked))
+        reading, plain = self.reader.write(self._tokens(asked), _options(asked))
         return reading.to_dict() | {"plain": plain}
+
+    def find(self, asked: dict) -> dict:
+        return self.reader.find(_text(asked, "text"), _options(asked))
+
+    def answer(self, asked: dict) -> dict:
+        """Answer a question. While it is written, `written` has its beginning under the client's ticket."""
+        ticket = _ticket(asked)
+        try:
+            return self.reader.answer(
+                _text(asked, "text"), _options(asked), lambda text: self.written.__setitem__(ticket, text)
+            )
+        finally:
+            self.written.pop(ticket, None)
 
     def forget(self, asked: dict) -> dict:
         self.reader.library.forget(asked.get("document"))
@@ -221,15 +233,16 @@ def make_app(reader: Reader, desk: Desk | None = None) -> ASGIApp:
         return JSONResponse(service.said)
 
     async def queue(request: Request) -> Response:
-        place = desk.place(request.query_params.get("ticket", ""))
+        ticket = request.query_params.get("ticket", "")
+        place, text = desk.place(ticket), service.written.get(ticket)
         seconds = None if place is None else round(desk.wait(place))
-        return JSONResponse({"place": place, "waiting": len(desk.line), "seconds": seconds})
+        return JSONResponse({"place": place, "waiting": len(desk.line), "seconds": seconds, "text": text})
 
     async def page(request: Request) -> Response:
         return files.get(request.path_params.get("name", "index.html")) or Response("not found", 404)
 
     routes = [Route("/", page), Route("/page/{name}", page), Route("/api/about", about), Route("/api/queue", queue)]
-    for name in ("read", "write", "forget", "remember", "add", "reset"):
+    for name in ("read", "write", "find", "answer", "forget", "remember", "add", "reset"):
         routes.append(Route(f"/api/{name}", endpoint(name), methods=["POST"]))
     return OwnOrigin(Starlette(routes=routes))
 

@@ -94,7 +94,11 @@ def main(arguments: list[str] | None = None) -> None:
         reader = open_folder(options.folder, options.device)
         _change(reader, options.forget, options.add)
         k = options.k or reader.neighbours
-        how = Options(k, not options.off, options.temperature, options.tokens, options.seed)
+        how = Options(k, not options.off, options.temperature, options.tokens, options.seed, options.least)
+        if options.prompt is None and not reader.passages:
+            raise ValueError(
+                "prompt: expected a question or a text, for the folder holds out no text to read; got none"
+            )
         if options.prompt is None:
             number = reader.start if options.passage is None else options.passage
             ids, passage = reader.passage(number), reader.passages[number]
@@ -103,12 +107,31 @@ def main(arguments: list[str] | None = None) -> None:
             show(console, reader, reader.score(ids, how))
             return
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
-        ids = reader.question(prompt) if options.question else reader.encode(prompt)
+        if options.question:
+            show_answer(console, reader.answer(prompt, how))
+            return
+        ids = reader.encode(prompt)
         reading, plain = reader.write(ids, how)
         show(console, reader, reading, reading.extra["prompt_tokens"])
         console.print(Panel(Text(printable(plain)), title=f"{reader.without} it writes", title_align="left"))
     except (FileNotFoundError, ValueError) as error:
         sys.exit(printable(f"retro-reader ask: {error}"))
+
+
+def show_answer(console: Console, found: dict) -> None:
+    """Print the passages that resemble a question, then the answer."""
+    read = found["read"]
+    console.print("Your notes say:" if read else why_unread(found))
+    console.print(*map(card, found["cards"][: max(read, 1)]))
+    how = f"passages in the prompt: {read}" if read else "the decoder alone"
+    console.print(Panel(Text(printable(found["answer"])), title=f"Answer ({how})", title_align="left"))
+
+
+def why_unread(found: dict) -> str:
+    """Say why no passage was read."""
+    if not found["cards"]:
+        return "No passage was read: none shares a word with the question."
+    return f"No passage was read: best match {found['best']:.2f}, limit {found['limit']:.2f} (--least lowers it)."
 
 
 def _change(reader: Reader, forget: list[str], add: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+LEAST_MATCH = 0.1  # as `retro_model.folders.reader`, which takes a second to import
 HOST, FIRST_PORT = "127.0.0.1", 8765
 SERVES = "Serve a page on this machine that shows the passages a trained model looks up, and their gain."
 ABOUT = (
@@ -32,7 +33,9 @@ def ask() -> argparse.ArgumentParser:
     add("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
     add("--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)")
     add("-k", type=int, help="neighbours of a chunk")
-    add("--question", action="store_true", help="ask the prompt as a question")
+    add("--question", action="store_true", help="ask the prompt as a question; the answer is greedy")
+    said = f"match with a question below which a passage is not read, from 0 to 1 (default: {LEAST_MATCH})"
+    add("--least", type=float, default=LEAST_MATCH, help=said)
     add("--off", action="store_true", help="turn retrieval off")
     add("--tokens", type=int, default=64, help="tokens to write (default: 64)")
     add("--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)")

@@ -37,7 +37,7 @@ CONTENDERS = {
     "in-context-random": ("the same, random passages", False, True, True),
     "both": ("passages in the prompt, and own attention", True, True, False),
 }
-NEW_TOKENS = 32
+NEW_TOKENS = 24
 SHOWN = (1, 2, 4)  # numbers of passages for which recall is measured
 
 

@@ -25,12 +25,13 @@ from retro_model.retrofit import OwnAttention
 
 from . import texts
 from .fitting import changes, fit
-from .options import ATTENTION, RATES, Fit, Sizes, parser
+from .options import ATTENTION, HELD_OUT, RATES, Fit, Sizes, parser
 from .prefix import choose
 from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
 
 HELD_BYTES = 1000  # characters per held-out document, because scoring them three times takes as long as the training
 CONTROL = "the control's neighbours"
+NAMED = 5  # held-out documents in a sentence
 
 
 def run(
@@ -47,6 +48,7 @@ def run(
     folder_of_texts: Path | None = None,
     text_field: str = "text",
     strict: bool = False,
+    measures_small: bool = True,
     show=show_line,
 ) -> str:
     """Run all stages into `folder` and return the verdict.
@@ -54,11 +56,13 @@ def run(
     decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
     encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
     attention, see `prefix.choose`. text_field, strict: see `texts.read`.
+    measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
+    trained or scored.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
+    decoder = decoder_folder(decoder, show)  # first: it says what is missing before anything slow is imported
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-    decoder = decoder_folder(decoder, show)
     if attention not in ATTENTION:
         raise ValueError(f"attention: expected one of {', '.join(ATTENTION)}; got {attention!r}")
     began, seconds = time.perf_counter(), {}
@@ -69,6 +73,11 @@ def run(
     reading = {"text_field": text_field, "strict": strict, "show": show}
     title, documents = texts.load(folder_of_texts, sizes.database_bytes, **reading)
     show(f"{title}: {len(documents):,} documents")
+    if sizes.held_out and not measures_small and texts.is_small(documents):
+        sizes = dataclasses.replace(sizes, held_out=0)
+        show(
+            "too few documents to measure a gain: none is held out, and nothing is trained (--held-out N changes that)"
+        )
     rest, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
     library = prepare(folder, decoder, rest, held, sizes, show)
     model = read_decoder(decoder)
@@ -84,9 +93,12 @@ def run(
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, sizes, "Not scored yet.")
+    describe(folder, decoder, title, library, sizes, "Not scored yet." if held else "")
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-reader serve {folder}")
+    if not held:
+        return library_in_words(library)
+    how = _unless_far(library, sizes, how, attention, show)
     show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
     read = how if attention == "own" else dataclasses.replace(how, windows=None)
     batches = functools.partial(stream, library, sizes, read, scores=options.get("score_bias", False))
@@ -128,6 +140,28 @@ def run(
     return said
 
 
+def _unless_far(library: PreparedLibrary, sizes: Sizes, how: Fit, attention: str, show) -> Fit:
+    """Return the settings of the training; without steps if own attention would read no passage."""
+    nearest = float(library.similarity(sizes).max(initial=-1.0))
+    if attention != "own" or nearest >= sizes.least_similarity:
+        return how
+    show(
+        f"no passage is similar enough to be read: the best has {nearest:.2f}, the limit is {sizes.least_similarity}; "
+        f"nothing is trained; lower the limit: --least-similarity {max(0.0, round(nearest - 0.1, 1))}"
+    )
+    return dataclasses.replace(how, steps=0, minutes=None)
+
+
+def library_in_words(library: PreparedLibrary) -> str:
+    """Say how many documents are read, and which were held out."""
+    reads, held = len(library.database.store.documents), [entry.name for entry in library.held_out.documents]
+    said = f"Reads {reads:,} document{'s' * (reads != 1)}"
+    if not held:
+        return f"{said}; none was held out."
+    named = ", ".join(held[:NAMED]) + (f" and {len(held) - NAMED} more" if len(held) > NAMED else "")
+    return f"{said}; {len(held)} {'was' if len(held) == 1 else 'were'} kept for the test: {named}."
+
+
 def score(model, library: PreparedLibrary, sizes: Sizes, how: Fit) -> tuple[evaluation.Scores, ...]:
     """Score the held-out documents: off, on, and on with the control's neighbours."""
     near, windows = library.neighbours[:, : sizes.neighbours], {"window": sizes.window, "stride": sizes.stride}
@@ -146,7 +180,7 @@ def score(model, library: PreparedLibrary, sizes: Sizes, how: Fit) -> tuple[eval
 def describe(folder: Path, decoder: Path, title: str, library: PreparedLibrary, sizes: Sizes, verdict: str) -> None:
     """Write the description that makes `folder` a model folder, for `retro-reader ask` and `serve`."""
     facts = {name: getattr(sizes, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
-    facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict}
+    facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict, "summary": library_in_words(library)}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
     documents = f"{len(library.database.store.documents):,}"
     shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
@@ -158,13 +192,15 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     own = given.attention == "own"
     least = given.least_similarity if own else -1.0
-    lengths = {"held_out": given.held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
+    held_out = HELD_OUT if given.held_out is None else given.held_out
+    lengths = {"held_out": held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {
         name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
     }
+    options["measures_small"] = given.held_out is not None
     options["layers"] = given.layers and tuple(given.layers)
     try:
         run(given.decoder, given.out, sizes, how, folder_of_texts=given.texts, **options)

@@ -9,6 +9,7 @@ from pathlib import Path
 from ..neighbours.options import texts
 
 ATTENTION = ("own", "new")
+HELD_OUT = 12  # documents that `retrofit` holds out by default
 #: Learning rates for heads' biases and scales ("own"), for low-rank maps as well ("low-rank"), and for new layers.
 RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
 
@@ -55,10 +56,10 @@ class Fit:
     seed: int = 0
 
 
-def add_size(made: argparse.ArgumentParser, name: str, *, option: str | None = None, default=None) -> None:
-    """Add an option for a field of `Sizes`. option, default: values instead of the field's."""
+def add_size(made: argparse.ArgumentParser, name: str, *, default=None) -> None:
+    """Add an option for a field of `Sizes`. default: a value instead of the field's."""
     default = SIZES[name].default if default is None else default
-    option = option or f"--{name.replace('_', '-')}"
+    option = f"--{name.replace('_', '-')}"
     said = f"{SIZES[name].metadata['help']} (default: {default})"
     made.add_argument(option, dest=name, type=type(default), default=default, help=said)
 
@@ -94,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
     add("--prefix", action="store_true", help="choose 64 tokens of the library that every text and passage continues")
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
         add_size(made, name)
-    add_size(made, "chunk_len", option="--chunk")
-    add_size(made, "held_out", default=12)
+    add_size(made, "chunk_len")
+    said = f"{SIZES['held_out'].metadata['help']}; 0: none (default: {HELD_OUT}, or none of a small folder)"
+    add("--held-out", type=int, help=said)
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made

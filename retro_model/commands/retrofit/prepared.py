@@ -82,7 +82,7 @@ def prepare(
         raise ValueError(f"passage_chunks: expected 1 or more; got {sizes.passage_chunks}")
     tokenizer = HubText.load(decoder)
     options = {"chunk_len": sizes.chunk_len, "bos": tokenizer.bos_id is not None}
-    show(f"tokens of {len(documents):,} documents, and of {len(held)} held out")
+    show(f"tokens of {len(documents):,} documents" + (f", and of {len(held)} held out" if held else ""))
     held_out = build_store(folder / "validation", held, tokenizer, **options)
     store = build_store(folder / "all", documents, tokenizer, **options)
     leaked = find_leaked(store, [held_out], tokenizer=tokenizer)
@@ -95,11 +95,14 @@ def prepare(
     else:
         embedder = make_embedder(sizes.embedder, store, tokenizer, "cpu", unit=True)
     database = ChunkDatabase.build(folder / "embeddings", store, embedder)
-    show(f"neighbours of {len(held_out):,} held-out chunks")
-    near = precompute_neighbours(folder / "validation-neighbours", held_out, database, evaluation.LEAKAGE_NEIGHBOURS)
+    if held:
+        show(f"neighbours of {len(held_out):,} held-out chunks")
+    most = min(evaluation.LEAKAGE_NEIGHBOURS, len(store))
+    near = precompute_neighbours(folder / "validation-neighbours", held_out, database, most)
     leakage = evaluation.leakage(held_out, near, database)
     database.passage_chunks = sizes.passage_chunks
-    share = lambda alpha: float(held_out.chunk_bytes[leakage <= alpha].sum() / held_out.num_bytes)  # noqa: E731
+    whole = max(1, held_out.num_bytes)
+    share = lambda alpha: float(held_out.chunk_bytes[leakage <= alpha].sum() / whole)  # noqa: E731
     facts = {
         "documents": len(store.documents),
         "tokens": store.num_tokens,
@@ -119,7 +122,7 @@ def _cost_of_search(path: Path, held_out: TokenStore, database: ChunkDatabase, k
     if not path.exists():
         rows, began = np.arange(min(SEARCHED, len(held_out))), time.process_time()
         database.search_rows(held_out, rows, k)
-        path.write_text(json.dumps(round(1000 * (time.process_time() - began) / len(rows), 2)))
+        path.write_text(json.dumps(round(1000 * (time.process_time() - began) / max(1, len(rows)), 2)))
     return json.loads(path.read_text())
 
 

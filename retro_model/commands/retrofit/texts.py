@@ -9,6 +9,7 @@ from pathlib import Path
 
 from retro_model.data.store import Document
 from retro_model.data.text_files import SUFFIXES, LeftOut, find_texts, read_texts
+from retro_model.evaluation.outcome import LEAST_DOCUMENTS
 
 from .roff import text_of
 
@@ -95,6 +96,11 @@ def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None
     left_out.report(show)
 
 
+def is_small(documents: list[Document]) -> bool:
+    """Whether documents are too few to measure a gain: a fifth of them would give no interval."""
+    return len(documents) // 5 < LEAST_DOCUMENTS
+
+
 def divide(
     documents: list[Document], held_out: int, held_bytes: int, database_bytes: int
 ) -> tuple[list[Document], list[Document]]:
@@ -111,8 +117,9 @@ def divide(
     held = long[: min(held_out, len(drawn) // 5)]
     names = {d.name for d in held}
     library = first_bytes([d for d in drawn if d.name not in names], database_bytes)
-    if not held or not library:
-        wanted = f"at least five files of {', '.join(SUFFIXES)}, within the sizes"
+    if bool(held) is not bool(held_out) or not library:
+        least = "at least five files" if held_out else "at least one file"
+        wanted = f"{least} of {', '.join(SUFFIXES)}, within the sizes"
         raise ValueError(f"texts: expected {wanted}; got {len(documents)}")
     return library, [Document(d.name, d.group, excerpt(d, held_bytes)) for d in held]
 

@@ -264,4 +264,4 @@ def test_its_own_words_are_not_scored(paths):
     reading, _ = reader.write(reader.encode("The harbour moved the"), Options(new_tokens=4))
     assert reading.to_dict()["bits_per_byte"] is None and reading.extra["prompt_tokens"] > 1
     with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
-        reader.question("What is a harbour?")
+        reader.answer("What is a harbour?", Options())

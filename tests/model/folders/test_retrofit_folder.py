@@ -58,7 +58,7 @@ def test_it_is_asked_and_its_library_changes_like_any_other(made):
     reading, _ = reader.write(reader.encode("The harbour moved the"), Options(new_tokens=6))
     assert len(reading.texts) == reading.extra["prompt_tokens"] + 6
     with pytest.raises(ValueError, match="question: expected a model that was taught to answer"):
-        reader.question("Who moved?")
+        reader.answer("Who moved?", Options())
     number = reader.library.add("new.txt", reader.tokenizer.decode_bytes(reader.held_out.document_tokens(0)).decode())
     assert {card["document"] for cards in reader.score(reader.passage(0), Options(k=1)).cards for card in cards} == {
         number

@@ -13,8 +13,8 @@ export function make(tag, options = {}, ...children) {
   return element;
 }
 
-/** Calls the server; throws an Error with its message if it refuses. place(n, seconds): called while others wait before. */
-export async function ask(name, what, { signal, place } = {}) {
+/** Calls the server; throws an Error with its message if it refuses. place(n, seconds): called while others wait before. text(t): called with the answer so far. */
+export async function ask(name, what, { signal, place, text } = {}) {
   if (what === undefined) return found(await fetch(`/api/${name}`, { signal }));
   const ticket = crypto.getRandomValues(new Uint32Array(4)).join("-");
   const options = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...what, ticket }), signal };
@@ -22,7 +22,8 @@ export async function ask(name, what, { signal, place } = {}) {
   const asking = setInterval(async () => {
     const queue = await fetch(`/api/queue?ticket=${ticket}`).then((answer) => answer.json()).catch(() => null);
     if (!answered && queue?.place !== null && queue?.place !== undefined) place?.(queue.place, queue.seconds);
-  }, 1000);
+    if (!answered && queue?.text) text?.(queue.text);
+  }, text ? 250 : 1000);
   try {
     return await found(await fetch(`/api/${name}`, options));
   } finally {
@@ -43,7 +44,7 @@ export async function textOf(file) {
   const marks = { "255,254": "utf-16le", "254,255": "utf-16be" };
   try {
     const text = new TextDecoder(marks[bytes.slice(0, 2).join()] ?? "utf-8", { fatal: true }).decode(bytes);
-    if (!text.includes("\0")) return text;
+    if (!text.includes("\0") && !text.startsWith("%PDF-")) return text;
   } catch { /* bytes of another encoding */ }
   throw new Error(`${file.name}: expected text in UTF-8; got another encoding or a binary file; convert it first`);
 }

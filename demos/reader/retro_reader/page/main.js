@@ -1,5 +1,6 @@
 // The state of the page, what changes it, and what is drawn from it.
 
+import { Answers } from "./answers.js";
 import { drawCards, drawLink } from "./cards.js";
 import { $, ask, make, textOf } from "./dom.js";
 import { drawChanged, drawDocuments, drawHistory } from "./library.js";
@@ -17,7 +18,7 @@ async function start() {
   const { about } = state;
   document.title = about.title;
   $("title").textContent = about.title;
-  $("facts").textContent = `${(about.weights / 1e6).toFixed(about.weights < 1e7 ? 2 : 0)} million weights. ${about.facts.verdict ?? ""}`;
+  $("facts").textContent = `${(about.weights / 1e6).toFixed(about.weights < 1e7 ? 2 : 0)} million weights. ${about.facts.summary ?? about.facts.verdict ?? ""}`;
   $("switch-name").textContent = say.switchName;
   $("found-title").textContent = say.looked;
   $("legend-helps").textContent = say.told;
@@ -37,7 +38,10 @@ async function start() {
   }));
   $("passage").value = about.start;
   drawChanged(about.library, remember, forget);
-  await refresh({ choose: true });
+  $("read-tab").hidden = !about.passages.length;
+  if (about.passages.length) return refresh({ choose: true });
+  busy(null);
+  document.querySelector(`input[name=mode][value=${about.asks ? "ask" : "write"}]`).click();
 }
 
 const kilobytes = (bytes) => (bytes >= 1 << 20 ? `${bytes / (1 << 20)} MB` : `${bytes / 1024} KB`);
@@ -58,7 +62,7 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
   busy(write ? "Writing" : "Reading");
   $("error").hidden = true;
   try {
-    const more = write ? { temperature: Number($("temperature").value), new_tokens: 96, seed: Math.floor(Math.random() * 1e6), question: state.mode === "ask" } : {};
+    const more = write ? { temperature: Number($("temperature").value), new_tokens: 96, seed: Math.floor(Math.random() * 1e6) } : {};
     const what = !write && state.last && state.mode !== "read" ? { ...asked(), text: state.last } : { ...asked(), ...more };
     const found = await ask(write ? "write" : "read", what, { signal: asking.signal, place: (n, seconds) => mine === turn && busy(write ? "Writing" : "Reading", n, seconds) });
     if (mine !== turn) return;
@@ -66,6 +70,7 @@ async function refresh({ choose = false, write = false, label = null } = {}) {
     if (write) state.last = found.texts.join("");
     else if (state.mode !== "read") found.bits_per_byte = null; // the model's own words: their cost says nothing
     state.reading = found;
+    for (const part of ["story-box", "meter", "reading"]) $(part).hidden = false;
     if (label && before !== undefined && found.bits_per_byte) {
       state.history.push({ label, before, after: found.bits_per_byte.on });
       state.before = before;
@@ -96,7 +101,7 @@ function fail(error) {
 function drawAll(found, written) {
   draw(found);
   const passage = state.about.passages.find(({ id }) => id === Number($("passage").value));
-  const titles = { read: `${passage?.name}, from line ${passage?.line}`, write: "Your prompt, and its continuation", ask: "Your question, and its answer" };
+  const titles = { read: `${passage?.name}, from line ${passage?.line}`, write: "Your prompt, and its continuation" };
   $("paper-title").textContent = titles[state.mode];
   if (written) {
     $("plain").textContent = found.plain;
@@ -162,7 +167,8 @@ async function change(verb, what, label) {
     const { library } = await ask(verb, what, { place: (n, seconds) => busy("Changing the library", n, seconds) });
     state.about.library = library;
     drawChanged(library, remember, forget);
-    await refresh({ label });
+    if (state.mode === "ask" || !state.reading) busy(null);
+    else await refresh({ label });
   } catch (error) {
     busy(null);
     fail(error);
@@ -179,8 +185,17 @@ async function addFile(file) {
   if (text !== undefined) await change("add", { name: file.name, text }, `Added ${file.name}`);
 }
 
+const answers = new Answers({ busy, fail, asked: () => ({ text: $("prompt").value, k: Number($("k").value), retrieval: state.retrieval, least: Number($("least").value) }) });
+
 function setMode(mode) {
   state.mode = mode;
+  state.last = null;
+  asking?.abort();
+  answers.clear();
+  $("error").hidden = true;
+  for (const part of ["story-box", "meter", "reading"]) $(part).hidden = mode === "ask" || !state.reading;
+  for (const part of document.querySelectorAll(".asks")) part.hidden = mode !== "ask";
+  $("temperature-field").hidden = mode !== "write"; // answers are greedy
   for (const part of document.querySelectorAll(".reads")) part.hidden = mode !== "read";
   for (const part of document.querySelectorAll(".writes")) part.hidden = mode === "read";
   $("prompt-name").textContent = mode === "ask" ? "Question" : "Prompt";
@@ -188,7 +203,8 @@ function setMode(mode) {
   if (mode === "ask") $("prompt").value = "";
   if (mode === "read") refresh({ choose: true });
   else if (mode === "ask") $("prompt").focus();
-  else if (!$("prompt").value) {
+  else if (!state.reading) $("prompt").value = "";
+  else {
     const words = state.reading.texts.join("");
     $("prompt").value = words.slice(0, Math.min(240, words.length));
   }
@@ -198,13 +214,20 @@ function connect() {
   listen(state, choose);
   $("passage").addEventListener("change", () => { state.history = []; refresh({ choose: true }); });
   $("k").addEventListener("input", () => { $("k-value").textContent = $("k").value; });
-  $("k").addEventListener("change", () => refresh({ label: `${$("k").value} neighbours` }));
+  $("k").addEventListener("change", () => state.mode !== "ask" && state.reading && refresh({ label: `${$("k").value} neighbours` }));
   $("temperature").addEventListener("input", () => { $("temperature-value").textContent = $("temperature").value; });
-  $("retrieval").addEventListener("change", () => { state.retrieval = $("retrieval").checked; refresh(); });
+  $("retrieval").addEventListener("change", () => { state.retrieval = $("retrieval").checked; if (state.mode !== "ask" && state.reading) refresh(); });
   for (const tab of document.querySelectorAll("input[name=mode]")) tab.addEventListener("change", () => setMode(tab.value));
   $("knobs").addEventListener("submit", (event) => {
     event.preventDefault();
-    if (state.mode !== "read") refresh({ choose: true, write: true });
+    if (state.mode === "ask") answers.ask();
+    else if (state.mode !== "read") refresh({ choose: true, write: true });
+  });
+  $("least").addEventListener("input", () => { $("least-value").textContent = $("least").value; });
+  $("prompt").addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || state.mode !== "ask") return;
+    event.preventDefault();
+    $("knobs").requestSubmit();
   });
   $("reset").addEventListener("click", () => change("reset", {}, "Undid all"));
   $("add-itself").addEventListener("click", () => change("add", { passage: Number($("passage").value) }, "Added this very text"));

@@ -1,0 +1,161 @@
+"""Questions to a small folder of notes: ready without training, the passages, the answer's prompt."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from retro_model.commands.compare import questions as compared
+from retro_model.commands.retrofit import command as retrofit
+from retro_model.commands.retrofit.options import Sizes
+from retro_model.data.tokens import Tokenizer
+from retro_model.folders import questions
+from retro_model.folders.reader import Options, open_folder
+from retro_model.folders.retrofit import HubText
+from tests.model import decoders
+
+transformers = pytest.importorskip("transformers")
+NOTES = {
+    "boiler.md": "# Boiler\n\nThe boiler needs a pressure of 1.7 bar when it is cold.\n",
+    "cat.md": "# Cat\n\nThe cat is called Professor Biscuit and eats fish.\n",
+    "keys.md": "# Keys\n\nThe key of the shed lies in the bread bin.\n",
+}
+TEMPLATE = "{% for m in messages %}<user>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+SIZES = ["--chunk-len", "16", "--window", "64"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """The decoder's folder, the notes, the model folder and the lines that the command printed."""
+    decoder, notes, out = (tmp_path_factory.mktemp(name) for name in ("tiny", "notes", "out"))
+    for name, text in NOTES.items():
+        (notes / name).write_text(text)
+    tokenizer = Tokenizer.train([*NOTES.values(), "<user><answer> roof old what how?"], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", eos_token="<pad>", pad_token="<pad>"
+    )
+    theirs.chat_template = TEMPLATE
+    theirs.save_pretrained(decoder)
+    torch.manual_seed(0)
+    model = decoders.gpt2(tokenizer.vocab_size, 2, longest=256)
+    model.config.bos_token_id, model.config.eos_token_id = 1, 0
+    model.generation_config.bos_token_id, model.generation_config.eos_token_id = 1, 0
+    model.save_pretrained(decoder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retrofit, "fit", lambda *_: pytest.fail("trained on nothing"))
+        retrofit.main([str(decoder), "--texts", str(notes), "--out", str(out), *SIZES])
+    return decoder, notes, out
+
+
+def test_a_small_folder_is_ready_without_training(made):
+    reader = open_folder(made[2])
+    assert reader.about()["facts"]["summary"] == "Reads 3 documents; none was held out."
+    assert reader.passages == [] and {entry.name for entry in reader.library.documents} == {*NOTES}
+
+
+def test_held_out_documents_are_named(made, tmp_path, capsys):
+    for number in range(3):
+        (tmp_path / f"{number}.md").write_text(f"# {number}\n\nNothing here resembles the others, {number}{number}.\n")
+    for name, text in NOTES.items():
+        (tmp_path / name).write_text(text)
+    options = ["--held-out", "1", "--steps", "0", "--least-similarity", "0.99"]
+    retrofit.main([str(made[0]), "--texts", str(tmp_path), "--out", str(tmp_path / "out"), *SIZES, *options])
+    said = capsys.readouterr().out
+    assert "the limit is 0.99; nothing is trained; lower the limit: --least-similarity 0." in said
+    assert "Reads 5 documents; 1 was kept for the test: " in open_folder(tmp_path / "out").about()["facts"]["summary"]
+
+
+@pytest.mark.parametrize(
+    ("question", "name"),
+    [("How many bar does the boiler need?", "boiler.md"), ("What is the cat called?", "cat.md"), ("keys?", "keys.md")],
+)
+def test_the_right_passage_is_found_first(made, question, name):
+    found = open_folder(made[2]).find(question, Options())
+    assert found["cards"][0]["name"] == name and found["best"] == found["cards"][0]["score"] > 0.3
+    assert found["read"] >= 1 and name.split(".")[0].capitalize() in "".join(found["cards"][0]["texts"])
+
+
+def test_nothing_is_read_below_the_limit(made):
+    reader = open_folder(made[2])
+    found = reader.find("What does the cat drink on Mondays?", Options(least=1.0))
+    assert found["read"] == 0 and found["limit"] == 1.0 and 0 < found["best"] < 1
+    assert reader.find("What is the cat called?", Options(retrieval=False))["read"] == 0
+    assert reader.find("zzz qqq", Options()) == {"cards": [], "best": 0.0, "limit": 0.1, "read": 0}
+
+
+def test_the_answer_is_the_decoders_own_with_the_passages_in_its_prompt(made):
+    reader, said = open_folder(made[2]), []
+    got = reader.answer("What is the cat called?", Options(k=1, new_tokens=6), said.append)
+    passage = "".join(got["cards"][0]["texts"])
+    prompt = questions.chat_prompt(reader.tokenizer, questions.with_passages("What is the cat called?", [passage]))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(made[0]).eval()
+    with torch.no_grad():
+        wanted = plain.generate(torch.from_numpy(prompt)[None], max_new_tokens=6, do_sample=False)[0, len(prompt) :]
+    text = reader.tokenizer.decode_bytes([t for t in wanted.tolist() if t != reader.stop_token]).decode()
+    assert got["answer"] == text == said[-1] and 1 <= len(said) <= 6
+
+
+def test_the_search_follows_the_library(made):
+    reader = open_folder(made[2])
+    ask = lambda: [card["name"] for card in reader.find("What is the cat called?", Options())["cards"]]  # noqa: E731
+    assert ask()[0] == "cat.md"
+    reader.library.forget(next(n for n, entry in enumerate(reader.library.documents) if entry.name == "cat.md"))
+    assert "cat.md" not in ask()
+    reader.library.add("new.md", "The new cat is called Doctor Crumb.")
+    assert ask()[0] == "new.md"
+    reader.library.reset()
+    assert ask()[0] == "cat.md"
+    with pytest.raises(ValueError, match=r"text: expected a text file; got a PDF in scan\.pdf"):
+        reader.library.add("scan.pdf", "%PDF-1.4 scan")
+
+
+def test_an_encoder_finds_words_of_another_form(made):
+    reader = open_folder(made[2])
+    encode = lambda texts: np.array([[float("feline" in t or "cat" in t.lower()), 0.1] for t in texts])  # noqa: E731
+    search = questions.QuestionSearch(reader.library, encode)
+    assert reader.library.place(int(search.search("feline", 1)[0][0])).name == "cat.md"
+    assert questions.QuestionSearch(reader.library).search("feline", 1)[0].tolist() == [-1]
+
+
+@pytest.mark.parametrize("question", ["a", "What is the cat called?", "a longer question, of more words than a chunk"])
+def test_the_prompts_last_token_ends_a_chunk(made, question):
+    tokenizer = HubText.load(made[0])
+    prompt, plain = questions.aligned_chat(tokenizer, question, 16, 7), questions.chat_prompt(tokenizer, question)
+    assert len(prompt) % 16 == 0 and len(prompt) - len(plain) < 16
+    at = next((i for i, token in enumerate(plain) if prompt[i] != token), len(plain))
+    assert np.delete(prompt, range(at, at + len(prompt) - len(plain))).tolist() == plain.tolist()
+
+
+def test_only_the_prompts_last_chunk_and_the_answers_read_the_passages():
+    neighbours, mask = np.arange(8).reshape(2, 4), np.array([[True] * 4, [True, False] * 2])
+    retrieve = questions.after_prompt(neighbours, mask)
+    given, shown = retrieve(torch.zeros(3, 16, dtype=torch.int64))
+    assert given.shape == (3, 2, 4) and not shown[:2].any() and torch.equal(shown[2], torch.from_numpy(mask))
+    assert torch.equal(retrieve(torch.zeros(1, 16, dtype=torch.int64))[1][0], torch.from_numpy(mask))
+
+
+def test_an_answer_is_whole_words():
+    assert questions.says("It needs 1.7 bar.", ["1.7"]) and not questions.says("It needs 11.7 bar.", ["1.7"])
+    assert questions.says("professor BISCUIT!", ["Professor Biscuit"]) and not questions.says("12", ["2"])
+
+
+def test_questions_are_compared_and_a_stopped_run_goes_on(made, tmp_path, monkeypatch):
+    rows = [
+        {"kind": "direct", "question": "What is the cat called?", "answers": ["Professor Biscuit"]},
+        {"kind": "unanswerable", "question": "How old is the roof?", "answers": []},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(compared, "NEW_TOKENS", 2)
+    sizes = Sizes(chunk_len=16, window=64, dim=64)
+    ask = lambda: compared.run(made[0], compared.read_questions(path), made[1], tmp_path, sizes, None, {}, print)  # noqa: E731
+    found = ask()
+    assert found["contenders"].keys() == compared.CONTENDERS.keys() and found["answerable"] == 1
+    assert found["recall"] == {"1": 1.0, "2": 1.0, "4": 1.0}
+    assert "among those found: 100% with 1" in (tmp_path / "questions.md").read_text()
+    monkeypatch.setattr(compared.Answerer, "reply", lambda *_: pytest.fail("asked again"))
+    assert ask() == found
+    path.write_text("{}")
+    with pytest.raises(ValueError, match=r"--questions: expected question and answers, a list, in line 1"):
+        compared.read_questions(path)
