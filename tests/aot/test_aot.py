@@ -53,6 +53,8 @@ PRESETS = {
         "retro d128 gate mask",
         "retro d64 dropout",
         "retro d128 dropout",
+        "retro d64 four neighbours",
+        "retro d128 four neighbours",
         "retro d64 decode",
         "retro d128 decode",
         "rpt gate",

@@ -15,7 +15,7 @@ from retro_kernels.triton_lib.combinations import WIDTHS
 TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, key_mask=True, window=512)
 #: by cost, the highest first: the order of rows in a table
-OPTIONS = ("dropout", "gated_mask", "edges", "masked", "plain", "window", "narrow", "padded", "apart")
+OPTIONS = ("dropout", "gated_mask", "edges", "many", "masked", "plain", "window", "narrow", "padded", "apart")
 
 #: calls that are not a combination of options: a short table, a separate relative query, a head that is padded
 MORE = (dict(D=64, T=1024), dict(D=128, E=128), dict(D=96))

@@ -33,6 +33,7 @@ CALLS: dict[str, tuple[dict, tuple[torch.dtype, ...]]] = {
         f"{name} decode, own positions": ({**options, "N": 1, "query_start": 2047, "batch_start": True}, BF16)
         for name, options in PRESETS.items()
     },
+    **{f"{name} four neighbours": ({**options, "K": 4}, BF16) for name, options in PRESETS.items()},
     "retro d64 masked": ({"D": 64, "mask": "neighbour"}, ALL),
     "rpt gate": ({"rel": None, "biases": False, "gate": True}, ALL),
     "no positions": ({"rel": None, "biases": False}, BF16),
@@ -53,4 +54,5 @@ OPTIONS = {
     "gate": dict(gate=True),
     "grouped heads": dict(G=4),
     "dropout": dict(dropout_p=0.1),
+    "four neighbours": dict(K=4),
 }

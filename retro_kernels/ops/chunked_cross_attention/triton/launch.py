@@ -20,6 +20,7 @@ from .forward import _cca_forward_kernel
 
 OP = "chunked_cross_attention"
 WAVES = 2  # programs per multiprocessor below which the keys are split
+FEW = 2  # most neighbours whose dS is summed in a half type, which takes half the registers
 TABLE_WAVES = 4  # programs per multiprocessor of the kernel of dR
 
 
@@ -58,6 +59,7 @@ def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
         "dropout": call.dropout_p > 0,
         "masked": call.dropout_p > 0 or mask or gate,
         "gated_mask": mask and gate,
+        "many": call.rel_key is not None and call.key.shape[2] > FEW,
         "plain": call.rel_key is None,
         "narrow": call.rel_key is not None and call.rel_key.shape[-1] < call.query.shape[-1],
     }
@@ -220,7 +222,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     arguments = scalars(call) | strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
     arguments |= {"chunks": part.count, "blocks": cut.blocks, "BAND_KEYS": cut.band_keys, "items": cut.items}
     arguments |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused, "EVEN_BAND": cut.band_keys == keys}
-    arguments |= {"FEW_NEIGHBOURS": neighbours <= 2}
+    arguments |= {"FEW_NEIGHBOURS": neighbours <= FEW}
 
     def run(kernel, grid: tuple[int, ...], tile: configs.Tile, given: dict = given) -> None:
         own = {"key_blocks": -(-keys // tile.block_n), "EVEN_KEYS": keys % tile.block_n == 0}
