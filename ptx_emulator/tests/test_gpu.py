@@ -142,3 +142,39 @@ def test_cuda_as_the_cpu():
         torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device=x.device)
     assert x.device.type == "cpu" and torch.equal(again, torch.full((1024,), 2.0))
     assert torch.allclose(x.grad, 2 * module.weight.sum(0))
+
+
+def test_an_autotuner_decides_by_the_kernel_itself_for_every_key_and_in_every_session():
+    for _ in range(2):  # Triton raises OutOfResources only the first time that a process loads a kernel
+        with ptx_emulator.gpu(80) as log:
+            for n in (192, 256):
+                x, y, out = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
+                rows_kernel[lambda meta, n=n: (triton.cdiv(n, meta["BLOCK"]),) * 2](x, y, out, n)
+                assert (out - x @ y).abs().max() < 1e-3
+        assert [choice.startswith("rows_kernel: BLOCK: 32") for choice in log.choices] == [True, True]
+
+
+def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
+    whole, out = torch.randn(2048), torch.empty(1024)
+    view = whole[512:1024]
+    with ptx_emulator.gpu(90):
+        with pytest.raises(
+            ptx_emulator.EmulationError, match='x_ptr: byte 2048 of 2048, inside its storage: bounds="s'
+        ):
+            add_kernel[(4,)](view, whole, out, 1024, BLOCK=256)
+        with pytest.raises(ptx_emulator.EmulationError, match=r"x_ptr: byte 8192 of 8192 \("):
+            add_kernel[(9,)](whole, torch.randn(4096), torch.empty(4096), 2304, BLOCK=256)
+    with ptx_emulator.gpu(90, bounds="storage"):
+        add_kernel[(4,)](view, whole, out, 1024, BLOCK=256)
+        assert torch.equal(out, whole[512:1536] + whole[:1024])
+        with pytest.raises(ptx_emulator.EmulationError, match="byte 8192 of 8192"):
+            add_kernel[(8,)](view, torch.randn(4096), torch.empty(4096), 2048, BLOCK=256)
+    with pytest.raises(ValueError, match="bounds: expected one of tensor, storage"), ptx_emulator.gpu(90, bounds="all"):
+        pass
+
+
+def test_an_empty_grid_is_noted():
+    x, y, out = vectors()
+    with ptx_emulator.gpu(90) as log:
+        add_kernel[(0,)](x, y, out, 1024, BLOCK=256)
+    assert log.launches[0].notes == ["the grid is empty: nothing was executed"]

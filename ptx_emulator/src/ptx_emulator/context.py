@@ -18,8 +18,10 @@ from . import counters, cuda_is_cpu, machines
 from .driver import Driver
 from .kernels import Compiled, execute
 from .launches import Launch, active
-from .memory import elements, replaced
+from .memory import BOUNDS, elements, replaced
 from .program import Counted
+
+TENSOR_COLUMNS = 512  # of tensor memory, on sm_100
 
 
 @dataclasses.dataclass
@@ -84,7 +86,15 @@ class Log:
 
 
 @contextlib.contextmanager
-def gpu(arch: int, *, checks: bool = True, counts: bool = True, runs: bool = True, cuda: bool = False) -> Iterator[Log]:
+def gpu(
+    arch: int,
+    *,
+    checks: bool = True,
+    counts: bool = True,
+    runs: bool = True,
+    cuda: bool = False,
+    bounds: str = "tensor",
+) -> Iterator[Log]:
     """Inside, Triton launches are compiled for a GPU and executed on CPU tensors, with every check of the emulator.
 
     Args:
@@ -92,6 +102,7 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, runs: bool = Tru
         checks: report races, uninitialised shared memory and missing waits, not only accesses out of bounds.
         counts: keep every launch's counters, for `Execution.counters`.
         runs: False: launches are compiled and listed, not executed.
+        bounds: "tensor": an argument's memory is what its tensor covers; "storage": all of the tensor's storage.
         cuda: the device "cuda" is the CPU, and CPU tensors say that they are on it: `cuda_is_cpu` says how.
 
     Raises, where a kernel is launched:
@@ -101,10 +112,12 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, runs: bool = Tru
     import triton
 
     device = machines.device(arch)
+    if bounds not in BOUNDS:
+        raise ValueError(f"bounds: expected one of {', '.join(BOUNDS)}; got {bounds!r}")
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
     log = Log()
-    state = _State(arch, checks, counts and runs, runs, log)
+    state = _State(arch, checks, counts and runs, runs, log, bounds)
 
     def data_ptr(tensor) -> int:
         storage = tensor.untyped_storage()
@@ -125,6 +138,15 @@ def gpu(arch: int, *, checks: bool = True, counts: bool = True, runs: bool = Tru
         yield log
 
 
+def fits(metadata, device: machines.Device) -> bool:
+    """Say whether a compiled kernel fits a device. Triton raises OutOfResources only once per kernel."""
+    return (
+        metadata.shared <= device.shared_memory_per_block_optin
+        and device.warp_size * metadata.num_warps <= device.max_threads_per_block
+        and (getattr(metadata, "tmem_size", 0) or 0) <= TENSOR_COLUMNS
+    )
+
+
 def until_ptx(backend=None, stages=None, *_):
     """Leave ptxas out, because the emulator executes PTX: a hook of Triton. Without arguments: part of a cache key."""
     if stages is None:
@@ -135,8 +157,9 @@ def until_ptx(backend=None, stages=None, *_):
 class _State:
     """State that the patches of one `gpu` share."""
 
-    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log):
+    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log, bounds: str):
         self.arch, self.checks, self.counts, self.runs, self.log = arch, checks, counts, runs, log
+        self.bounds = bounds
         # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
         self.known = weakref.WeakValueDictionary()
         self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
@@ -163,7 +186,7 @@ class _State:
         known = [(address, storage.nbytes()) for address, storage in self.known.items()]
         if math.prod(grid) == 0:
             launch.notes.append("the grid is empty: nothing was executed")
-        execute(compiled, grid, values, checks=self.checks, known=known)
+        execute(compiled, grid, values, checks=self.checks, known=known, bounds=self.bounds)
         launch.notes += [f"CTAs store equal bytes to one place: {one}" for one in compiled.program.equal_stores()]
         if before is not None:
             launch.counts = compiled.program.raw_counts() - before
@@ -193,8 +216,10 @@ class _State:
             if config.pre_hook is not None:
                 config.pre_hook({**tuner.nargs, **options})
             try:
-                tuner.fn.run(*args, **{**options, "warmup": True}).run  # noqa: B018, it says whether the kernel fits
+                kernel = tuner.fn.run(*args, **{**options, "warmup": True})
             except (OutOfResources, CompileTimeAssertionFailure, PTXASError):
+                return [math.inf] * 3
+            if not fits(kernel.metadata, machines.device(self.arch)):
                 return [math.inf] * 3
             self._chosen = tuner.nargs
             self.log.choices.append(f"{tuner.base_fn.__name__}: {config}")

@@ -42,9 +42,9 @@ class Compiled:
         return dataclasses.replace(self, program=type(self.program)(self.program.kernel))
 
 
-def packed(kernel: Compiled, values: Sequence) -> Arguments:
+def packed(kernel: Compiled, values: Sequence, bounds: str = "tensor") -> Arguments:
     """Return a launch's arguments as parameters and regions. values: of every argument, constants included."""
-    made = Arguments()
+    made = Arguments(bounds=bounds)
     descriptors = iter(kernel.descriptors)
     for (name, kind), value in zip(kernel.signature.items(), values, strict=True):
         made.add(kind, value, name, descriptors)
@@ -59,9 +59,15 @@ def execute(
     checks: bool = True,
     only: range | None = None,
     known: Sequence[tuple[int, int]] = (),
+    bounds: str = "tensor",
 ) -> None:
-    """Execute a kernel over a grid. values: of every argument, constants included; known: as in `Program.run`."""
-    made = packed(kernel, values)
+    """Execute a kernel over a grid.
+
+    Args:
+        values: of every argument, constants included.
+        known: as in `Program.run`. bounds: as in `gpu`.
+    """
+    made = packed(kernel, values, bounds)
     size, alignment = kernel.scratch
     if size:
         from triton.runtime import _allocation
@@ -74,6 +80,7 @@ def execute(
         [*made.packed, *[0] * spare],
         regions=list(made.regions),
         names=list(made.regions.values()),
+        around=made.around,
         known=known,
         threads=kernel.threads,
         shared_bytes=kernel.shared_bytes,

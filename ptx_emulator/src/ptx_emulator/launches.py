@@ -76,13 +76,20 @@ def compiled(launch, arch: int) -> Compiled:
 
 
 def run(
-    launch, arch: int, *, checks: bool = True, only: range | None = None, kernel: Compiled | None = None
+    launch,
+    arch: int,
+    *,
+    checks: bool = True,
+    only: range | None = None,
+    kernel: Compiled | None = None,
+    bounds: str = "tensor",
 ) -> Compiled:
     """Execute a launch on CPU tensors as a GPU of `arch` would.
 
     Args:
         launch: a `Launch`, or any object with its four fields.
         only: some CTAs of the grid, by their number, x fastest.
+        bounds: "storage": an argument may access all of its tensor's storage.
         kernel: execute this kernel instead, for example one with a fault planted.
 
     Raises:
@@ -92,5 +99,5 @@ def run(
     launch = Launch.of(launch)
     kernel = kernel or compiled(launch, arch)
     values = [launch.arguments.get(name) for name in kernel.signature]
-    execute(kernel, launch.grid, values, checks=checks, only=only)
+    execute(kernel, launch.grid, values, checks=checks, only=only, bounds=bounds)
     return kernel

@@ -16,6 +16,8 @@ from .program import Region, region_base
 #: how `struct` packs a scalar of Triton's types; an integer is cut to its bytes
 _FORMATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
 _INTEGERS = {"i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8}
+#: what of a tensor an argument may access
+BOUNDS = ("tensor", "storage")
 _TF32 = 11  # as a tensor map counts types
 
 
@@ -38,6 +40,9 @@ class Arguments:
 
     packed: list = dataclasses.field(default_factory=list)
     regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
+    bounds: str = "tensor"
+    #: of each region: bytes of the tensor's storage before and after it
+    around: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def add(self, kind: Any, value: Any, name: str, descriptors: Iterator) -> None:
         """Pack a value of one of Triton's types; a tuple's parts, and a descriptor with its shape and strides."""
@@ -61,9 +66,16 @@ class Arguments:
             raise PtxError(f"argument {name}: not emulated: type {kind}")
 
     def region(self, tensor: Tensor, name: str) -> Region:
-        place = tensor.data_ptr(), elements(tensor) * tensor.element_size()
-        self.regions.setdefault(place, name)
-        return Region(list(self.regions).index(place))
+        first, size = tensor.data_ptr(), elements(tensor) * tensor.element_size()
+        whole = tensor.untyped_storage()
+        offset = first - whole.data_ptr() if size else 0
+        place, around = (first, size), (offset, max(0, whole.nbytes() - offset - size))
+        if self.bounds == "storage" and size:
+            place, around = (whole.data_ptr(), whole.nbytes()), (0, 0)
+        if place not in self.regions:
+            self.regions[place] = name
+            self.around.append(around)
+        return Region(list(self.regions).index(place), first - place[0])
 
     def _descriptor(self, value: Any, name: str, descriptors: Iterator) -> None:
         layout, region = next(descriptors, None), self.region(value.base, name)
@@ -74,7 +86,7 @@ class Arguments:
             self.packed += [region, *shape, *strides, *(bytes([flag]) for flag in flags)]
         else:
             host = list(self.regions)[region.index][0]
-            self.packed.append(descriptor(region_base(region.index, host), value, layout))
+            self.packed.append(descriptor(region_base(region.index, host) + region.offset, value, layout))
         self.packed += [*(struct.pack("<i", number) for number in value.shape), *strides]
 
 

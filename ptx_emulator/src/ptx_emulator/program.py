@@ -26,6 +26,7 @@ _HERE = Path(__file__).parent
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
 _MESSAGE_BYTES = 400
+_OUTSIDE = re.compile(r"argument tensor (\d+): byte (-?\d+) of (\d+)")
 _SECOND = re.compile(r"by CTA number (\d+) at instruction (\d+)")  # the other access of a race
 _ALIGNED = 64  # bytes: parameters whose address is taken
 #: special registers that are one number here; those that differ by thread and CTA
@@ -136,6 +137,7 @@ class Program:
         *,
         regions: Sequence[tuple[int, int]] = (),
         names: Sequence[str] = (),
+        around: Sequence[tuple[int, int]] = (),
         known: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
         shared_bytes: int = 0,
@@ -147,7 +149,7 @@ class Program:
         Args:
             arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
-            names: names of the regions, for messages.
+            names: names of the regions, for messages. around: bytes of storage before and after each region.
             known: (host address, bytes) of memory whose unchanged address a kernel may find in memory.
             threads: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
@@ -203,8 +205,12 @@ class Program:
         if failed >= 0:
             statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
             said = _SECOND.sub(lambda found: self._place(*map(int, found.groups()), grid), message.value.decode())
-            for number, name in enumerate(names):
-                said = said.replace(f"argument tensor {number}:", f"argument {name}:")
+            if outside := _OUTSIDE.search(said):
+                number, byte, size = map(int, outside.groups())
+                before, after = around[number] if around else (0, 0)
+                where = ', inside its storage: bounds="storage" allows it' if -before <= byte < size + after else ""
+                name = names[number] if names else f"tensor {number}"
+                said = said.replace(outside[0], f"argument {name}: byte {byte} of {size}{where}")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
                 f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
             )
@@ -341,6 +347,7 @@ class Region:
     """An argument that is the address of the tensor `regions[index]`."""
 
     index: int
+    offset: int = 0  # bytes from the start of the memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -359,7 +366,7 @@ def _packed(size: int, argument, bases: list[int]) -> bytes:
             raise ValueError(f"structure: expected {size} bytes; got {len(raw)}")
         return raw.ljust(size, b"\0")
     if isinstance(argument, Region):
-        return struct.pack("<Q", bases[argument.index])
+        return struct.pack("<Q", bases[argument.index] + argument.offset)
     if isinstance(argument, float):
         return struct.pack("<f", argument)
     if isinstance(argument, bytes):
