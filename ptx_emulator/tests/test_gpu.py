@@ -1,5 +1,7 @@
 """`ptx_emulator.gpu`: Triton's own launch path on CPU tensors."""
 
+import concurrent.futures
+
 import pytest
 import torch
 import triton
@@ -178,3 +180,28 @@ def test_an_empty_grid_is_noted():
     with ptx_emulator.gpu(90) as log:
         add_kernel[(0,)](x, y, out, 1024, BLOCK=256)
     assert log.launches[0].notes == ["the grid is empty: nothing was executed"]
+
+
+def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
+    with ptx_emulator.gpu(90, cuda=True):
+        module = torch.nn.Linear(8, 8, device="cuda")
+        x = torch.randn(2, 8, device="cuda", requires_grad=True)
+        for reentrant in (True, False):
+            torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
+        assert torch.allclose(x.grad, 2 * module.weight.sum(0))
+        torch.save(module.state_dict(), tmp_path / "state.pt")
+        for place in ("cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, None):
+            assert torch.load(tmp_path / "state.pt", map_location=place)["weight"].is_cuda
+        made = torch.cuda.FloatTensor(3)
+        assert isinstance(made, torch.cuda.FloatTensor) and made.type() == "torch.cuda.FloatTensor"
+        assert x.type("torch.cuda.HalfTensor").dtype == torch.float16
+        optimizer, scaler = torch.optim.SGD(module.parameters(), 0.1), torch.amp.GradScaler("cuda")
+        before = module.weight.detach().clone()
+        scaler.scale(module(x).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert not torch.equal(before, module.weight)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            assert pool.submit(lambda: torch.ones(3, device="cuda").is_cuda).result()
+        assert isinstance(torch.cuda.device(0), torch.cuda.device)
+    assert not x.is_cuda

@@ -37,6 +37,7 @@ class Execution:
     configuration: str | None  # the autotuner's, where there is one
     compiled: Compiled = dataclasses.field(repr=False)
     counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
+    finished: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)  # what is no fault, but worth knowing
 
     def counted(self) -> list[Counted]:
@@ -181,12 +182,13 @@ class _State:
         )
         self.log.launches.append(launch)
         if not self.runs:
-            return
+            return launch.notes.append("compiled only: nothing was executed")
         before = compiled.program.raw_counts() if self.counts else None
         known = [(address, storage.nbytes()) for address, storage in self.known.items()]
         if math.prod(grid) == 0:
             launch.notes.append("the grid is empty: nothing was executed")
         execute(compiled, grid, values, checks=self.checks, known=known, bounds=self.bounds)
+        launch.finished = True
         launch.notes += [f"CTAs store equal bytes to one place: {one}" for one in compiled.program.equal_stores()]
         if before is not None:
             launch.counts = compiled.program.raw_counts() - before

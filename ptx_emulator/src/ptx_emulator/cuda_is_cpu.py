@@ -10,11 +10,13 @@ processes.
 from __future__ import annotations
 
 import contextlib
+import threading
 import types
 from collections.abc import Iterator
 from unittest import mock
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
@@ -36,6 +38,16 @@ class Stream(contextlib.AbstractContextManager):
 
     def record_event(self, event=None):
         return event or Event()
+
+
+class Device(contextlib.AbstractContextManager):
+    """Context of a device: there is one only."""
+
+    def __init__(self, device=None):
+        self.idx, self.prev_idx = 0, 0
+
+    def __exit__(self, *_):
+        return None
 
 
 class Event:
@@ -74,8 +86,8 @@ def answers(device) -> list:
         "stream": lambda stream: contextlib.nullcontext(),
         "Stream": Stream,
         "Event": Event,
-        "device": lambda *_: contextlib.nullcontext(),
-        "device_of": lambda *_: contextlib.nullcontext(),
+        "device": Device,
+        "device_of": Device,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
@@ -144,11 +156,37 @@ class Generator(torch.Generator):
         return super().__new__(cls, "cpu" if _is_cuda(device) else device)
 
 
+_TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
+
+
+def _typed(function, args, kwargs):
+    """Tensor.type, whose argument may name a type of torch.cuda."""
+    args = tuple(one.replace("torch.cuda.", "torch.") if isinstance(one, str) else one for one in args)
+    found = function(*args, **kwargs)
+    return found.replace("torch.", "torch.cuda.") if isinstance(found, str) else found
+
+
+_ANSWERS[Tensor.type] = _typed
+
+
+def _shape_and_type(tensor: Tensor) -> dict:
+    """What activation checkpointing compares: not devices, because its hooks run with and without modes."""
+    return {"shape": tensor.shape, "dtype": tensor.dtype}
+
+
+def _place(location):
+    """Return where torch.load puts storages: on the CPU instead of "cuda"."""
+    if location is None or _is_cuda(location):
+        return "cpu"
+    return {key: _place(value) for key, value in location.items()} if isinstance(location, dict) else location
+
+
 @contextlib.contextmanager
 def mapped() -> Iterator[None]:
     """Inside, "cuda" is the CPU for torch, in a backward pass too."""
     mode = CudaIsCpu()
-    backward, default = torch.autograd._engine_run_backward, torch.set_default_device
+    backward, default, load = torch.autograd._engine_run_backward, torch.set_default_device, torch.load
+    threads = threading.Thread._bootstrap_inner
 
     def with_mode(*args, **kwargs):  # torch calls `backward` and `grad` with modes off
         if any(isinstance(one, CudaIsCpu) for one in _get_current_function_mode_stack()):
@@ -156,10 +194,24 @@ def mapped() -> Iterator[None]:
         with mode:
             return backward(*args, **kwargs)
 
+    def loaded(file, map_location=None, **kwargs):
+        return load(file, map_location=_place(map_location), **kwargs)
+
+    def in_thread(thread):  # torch keeps modes by thread
+        with CudaIsCpu():
+            threads(thread)
+
     with (
         mode,
+        contextlib.ExitStack() as stack,
+        mock.patch.object(torch, "load", loaded),
+        mock.patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, default=_shape_and_type),
+        mock.patch.object(threading.Thread, "_bootstrap_inner", in_thread),
         mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
         mock.patch.object(torch, "set_default_device", lambda device: default("cpu" if _is_cuda(device) else device)),
         mock.patch.object(torch, "Generator", Generator),
     ):
+        for name in _TYPES:
+            patch = mock.patch.object(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"), create=True)
+            stack.enter_context(patch)
         yield

@@ -3,7 +3,7 @@
 The device "cuda" is the CPU (`cuda_is_cpu` says how); every Triton kernel is compiled for the architecture and executed
 with all checks. An access out of bounds, a race, uninitialised shared memory or a missing wait fails the test that
 launched the kernel, with the line of source. A test that needs what is not emulated is skipped, and the summary says
-why.
+why. A run in which no launch was executed fails.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Emulation:
         from . import context
 
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # torch.compile: the function itself
-        self.arch, self.refused, self.launches = arch, collections.Counter(), 0
+        self.arch, self.refused, self.executed, self.skipped = arch, collections.Counter(), 0, 0
         self.kernels: set[str] = set()
         self.stack = contextlib.ExitStack()
         self.log = self.stack.enter_context(context.gpu(arch, counts=False, cuda=True))
@@ -58,23 +58,48 @@ class Emulation:
             self.refused[reason] += 1
             report.outcome, report.longrepr = "skipped", (str(item.path), item.location[1], f"not emulated: {reason}")
         if report.when == "teardown":
-            self.launches += len(self.log.launches)
+            empty = sum(1 for launch in self.log.launches if not all(launch.grid))
+            unfinished = sum(1 for launch in self.log.launches if not launch.finished)
+            self.executed += len(self.log.launches) - empty - unfinished
+            self.skipped += empty
             self.kernels |= {launch.name for launch in self.log.launches}
             self.log.launches.clear()  # and the tensors with them
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session) -> None:
+        if hasattr(session.config, "workeroutput"):  # a worker of xdist
+            counts = {"executed": self.executed, "skipped": self.skipped, "refused": dict(self.refused)}
+            session.config.workeroutput["ptx_emulation"] = counts | {"kernels": sorted(self.kernels)}
+        elif not self.executed and session.exitstatus == pytest.ExitCode.OK and not session.config.option.collectonly:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node) -> None:
+        counts = getattr(node, "workeroutput", {}).get("ptx_emulation")
+        if counts is not None:
+            self.executed += counts["executed"]
+            self.skipped += counts["skipped"]
+            self.refused.update(counts["refused"])
+            self.kernels.update(counts["kernels"])
+
     def pytest_terminal_summary(self, terminalreporter) -> None:
         terminalreporter.write_sep("-", f"emulated on sm_{self.arch}")
-        terminalreporter.write_line(f"{self.launches} launches of {len(self.kernels)} kernels")
+        terminalreporter.write_line(
+            f"{self.executed} launches of {len(self.kernels)} kernels executed, {self.refused.total()} refused, "
+            f"{self.skipped} skipped (empty grid)"
+        )
+        if not self.executed:
+            terminalreporter.write_line("FAILED: no launch was executed", red=True)
         for reason, count in self.refused.most_common():
             terminalreporter.write_line(f"{count} not run: {reason}")
 
 
 def _refusal(error: BaseException | None) -> str | None:
-    """Why a test could not run here, if that is what ended it."""
+    """Why a test could not run here, if that is what ended it: a later failure of another kind stays a failure."""
     from .parse import PtxError
 
     while error is not None:
         if isinstance(error, PtxError):
             return str(error).splitlines()[0]
-        error = error.__cause__ or error.__context__
+        error = error.__cause__
     return None
