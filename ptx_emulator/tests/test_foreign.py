@@ -48,10 +48,6 @@ def test_bounds():
     scaled(2049)
 
 
-def test_no_launch_of_a_kernel():
-    assert torch.cuda.is_available()
-
-
 def test_cleanup_fails_after_a_refusal():
     try:
         test_clock()
@@ -79,20 +75,19 @@ def test_their_tests(theirs):
     run = lambda *more: subprocess.run([*base, *more], cwd=theirs.parent, capture_output=True, text=True, env=env)  # noqa: E731
     done = run("--emulate", "90")
     assert done.returncode == 1, done.stdout
-    assert "2 failed, 2 passed, 1 skipped" in done.stdout
+    assert "2 failed, 1 passed, 1 skipped" in done.stdout
     assert "scale_kernel: out of bounds of argument x_ptr: byte 8192 of 8192" in done.stdout
     assert "at test_theirs.py:14" in done.stdout
     assert (
         "emulated on sm_90" in done.stdout and "1 launches of 1 kernels executed, 1 refused, 0 skipped" in done.stdout
     )
     assert "1 not run: not emulated: register %clock" in done.stdout
-    assert "5 skipped" in run().stdout
+    assert "4 skipped" in run().stdout
     if importlib.util.find_spec("xdist"):
         spread = run("--emulate", "90", "-p", "xdist", "-n", "2")
         assert "1 launches of 1 kernels executed, 1 refused, 0 skipped" in spread.stdout, spread.stdout
-    for nothing in ("clock", "no_launch"):
-        done = run("--emulate", "90", "-k", nothing)
-        assert done.returncode == 1 and "no launch was executed" in done.stdout, done.stdout
+    done = run("--emulate", "90", "-k", "clock")
+    assert done.returncode == 1 and "no launch was executed" in done.stdout, done.stdout
     done = run("--emulate", "90", "-k", "cleanup")
     assert "1 failed" in done.stdout and "AssertionError: cleanup" in done.stdout
 

@@ -50,7 +50,7 @@ def test_a_kernel_as_it_is_called(arch):
     (launch,) = log.launches
     assert (launch.name, launch.grid, launch.options["num_warps"], launch.arch) == ("add_kernel", (4, 1, 1), 2, arch)
     assert launch.arguments["x_ptr"] is x and launch.arguments["BLOCK"] == 256
-    assert launch.counters()["ctas"] == 4
+    assert launch.counters()["ctas"] == 4 and launch.notes == []
     assert launch.counters()["global_bytes"] == 3 * 4096
     assert {line.source.partition(":")[0] for line in launch.lines()} == {"test_gpu.py"}
 
@@ -166,20 +166,15 @@ def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
             add_kernel[(4,)](view, whole, out, 1024, BLOCK=256)
         with pytest.raises(ptx_emulator.EmulationError, match=r"x_ptr: byte 8192 of 8192 \("):
             add_kernel[(9,)](whole, torch.randn(4096), torch.empty(4096), 2304, BLOCK=256)
-    with ptx_emulator.gpu(90, bounds="storage"):
+    with ptx_emulator.gpu(90, bounds="storage") as log:
         add_kernel[(4,)](view, whole, out, 1024, BLOCK=256)
         assert torch.equal(out, whole[512:1536] + whole[:1024])
         with pytest.raises(ptx_emulator.EmulationError, match="byte 8192 of 8192"):
             add_kernel[(8,)](view, torch.randn(4096), torch.empty(4096), 2048, BLOCK=256)
+        add_kernel[(0,)](view, whole, out, 1024, BLOCK=256)
+    assert log.launches[-1].notes == ["the grid is empty: nothing was executed"]
     with pytest.raises(ValueError, match="bounds: expected one of tensor, storage"), ptx_emulator.gpu(90, bounds="all"):
         pass
-
-
-def test_an_empty_grid_is_noted():
-    x, y, out = vectors()
-    with ptx_emulator.gpu(90) as log:
-        add_kernel[(0,)](x, y, out, 1024, BLOCK=256)
-    assert log.launches[0].notes == ["the grid is empty: nothing was executed"]
 
 
 def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
