@@ -71,7 +71,18 @@ Isa best_of_processor() {
   static const bool tiles = (d7 & (AMX_BF16 | AMX_TILE)) == (AMX_BF16 | AMX_TILE) && may_use_tiles();
   return tiles ? AMX : AVX512BF16;
 }
+
+// Whether the processor multiplies pairs of bf16 faster than floats, outside of tile registers. Intel's processors with
+// AVX-512 execute vdpbf16ps at no more than half the rate of float multiply-adds, so the conversion of the operands to
+// pairs would be a loss. The kernels for AVX512 widen bf16 to float while they pack.
+bool pairs_pay() {
+  unsigned a, b, c, d;
+  return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx || c != signature_INTEL_ecx ||
+         d != signature_INTEL_edx;
+}
 #elif defined(__aarch64__)
+bool pairs_pay() { return true; }
+
 Isa best_of_processor() {
 #if defined(__linux__)
   constexpr unsigned long BF16 = 1ul << 14, SVE_BF16 = 1ul << 12, HAS_SVE = 1ul << 22;  // HWCAP2_*, HWCAP_SVE
@@ -90,6 +101,8 @@ Isa best_of_processor() {
 #endif
 }
 #else
+bool pairs_pay() { return true; }
+
 Isa best_of_processor() { return PORTABLE; }
 #endif
 
@@ -115,7 +128,7 @@ Isa initial() {
   if (wanted && *wanted)
     return parse(wanted);
   int best = ISA_COUNT - 1;
-  while (!supported(best))
+  while (!supported(best) || (best == AVX512BF16 && supported(AVX512) && !pairs_pay()))
     --best;
   return static_cast<Isa>(best);
 }

@@ -44,6 +44,18 @@ def test_environment_chooses_the_isa():
     assert done.stdout.strip() == "portable", done.stderr
 
 
+@pytest.mark.skipif("avx512bf16" not in isas(), reason="no products of pairs here")
+def test_products_of_pairs_are_the_default_unless_the_processor_is_intels_without_amx(kernels, monkeypatch):
+    monkeypatch.delenv("RETRO_KERNELS_ISA", raising=False)
+    kernels.set_isa("")
+    intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    assert kernels.isa_name() == ("amx" if "amx" in isas() else "avx512" if intel else "avx512bf16")
+    for name in isas():  # each is served if the environment asks for it
+        monkeypatch.setenv("RETRO_KERNELS_ISA", name)
+        kernels.set_isa("")
+        assert kernels.isa_name() == name
+
+
 def test_an_unknown_isa_is_a_reason_like_any_other():
     code = """
 import retro_kernels as rk
