@@ -6,6 +6,7 @@
 #include "cpu/cross_entropy.h"
 #include "cpu/isa.h"
 #include "cpu/leaky_average.h"
+#include "cpu/merge_attention.h"
 #include "cpu/parallel.h"
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
@@ -30,7 +31,7 @@ void bind(py::module_& m, const char* name, std::array<Result (*)(Arguments...),
 
 PYBIND11_MODULE(_cpu, m) {
   m.doc() = "Vectorised CPU kernels over raw pointers; retro_kernels/ops/*/cpu.py are their only callers.";
-  m.attr("abi") = 5;  // `native.ABI`; the two change together
+  m.attr("abi") = 6;  // `native.ABI`; the two change together
   m.attr("fields") = py::dict(py::arg("ChunkedCrossAttention") = retro::fields<retro::CrossAttention>(),
                               py::arg("RelativeAttention") = retro::fields<retro::RelativeAttention>(),
                               py::arg("RelativeLogits") = retro::fields<retro::RelativeLogits>());
@@ -45,5 +46,6 @@ PYBIND11_MODULE(_cpu, m) {
   BIND_BOTH(relative_attention);
   BIND_BOTH(relative_logits);
   BIND_BOTH(rms_norm);
+  BIND_BOTH(merge_attention);
   BIND(softmax_losses);
 }

@@ -17,7 +17,7 @@ _OTHERS = (torch.bool, torch.int64, torch.int32, torch.int16, torch.int8, torch.
 _TYPE = {dtype: code for code, dtype in enumerate(_FLOATS + _OTHERS, 1)}
 
 #: version of the bindings' arguments, which `abi` of each extension states; the numbers change together
-ABI = {"_cpu": 5, "_cuda": 2}
+ABI = {"_cpu": 6, "_cuda": 2}
 
 #: id of the process that imported the package; a process with another id is a fork of it
 _PROCESS = os.getpid()

@@ -81,6 +81,43 @@ def test_weights_of_huge_lses_sum_to_one(backend, size):
     torch.testing.assert_close(pushed, pulled, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.skipif("cpu" not in fast_backends(NAME), reason="no CPU kernels here")
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_every_instruction_set(name, dtype, kernels):
+    for isa in kernels.supported_isas().split():
+        kernels.set_isa(isa)
+        compare.check(NAME, inputs.merged(3, dtype=dtype, **CASES[name]), "cpu")
+
+
+@every
+@pytest.mark.parametrize("size", [torch.inf, torch.nan])
+def test_an_lse_without_a_value_spreads_in_its_row_alone(backend, size):
+    kw = inputs.merged(1, P=3)
+    kw["lses"][1, 0, 0, 0] = size
+    out, lse = rk.merge_attention(**kw, backend=backend)
+    assert out[0, 0, 0].isnan().all() and lse[0, 0, 0].isnan()
+    assert out.isnan().sum() == out.shape[-1] and lse.isnan().sum() == 1
+
+
+@every
+def test_each_gradient_is_computed_alone_and_from_each_output_alone(backend):
+    kw = inputs.merged(6, P=3)
+    leaves = inputs.differentiable(kw)
+    outs, pair = rk.merge_attention(**leaves, backend=backend), tuple(leaves.values())
+    wanted = rk.merge_attention(**leaves, backend="reference")
+    for got, want in zip(outs, wanted, strict=True):  # the gradient of a sum has stride 0
+        both = torch.autograd.grad(want.sum(), pair, retain_graph=True, materialize_grads=True)
+        together = torch.autograd.grad(got.sum(), pair, retain_graph=True, materialize_grads=True)
+        for i, grad in enumerate(both):
+            torch.testing.assert_close(together[i], grad, rtol=1e-5, atol=1e-5)
+    for name, leaf in leaves.items():
+        alone = rk.merge_attention(**(kw | {name: leaf}), backend=backend)[0].square().sum()
+        (grad,) = torch.autograd.grad(alone, leaf)
+        (want,) = torch.autograd.grad(rk.merge_attention(**leaves, backend="reference")[0].square().sum(), leaf)
+        torch.testing.assert_close(grad, want, rtol=1e-5, atol=1e-5)
+
+
 def test_definition_by_gradcheck():
     kw = inputs.merged(2, dtype=torch.float64, P=3, B=1, N=2, H=1, D=3)
     leaves = [value.requires_grad_() for value in kw.values()]

@@ -29,7 +29,7 @@ def merge_attention(
     Args:
         outs: 2 or more tensors [B,N,H,D], one for each part; or one tensor [P,B,N,H,D].
         lses: as many tensors [B,H,N], natural logarithm, float32 (float64 with float64); or one tensor [P,B,H,N].
-        backend: "triton" or "reference"; None: the fastest that serves the call.
+        backend: "triton", "cpu" or "reference"; None: the fastest that serves the call.
 
     Returns:
         out [B,N,H,D] in the type of outs, and lse [B,H,N]. A part with lse -inf is ignored, even if its out is NaN.
