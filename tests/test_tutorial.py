@@ -1,4 +1,4 @@
-"""The tutorial runs whole, and retrieval helps where the text says so."""
+"""The tutorial runs whole, and retrieval helps as far as the text says so."""
 
 import os
 import re
@@ -19,7 +19,9 @@ def test_the_tutorial_runs(tmp_path, monkeypatch):
         book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
     ).execute()
     said = "".join(output.get("text", "") for cell in book.cells for output in cell.get("outputs", []))
-    on, off = map(float, re.search(r"bits per byte: ([\d.]+) with retrieval, ([\d.]+) without", said).groups())
-    assert on < off
+    line = r"bits per byte: ([\d.]+) with retrieval, ([\d.]+) with random neighbours, ([\d.]+) without"
+    on, random, off = map(float, re.search(line, said).groups())
+    assert on < random < off  # most of the gain is the control's too, as the text says
+    assert random - on < off - random
     if real := dict(re.findall(r"SmolLM2-135M (.+): ([\d.]+) bits", said)):  # the model's folder
         assert real["with the library"] < min(real["alone"], real["with random passages"])

@@ -55,7 +55,7 @@ def folder(path: str | os.PathLike | None = None, *, report=print) -> Path:
     if path.exists() and any(path.iterdir()):
         raise FileExistsError(f"{path}: expected no folder, an empty one, or one with {NOTICE}; got other files")
     if lacking := [name for name in ("gguf", "accelerate", "transformers") if importlib.util.find_spec(name) is None]:
-        raise ImportError(f"{lacking[0]}: needed to convert SmolLM2; pip install 'retro-kernels[smollm]'")
+        raise ImportError(f"{lacking[0]}: needed to convert SmolLM2; pip install {' '.join(lacking)}")
     report(ORIGIN)
     with weights(report) as file:
         report(f"Converting to {path} ({MEGABYTES['folder']} MB)")

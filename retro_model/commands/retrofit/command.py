@@ -49,6 +49,7 @@ def run(
     text_field: str = "text",
     strict: bool = False,
     measures_small: bool = True,
+    encoder: Path | None = None,
     show=show_line,
 ) -> str:
     """Run all stages into `folder` and return the verdict.
@@ -57,7 +58,7 @@ def run(
     encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
     attention, see `prefix.choose`. text_field, strict: see `texts.read`.
     measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
-    trained or scored.
+    trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
     decoder = decoder_folder(decoder, show)  # first: it says what is missing before anything slow is imported
@@ -93,7 +94,7 @@ def run(
     whole = RetrofitForCausalLM.from_decoder(model, **options)
     whole.save_pretrained(folder / "model")
     library.tokenizer.theirs.save_pretrained(folder / "tokenizer")
-    describe(folder, decoder, title, library, sizes, "Not scored yet." if held else "")
+    describe(folder, decoder, title, library, sizes, "Not scored yet." if held else "", encoder)
     done("ready")
     show(f"ready after {seconds['ready']:.0f} s, nothing trained: retro-reader serve {folder}")
     if not held:
@@ -111,7 +112,7 @@ def run(
     scoring = time.process_time()
     off, on, random = score(whole.model, library, sizes, how)
     said = evaluation.gain_of_retrieval(on, random, library.held_out, CONTROL)
-    describe(folder, decoder, title, library, sizes, said)
+    describe(folder, decoder, title, library, sizes, said, encoder)
     costs = {name: evaluation.bits_per_byte(s) for name, s in {"off": off, "on": on, "random": random}.items()}
     record = {
         "bits_per_byte": costs,
@@ -177,10 +178,19 @@ def score(model, library: PreparedLibrary, sizes: Sizes, how: Fit) -> tuple[eval
     return tuple(scores)
 
 
-def describe(folder: Path, decoder: Path, title: str, library: PreparedLibrary, sizes: Sizes, verdict: str) -> None:
+def describe(
+    folder: Path,
+    decoder: Path,
+    title: str,
+    library: PreparedLibrary,
+    sizes: Sizes,
+    verdict: str,
+    encoder: Path | None = None,
+) -> None:
     """Write the description that makes `folder` a model folder, for `retro-reader ask` and `serve`."""
     facts = {name: getattr(sizes, name) for name in ("neighbours", "least_similarity", "passage_chunks")}
     facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict, "summary": library_in_words(library)}
+    facts |= {} if encoder is None else {"encoder": str(encoder.resolve())}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
     documents = f"{len(library.database.store.documents):,}"
     shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
@@ -200,6 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = {
         name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
     }
+    options["encoder"] = given.encoder
     options["measures_small"] = given.held_out is not None
     options["layers"] = given.layers and tuple(given.layers)
     try:

@@ -98,5 +98,11 @@ def parser() -> argparse.ArgumentParser:
     add_size(made, "chunk_len")
     said = f"{SIZES['held_out'].metadata['help']}; 0: none (default: {HELD_OUT}, or none of a small folder)"
     add("--held-out", type=int, help=said)
+    add(
+        "--encoder",
+        type=Path,
+        metavar="DIR",
+        help="sentence encoder that searches for questions (default: words alone)",
+    )
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made
