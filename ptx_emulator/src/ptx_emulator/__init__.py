@@ -14,11 +14,12 @@
     parse.py      text -> statements             arithmetic.h  instructions on numbers in registers
     assemble.py   statements -> bytecode         memory.h      loads, copies, shuffles, matrices of shared memory
     bits.h        instructions on their bits     atomics.h     atomic updates
+    traffic.h     bytes and races between CTAs
     matrix.h      mma and wgmma                  emulator.cpp  the loop; compiled at first use
 
 The emulator reports what an interpreter cannot see: accesses out of bounds, misalignment, uninitialised shared memory,
-races between warps, and missing waits and fences. It does not model ptxas or forward progress. Sums inside a tensor
-product and ex2 are approximate.
+races between warps and CTAs, missing waits and fences. It does not model ptxas or forward progress. Sums inside a
+tensor product and ex2 are approximate.
 """
 
 import importlib
