@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from retro_model.base import checks, transfer
-from retro_model.retro.cache import left_mask
 from retro_model.retro.inputs import Retrieved
 from retro_model.retro.reading_cache import (
     DiskCache,
@@ -348,9 +347,9 @@ class OwnAttention(FrozenDecoder):
         held, length = (None, 0) if cache is None else (cache.states, cache.length)
         starts = (starts or [0] * len(tokens)) if cache is None else cache.starts
         first, total = [length - start for start in starts], length + tokens.shape[1]
-        key_mask = left_mask(starts, total, tokens.device) if any(starts) else None
+        padding = starts if any(starts) else None
         prefix = self.prefix_states()
-        alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, key_mask, None) if prefix else None
+        alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, padding, None) if prefix else None
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
@@ -377,7 +376,7 @@ class OwnAttention(FrozenDecoder):
             rows = torch.arange(cache.batch, device=tokens.device)
             last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, key_mask, last)
+        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None

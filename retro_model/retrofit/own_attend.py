@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import retro_kernels as rk
 from retro_model.base import transfer
+from retro_model.retro.cache import left_mask
 
 ARGUMENT = "retro"  # keyword that the decoder's forward hands down to its attention
 PREFIX = "retro-"
@@ -237,6 +238,21 @@ def mapped(x: Tensor, down: Tensor, up: Tensor) -> Tensor:
     return x + torch.einsum("bnhr,hrd->bnhd", torch.einsum("bnhd,hdr->bnhr", x.to(down.dtype), down), up).to(x.dtype)
 
 
+def _after_padding(key: Tensor, value: Tensor, length: int, starts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Move the prefix, the first `length` keys of each row, behind the row's padding, because windows count columns.
+
+    starts: columns of padding on the left of each row, negative for a row without its first tokens, whose windows have
+    left the prefix behind. Return keys and values [B,P+S,G,D] and their mask [B,P+S].
+    """
+    start = transfer.numbers(starts, key.device)[:, None]
+    column = torch.arange(key.shape[1], device=key.device)
+    index = torch.where(column < start, column + length, torch.where(column < start + length, column - start, column))
+    hidden = (column < start) | ((start < 0) & (column < length))
+    index = torch.where(start < 0, column, index)
+    rows = torch.arange(len(starts), device=key.device)[:, None]
+    return key[rows, index], value[rows, index], ~hidden
+
+
 class Attending:
     """Pass of a text, or of the tokens that follow a cache's.
 
@@ -250,7 +266,7 @@ class Attending:
             states.
         count: N, the pass' columns. total: S, with the columns of earlier calls.
         turns: one per attending layer; None for a layer that does not rotate queries. None without states.
-        key_mask: bool [B,S] of the text's own columns, or None.
+        starts: columns of padding on the left of each row. None: without padding.
         last: states, mask and scores of each row's last complete chunk after the call, for the cache; None if no chunk
             completes.
     """
@@ -264,10 +280,10 @@ class Attending:
         count: int,
         total: int,
         turns: Sequence[QueryRotations | None] | None,
-        key_mask: Tensor | None,
+        starts: Sequence[int] | None,
         last: tuple[Tensor, Tensor, Tensor] | None,
     ):
-        self.model, self.pool, self.laid, self.turns, self.key_mask = model, pool, laid, turns, key_mask
+        self.model, self.pool, self.laid, self.turns, self.starts = model, pool, laid, turns, starts
         self.prefix, self.total, self.last, self.parts = prefix, total, last, 1
         if laid is not None and model.config.score_bias:
             self.scores = laid.token_scores(count, model.config.chunk_len)
@@ -291,12 +307,14 @@ class Attending:
 
     def _own(self, layer: int, query: Tensor, key: Tensor, value: Tensor, window: int | None, **options):
         """Return the attention over the prefix and the text's own keys, as `rk.relative_attention` does."""
-        key_mask = None if self.key_mask is None else self.key_mask[:, -key.shape[1] :]
-        # A cache of a sliding window drops keys only after the window has left the prefix behind.
-        if self.prefix is not None and key.shape[1] == self.total:
+        dropped = self.total - key.shape[1]  # columns that a cache of a sliding window no longer holds
+        starts = [start - dropped for start in self.starts or ()]
+        key_mask = left_mask(starts, key.shape[1], key.device) if any(start > 0 for start in starts) else None
+        # Such a cache drops a row's tokens only after the window has left the prefix behind.
+        if self.prefix is not None and (not dropped or key_mask is not None):
             key, value = self.prefix.before(layer, key, value)
             if key_mask is not None:
-                key_mask = torch.cat([key_mask.new_ones(len(key_mask), self.prefix.length), key_mask], 1)
+                key, value, key_mask = _after_padding(key, value, self.prefix.length, starts)
         masks = {"causal": True, "window": window, "key_mask": key_mask}
         return rk.relative_attention(query, key, value, **masks, **options, backend=self.model.backend)
 

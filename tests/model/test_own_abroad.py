@@ -1,10 +1,13 @@
 """Retrofit by the decoder's own attention with the Hugging Face library: Trainer, generate, folders."""
 
+import functools
+
 import pytest
 import torch
 
 from retro_model.base.checks import RETRIEVED
-from tests.model.test_own_attention import HEADS, LAYERS, M, R, batch, by_score, make, plain
+from tests.model import decoders
+from tests.model.test_own_attention import DECODERS, HEADS, LAYERS, M, R, batch, by_score, make, plain
 
 transformers = pytest.importorskip("transformers")
 huggingface = pytest.importorskip("retro_model.integrations.huggingface")
@@ -168,3 +171,32 @@ def test_a_prefix_is_read_by_the_adapters_of_the_moment():
     text = torch.cat([torch.tensor([[1, 8, 3, 20]]).expand(2, -1), tokens], 1)
     torch.testing.assert_close(model(tokens).logits, decoder(text).logits[:, 4:], rtol=0, atol=1e-12)
     assert (model(tokens, neighbours=neighbours).logits - before).abs().max() > 0.01
+
+
+LATER = ("Gemma", "Gemma2", "Gemma3", "Granite", "Ministral", "Nemotron", "Olmo", "Olmo2", "Olmo3") + (
+    *("Phi3", "SmolLM3", "StableLm", "Starcoder2"),
+)
+#: One decoder per family, with a window if the family has one.
+FAMILIES = {name.split()[0]: name for name in DECODERS if name.split()[0] in LATER}
+
+
+@pytest.mark.parametrize("family, prefix", [*((family, (5, 6, 7)) for family in LATER), ("Starcoder2", ())])
+@torch.no_grad()
+def test_a_family_decodes_padded_rows_and_is_loaded_and_generates(family, prefix, tmp_path):
+    """The sliding windows of padded rows count the prefix and the row's own tokens, whatever columns they have."""
+    decoder = make(FAMILIES[family])
+    # the library's eager attention is float32 and has no mask of whole rows in float64
+    dtype, atol = (torch.float32, 1e-4) if "eager" in FAMILIES[family] else (torch.float64, 1e-10)
+    model = whole(decoder.to(dtype), prefix=prefix)
+    tokens, neighbours, mask = batch()
+    close = functools.partial(torch.testing.assert_close, rtol=0, atol=atol)
+    decoders.assert_padding_on_the_left_changes_nothing(model.model, M, tokens, neighbours, mask, close)
+    model.save_pretrained(tmp_path)
+    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path, dtype=dtype).eval()
+    want = model.model(tokens, neighbours, neighbour_mask=mask)
+    close(again.model(tokens, neighbours, neighbour_mask=mask), want)
+    prompts, pad = tokens[:, : M + 2], 9
+    padded, real = (torch.cat([t.new_zeros(2, pad), t], 1) for t in (prompts, torch.ones_like(prompts)))
+    options = dict(retrieve=plain, do_sample=False, eos_token_id=None, pad_token_id=0, max_new_tokens=4)
+    texts = again.generate(padded, attention_mask=real, **options)[:, pad:]
+    decoders.assert_greedy(model.model, plain, prompts.tolist(), texts, M)
