@@ -32,6 +32,7 @@ from .documents import Document, document_of, normal_form
 #: Suffixes of the files that are read of a folder. A file that is named or matched by a pattern may have any suffix.
 SUFFIXES = (".txt", ".md", ".py", ".rst", ".jsonl", ".ndjson", ".parquet", ".pdf")
 COMPRESSED: dict[str, Callable] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DECOMPRESSORS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz"}
 JSON, PARQUET, PDF = ".json", ".parquet", ".pdf"
 ROWS = (".jsonl", ".ndjson", JSON, PARQUET)
 SHOWN = 20  # messages of `LeftOut.report`, and names in a message
@@ -356,6 +357,11 @@ def _encoding(start: bytes, place: str, path: Path) -> str:
     marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
     if marked or b"\0" not in start:
         return marked or "utf-8-sig"
+    for name in ("UTF-32LE", "UTF-32BE"):
+        text = start[: len(start) // 4 * 4].decode(name, "replace")
+        if text and not {"\0", "\ufffd"} & {*text}:
+            got = f"NUL bytes, as in {name} without a byte order mark"
+            raise ValueError(f"{place}: expected UTF-8; got {got}; {_convert(path, name)}")
     even, odd = start[::2].count(0), start[1::2].count(0)
     if max(even, odd) < max(len(start) // 4, 2 * min(even, odd)):
         raise ValueError(f"{place}: expected text; got NUL bytes, as in a binary file; leave it out, or convert it")
@@ -376,7 +382,10 @@ def _decoded(data: bytes, path: Path, place: str | None = None) -> str:
 
 
 def _convert(path: Path, encoding: str) -> str:
-    return f"convert it, for example: iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > NEW_FILE"
+    name, convert = shlex.quote(str(path)), f"iconv -f {encoding} -t UTF-8"
+    if program := DECOMPRESSORS.get(kind_of(path)[1]):
+        return f"convert it, for example: {program} -dc {name} | {convert} > NEW_FILE"
+    return f"convert it, for example: {convert} {name} > NEW_FILE"
 
 
 def _failed(path: Path, error: Exception) -> ValueError:

@@ -1,7 +1,9 @@
 """Files that people have: encodings, formats, links, copies and rows that cannot be read, through every command."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import sys
 
@@ -46,10 +48,13 @@ def test_a_byte_order_mark_gives_the_encoding_and_is_dropped(tmp_path, encoding)
         (CAFE.encode("latin-1"), r"{path}, line 1: expected UTF-8; got the byte 0xe9; convert .*iconv -f ISO-8859-1"),
         (CAFE.encode("utf-16-le"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-16 .* iconv -f UTF-16LE"),
         (CAFE.encode("utf-16-be"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-16 .* iconv -f UTF-16BE"),
+        (CAFE.encode("utf-32-le"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-32LE .* iconv -f UTF-32LE"),
+        ("漢字".encode("utf-32-be"), r"{path}: expected UTF-8; got NUL bytes, as in UTF-32BE .* iconv -f UTF-32BE"),
+        (bytes(64), r"{path}: expected text; got NUL bytes"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(1, 255)), r"{path}: expected text; got NUL bytes"),
         (b"\xff\xfe\0\xd8", r"{path}, line 1: expected UTF-16, which its byte order mark says; got the byte 0x00"),
     ],
-    ids=["latin-1", "utf-16-le", "utf-16-be", "binary", "truncated"],
+    ids=["latin-1", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be", "zeros", "binary", "truncated"],
 )
 def test_a_file_that_is_not_text_is_named_with_its_remedy(tmp_path, data, message):
     path = tmp_path / "old.txt"
@@ -63,6 +68,16 @@ def test_a_file_that_is_not_text_is_named_with_its_remedy(tmp_path, data, messag
     assert len(said) == 1 and str(path) in said[0]
     with pytest.raises(ValueError, match="texts: expected files that can be read"):
         left_out.report(said.append, strict=True)
+
+
+@pytest.mark.parametrize(
+    "suffix, module, program", [(".gz", gzip, "gzip"), (".BZ2", bz2, "bzip2"), (".xz", lzma, "xz")]
+)
+def test_the_remedy_of_a_compressed_file_decompresses_it(tmp_path, suffix, module, program):
+    path = tmp_path / f"old.txt{suffix}"
+    path.write_bytes(module.compress(CAFE.encode("latin-1")))
+    with pytest.raises(ValueError, match=rf"example: {program} -dc {path} \| iconv -f ISO-8859-1 -t UTF-8 > NEW_FILE"):
+        contents(path)
 
 
 def test_suffixes_of_any_case_say_what_a_file_holds(tmp_path):
