@@ -129,6 +129,16 @@ def test_a_second_wheel_does_not_contain_the_library_of_the_first(tree):
     assert tree.build().returncode == 0 and not list(tree.folder.glob("build/lib*/retro_kernels/_cpu*"))
 
 
+def test_flags_that_change_floating_point_results_do_not_reach_the_kernels(tree):
+    wrong = "-ffast-math -Ofast -ffinite-math-only"
+    done = tree.build("--inplace", CXXFLAGS=f"-O1 {wrong} -DNAME=1")
+    assert done.returncode == 0, done.stderr
+    assert f"CXXFLAGS: {wrong} is not used for retro_kernels._cpu" in done.stderr
+    units = [words for words in tree.compiled() if "/cpu/" in words[words.index("-o") + 1]]
+    assert len(units) > 20
+    assert all({"-O1", "-DNAME=1"} <= {*words} and not {*wrong.split()} & {*words} for words in units)
+
+
 def test_flags_that_select_an_instruction_set_do_not_reach_the_kernels(tree):
     kept = ["-O1", "-g", "-DNAME=1", "-mtune=native", "-fsanitize=address"]
     wrong = ["-march=native", "-mcpu=neoverse-n1", "-mavx512f", "-msse4.2", "-mno-avx", "-mprefer-vector-width=256"]

@@ -67,6 +67,8 @@ FEATURES = {
 #: Machine options that do not change the instruction set. Every other -m option is kept away from the kernels.
 NEUTRAL = ("-m32", "-m64", "-mtune=", "-mcmodel=", "-mllvm", "-mmacosx-version-min=", "-mbranch-protection=")
 NEUTRAL += ("-mtls-dialect=", "-mno-omit-leaf-frame-pointer", "-mstackrealign")
+#: Options that let the compiler assume finite numbers or reorder sums. Kernels mask with infinities and fix the order.
+INEXACT = ("-ffast-math", "-Ofast", "-ffinite-math-only", "-funsafe-math-optimizations", "-fassociative-math")
 
 X86, ARM = ("x86_64", "amd64"), ("aarch64", "arm64")
 
@@ -157,11 +159,19 @@ def extra() -> list[str]:
 
 
 def without_architecture(variable: str, words: list[str]) -> list[str]:
-    """Return the compiler options of an environment variable without those that select an instruction set.
+    """Return the compiler options of an environment variable without those that change the kernels' results.
 
     Each kernel is compiled for a fixed instruction set. With -march=native in the user's flags, the code for older
     processors would contain instructions that these processors lack.
     """
+    inexact = [word for word in words if word in INEXACT]
+    if inexact:
+        print(
+            f"warning: {variable}: {' '.join(inexact)} is not used for retro_kernels._cpu, whose kernels need "
+            "infinities, NaN and sums in a fixed order",
+            file=sys.stderr,
+        )
+        words = [word for word in words if word not in INEXACT]
     dropped = [word for word in words if word.startswith("-m") and not word.startswith(NEUTRAL)]
     if dropped:
         print(
