@@ -13,7 +13,7 @@ import torch
 
 from . import built_from
 from ._version import __version__
-from .core import backends, native
+from .core import dispatch, native
 
 
 def lines() -> list[str]:
@@ -32,7 +32,7 @@ def lines() -> list[str]:
         out.append("cuda: none (torch.cuda.is_available() is False)")
     out.append(f"cuda extension: {native.cuda_built()}")
     out += ["", "libraries", *(f"  {line}" for line in built_from.lines())]
-    for op, statuses in backends.backends().items():
+    for op, statuses in dispatch.backends().items():
         out += ["", op]
         for name, status in statuses.items():
             out.append(f"  {name:<10} {'yes' if status else 'no:  ' + str(status.reason)}")

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import eager
+from retro_kernels.core import layouts
 from retro_kernels.testing import inputs
 from tests import browser
 
@@ -81,7 +81,7 @@ def chromium():
 @pytest.fixture(autouse=True)
 def _afresh():
     torch.manual_seed(0)
-    eager.forget()  # a plan may hold another test's patch
+    layouts.forget()  # an entry may follow from another test's patch
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from ptx_emulator import launches
 from retro_kernels import triton_lib as backend
 from retro_kernels.compile import target as targets
 from retro_kernels.compile.target import KNOWN, Target
-from retro_kernels.core import backends, eager
+from retro_kernels.core import dispatch, layouts
 from retro_kernels.triton_lib.launch import launches_to
 
 #: so few that small tests fill them, and tiny ones don't: as under Triton's interpreter
@@ -40,7 +40,7 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
         mock.patch.object(targets, "INTERPRETED", target),
         contextlib.ExitStack() as stack,
     ):
-        for forget in (backends._status.cache_clear, backends._available.cache_clear, eager.forget):
-            forget()  # forget the available backends and the plans that were made with them
+        for forget in (dispatch._status.cache_clear, dispatch._available.cache_clear, layouts.forget):
+            forget()  # forget the available backends and what followed from them
             stack.callback(forget)
         yield

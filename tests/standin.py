@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 
 DEVICE = "meta"
 _aten = torch.ops.aten
@@ -103,7 +103,7 @@ def _run(func, args: tuple, kwargs: dict):
     if to == DEVICE:
         kwargs["device"] = torch.device("cpu")
     if far and func.namespace == "retro_kernels":
-        args = tuple("reference" if isinstance(value, str) and value in backends.ORDER else value for value in args)
+        args = tuple("reference" if isinstance(value, str) and value in dispatch.ORDER else value for value in args)
     out = func(*args, **kwargs)
     return tree_map_only(torch.Tensor, Far, out) if target else out
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from tests import trees
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,8 +91,8 @@ def backend_files() -> list[Path]:
 @pytest.mark.parametrize("path", backend_files(), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_backends_never_import_what_stands_on_them(path):
     """Backends import neither a public function nor the operator."""
-    upward = [f"retro_kernels.core.{name}" for name in ("eager", "operator", "backends")]
-    upward += [f"retro_kernels.ops.{op}.{op}" for op in backends.OPS]
+    upward = [f"retro_kernels.core.{name}" for name in ("call", "operator", "dispatch")]
+    upward += [f"retro_kernels.ops.{op}.{op}" for op in dispatch.OPS]
     assert not [name for name in imported(path) if name.startswith(tuple(upward))]
 
 
@@ -229,15 +229,15 @@ def test_importing_loads_no_triton_and_touches_no_device():
 
 
 def test_an_op_is_a_folder():
-    assert {path.parent.name for path in PACKAGE.glob("ops/*/__init__.py")} == set(backends.OPS)
-    for op in backends.OPS:
+    assert {path.parent.name for path in PACKAGE.glob("ops/*/__init__.py")} == set(dispatch.OPS)
+    for op in dispatch.OPS:
         assert (PACKAGE / "ops" / op / "reference.py").exists() and op in rk.__all__
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_backend_module_serves_the_protocol(backend):
     """The sources are parsed, because triton may not be installed."""
-    for op in backends.OPS:
+    for op in dispatch.OPS:
         path = PACKAGE / "ops" / op / f"{backend}.py"
         path = path if path.exists() else path.with_suffix("") / "__init__.py"
         if not path.exists():

@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from ..core.backends import OPS, exists
+from ..core.dispatch import OPS, exists
 from . import triton_private
 from .target import KNOWN, Target
 

@@ -13,24 +13,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..core import layouts
 from .target import Target
 
 _OPS = Path(__file__).resolve().parent.parent / "ops"
 _watching: list[list[tuple[str, dict]]] = []
 _replaced: dict[str, tuple[dict, ...]] = {}
-_epoch = 0
-
-
-def epoch() -> int:
-    """Version of the tile tables. It changes whenever `choose_tile` might return another tile. Caches of
-    plans have it in their keys.
-    """
-    return _epoch
-
-
-def _begin_epoch() -> None:
-    global _epoch
-    _epoch += 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +108,7 @@ def watched() -> Iterator[list[tuple[str, dict]]]:
     """Yield a list that collects the distinct (op, row) pairs of the calls made inside. Not thread-safe."""
     seen: list[tuple[str, dict]] = []
     _watching.append(seen)
-    _begin_epoch()
+    layouts.forget()
     try:
         yield seen
     finally:
@@ -132,14 +120,14 @@ def replaced(op: str, rows: tuple[dict, ...]) -> Iterator[None]:
     """Inside, `rows` are the op's table. Not thread-safe."""
     before = _replaced.get(op)
     _replaced[op] = rows
-    _begin_epoch()
+    layouts.forget()
     try:
         yield
     finally:
-        _begin_epoch()
         _replaced.pop(op)
         if before is not None:
             _replaced[op] = before
+        layouts.forget()
 
 
 def table(op: str) -> tuple[dict, ...]:
@@ -164,9 +152,9 @@ def write_row(op: str, old: dict, new: dict) -> None:
 
 def reread() -> None:
     """Read the files again, after a change."""
-    _begin_epoch()
     _committed.cache_clear()
     _committed_choice.cache_clear()
+    layouts.forget()
 
 
 @functools.cache

@@ -100,7 +100,6 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
     if backend.unavailable() or backend.interpreted():
         return []
-    from ..core import eager
     from ..triton_lib.launch import launches_to
     from . import aot, target
 
@@ -114,13 +113,9 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         options = launch.num_warps, launch.num_stages, launch.max_registers
         distinct.setdefault(aot._key(aot.CompileCase("", "", launch), gpu), (*named, arguments, options, gpu.arch))
 
-    eager.forget()  # plans that are made here fill their outputs with zeros
-    try:
-        with launches_to(note, zeros=True):
-            for call in calls:
-                call()
-    finally:
-        eager.forget()
+    with launches_to(note, zeros=True):
+        for call in calls:
+            call()
     return list(distinct.values())
 
 

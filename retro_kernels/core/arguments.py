@@ -31,9 +31,11 @@ def check_resolved(call) -> None:
     """Check a call whose defaults are filled in, as `checked` checks a caller's arguments."""
     given: dict = {}
     _check_seed(call)
-    start = getattr(call, "rel_start", 0)
-    # the default of rel_start is not an argument; it may lie beyond the bound by the number of keys
-    if abs(start) > checks.POSITION_MAX or getattr(call, "rel_key", call) is None:
+    start, rel_key = getattr(call, "rel_start", 0), getattr(call, "rel_key", call)
+    # The default of rel_start is not an argument. It may lie beyond the bound by the number of keys. A table without
+    # rows is valid with the default only.
+    no_rows = isinstance(rel_key, Tensor) and rel_key.dim() == 3 and rel_key.shape[1] == 0
+    if abs(start) > checks.POSITION_MAX or rel_key is None or no_rows:
         given["rel_start"] = None
     for name, own in (("query_offset", "batch_offset"), ("query_start", "batch_start")):
         if getattr(call, own, None) is not None:

@@ -32,7 +32,7 @@ def announce() -> None:
     It is not imported here, because it imports Triton.
     """
     counting = sys.modules.get("torch.utils.flop_counter")
-    if counting is None:
+    if counting is None or not private.dispatch_modes():
         return
     for operator, formula in _FORMULAS.items():
         if operator not in counting.flop_registry:
@@ -42,17 +42,3 @@ def announce() -> None:
         if isinstance(counter, counting.FlopCounterMode):
             for operator in _FORMULAS:
                 counter.flop_registry.setdefault(operator, counting.flop_registry[operator])
-
-
-def attention(call, keys: int, displacements: int) -> tuple[int, int]:
-    """Return the operations (forward, backward) of an attention.
-
-    keys: number of keys that a query attends. displacements: number of displacements of a query; those beyond the
-    table's rows are not counted.
-    """
-    b, n, h, d = call.query.shape
-    content = b * n * h * keys * d
-    rows = 0 if call.rel_key is None else min(displacements, call.rel_key.shape[1])
-    position = b * n * h * rows * (0 if call.rel_key is None else call.rel_key.shape[2])
-    # forward: logits, output and position logits; backward: their 4 and 2 gradients, and the logits again
-    return 4 * content + 2 * position, 10 * content + 6 * position

@@ -8,17 +8,17 @@ per layout, because sizes and integers become addresses.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ..compile import configs
-from . import flops, plan, private, transforms
-from .arguments import CALLS, cast, kept
+from ..checks import has_rows
+from . import dispatch, flops, layouts, private, transforms
+from .arguments import ANY_STRIDE, CALLS, check_resolved, kept
+from .call import operator
+from .seeds import LIBRARY, NAMESPACE
 
-NAMESPACE = "retro_kernels"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 
@@ -34,17 +34,18 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     """
     CALLS[op] = problem
     fields, arguments, count = len(problem._fields), schema(problem), len(problem.RETURNS)
+    saved = len(kept(problem))
     outputs = "".join(f"Tensor {name}, " for name in kept(problem))
     grads = ", ".join(f"Tensor? grad_{name}" for name in problem.RETURNS)
     result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
-    _LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
-    _LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
+    LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
+    LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
         call = problem(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
-            made = plan.of_resolved(op, call, args[fields], configs.epoch())
-            outs = made.forward.run([call[at] for at in made.given])
+            known = _known(op, call, args[fields])
+            outs = tuple([out.contiguous() for out in layouts.within(known, known["backend"].forward, call)])
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
@@ -53,18 +54,15 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
 
     def backward(*args):
         call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
-        saved = len(kept(problem))
         given = args[fields + 1 : -1]
-        # A saved-tensor hook may return a layout that the chosen backend does not read.
-        call, outs, grads = plan.readable(call, given[:saved], given[saved:])
         with _full_precision(call), _on_device(call[0]):
-            made = plan.of_resolved(op, call, backend, configs.epoch())
-            made.check_given_back(call, given)
-            wanted = tuple([at in made.places and needs[made.places.index(at)] for at in range(len(made.tensors))])
-            results = made.gradients((*[call[at] for at in made.tensors], *outs, *grads), wanted)
-        places = zip(problem.DIFFERENTIABLE, made.places, needs, strict=True)
-        listed = [(name, at) for name, at, needed in places if needed]
-        return [torch.zeros_like(getattr(call, name)) if at is None else results[at] for name, at in listed]
+            known = _known_backward(op, call, given, backend)
+            outs, grads = given[:saved], given[saved:]
+            if not known["dense"]:
+                call, outs, grads = _readable(call, outs, grads)
+            run = known["backend"].backward
+            results = layouts.within(known.once(needs, layouts.Known), run, call, outs, grads, needs)
+        return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
 
     def backward_fake(*args):
         inputs = [getattr(problem(*args[:fields]), name) for name in problem.DIFFERENTIABLE]
@@ -76,17 +74,16 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         return outs if count > 1 else outs[0]
 
     def backward_transformed(*args):
-        given, saved = args[fields + 1 : -1], len(kept(problem))
-        call, needs = problem(*args[:fields]), tuple(args[-1])
-        return list(transforms.backward(op, call, args[fields], given[:saved], given[saved:], needs))
+        call, given = problem(*args[:fields]), args[fields + 1 : -1]
+        return list(transforms.backward(op, call, args[fields], given[:saved], given[saved:], args[-1]))
 
     for name, run, fake, transformed in (
         (op, forward, forward_fake, forward_transformed),
         (f"{op}_backward", backward, backward_fake, backward_transformed),
     ):
         for device in ("CPU", "CUDA"):
-            _LIBRARY.impl(name, run, device)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
+            LIBRARY.impl(name, run, device)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
         _register_derivatives(name, transformed)
     flops.register(op, problem)
     if tangents is not None:
@@ -107,19 +104,74 @@ def _register_derivatives(name: str, transformed: Callable) -> None:
     """Let `transformed` serve the calls of an operator that autograd, forward mode or a transform tracks."""
 
     def differentiated(*args):
+        flops.announce()  # raw operators and traced graphs come here first
         if transforms.tracked(args):
             return transformed(*args)
         with private.below_autograd():
-            return registered(name)(*args)
+            return operator(name)(*args)
 
     def inside_transforms(*args):
         if private.functionalizing():
-            return private.functionalized(registered(name), args)
+            return private.functionalized(operator(name), args)
         return transformed(*args)
 
-    _LIBRARY.impl(name, differentiated, "Autograd")
+    LIBRARY.impl(name, differentiated, "Autograd")
     # The kernels below this key receive tensors that have lost their tangents and batch dimensions.
-    _LIBRARY.impl(name, inside_transforms, "FuncTorchDynamicLayerFrontMode")
+    LIBRARY.impl(name, inside_transforms, "FuncTorchDynamicLayerFrontMode")
+
+
+def _known(op: str, call, backend: str | None) -> layouts.Known:
+    """Return what is known of a resolved call's layout, its backend at least. The first call of a layout is checked
+    here, because sizes and integers become addresses and no check precedes a raw operator.
+    """
+
+    def first() -> layouts.Known:
+        check_resolved(call)
+        return layouts.Known(backend=dispatch.choose(op, call, backend))
+
+    return layouts.once((op, backend), layouts.key(call, aligned=True), first)
+
+
+def _known_backward(op: str, call, given: Sequence[Tensor | None], backend: str | None) -> layouts.Known:
+    """Return what is known of a backward pass: its backend, and whether that can read the tensors as they are.
+
+    given: the outputs that the backward pass reads, then the gradients of all outputs; they must have the types and
+    shapes of the outputs.
+    """
+
+    def first() -> layouts.Known:
+        saved = len(kept(call))
+        readable, outs, grads = _readable(call, given[:saved], given[saved:])
+        check_resolved(readable)
+        meta = call._make(x.to("meta") if isinstance(x, Tensor) else x for x in call)
+        made = dict(zip(call.RETURNS, meta.empty_outputs(), strict=True))
+        named = {**{name: made[name] for name in kept(call)}, **{f"grad_{name}": out for name, out in made.items()}}
+        for (name, out), value in zip(named.items(), given, strict=True):
+            if value is not None and (value.dtype != out.dtype or value.shape != out.shape):
+                got = f"{value.dtype} {list(value.shape)}"
+                raise ValueError(f"{name}: expected {out.dtype} {list(out.shape)}; got {got}")
+        pairs = zip((*call, *given), (*readable, *outs, *grads), strict=True)
+        dense = all(copy is x for x, copy in pairs)
+        return layouts.Known(backend=dispatch.choose(op, readable, backend), dense=dense)
+
+    both = layouts.key(call, aligned=True) + layouts.key(given, aligned=True)
+    return layouts.once((op, "backward", backend), both, first)
+
+
+def _readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
+    """Return the values with tensors without dense rows copied, so that a backward pass can read them.
+
+    An expanded gradient (out.sum().backward()) has no dense rows. A saved-tensor hook may return an input or output
+    without them.
+    """
+    strided = {
+        name: x.contiguous()
+        for name in call.DIFFERENTIABLE
+        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
+    }
+    call = call._replace(**strided) if strided else call
+    outs = tuple([out.contiguous() for out in outs])
+    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:
@@ -133,52 +185,3 @@ def _on_device(tensor: Tensor) -> contextlib.AbstractContextManager:
     if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(tensor.device)
-
-
-def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
-    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0.
-
-    Compiled graphs contain the operator `dropout_seed`. The memory that it gets is new for each call, so that the
-    compiler does not merge the seeds of two calls.
-    """
-    if dropout_p == 0:
-        return None
-    if torch.compiler.is_compiling():
-        return registered("dropout_seed")(torch.empty(1, dtype=torch.int64, device=device))
-    return _random_seed(torch.empty(0, device=device))
-
-
-def _random_seed(like: Tensor) -> Tensor:
-    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=like.device)
-
-
-def _saved_seed(like: Tensor) -> Tensor:
-    """Draw a seed that a compiled backward pass reads from memory.
-
-    A graph that recomputes activations would otherwise draw another seed, and so another mask, in its backward pass.
-    """
-    with private.saved_for_backward("dropout_p"), private.below_autograd():
-        return registered("dropout_seed")(like)
-
-
-_LIBRARY.define("dropout_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
-for _device in ("CPU", "CUDA"):
-    _LIBRARY.impl("dropout_seed", _random_seed, _device)
-_LIBRARY.impl("dropout_seed", _saved_seed, "Autograd")
-_LIBRARY.impl("dropout_seed", _random_seed, "FuncTorchDynamicLayerFrontMode")  # vmap knows the rules of randint
-torch.library.register_fake(
-    f"{NAMESPACE}::dropout_seed", lambda like: torch.empty(1, dtype=torch.int64, device=like.device), lib=_LIBRARY
-)
-
-
-def registered(op: str, part: str = ""):
-    """Return the registered operator, or its backward."""
-    return getattr(torch.ops.retro_kernels, op + part)
-
-
-def resolve(call):
-    """Return the call checked, in autocast's types, with defaults filled in and, with dropout, a new seed."""
-    call = cast(call).checked()
-    if "seed" in call._fields:
-        call = call._replace(seed=dropout_seed(call[0].device, call.dropout_p))
-    return call

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as dispatch_modes
 from torch.utils._pytree import tree_leaves
 
@@ -26,50 +25,16 @@ def _of_torch(name: str, otherwise):
         return otherwise
 
 
-#: device type -> allocator of torch's compiler, (shape, strides, dtype) -> tensor; it takes half of torch.empty's time
-EMPTY = {
-    device: _of_torch(
-        f"_dynamo.guards._empty_strided_{device}",
-        lambda shape, strides, dtype, device=device: torch.empty_strided(shape, strides, dtype=dtype, device=device),
-    )
-    for device in ("cpu", "cuda")
-}
 #: address of a storage -> number of tensors that use it; None: torch has no such function
 _storage_users = _of_torch("_storage_Use_Count", None)
 storages_tell = _storage_users is not None
 
-#: whether autocast is on for any device
-autocast = _of_torch("_is_any_autocast_enabled", lambda: any(map(torch.is_autocast_enabled, ("cpu", "cuda"))))
-
-
-class DispatchMode(TorchDispatchMode):
-    """Dispatch mode that is never compiled. For any other mode torch imports its compiler: a second of CPU time."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-class _NoKeys:
-    raw_repr = staticmethod(lambda: 0)
-
-
-#: tensor -> its dispatch keys, whose `raw_repr()` is a number
-dispatch_keys = _of_torch("_dispatch_keys", lambda tensor: _NoKeys)
-_guards = _of_torch("_dynamo.guards.TensorGuards", None)
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
 _functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
+_dispatched = _of_torch("_len_torch_dispatch_stack", lambda: 1)
 #: whether `is_grads_batched` made a tensor
 is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: False)
 _tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
-_LISTENERS = ("_len_torch_dispatch_stack", "_len_torch_function_stack", "_get_tracing_state", "_dispatch_keys")
-_dispatched, _overridden, _traced, _ = (_of_torch(name, None) for name in _LISTENERS)
-#: whether this torch has every name that tells whether something listens to a call
-_tells = (
-    all(hasattr(torch._C, name) for name in _LISTENERS)
-    and hasattr(torch.autograd, "_profiler_enabled")
-    and hasattr(forward_ad, "_current_level")
-)
 
 
 def storage_users(storage: torch.UntypedStorage) -> int:
@@ -77,32 +42,14 @@ def storage_users(storage: torch.UntypedStorage) -> int:
     return _storage_users(storage._cdata)
 
 
-def like(tensors) -> Callable[..., bool]:
-    """Return a compiled check that tensors have the types, shapes and devices of these.
-
-    It may return False for tensors that have them. It takes a quarter of the time of the same check in Python.
-    """
-    if _guards is None:
-        return lambda *_: False
-    return _guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-
-
-def unheard() -> bool:
-    """Whether no mode, transform, tracer or profiler is on. False if this torch can't tell."""
-    return (
-        _tells
-        and _dispatched() == 0
-        and _overridden() == 0
-        and _interpreter() is None
-        and _traced() is None
-        and forward_ad._current_level < 0
-        and not torch.autograd._profiler_enabled()
-    )
-
-
 def untraced() -> bool:
     """Whether no tracer, dispatch mode or transform is on. False if this torch can't tell."""
-    return _tells and _dispatched() == 0 and _traced() is None and _interpreter() is None
+    return _dispatched() == 0 and not torch.jit.is_tracing() and _interpreter() is None
+
+
+def transformed() -> bool:
+    """Whether a transform or forward mode is on."""
+    return _interpreter() is not None or getattr(forward_ad, "_current_level", 0) >= 0
 
 
 def functionalizing() -> bool:
@@ -148,16 +95,6 @@ def saved_for_backward(argument: str):
         yield
     finally:
         del meta["recompute"]
-
-
-def watched(values, ordinary: frozenset[type]) -> bool:
-    """Whether a compiler or transform is on, or a value's class is not in `ordinary`."""
-    if torch.compiler.is_compiling():  # first, because the compiler can't trace the other conditions
-        return True
-    interpreter = _interpreter()
-    if getattr(forward_ad, "_current_level", -1) >= 0 if interpreter is None else interpreter.key() != _functionalize:
-        return True
-    return any([value.__class__ not in ordinary for value in values])
 
 
 def may_have_tangents() -> bool:

@@ -14,64 +14,43 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import private
-from .arguments import kept
+from . import call, private
 
 #: forward mode of an op: (call, outputs, call of the inputs' tangents, backend) -> a tangent or None for each output
 FORWARD_MODE: dict[str, Callable] = {}
 
 
-def forward(op: str, call, backend: str | None) -> tuple[Tensor, ...]:
+def forward(op: str, given, backend: str | None) -> tuple[Tensor, ...]:
     """Return the outputs of a resolved call."""
-    return _Forward.apply(op, type(call), backend, *call)
+    return _Forward.apply(op, backend, type(given), *given)
 
 
-def backward(op: str, call, backend: str | None, outs, grads, needs: tuple[bool, ...]) -> tuple[Tensor, ...]:
+def backward(op: str, given, backend: str | None, outs, grads, needs: Sequence[bool]) -> tuple[Tensor, ...]:
     """Return the gradients that `needs` selects, as the operator `<op>_backward` lists them."""
-    return _Backward.apply(op, backend, len(call), len(outs), needs, *call, *outs, *grads)
+    return _Backward.apply(op, backend, len(given), tuple(needs), *given, *outs, *grads)
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(op: str, make: type, backend: str | None, *fields):
-        outs = getattr(torch.ops.retro_kernels, op)(*fields, backend)
+    def forward(op: str, backend: str | None, make: type, *fields):
+        outs = call.operator(op)(*fields, backend)
         return outs if isinstance(outs, tuple) else (outs,)
 
     @staticmethod
     def setup_context(ctx, inputs, outs):
-        ctx.op, make, ctx.backend, *fields = inputs
-        ctx.make = make
-        ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
-        tensors = [x if isinstance(x, Tensor) else None for x in fields]
-        reads = [outs[make.RETURNS.index(name)] for name in kept(make)]
-        ctx.layouts = layouts((*tensors, *reads))
-        ctx.save_for_backward(*tensors, *reads)
-        ctx.save_for_forward(*tensors, *outs)
-        ctx.set_materialize_grads(False)
-        if not outs[-1].is_floating_point():  # the indices of topk_chunks
-            ctx.mark_non_differentiable(outs[-1])
+        op, backend, make, *fields = inputs
+        ctx.save_for_forward(*call.save(ctx, op, backend, make, fields, outs), *outs)
 
     @staticmethod
     def backward(ctx, *grads):
-        saved = ctx.saved_tensors  # read once: torch's checkpointing refuses a second time
-        call, outs = _call_and_outputs(ctx, saved)
-        places = [call._fields.index(name) for name in call.DIFFERENTIABLE]
-        needs = tuple(ctx.needs_input_grad[3 + place] for place in places)
-        results = [None] * (3 + len(call))
-        if any(needs) and not all(grad is None for grad in grads):
-            refuse_batched(ctx.op, grads)
-            check_saved(ctx.op, (*call._fields, *kept(call)), saved, ctx.layouts)
-            found = iter(backward(ctx.op, call, ctx.backend, outs, grads, needs))
-            for place, needed in zip(places, needs):
-                results[3 + place] = next(found) if needed else None
-        return tuple(results)
+        return call.gradients(ctx, grads, backward)
 
     @staticmethod
     def jvp(ctx, *tangents):
         if ctx.op not in FORWARD_MODE:
             raise no_forward_mode(ctx.op)
-        call, outs = _call_and_outputs(ctx, ctx.saved_tensors)
-        return FORWARD_MODE[ctx.op](call, outs, ctx.make(*tangents[3:]), ctx.backend)
+        given, outs = call.saved(ctx, ctx.saved_tensors)
+        return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[3:]), ctx.backend)
 
     @staticmethod
     def vmap(info, in_dims, *values):
@@ -80,9 +59,8 @@ class _Forward(torch.autograd.Function):
 
 class _Backward(torch.autograd.Function):
     @staticmethod
-    def forward(op: str, backend: str | None, fields: int, outputs: int, needs: tuple[bool, ...], *values):
-        operator = getattr(torch.ops.retro_kernels, f"{op}_backward")
-        return tuple(operator(*values[:fields], backend, *values[fields:], list(needs)))
+    def forward(op: str, backend: str | None, fields: int, needs: tuple[bool, ...], *values):
+        return tuple(call.operator(f"{op}_backward")(*values[:fields], backend, *values[fields:], list(needs)))
 
     @staticmethod
     def setup_context(ctx, inputs, grads):
@@ -99,12 +77,6 @@ class _Backward(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, *values):
         return _one_by_one(_Backward, info, in_dims, values)
-
-
-def _call_and_outputs(ctx, saved: Sequence[Tensor | None]):
-    """Return the call and the outputs among the tensors that `setup_context` saved for one of the two modes."""
-    call = ctx.make(*[option if x is None else x for x, option in zip(saved, ctx.options)])
-    return call, saved[len(ctx.options) :]
 
 
 def _one_by_one(function, info, in_dims, values):
@@ -135,25 +107,3 @@ def tracked(values) -> bool:
         for value in values
         if isinstance(value, Tensor)
     )
-
-
-def layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
-    """Return type, shape, device and layout of each tensor. Those of saved tensors must not change."""
-    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
-
-
-def check_saved(op: str, names: Sequence[str], saved: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
-    """Raise where a saved-tensor hook returned a tensor of another layout."""
-    found = layouts(saved)
-    if found == expected:
-        return
-    name, got, was = next(three for three in zip(names, found, expected, strict=True) if three[1] != three[2])
-    got, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (got, was))
-    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {got}; it was saved as {was}")
-
-
-def refuse_batched(op: str, grads) -> None:
-    """Raise for gradients of `is_grads_batched`: no custom operator can unbatch them."""
-    if any([grad is not None and private.is_batched(grad) for grad in grads]):
-        remedy = "torch.func.vmap over torch.func.vjp is"
-        raise NotImplementedError(f"retro_kernels.{op}: is_grads_batched is not implemented; {remedy}")

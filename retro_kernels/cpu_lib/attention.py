@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..core import steps
-from . import empty
+from . import empty, native_call
 
 #: gradients that C++ returns in float32: sums over many rows
 _SUMMED = frozenset({"rel_key", "content_bias", "position_bias", "neighbour_gate"})
@@ -19,7 +18,7 @@ def forward(op: str, call) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
     out = empty(call.query.shape, call.query.dtype)
     lse = empty((b, h, n), torch.float32)
-    steps.call("_cpu", f"{op}_forward", call, out, lse, steps.THREADS)
+    native_call.call(f"{op}_forward", call, out, lse)
     return out, lse
 
 
@@ -37,7 +36,7 @@ def backward(op: str, call, outputs, grads, needs) -> list[Tensor | None]:
             shape = (*each, *x.shape) if name in _SHARED else x.shape
             results[name] = empty(shape, torch.float32 if name in _SUMMED else x.dtype)
     wanted = tuple(results.get(name) for name in call.DIFFERENTIABLE)
-    steps.call("_cpu", f"{op}_backward", call, out, lse, dout, dlse, wanted, steps.THREADS)
+    native_call.call(f"{op}_backward", call, out, lse, dout, dlse, wanted)
     for name in [name for name in results if name in _SUMMED]:
         total = results[name].sum(0) if each and name in _SHARED else results[name]
         results[name] = total.to(out.dtype)

@@ -24,10 +24,10 @@ def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[i
     return 0, value
 
 
-def movable(call) -> range:
-    """Range of positions for which a checked call stays valid. Empty if the position also determines rel_start."""
+def fixed(call, position: int) -> bool:
+    """Whether a call is valid at this position only: out of range, or the position also determines rel_start."""
     follows = call.rel_key is not None and call.rel_start is None
-    return range(0) if follows else range(-checks.POSITION_MAX, checks.POSITION_MAX + 1)
+    return follows or not -checks.POSITION_MAX <= position <= checks.POSITION_MAX
 
 
 def attention_outputs(call) -> tuple[Tensor, Tensor]:
@@ -138,3 +138,17 @@ def pair(call, dims: dict[str, str], sizes: dict[str, int]) -> None:
         arguments.given(call, name, dims[name], sizes, checks.INTEGERS)
     if a is not None and a.dtype != b.dtype:
         raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
+
+
+def flops(call, keys: int, displacements: int) -> tuple[int, int]:
+    """Return the operations (forward, backward) of an attention.
+
+    keys: number of keys that a query attends. displacements: number of displacements of a query; those beyond the
+    table's rows are not counted.
+    """
+    b, n, h, d = call.query.shape
+    content = b * n * h * keys * d
+    rows = 0 if call.rel_key is None else min(displacements, call.rel_key.shape[1])
+    position = b * n * h * rows * (0 if call.rel_key is None else call.rel_key.shape[2])
+    # forward: logits, output and position logits; backward: their 4 and 2 gradients, and the logits again
+    return 4 * content + 2 * position, 10 * content + 6 * position

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..core import operator
+from ..core.call import resolve
 
 #: device of a builder's tensors without a `Draw`; tests of a GPU's backend set it to "cuda"
 DEVICE = "cpu"
@@ -224,7 +224,7 @@ def entropy(g, *, N=19, V=33):
 def shapes_of(op: type, build: Callable[..., dict], dtype: torch.dtype, **options):
     """Return a checked call of the class `op` on the meta device, from a builder and its options."""
     kw = build(dtype=dtype, draw=Draw(0, dtype, "meta"), **options)
-    return operator.resolve(op(**dict.fromkeys(op._fields) | kw))
+    return resolve(op(**dict.fromkeys(op._fields) | kw))
 
 
 def cast(kw: dict, dtype: torch.dtype) -> dict:

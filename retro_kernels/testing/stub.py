@@ -20,7 +20,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
     """
     from retro_kernels import triton_lib as backend
     from retro_kernels.compile import target, triton_private
-    from retro_kernels.core import backends, eager
+    from retro_kernels.core import dispatch, layouts
 
     known = target.KNOWN[arch]
 
@@ -53,23 +53,23 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
             return triton_private.gpu(arch)
 
     number = next(_NUMBERS)  # Triton caches compiled kernels and their launchers by the device's number
-    status = backends._status
+    status = dispatch._status
 
-    def serves(op: str, name: str) -> backends.BackendStatus:
-        there = name == "triton" and backends.exists(op, name)
-        return backends.BackendStatus(True) if there else status(op, name)
+    def serves(op: str, name: str) -> dispatch.BackendStatus:
+        there = name == "triton" and dispatch.exists(op, name)
+        return dispatch.BackendStatus(True) if there else status(op, name)
 
     patches = (
         mock.patch.object(triton_private.driver(), "_active", Driver()),
         mock.patch.object(backend, "device_type", lambda: "cpu"),
         mock.patch.object(backend, "unavailable", lambda: None),
-        mock.patch.object(backends, "_status", serves),
+        mock.patch.object(dispatch, "_status", serves),
         mock.patch.object(target, "INTERPRETED", known),
     )
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        for forget in (eager.forget, backends._available.cache_clear):
+        for forget in (layouts.forget, dispatch._available.cache_clear):
             forget()
             stack.callback(forget)
         yield

@@ -13,7 +13,6 @@ from triton import JITFunction
 from ..compile.aot import CompileCase
 from ..compile.configs import Tile
 from ..compile.target import Target, current_target
-from ..core import steps
 
 #: open contexts of `launches_to`, as (sink, zeros); the last one receives the launches
 _sinks: list[tuple[Callable[[Launch], object], bool]] = []
@@ -57,6 +56,20 @@ class Scalars:
     ):
         self.grid, self.arguments = grid, arguments
         self.options = num_warps, num_stages, max_registers
+        self.compiled: Callable | None = None
+
+    def bind(self, made: Launch, given: dict[str, Tensor | int | None]) -> None:
+        """Run the first launch, and keep the handle of the compiled kernel and where its given arguments are.
+
+        The handle takes a tenth of the time of Triton's launcher, and checks nothing: `layouts` gives it only calls of
+        one layout, with the alignment that the kernel is specialised to. Under the interpreter there is no handle.
+        """
+        names = made.kernel.arg_names
+        self.places = [(at, name) for at, name in enumerate(names) if name in given]
+        self.values = [None if name in given else self.arguments[name] for name in names]
+        compiled = made.run()
+        if compiled is not None:
+            self.compiled = compiled[tuple((*self.grid, 1, 1)[:3])]
 
     @classmethod
     def of_tile(cls, grid: tuple[int, ...], arguments: dict, tile: Tile) -> Scalars:
@@ -71,20 +84,20 @@ def launch(kernel: JITFunction, given: dict[str, Tensor | int | None], scalars: 
     given: the tensors by name, and the numbers that differ between calls of one layout; the kernel must not be
     specialised to these numbers. Names that the kernel lacks are ignored.
     """
+    if scalars.compiled is not None and not _sinks:
+        values = scalars.values.copy()
+        for at, name in scalars.places:
+            values[at] = given[name]
+        scalars.compiled(*values)
+        return
     arguments = {name: given[name] if name in given else scalars.arguments[name] for name in kernel.arg_names}
     made = Launch(kernel, scalars.grid, arguments, *scalars.options)
-    if (listing := steps.active()) is not None:
-        listing.launch(made, Bound(made))
+    if _sinks:
+        _sinks[-1][0](made)
+    elif kernel.pre_run_hooks:
+        made.run()
     else:
-        run(made)
-
-
-def run(launch: Launch):
-    """Run a launch and return its compiled kernel, or hand it to an open sink and return None."""
-    if not _sinks:
-        return launch.run()
-    _sinks[-1][0](launch)
-    return None
+        scalars.bind(made, given)
 
 
 @contextlib.contextmanager
@@ -108,30 +121,6 @@ def filled(results: Sequence[Tensor | None]):
             if x is not None:
                 x.zero_()
     return results
-
-
-class Bound:
-    """A launch whose arguments come in the kernel's order.
-
-    The first call compiles the kernel through Triton's launcher, which returns a handle. Later calls use the handle,
-    because it takes a tenth of the launcher's time. Under the interpreter there is no handle.
-    """
-
-    def __init__(self, launch: Launch):
-        self.launch, self.compiled = launch, None
-        self.grid = tuple((*launch.grid, 1, 1)[:3])
-
-    def __call__(self, values: list) -> None:
-        if self.compiled is not None and not _sinks:
-            self.compiled[self.grid](*values)
-            return
-        arguments = dict(zip(self.launch.kernel.arg_names, values, strict=True))
-        made = dataclasses.replace(self.launch, arguments=arguments)
-        self.keep(run(made))
-
-    def keep(self, compiled) -> None:
-        if compiled is not None and not self.launch.kernel.pre_run_hooks:
-            self.compiled = compiled
 
 
 def power_of_two(n: int, least: int = 16) -> int:
@@ -173,12 +162,12 @@ def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -
 
 def run_forward(forward: Callable[..., tuple[Tensor, ...]], call) -> tuple[Tensor, ...]:
     """Run `forward(call, target)` for the device of the call, and return its outputs."""
-    return filled(forward(call, current_target(steps.device_of(call[0]))))
+    return filled(forward(call, current_target(call[0].device)))
 
 
 def run_backward(backward: Callable[..., list[Tensor | None]], call, outputs, grads, needs) -> list[Tensor | None]:
     """Run `backward(call, outputs, grads, needs, target)` for the device of the call, and return its gradients."""
-    return filled(backward(call, outputs, grads, needs, current_target(steps.device_of(call[0]))))
+    return filled(backward(call, outputs, grads, needs, current_target(call[0].device)))
 
 
 def cases_of(
@@ -193,7 +182,7 @@ def cases_of(
     with launches_to(launches.append):
         outputs = forward(call, target)
         if backward is not None:
-            needs = [getattr(call, field) is not None for field in call.DIFFERENTIABLE]
+            needs = tuple([getattr(call, field) is not None for field in call.DIFFERENTIABLE])
             backward(call, outputs, (outputs[0], *[None] * (len(outputs) - 1)), needs, target)
     for launch in launches:
         yield CompileCase(name, str(call[0].dtype).removeprefix("torch."), launch)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core import layouts
 from .launch import Scalars, launch, power_of_two
 from .softmax import LOG2E
 
@@ -17,8 +18,12 @@ def merge_splits(parts: Tensor, part_lses: Tensor, out: Tensor, lse: Tensor) -> 
     """Merge the partial attentions of several splits of the keys into out and lse."""
     b, n, h, d = out.shape
     tensors = {"part_ptr": parts, "part_lse_ptr": part_lses, "out_ptr": out, "lse_ptr": lse}
-    sizes = {"N": n, "H": h, "splits": len(parts), "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
-    launch(_merge_kernel, tensors, Scalars((n * h, b), sizes, num_warps=1, num_stages=1))
+
+    def scalars() -> Scalars:
+        sizes = {"N": n, "H": h, "splits": len(parts), "D": d, "BLOCK_D": power_of_two(d), "BLOCK_S": _STEP}
+        return Scalars((n * h, b), sizes, num_warps=1, num_stages=1)
+
+    launch(_merge_kernel, tensors, layouts.current().once("merge_splits", scalars))
 
 
 def outputs_of_splits(out: Tensor, lse: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..core import layouts
 from .launch import Scalars, launch, power_of_two
 
 _PARTS, _TILE = 64, 2048  # most parts, and elements, of a tile; few columns, because a gradient is often small
@@ -46,14 +47,18 @@ def sum_parts(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None
     row.
     """
     width = like.shape[-1]
-    size = like.numel() // groups
-    part_size = size if part_rows is None else part_rows * width
     out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-    sizes = {"stride_part": groups * part_size, "stride_group": part_size}
-    count = part.numel() // (groups * part_size)
-    sizes |= {"count": count, "size": size, "part_size": part_size, "shift": shift * width}
-    rows = min(_PARTS, power_of_two(count))
-    sizes |= {"BLOCK_P": rows, "BLOCK_X": _TILE // rows}
-    scalars = Scalars((-(-size // (_TILE // rows)), groups), sizes, num_warps=4, num_stages=1)
-    launch(_sum_kernel, {"part_ptr": part, "out_ptr": out}, scalars)
+
+    def scalars() -> Scalars:
+        size = like.numel() // groups
+        part_size = size if part_rows is None else part_rows * width
+        count = part.numel() // (groups * part_size)
+        rows = min(_PARTS, power_of_two(count))
+        sizes = {"stride_part": groups * part_size, "stride_group": part_size}
+        sizes |= {"count": count, "size": size, "part_size": part_size, "shift": shift * width}
+        sizes |= {"BLOCK_P": rows, "BLOCK_X": _TILE // rows}
+        return Scalars((-(-size // (_TILE // rows)), groups), sizes, num_warps=4, num_stages=1)
+
+    name = "sum_parts", part.shape, part.dtype, like.shape, like.dtype, groups, part_rows, shift
+    launch(_sum_kernel, {"part_ptr": part, "out_ptr": out}, layouts.current().once(name, scalars))
     return out

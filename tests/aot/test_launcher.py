@@ -6,20 +6,21 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import backends, eager, plan, steps
+from retro_kernels.core import layouts
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
-from tests.ops.test_plans import MOST_FUNCTIONS, entered
+from tests.ops.test_layouts import MOST_FUNCTIONS, entered
 
 if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
 pytest.importorskip("triton")
 
-import triton
-import triton.language as tl
+import importlib
+import pkgutil
 
-from retro_kernels.triton_lib import launch as triton_launch
-from retro_kernels.triton_lib.launch import Bound, Scalars, launches_to
+import triton
+
+from retro_kernels.triton_lib.launch import Scalars
 
 CALLS = {
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),
@@ -43,8 +44,8 @@ def test_bound_launches_are_tritons(op, monkeypatch):
         seen = {}
         for kind in ("bound", "anew"):
             if kind == "anew":
-                monkeypatch.setattr(Bound, "keep", lambda bound, compiled: None)
-            eager.forget()
+                monkeypatch.setattr(Scalars, "bind", lambda scalars, launch, given: launch.run())
+            layouts.forget()
             kept = []  # else one call would reuse the freed memory of another
             for _ in range(4):
                 outs = getattr(rk, op)(**kw, backend="triton")
@@ -52,9 +53,6 @@ def test_bound_launches_are_tritons(op, monkeypatch):
                 kept += [out, *torch.autograd.grad(out, leaf, torch.ones_like(out))]
                 seen[kind] = [addresses(launch) for launch in heard]
                 heard.clear()
-            made = next(made for made in plan._PLANS.values() if made.op == op)
-            passes = [made.forward, *made.backwards.values()]
-            assert all(len(each.ways) == 1 for each in passes)
     inputs = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
     assert len(seen["bound"]) == len(seen["anew"]) > 1
     assert named(seen["bound"], inputs) == named(seen["anew"], inputs)
@@ -81,15 +79,13 @@ STEPS = {
 
 
 @pytest.mark.parametrize("op", STEPS)
-def test_sixty_four_decode_steps_are_planned_twice_at_most(op, monkeypatch):
-    """Once, and once more where a plan branches on the position: whether a table reaches all keys.
+def test_sixty_four_decode_steps_have_two_layouts_at_most(op):
+    """One, and one more where the position decides something: whether a table reaches all keys.
 
-    Every launch has the numbers that a plan of its own would give it.
+    Every launch has the numbers that it would have in a first call.
     """
     make, name = STEPS[op]
-    module, planned, heard = backends.module(op, "triton"), [], []
-    forward = module.forward
-    monkeypatch.setattr(module, "forward", lambda call: planned.append(call) or forward(call))
+    heard = []
     with stub.device(90, heard.append):
         kw, got, want = make(), [], []
         given = {t.data_ptr() for t in kw.values() if isinstance(t, torch.Tensor)}
@@ -97,36 +93,28 @@ def test_sixty_four_decode_steps_are_planned_twice_at_most(op, monkeypatch):
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             got.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
-        assert len(planned) <= 2 and len(plan._PLANS) == 1
+        assert len(layouts._MEMO) <= 4  # of each layout its check and its backend
         for position in range(64):
-            eager.forget()
+            layouts.forget()
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             want.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
     assert got == want and len({tuple(step) for step in got}) == 64
 
 
-@triton.jit(do_not_specialize=("offset",))
-def _kernel(x_ptr, size, offset, BLOCK: tl.constexpr):
-    pass
+@pytest.mark.parametrize("op", STEPS)
+def test_no_kernel_is_specialised_to_a_number_that_moves(op):
+    """A handle of a compiled kernel is kept for every position, so none of these numbers may be compiled in."""
+    package = importlib.import_module(f"retro_kernels.ops.{op}.triton")
+    modules = [importlib.import_module(f"{package.__name__}.{m.name}") for m in pkgutil.iter_modules(package.__path__)]
+    kernels = {x for m in modules for x in vars(m).values() if isinstance(x, triton.JITFunction) and launchable(x)}
+    moving = {"query_start", "first_chunk", "offset", "shift", "causal_shift"}
+    found = [p for kernel in kernels for p in kernel.params if p.name in moving]
+    assert found and all(p.do_not_specialize and not p.is_constexpr for p in found)
 
 
-def test_what_becomes_part_of_a_compiled_kernel_does_not_move():
-    """A number that Triton compiles in selects a plan; other numbers are filled in at each launch."""
-
-    def made(values):
-        x, position = values
-        numbers = {"size": position, "offset": steps.derived(position, lambda p: p + 1)}
-        triton_launch.launch(_kernel, {"x_ptr": x, **numbers}, Scalars((1,), {"BLOCK": 16}))
-        return [x]
-
-    each = steps.Pass(made, True)
-    with launches_to(lambda launch: None):
-        for position in (1, 1, 2):
-            each.run([torch.ones(3), position])
-    assert [[guard[2] for guard in way.guards] for way in each.ways] == [[2], [1]]
-    (_, _, rest, moves) = each.ways[0].steps[0]
-    assert rest == [None, 2, None, 16] and [i for i, _ in moves] == [0, 2]
+def launchable(function) -> bool:
+    return function.__name__.endswith("_kernel")
 
 
 def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
@@ -144,13 +132,13 @@ def named(launches: list[tuple], inputs: set[int]) -> list[tuple]:
 
 @pytest.mark.parametrize("op", CALLS)
 def test_a_warm_call_enters_few_functions(op):
-    """One for each launch, and few others."""
+    """Few for each launch, and few others."""
     heard = []
 
     def few(run) -> None:
         heard.clear()
         found = entered(run)
-        assert len(found) <= MOST_FUNCTIONS + len(heard) and heard, found
+        assert len(found) <= 2 * MOST_FUNCTIONS + 8 * len(heard) and heard, found
 
     with stub.device(90, heard.append):
         kw = CALLS[op](1)

@@ -108,7 +108,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
             "chunked_cross_attention relative_attention relative_logits topk_chunks leaky_average "
             "rms_norm cross_entropy",
         ),
-        (["retro_kernels/core/backends.py"], "all"),
+        (["retro_kernels/core/dispatch.py"], "all"),
         (["setup.py"], "all"),
         (["tools/build_extensions.py"], "all"),
     ],

@@ -248,6 +248,6 @@ def test_a_half_type_is_held_to_no_less_than_the_rate_of_float32():
 def test_the_names_of_backends_are_the_dispatchers():
     """The harness has a second list of them, so that `list` needs no torch."""
 
-    from retro_kernels.core import backends
+    from retro_kernels.core import dispatch
 
-    assert ops.BACKENDS == backends.ORDER and set(retro_bench.OPERATORS) == set(backends.OPS)
+    assert ops.BACKENDS == dispatch.ORDER and set(retro_bench.OPERATORS) == set(dispatch.OPS)

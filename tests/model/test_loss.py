@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from retro_kernels.core import backends, eager
+from retro_kernels.core import dispatch, layouts
 from retro_model.layers import linear_cross_entropy, loss, next_token_loss
 from tests.model import tiny
 
@@ -136,11 +136,11 @@ def test_refuses():
 def test_without_the_kernels_it_is_torchs(monkeypatch):
     x, weight, targets, counted = inputs(torch.float32)
     ours = linear_cross_entropy(x, weight, targets, counted)
-    monkeypatch.setattr(backends, "_available", lambda op: ("reference",))
+    monkeypatch.setattr(dispatch, "_available", lambda op: ("reference",))
     monkeypatch.setattr(loss, "LOGITS_IN_CACHE", 3 * V)
-    eager.forget()
+    layouts.forget()
     theirs = linear_cross_entropy(x, weight, targets, counted)
-    eager.forget()
+    layouts.forget()
     for a, b in zip(
         (*ours, *torch.autograd.grad(ours[0], (x, weight))), (*theirs, *torch.autograd.grad(theirs[0], (x, weight)))
     ):

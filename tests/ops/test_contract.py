@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import backends, operator
+from retro_kernels.core import dispatch, operator
 from retro_kernels.core.arguments import CALLS
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
@@ -33,7 +33,7 @@ OPTIONS = {
 }
 SMALL = {op: functools.partial(build, 1, **OPTIONS.get(op, {})) for op, build in BUILDERS.items()}
 EVERY = [
-    (op, backend) for op in backends.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]
+    (op, backend) for op in dispatch.OPS for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]
 ]
 every = pytest.mark.parametrize("op, backend", EVERY)
 
@@ -101,7 +101,7 @@ def test_fullgraph_compile_with_changing_lengths(op, backend):
 @pytest.mark.parametrize("op", ["chunked_cross_attention", "relative_attention"])
 def test_an_output_that_nobody_used_brings_no_gradient(op, used, with_gradient, monkeypatch):
     """None, not zeros: a backward pass skips the work for that output."""
-    module, seen = backends.module(op, "reference"), []
+    module, seen = dispatch.module(op, "reference"), []
     real = module.backward
     monkeypatch.setattr(
         module, "backward", lambda call, outs, grads, needs: seen.append(grads) or real(call, outs, grads, needs)
@@ -247,7 +247,7 @@ def test_meta_tensors_give_shapes():
     assert out.shape == (1, 9, 2, 16) and lse.shape == (1, 2, 9) and out.is_meta and lse.dtype == torch.float32
 
 
-@pytest.mark.parametrize("op", backends.OPS)
+@pytest.mark.parametrize("op", dispatch.OPS)
 def test_float64_falls_to_the_reference(op):
     kw = inputs.cast(SMALL[op](), torch.float64)
     out = getattr(rk, op)(**kw)
@@ -260,13 +260,13 @@ def test_float64_falls_to_the_reference(op):
 def test_use_backend_sets_and_restores_the_default():
     kw = SMALL["chunked_cross_attention"]()
     with rk.use_backend("reference"):
-        assert backends.named(None) == "reference"
+        assert dispatch.named(None) == "reference"
         out = rk.chunked_cross_attention(**kw)
         with pytest.raises(ZeroDivisionError), rk.use_backend(None):
-            assert backends.named(None) is None
+            assert dispatch.named(None) is None
             raise ZeroDivisionError
-        assert backends.named(None) == "reference"
-    assert backends.named(None) is None
+        assert dispatch.named(None) == "reference"
+    assert dispatch.named(None) is None
     assert torch.equal(out, rk.chunked_cross_attention(**kw, backend="reference"))
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.use_backend("cublas")
@@ -277,9 +277,9 @@ def test_contexts_of_two_threads_may_close_in_any_order():
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert backends.named(None) == "reference"
+    assert dispatch.named(None) == "reference"
     second.__exit__(None, None, None)
-    assert backends.named(None) is None
+    assert dispatch.named(None) is None
 
 
 def test_use_backend_inside_a_compiled_function():
@@ -288,8 +288,8 @@ def test_use_backend_inside_a_compiled_function():
 
     def both(kw):
         with rk.use_backend("reference"):
-            inside = backends.named(None), rk.leaky_average(**kw)
-        return *inside, backends.named(None)
+            inside = dispatch.named(None), rk.leaky_average(**kw)
+        return *inside, dispatch.named(None)
 
     inside, y, after = torch.compile(both, fullgraph=True, backend="eager")(kw)
     assert (inside, after) == ("reference", None) and torch.equal(y, rk.leaky_average(**kw, backend="reference"))
@@ -305,13 +305,13 @@ def test_a_backend_that_is_not_there_says_why():
 
 def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
     call = resolved("leaky_average", SMALL["leaky_average"]())
-    fastest = backends.choose("leaky_average", call, None)
+    fastest = dispatch.choose("leaky_average", call, None)
     name = fastest.__name__.rpartition(".")[2]
     if name == "reference":
         pytest.skip("nothing but the reference runs here")
     monkeypatch.setattr(fastest, "slower", lambda call: "another is faster", raising=False)
-    assert backends.choose("leaky_average", call, None) is not fastest
-    assert backends.choose("leaky_average", call, name) is fastest
+    assert dispatch.choose("leaky_average", call, None) is not fastest
+    assert dispatch.choose("leaky_average", call, name) is fastest
 
 
 def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):

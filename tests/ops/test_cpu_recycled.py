@@ -5,7 +5,8 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import cpu_lib as cpu
-from retro_kernels.core import private, recycled
+from retro_kernels.core import private
+from retro_kernels.cpu_lib import recycled
 from retro_kernels.testing import inputs
 
 SHAPE = (recycled.FROM // 4,)

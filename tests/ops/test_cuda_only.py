@@ -4,14 +4,14 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER, fast_backends
 from tests.ops.test_contract import SMALL, floats, total
 
 pytestmark = pytest.mark.skipif(INTERPRETER or not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
-EVERY = [(op, b) for op in backends.OPS for b in fast_backends(op) if b != "cpu"] or [("leaky_average", "triton")]
+EVERY = [(op, b) for op in dispatch.OPS for b in fast_backends(op) if b != "cpu"] or [("leaky_average", "triton")]
 every = pytest.mark.parametrize("op, backend", EVERY)
 
 

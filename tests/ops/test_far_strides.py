@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 from tests.conftest import fast_backends
 
@@ -125,7 +125,7 @@ def results(op: str, kw: dict, backend: str, place) -> list[Tensor]:
 
 @pytest.mark.parametrize("op, name, backend", CASES)
 def test_offsets_past_32_bits(op, name, backend):
-    assert op in backends.OPS
+    assert op in dispatch.OPS
     dimensions = DIMENSIONS[name].get(op)
     placed: list[str] = []
 

@@ -12,7 +12,7 @@ from tests.conftest import INTERPRETER
 CALLS = """
 import torch
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 
 BUILDERS = {
@@ -23,8 +23,8 @@ BUILDERS = {
     "leaky_average": inputs.leaky,
     "merge_attention": inputs.merged,
 }
-for op in backends.OPS:
-    if backends.exists(op, "triton"):
+for op in dispatch.OPS:
+    if dispatch.exists(op, "triton"):
         kw = BUILDERS[op](1, dtype=torch.bfloat16)
         getattr(rk, op)(**kw)  # another backend serves it
         try:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import retro_kernels as rk
-from retro_kernels.core import eager, native
+from retro_kernels.core import call, native
+from retro_kernels.ops import rms_norm
 from retro_kernels.testing import compare, inputs
 from tests.conftest import fast_backends
 from tests.ops.same import assert_threads_do_not_show
@@ -19,8 +20,9 @@ ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
 @pytest.fixture
 def served(monkeypatch):
     """Calls that reached a kernel."""
-    calls, serve = [], eager.serve
-    monkeypatch.setattr(eager, "serve", lambda *arguments: calls.append(arguments) or serve(*arguments))
+    calls, serve = [], call.serve
+    for module in (call, rms_norm):
+        monkeypatch.setattr(module, "serve", lambda *arguments: calls.append(arguments) or serve(*arguments))
     return calls
 
 

@@ -7,7 +7,7 @@ results have the same bits, and no value beyond a tensor reaches one.
 import pytest
 import torch
 
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -67,7 +67,7 @@ BUILD = {
 STEPS = [0, 5, 2**44]
 CASES = [
     (op, name, backend)
-    for op in backends.OPS
+    for op in dispatch.OPS
     for name in SMALL[op]
     for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
 ]

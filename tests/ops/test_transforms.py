@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -32,7 +32,7 @@ FORWARD_MODE = ("leaky_average", "merge_attention", "relative_logits", "topk_chu
 FIRST = "retro_kernels.{op}: forward-mode derivatives are not implemented"
 EVERY = [
     (op, backend)
-    for op in backends.OPS
+    for op in dispatch.OPS
     for backend in [*fast_backends(op), *([] if INTERPRETER or COMPILED else ["reference"])]
 ]
 every = pytest.mark.parametrize("op, backend", EVERY)
@@ -322,7 +322,7 @@ def table() -> dict[str, dict[str, str]]:
 
 def test_the_guides_table_is_whole():
     assert list(table()) == list(PROBES)
-    assert all(set(row) == set(backends.OPS) for row in table().values())
+    assert all(set(row) == set(dispatch.OPS) for row in table().values())
     assert {cell for row in table().values() for cell in row.values()} == {"yes", "refused"}
 
 

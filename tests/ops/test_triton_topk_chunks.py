@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import backends
+from retro_kernels.core import dispatch
 from retro_kernels.ops.topk_chunks.call import TopkChunks
 from retro_kernels.testing import compare, inputs, memory
 from tests.conftest import COMPILED, INTERPRETER
@@ -167,6 +167,6 @@ def test_the_plan_fills_the_device_and_bounds_its_scratch():
 
 
 def test_unsupported_calls_say_why():
-    backend = backends.module(OP, "triton")
+    backend = dispatch.module(OP, "triton")
     assert "float64" in backend.unsupported(problem(inputs.topk(0, dtype=torch.float64)))
     assert backend.unsupported(problem(inputs.topk(0))) is None

@@ -7,7 +7,8 @@ from typing import Literal, overload
 from torch import Tensor
 
 from ... import checks
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import ChunkedCrossAttention
 
 
@@ -144,7 +145,7 @@ def chunked_cross_attention(
     )
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
-    out, lse = eager.serve("chunked_cross_attention", call, backend)
+    out, lse = serve("chunked_cross_attention", call, backend)
     return (out, lse) if return_lse else out
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments, flops
+from ...core import arguments
 from .. import _attention_call
 
 
@@ -86,10 +86,20 @@ class ChunkedCrossAttention(NamedTuple):
 
     empty_outputs = _attention_call.attention_outputs
 
-    def movable(self) -> range:
-        """Range of positions for which a checked call stays valid: those whose chunks the keys have."""
-        return range(0, min(checks.POSITION_MAX + 1, (self.key.shape[1] + 1) * self.chunk_len - self.query.shape[1]))
+    def place(self, position: int) -> tuple[dict[str, int], object]:
+        """Return the numbers that kernels take of a position, and what the position decides: the number of chunks that
+        the rows attend. first_chunk is -1 if the first rows attend nothing.
+
+        If batch entries have their own starts, the number is the largest of any entry, and first_chunk is unused.
+        """
+        n, m = self.query.shape[1], self.chunk_len
+        if self.batch_start is not None:
+            numbers, count, fits = {"query_start": position, "first_chunk": 0}, (n - 2) // m + 2, True
+        else:
+            numbers = {"query_start": position, "first_chunk": (position + 1) // m - 1}
+            count, fits = (position + n) // m - (position + 1) // m + 1, (position + n) // m <= self.key.shape[1]
+        return numbers, count if fits and 0 <= position <= checks.POSITION_MAX else (position,)
 
     def flops(self) -> tuple[int, int]:
         _, _, k, r, _, _ = self.key.shape  # one row of rel_key serves all K neighbours
-        return flops.attention(self, keys=k * r, displacements=r)
+        return _attention_call.flops(self, keys=k * r, displacements=r)

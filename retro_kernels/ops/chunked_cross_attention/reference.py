@@ -23,7 +23,8 @@ def forward(call) -> tuple[Tensor, Tensor]:
 def _by_chunk(call) -> tuple[Tensor, Tensor]:
     b, n, h, _ = call.query.shape
     out = torch.zeros_like(call.query)
-    lse = torch.full((b, h, n), -torch.inf, dtype=out.dtype, device=out.device)
+    lse_type = torch.promote_types(out.dtype, torch.float32)
+    lse = torch.full((b, h, n), -torch.inf, dtype=lse_type, device=out.device)
     outs, lses, covered = [], [], 0
     for chunk in range(call.key.shape[1]):
         first = (chunk + 1) * call.chunk_len - 1 - call.query_start

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import CrossEntropy
 
 
@@ -42,7 +43,7 @@ def cross_entropy(
     """
     if reduction not in ("none", "sum", "mean"):
         raise ValueError(f"reduction: expected 'none', 'sum' or 'mean'; got {reduction!r}")
-    losses = eager.serve("cross_entropy", CrossEntropy(input, target, ignore_index), backend)
+    losses = serve("cross_entropy", CrossEntropy(input, target, ignore_index), backend)
     if reduction == "none":
         return losses
     return losses.sum() if reduction == "sum" else losses.sum() / (target != ignore_index).sum()

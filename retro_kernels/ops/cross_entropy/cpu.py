@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import steps
-from ...cpu_lib import empty, unsupported_but_float32
+from ...cpu_lib import empty, native_call, unsupported_but_float32
 
 unsupported = unsupported_but_float32
 
@@ -27,4 +26,4 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
 def _run(logits: Tensor, call, weights: Tensor, losses: Tensor, gradient: bool) -> None:
     """Call the kernel, which raises ValueError for a target that is out of range."""
     target, ignored = call.target.contiguous(), call.ignore_index
-    steps.call("_cpu", "softmax_losses", logits, target, ignored, weights, losses, gradient, steps.THREADS)
+    native_call.call("softmax_losses", logits, target, ignored, weights, losses, gradient)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import LeakyAverage
 
 
@@ -47,7 +48,7 @@ def leaky_average(
 
     Source: Zhang et al., "Memory Mosaics", arXiv 2405.06394, equation 7 (the key extractor).
     """
-    return eager.serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend)
+    return serve("leaky_average", LeakyAverage(x, decay, initial, segment), backend)
 
 
 def _tangents(call: LeakyAverage, outs: tuple[Tensor], moved: LeakyAverage, backend) -> tuple[Tensor]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import steps
-from ...cpu_lib import empty, unsupported_tensors
+from ...cpu_lib import empty, native_call, unsupported_tensors
 
 
 def unsupported(call) -> str | None:
@@ -15,7 +14,7 @@ def unsupported(call) -> str | None:
 
 def forward(call) -> tuple[Tensor]:
     y = empty(call.x.shape, call.x.dtype)
-    steps.call("_cpu", "leaky_average_forward", *call, y, steps.THREADS)
+    native_call.call("leaky_average_forward", *call, y)
     return (y,)
 
 
@@ -25,5 +24,5 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     ddecay = empty(call.decay.shape, torch.float32) if needs[1] else None
     dinitial = empty(call.initial.shape, call.x.dtype) if needs[2] else None
     tensors = (outputs[0], grads[0], call.decay, call.initial, call.segment, dx, ddecay, dinitial)
-    steps.call("_cpu", "leaky_average_backward", *tensors, steps.THREADS)
+    native_call.call("leaky_average_backward", *tensors)
     return [dx, None if ddecay is None else ddecay.to(call.decay.dtype), dinitial]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import MergeAttention
 
 
@@ -46,7 +47,7 @@ def merge_attention(
     Source: Dao et al., "FlashAttention", arXiv 2205.14135, section 3.1 (the softmax of a concatenation).
     """
     call = MergeAttention(_stacked("outs", outs, "B,N,H,D"), _stacked("lses", lses, "B,H,N"))
-    return eager.serve("merge_attention", call, backend)
+    return serve("merge_attention", call, backend)
 
 
 def _stacked(name: str, parts, dims: str) -> Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import steps
-from ...cpu_lib import empty, unsupported_tensors
+from ...cpu_lib import empty, native_call, unsupported_tensors
 
 
 def unsupported(call) -> str | None:
@@ -15,11 +14,11 @@ def unsupported(call) -> str | None:
 
 def forward(call) -> tuple[Tensor, Tensor]:
     out, lse = empty(call.outs.shape[1:], call.outs.dtype), empty(call.lses.shape[1:], torch.float32)
-    steps.call("_cpu", "merge_attention_forward", *call, out, lse, steps.THREADS)
+    native_call.call("merge_attention_forward", *call, out, lse)
     return out, lse
 
 
 def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     results = [empty(x.shape, x.dtype) if need else None for x, need in zip(call, needs, strict=True)]
-    steps.call("_cpu", "merge_attention_backward", *call, *grads, *results, steps.THREADS)
+    native_call.call("merge_attention_backward", *call, *grads, *results)
     return results

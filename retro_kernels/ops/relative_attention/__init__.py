@@ -7,7 +7,8 @@ from typing import Literal, overload
 from torch import Tensor
 
 from ... import checks
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from . import packed
 from .call import RelativeAttention
 
@@ -178,7 +179,7 @@ def relative_attention(
     )
     if return_lse.__class__ is not bool:
         checks.flag("return_lse", return_lse)
-    out, lse = eager.serve("relative_attention", call, backend)
+    out, lse = serve("relative_attention", call, backend)
     return (out, lse) if return_lse else out
 
 

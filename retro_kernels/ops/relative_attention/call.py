@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments, flops
+from ...core import arguments
 from .. import _attention_call
 
 
@@ -76,7 +76,26 @@ class RelativeAttention(NamedTuple):
         return self._replace(**positions, **masks, **_attention_call.scale_and_dropout(self))
 
     empty_outputs = _attention_call.attention_outputs
-    movable = _attention_call.movable
+
+    def place(self, position: int) -> tuple[dict[str, int], object]:
+        """Return the number that kernels take of a position, and what the position decides: whether a visible pair may
+        be outside the table.
+        """
+        fixed = _attention_call.fixed(self, position)
+        return {"offset": position}, (position,) if fixed else self.bounded(position)
+
+    def bounded(self, position: int) -> bool:
+        """Whether a visible pair may be outside the table: then tiles outside it are walked without position logits."""
+        if self.rel_key is None or self.batch_offset is not None:
+            return self.rel_key is not None
+        smallest, largest = position - (self.key.shape[1] - 1), position + self.query.shape[1] - 1
+        if self.causal:
+            smallest = max(smallest, self.causal_gap)
+        if self.window is not None:
+            largest = min(largest, self.window - 1)
+        if self.window_block is not None:
+            largest = min(largest, 2 * self.window_block - 1)
+        return self.rel_start > smallest or self.rel_start + self.rel_key.shape[1] - 1 < largest
 
     def flops(self) -> tuple[int, int]:
-        return flops.attention(self, keys=self.key.shape[1], displacements=self.key.shape[1])
+        return _attention_call.flops(self, keys=self.key.shape[1], displacements=self.key.shape[1])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import RelativeLogits
 
 
@@ -48,7 +49,7 @@ def relative_logits(
     Source: Dai et al., "Transformer-XL", arXiv 1901.02860, section 3.3 and appendix B.
     """
     call = RelativeLogits(query, rel_key, key_len, rel_start, position_bias, query_offset)
-    return eager.serve("relative_logits", call, backend)
+    return serve("relative_logits", call, backend)
 
 
 def _tangents(call: RelativeLogits, outs: tuple[Tensor], moved: RelativeLogits, backend) -> tuple[Tensor]:

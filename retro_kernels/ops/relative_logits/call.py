@@ -42,7 +42,10 @@ class RelativeLogits(NamedTuple):
         b, n, h, _ = self.query.shape
         return (self.query.new_empty((b, h, n, self.key_len)),)
 
-    movable = _attention_call.movable
+    def place(self, position: int) -> tuple[dict[str, int], object]:
+        """Return the number that kernels take of a position, and what the position decides."""
+        fixed = _attention_call.fixed(self, position)
+        return {"shift": position - (self.rel_start or 0)}, (position,) if fixed else None
 
     def flops(self) -> tuple[int, int]:
         pairs = self.query.numel() * min(self.key_len, self.rel_key.shape[1])

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve, serve_or_torch
 from .call import RMSNorm
 
 
@@ -42,8 +43,8 @@ def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend
         eps = torch.finfo(input.dtype).eps if isinstance(input, Tensor) and input.is_floating_point() else 0.0
     call = RMSNorm(input, weight, eps)
     if backend is not None:
-        return eager.serve("rms_norm", call, backend)[0]
-    outs = eager.serve_or_torch("rms_norm", call, _by_torch)
+        return serve("rms_norm", call, backend)[0]
+    outs = serve_or_torch("rms_norm", call, _by_torch)
     return outs[0] if isinstance(outs, tuple) else outs
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import eager, operator
+from ...core import operator
+from ...core.call import serve
 from .call import TopkChunks
 
 
@@ -56,7 +57,7 @@ def topk_chunks(
     section 2.3 (L2, without the query's own document).
     """
     call = TopkChunks(query, key, k, metric, causal_gap, query_offset, query_doc, key_doc, key_mask)
-    return eager.serve("topk_chunks", call, backend)
+    return serve("topk_chunks", call, backend)
 
 
 def _tangents(call: TopkChunks, outs: tuple[Tensor, Tensor], moved: TopkChunks, backend) -> tuple[Tensor, None]:

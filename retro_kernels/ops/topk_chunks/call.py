@@ -62,9 +62,19 @@ class TopkChunks(NamedTuple):
         scores = self.query.new_empty(shape, dtype=accumulator(self.query))
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
-    def movable(self) -> range:
-        """Range of positions for which a checked call stays valid. Without causal_gap the position must be 0."""
-        return range(0) if self.causal_gap is None else range(-INDEX_MAX, INDEX_MAX + 1)
+    def place(self, position: int) -> tuple[dict[str, int], object]:
+        """Return the number that kernels take of a position, and what the position decides. Without causal_gap it must
+        be 0.
+        """
+        free = self.causal_gap is not None and -INDEX_MAX <= position <= INDEX_MAX
+        return {"causal_shift": self.shift(position)}, None if free else (position,)
+
+    def shift(self, position: int) -> int:
+        """Return `shift`: key j is a candidate of query i where j <= i + shift. It is clamped, so that sums fit
+        int32.
+        """
+        gap, q, s = self.causal_gap, self.query.shape[1], self.key.shape[1]
+        return min(max(0 if gap is None else position - gap, -q - 1), s)
 
     def flops(self) -> tuple[int, int]:
         queries = self.query.numel()

@@ -7,8 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...core import steps
-from ...cpu_lib import empty, unsupported_tensors
+from ...cpu_lib import empty, native_call, unsupported_tensors
 
 
 def unsupported(call) -> str | None:
@@ -26,9 +25,9 @@ def forward(call) -> tuple[Tensor, Tensor]:
     causal = call.causal_gap is not None
     gap, s = call.causal_gap or 0, call.key.shape[1]
     # clamped, because the difference might not fit 64 bits; at the bounds every key or none is visible
-    shift = steps.derived(call.query_offset, lambda offset: max(-q, min(s, offset - gap if causal else 0)))
+    shift = max(-q, min(s, call.query_offset - gap if causal else 0))
     tensors = (call.query, call.key, call.query_doc, call.key_doc, call.key_mask, scores, indices)
-    steps.call("_cpu", "topk_chunks_forward", *tensors, call.metric == "l2", causal, shift, steps.THREADS)
+    native_call.call("topk_chunks_forward", *tensors, call.metric == "l2", causal, shift)
     return scores, indices
 
 
@@ -37,5 +36,5 @@ def backward(call, outputs, grads, needs) -> list[Tensor | None]:
     inputs = (call.query, call.key)
     results = [empty(t.shape, t.dtype) if need else None for need, t in zip(needs, inputs, strict=True)]
     tensors = (*inputs, outputs[1], grads[0], *results)
-    steps.call("_cpu", "topk_chunks_backward", *tensors, call.metric == "l2", steps.THREADS)
+    native_call.call("topk_chunks_backward", *tensors, call.metric == "l2")
     return results

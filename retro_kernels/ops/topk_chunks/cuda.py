@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ...compile.target import OLDEST_ARCH, Target, current_target
-from ...core import steps
+from ...core import native
 from .call import TopkChunks
-from .splits import aligned, causal_shift, split
+from .splits import aligned, split
 
 #: queries below which reading the keys takes longer than multiplying them
 #: (H100: 990 TFLOP/s over 3.35 TB/s is 295 FLOP a byte, and q queries make q FLOP a byte of 16-bit keys)
@@ -76,15 +76,18 @@ def slower_on(call: TopkChunks, target: Target) -> str | None:
 def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     query = call.query
     b, q, _ = query.shape
-    target = current_target(steps.device_of(query))
+    target = current_target(query.device)
     tiles = b * -(-q // TILE_Q)
     count, length = split(call.key.shape[1], TILE_S, tiles, target.multiprocessors, TILES_PER_SPLIT)
     scores, indices = call.empty_outputs()
     partial = indices.new_empty((b, q, count, call.k))
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks, causal = min(target.multiprocessors, tiles * count), call.causal_gap is not None
-    options = (call.k, call.metric == "l2", causal, causal_shift(call), count, length, blocks)
-    steps.call("_cuda", "topk_chunks", *tensors, *options, steps.STREAM)
+    options = (call.k, call.metric == "l2", causal, call.shift(call.query_offset), count, length, blocks)
+    views = map(native.view, tensors)
+    error = native.extension("_cuda").topk_chunks(*views, *options, torch.cuda.current_stream().cuda_stream)
+    if error:
+        raise RuntimeError(f"topk_chunks: CUDA error {error} at launch")
     return scores, indices
 
 

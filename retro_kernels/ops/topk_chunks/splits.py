@@ -6,9 +6,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ...core.steps import derived
-from .call import TopkChunks
-
 _ROUNDS = 4  # rounds of the device that all splits together take at most
 
 
@@ -41,9 +38,3 @@ def aligned(tensor: Tensor, elements: int) -> bool:
     """Whether rows have multiples of `elements` and lie multiples of it apart, and the first begins at 16 bytes."""
     steps = (tensor.shape[-1], *tensor.stride()[:-1])
     return all(step % elements == 0 for step in steps) and tensor.data_ptr() % 16 == 0
-
-
-def causal_shift(call: TopkChunks):
-    """Return `shift`: key j is a candidate of query i where j <= i + shift. It is clamped, so that sums fit int32."""
-    gap, q, s = call.causal_gap, call.query.shape[1], call.key.shape[1]
-    return derived(call.query_offset, lambda offset: min(max(0 if gap is None else offset - gap, -q - 1), s))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....core.steps import decided, derived
+from ....core import layouts
 from ....triton_lib import attention, beyond
 from ....triton_lib.launch import Scalars, launch, needed, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
@@ -37,11 +37,8 @@ class Span:
 
 
 def span(call: ChunkedCrossAttention) -> Span:
-    if call.batch_start is not None:
-        return Span(0, (call.query.shape[1] - 2) // call.chunk_len + 2)
-    n, m = call.query.shape[1], call.chunk_len
-    first = derived(call.query_start, lambda start: (start + 1) // m - 1)
-    return Span(first, decided(call.query_start, lambda start: (start + n) // m - (start + 1) // m + 1))
+    numbers, count = call.place(call.query_start)
+    return Span(numbers["first_chunk"], count)
 
 
 def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
@@ -110,20 +107,25 @@ def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, targe
 
 def forward(call: ChunkedCrossAttention, target: Target) -> tuple[Tensor, Tensor]:
     """Return out and lse."""
+    main, count = layouts.current().once("forward", lambda: _forward_scalars(call, target))
+    out, lse = call.empty_outputs()
+    part_out, part_lse = outputs_of_splits(out, lse, count)
+    given = tensors(call) | {"out_ptr": part_out, "lse_ptr": part_lse} | call.place(call.query_start)[0]
+    launch(_cca_forward_kernel, given, main)
+    if count > 1:
+        merge_splits(part_out, part_lse, out, lse)
+    return out, lse
+
+
+def _forward_scalars(call: ChunkedCrossAttention, target: Target) -> tuple[Scalars, int]:
+    """Return the scalars of the forward kernel, and the number of splits of the keys."""
     b, n, h, _ = call.query.shape
     tile = choose_tile(call, "forward", target)
     part = span(call)
     blocks = -(-min(call.chunk_len, n) // tile.block_m)
     apart, count = splits(call, tile, part.count * blocks * h * b, target)
     arguments = scalars(call) | apart | {"blocks": blocks, "EVEN_KEYS": call.key.shape[3] % tile.block_n == 0}
-    main = Scalars.of_tile((part.count * blocks * h, b, count), arguments, tile)
-    out, lse = call.empty_outputs()
-    part_out, part_lse = outputs_of_splits(out, lse, count)
-    given = tensors(call) | {"out_ptr": part_out, "lse_ptr": part_lse}
-    launch(_cca_forward_kernel, given | {"query_start": call.query_start, "first_chunk": part.first}, main)
-    if count > 1:
-        merge_splits(part_out, part_lse, out, lse)
-    return out, lse
+    return Scalars.of_tile((part.count * blocks * h, b, count), arguments, tile), count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,22 +213,30 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     (out, lse), (grad_out, grad_lse) = outputs, grads
     h, (neighbours, keys, groups) = call.query.shape[2], call.key.shape[2:5]
     part = span(call)
-    cut = layout(call, need["key"] or need["value"], part, target)
-    made = buffers(call, need, part, cut)
     if grad_out is None:
         grad_out = torch.zeros_like(out)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
+    known = layouts.current()
+    cut = known.once("layout", lambda: layout(call, need["key"] or need["value"], part, target))
+    made = buffers(call, need, part, cut)
     given = tensors(call) | made | {"out_ptr": out, "lse_ptr": lse, "do_ptr": grad_out, "dlse_ptr": grad_lse}
     given |= {"query_start": call.query_start, "first_chunk": part.first}
-    arguments = scalars(call) | strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
-    arguments |= {"chunks": part.count, "blocks": cut.blocks, "BAND_KEYS": cut.band_keys, "items": cut.items}
-    arguments |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused, "EVEN_BAND": cut.band_keys == keys}
-    arguments |= {"FEW_NEIGHBOURS": neighbours <= FEW}
+
+    def arguments() -> dict:
+        sizes = {"chunks": part.count, "blocks": cut.blocks, "BAND_KEYS": cut.band_keys, "items": cut.items}
+        sizes |= {"items_per_split": cut.items_per_split, "WRITE_KEYS": cut.fused, "EVEN_BAND": cut.band_keys == keys}
+        sizes |= {"FEW_NEIGHBOURS": neighbours <= FEW}
+        return scalars(call) | strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn") | sizes
+
+    shared = known.once("arguments", arguments)
 
     def run(kernel, grid: tuple[int, ...], tile: configs.Tile, given: dict = given) -> None:
-        own = {"key_blocks": -(-keys // tile.block_n), "EVEN_KEYS": keys % tile.block_n == 0}
-        launch(kernel, given, Scalars.of_tile(grid, arguments | own, tile))
+        def made() -> Scalars:
+            own = {"key_blocks": -(-keys // tile.block_n), "EVEN_KEYS": keys % tile.block_n == 0}
+            return Scalars.of_tile(grid, shared | own, tile)
+
+        launch(kernel, given, known.once(kernel, made))
 
     run(_cca_backward_query_kernel, (cut.items * h,), cut.core)
     if made["delta_ptr"] is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ..call import LeakyAverage
 from .kernels import _leaky_ends_kernel, _leaky_scan_kernel
@@ -73,6 +74,13 @@ class _Scan(NamedTuple):
 
 
 def _scan(
+    call: LeakyAverage, x: Tensor, initial: Tensor | None, past: Tensor | None, kernel: str, target: Target
+) -> _Scan:
+    """Return the scan of x; initial and past are read for d decay."""
+    return layouts.current().once("scan", lambda: _new_scan(call, x, initial, past, kernel, target))
+
+
+def _new_scan(
     call: LeakyAverage, x: Tensor, initial: Tensor | None, past: Tensor | None, kernel: str, target: Target
 ) -> _Scan:
     b, n, h, d = x.shape

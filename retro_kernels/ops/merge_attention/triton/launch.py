@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ....compile.target import Target
+from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ..call import MergeAttention
 from .kernels import _merge_attention_backward_kernel, _merge_attention_forward_kernel
@@ -15,7 +16,8 @@ def forward(call: MergeAttention, target: Target) -> tuple[Tensor, Tensor]:
     """Return out and lse."""
     out, lse = call.empty_outputs()
     tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses, "out_ptr": out, "lse_ptr": lse}
-    launch(_merge_attention_forward_kernel, tensors, _scalars(call))
+    scalars = layouts.current().once("merge", lambda: _scalars(call))
+    launch(_merge_attention_forward_kernel, tensors, scalars)
     return out, lse
 
 
@@ -25,7 +27,8 @@ def backward(call: MergeAttention, outputs, grads, needs, target: Target) -> lis
     douts, dlses = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in call)
     tensors = {"outs_ptr": call.outs, "lses_ptr": call.lses, "lse_ptr": lse, "dout_ptr": grad_out, "dlse_ptr": grad_lse}
     tensors |= {"douts_ptr": douts, "dlses_ptr": dlses}
-    launch(_merge_attention_backward_kernel, tensors, _scalars(call, grad_out, grad_lse))
+    scalars = layouts.current().once("merge", lambda: _scalars(call, grad_out, grad_lse))
+    launch(_merge_attention_backward_kernel, tensors, scalars)
     return [grad if need else None for grad, need in zip((douts, dlses), needs, strict=True)]
 
 

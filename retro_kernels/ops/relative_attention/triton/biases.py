@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ....triton_lib.loads import add_bias, load_rows
 from ..call import RelativeAttention
@@ -120,10 +121,14 @@ def biased(call: RelativeAttention, few: int = 1) -> RelativeAttention:
     added = [None if bias is None else query.new_empty((b, n, h, w)) for bias, w in ((content, d), (position, e))]
     tensors = {"q_ptr": query, "rq_ptr": rel_query, "content_ptr": content, "position_ptr": position}
     tensors |= {"query_ptr": added[0], "rel_query_ptr": added[1]}
-    sizes = strides(query, "q", "bnh") | strides(rel_query, "rq", "bnh")
-    sizes |= strides(content, "c", "h") | strides(position, "p", "h") | {"N": n, "H": h, "D": d, "E": e}
-    sizes |= {"BLOCK_M": _ROWS, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
-    launch(_relative_biases_kernel, tensors, Scalars((-(-n // _ROWS) * h, b), sizes, _WARPS, 1))
+
+    def scalars() -> Scalars:
+        sizes = strides(query, "q", "bnh") | strides(rel_query, "rq", "bnh")
+        sizes |= strides(content, "c", "h") | strides(position, "p", "h") | {"N": n, "H": h, "D": d, "E": e}
+        sizes |= {"BLOCK_M": _ROWS, "BLOCK_D": power_of_two(d), "BLOCK_E": power_of_two(e)}
+        return Scalars((-(-n // _ROWS) * h, b), sizes, _WARPS, 1)
+
+    launch(_relative_biases_kernel, tensors, layouts.current().once("biases", scalars))
     new = {"query": query if added[0] is None else added[0]}
     if call.rel_key is not None:
         new["rel_query"] = rel_query if added[1] is None else added[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....core.steps import decided
+from ....core import layouts
 from ....triton_lib import attention
 from ....triton_lib.launch import Scalars, launch, needed, power_of_two, settled, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
@@ -76,25 +77,6 @@ def joint(call: RelativeAttention, need: dict[str, bool], target: Target) -> boo
     return tile.block_m >= TALL.value and tile.precision != "tf32x3"
 
 
-def bounded(call: RelativeAttention) -> bool:
-    """Whether a visible pair may be outside the table: then tiles outside it are walked without position logits."""
-    if call.rel_key is None or call.batch_offset is not None:
-        return call.rel_key is not None
-    n, s = call.query.shape[1], call.key.shape[1]
-
-    def beyond(offset: int) -> bool:
-        smallest, largest = offset - (s - 1), offset + n - 1
-        if call.causal:
-            smallest = max(smallest, call.causal_gap)
-        if call.window is not None:
-            largest = min(largest, call.window - 1)
-        if call.window_block is not None:
-            largest = min(largest, 2 * call.window_block - 1)
-        return call.rel_start > smallest or call.rel_start + call.rel_key.shape[1] - 1 < largest
-
-    return decided(call.query_offset, beyond)
-
-
 def may_see_nothing(call: RelativeAttention) -> bool:
     """Whether some query may see no key."""
     if call.key_mask is not None or call.query_segment is not None or call.batch_offset is not None:
@@ -128,7 +110,7 @@ def scalars(call: RelativeAttention) -> dict:
         "window": call.window or call.window_block or NO_WINDOW.value,
         "CAUSAL": call.causal,
         "WINDOW": "sliding" if call.window is not None else "blocks" if call.window_block is not None else "none",
-        "BOUNDED": bounded(call),
+        "BOUNDED": call.bounded(call.query_offset),
     }
 
 
@@ -150,7 +132,13 @@ def split_edges(call: RelativeAttention, target: Target) -> bool:
     Two loops take more registers than one. Tiles of half types have enough of them; with positions only tiles of rows
     up to 64 on sm_90.
     """
-    if not call.causal or call.dropout_p > 0 or "masked" in options(call) or "window" in options(call) or bounded(call):
+    if (
+        not call.causal
+        or call.dropout_p > 0
+        or "masked" in options(call)
+        or "window" in options(call)
+        or call.bounded(call.query_offset)
+    ):
         return False
     half = call.query.element_size() == 2
     wide = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1]) > 64
@@ -159,15 +147,19 @@ def split_edges(call: RelativeAttention, target: Target) -> bool:
 
 def forward(call: RelativeAttention, target: Target) -> tuple[Tensor, Tensor]:
     """Return out and lse."""
-    b, n, h, _ = call.query.shape
-    tile = choose_tile(call, "forward", target)
-    blocks = -(-n // tile.block_m)
-    per_split, count = splits(call, tile, blocks * h * b, target)
+    with_biases = biased(call)
+
+    def made() -> tuple[Scalars, int]:
+        b, n, h, _ = call.query.shape
+        tile = choose_tile(call, "forward", target)
+        blocks = -(-n // tile.block_m)
+        per_split, count = splits(call, tile, blocks * h * b, target)
+        sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
+        return Scalars.of_tile((blocks * h, b, count), scalars(with_biases) | sizes, tile), count
+
+    main, count = layouts.current().once("forward", made)
     out, lse = call.empty_outputs()
     part_out, part_lse = outputs_of_splits(out, lse, count)
-    with_biases = biased(call)
-    sizes = {"blocks": blocks, "keys_per_split": per_split, "SPLIT": split_edges(call, target)}
-    main = Scalars.of_tile((blocks * h, b, count), scalars(with_biases) | sizes, tile)
     given = tensors(with_biases) | {"out_ptr": part_out, "lse_ptr": part_lse, "offset": call.query_offset}
     launch(_relative_forward_kernel, given, main)
     if count > 1:
@@ -179,21 +171,30 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     """Return the gradients that `needs` selects."""
     need = dict(zip(call.DIFFERENTIABLE, needs, strict=True))
     (out, lse), (grad_out, grad_lse) = outputs, grads
-    b, n, h, d = call.query.shape
+    (b, n, h, d), settles = call.query.shape, False
     if grad_out is None:
         grad_out = torch.zeros(call.query.shape, dtype=call.query.dtype, device=call.query.device)
-    elif may_see_nothing(call):
+    elif settles := may_see_nothing(call):
         grad_out = settled(grad_out, lse)
     with_biases = biased(call, 0)
     delta = torch.empty((b, h, n), dtype=torch.float32, device=call.query.device)
     given = tensors(with_biases) | {"out_ptr": out, "lse_ptr": lse, "delta_ptr": delta}
     given |= {"do_ptr": grad_out, "dlse_ptr": grad_lse, "offset": call.query_offset}
-    arguments = scalars(with_biases) | strides(out, "o", "bnh")
-    arguments |= strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
-    precision = choose_tile(call, "query", target).precision
-    rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
-    launch(_relative_delta_kernel, given, Scalars.of_tile((-(-n // _DELTA_ROWS), h, b), arguments, rows))
-    work = _Work(call, need, target, given, arguments)
+    known = layouts.current().once(settles, layouts.Known)  # depends on the position, and the copy has own strides
+
+    def shared() -> dict:
+        gradients = strides(grad_out, "do", "bnh") | strides(grad_lse, "dl", "bhn")
+        return scalars(with_biases) | strides(out, "o", "bnh") | gradients
+
+    arguments = known.once("arguments", shared)
+
+    def made() -> Scalars:
+        precision = choose_tile(call, "query", target).precision
+        rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
+        return Scalars.of_tile((-(-n // _DELTA_ROWS), h, b), arguments, rows)
+
+    launch(_relative_delta_kernel, given, known.once("delta", made))
+    work = _Work(call, need, target, given, arguments, known)
     results = _stored(work) if call.rel_key is not None else _unstored(work)
     for name, part in results.items():
         like = getattr(call, name)
@@ -203,31 +204,38 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
 
 
 class _Work(NamedTuple):
-    """A backward pass. given: tensors and the position that all kernels share; arguments: scalars that they share."""
+    """A backward pass. given: tensors and the position that all kernels share; arguments: scalars that they share;
+    known: what follows from the layout.
+    """
 
     call: RelativeAttention
     need: dict[str, bool]
     target: Target
     given: dict
     arguments: dict
+    known: layouts.Known
 
 
 def _unstored(work: _Work) -> dict[str, Tensor]:
     """Return the gradients without relative keys, or their parts. Both kernels compute the logits again."""
-    call, need, _, given, arguments = work
+    call, need, _, given, arguments, known = work
     b, _, h, _ = call.query.shape
     results = {}
     if need["query"] or need["content_bias"]:
         query = _query_pass(work, False)
         results |= query.results
-        _launch_query(Slab(0, b, 0, query.blocks, 0, h), query, given, arguments)
+        _launch_query(work, Slab(0, b, 0, query.blocks, 0, h), query)
     if need["key"] or need["value"]:
         _, s, groups, _ = call.key.shape
-        tile = choose_tile(call, "keys", work.target)
         for name in ("key", "value"):
             results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
-        keys = Scalars.of_tile((-(-s // tile.block_n) * groups, b), arguments, tile)
-        launch(_relative_keys_kernel, given | {"dk_ptr": results["key"], "dv_ptr": results["value"]}, keys)
+
+        def made() -> Scalars:
+            tile = choose_tile(call, "keys", work.target)
+            return Scalars.of_tile((-(-s // tile.block_n) * groups, b), arguments, tile)
+
+        tensors = given | {"dk_ptr": results["key"], "dv_ptr": results["value"]}
+        launch(_relative_keys_kernel, tensors, known.once("keys", made))
     return results
 
 
@@ -248,7 +256,7 @@ def _query_pass(work: _Work, whole: bool) -> _QueryPass:
     b, n, h, d = call.query.shape
     e = 0 if call.rel_key is None else call.rel_key.shape[-1]
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
-    tile = choose_tile(call, "query", target, call.rel_key is not None and apart)
+    tile = work.known.once("query tile", lambda: choose_tile(call, "query", target, call.rel_key is not None and apart))
     blocks, device = -(-n // tile.block_m), call.query.device
     results = {"query": torch.empty(call.query.shape, dtype=call.query.dtype, device=device)}
     if e and call.rel_query is not None:
@@ -257,7 +265,7 @@ def _query_pass(work: _Work, whole: bool) -> _QueryPass:
     for name, width in (("content_bias", d), ("position_bias", e)):
         if need[name] and width:
             count = blocks * (not whole or name == "position_bias")
-            count += -(-call.key.shape[1] // choose_tile(call, "keys", target).block_n) if whole else 0
+            count += -(-call.key.shape[1] // _keys_tile(work).block_n) if whole else 0
             results[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
     total = sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None
     given = {"dq_ptr": results["query"], "drq_ptr": results.get("rel_query"), "dtotal_ptr": total}
@@ -266,13 +274,20 @@ def _query_pass(work: _Work, whole: bool) -> _QueryPass:
     return _QueryPass(tile, blocks, given, results)
 
 
-def _launch_query(part: Slab, query: _QueryPass, given: dict, arguments: dict) -> None:
-    """Launch the query kernel for a slab. It stores P and dS where `given` has memory for them."""
-    slab = {name: getattr(part, name) for name in ("first_batch", "first_block", "first_head", "heads")}
-    unstored = {"stride_ds": 0, "ring": None}
-    grid = part.blocks * part.heads, part.batches
-    scalars = Scalars.of_tile(grid, {"blocks": query.blocks, **unstored, **arguments, **slab}, query.tile)
-    launch(_relative_query_kernel, {"ds_ptr": None, "p_ptr": None, "span_ptr": None} | given | query.given, scalars)
+def _keys_tile(work: _Work) -> configs.Tile:
+    return work.known.once("keys tile", lambda: choose_tile(work.call, "keys", work.target))
+
+
+def _launch_query(work: _Work, part: Slab, query: _QueryPass) -> None:
+    """Launch the query kernel for a slab. It stores P and dS where `work.given` has memory for them."""
+
+    def made() -> Scalars:
+        slab = {name: getattr(part, name) for name in ("first_batch", "first_block", "first_head", "heads")}
+        arguments = {"blocks": query.blocks, "stride_ds": 0, "ring": None, **work.arguments, **slab}
+        return Scalars.of_tile((part.blocks * part.heads, part.batches), arguments, query.tile)
+
+    tensors = {"ds_ptr": None, "p_ptr": None, "span_ptr": None} | work.given | query.given
+    launch(_relative_query_kernel, tensors, work.known.once(("query", part), made))
 
 
 def _stored(work: _Work) -> dict[str, Tensor]:
@@ -281,18 +296,18 @@ def _stored(work: _Work) -> dict[str, Tensor]:
     For each slab the query kernel stores dS and P. Then the products with them add to the gradients of keys, values and
     table that earlier slabs have written.
     """
-    call, need, target, given, arguments = work
+    call, need, target, given, arguments, known = work
     b, _, h, _ = call.query.shape
-    whole = joint(call, need, target)
+    whole = known.once("whole", lambda: joint(call, need, target))
     query = _query_pass(work, whole)
     results = query.results
     wanted = {"ds_ptr": need["key"] or need["rel_key"] or whole, "p_ptr": need["value"]}
     if not any(wanted.values()):
-        _launch_query(Slab(0, b, 0, query.blocks, 0, h), query, given, arguments)
+        _launch_query(work, Slab(0, b, 0, query.blocks, 0, h), query)
         return results
     tile = query.tile
     columns, ring = stored.width(call, tile.block_m, tile.block_n)
-    parts = list(stored.slabs(call, columns, tile.block_m, sum(wanted.values())))
+    parts = known.once("slabs", lambda: list(stored.slabs(call, columns, tile.block_m, sum(wanted.values()))))
     held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
     device = call.query.device
     tiles = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
@@ -308,11 +323,11 @@ def _stored(work: _Work) -> dict[str, Tensor]:
     for name in ("key", "value"):
         if need[name] or (name == "key" and whole):
             results[name] = torch.empty(call.key.shape, dtype=dtype, device=device)
-    table = _Table.of(call, parts[0], target) if need["rel_key"] else None
+    table = known.once("table", lambda: _Table.of(call, parts[0], target)) if need["rel_key"] else None
     if table is not None:
         results["rel_key"] = torch.empty(table.shape, dtype=torch.float32, device=device)
     for part in parts:
-        _launch_query(part, query, work.given, work.arguments)
+        _launch_query(work, part, query)
         for name in ("key", "value"):
             if name in results:
                 _launch_keys_product(work, part, name, results, whole and name == "key")
@@ -322,23 +337,29 @@ def _stored(work: _Work) -> dict[str, Tensor]:
 
 
 def _launch_columns(
-    work: _Work, part: Slab, tile: configs.Tile, x: Tensor, grid: tuple, given: dict, arguments: dict
+    work: _Work, part: Slab, tile: configs.Tile, x: Tensor, grid: tuple, given: dict, name: str, arguments: Callable
 ) -> None:
-    """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH]."""
+    """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH], for the gradient `name`. arguments: makes the
+    scalars of this product alone.
+    """
     x = x[part.first_batch :, :, part.first_head :]
     offsets = work.call.batch_offset
     offsets = None if offsets is None else offsets[part.first_batch :]
-    own = strides(x, "x", "bnh") | {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
-    own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
-    scalars = Scalars.of_tile(grid, work.arguments | own | arguments, tile)
-    launch(_relative_columns_kernel, work.given | {"x_ptr": x, "batch_offset_ptr": offsets} | given, scalars)
+
+    def made() -> Scalars:
+        own = strides(x, "x", "bnh") | {"WIDTH": x.shape[-1], "BLOCK": power_of_two(x.shape[-1])}
+        own |= {"first_block": part.first_block, "heads": part.heads, "count": part.blocks}
+        return Scalars.of_tile(grid, work.arguments | own | arguments(), tile)
+
+    tensors = work.given | {"x_ptr": x, "batch_offset_ptr": offsets} | given
+    launch(_relative_columns_kernel, tensors, work.known.once((name, part), made))
 
 
 def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, Tensor], whole: bool) -> None:
     """Launch a slab's product for the gradient of keys or values. whole: of keys, with the biases' sums."""
     call = work.call
     (b, s, groups, _), h = call.key.shape, call.query.shape[2]
-    tile, per_group = choose_tile(call, "keys", work.target), h // groups
+    tile, per_group = _keys_tile(work), h // groups
     blocks = -(-s // tile.block_n)
     at_once, group = min(part.heads, per_group), part.first_head // per_group
     tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
@@ -349,12 +370,15 @@ def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, 
         if of is not None:
             of = of[-b * blocks :][part.first_batch * blocks :, part.first_head :]
         given[f"d{bias}_ptr"] = of
-    own = _output_strides(out, first=0, second=2, row=1)
-    own |= {"X": s, "per_first": part.heads, "per_second": at_once, "per_item": 1, "items": at_once}
-    own |= {"last_item": h * b, "factor": factor, "SKEWED": False}
-    own["again"] = int(part.first_block > 0 or part.first_head % per_group > 0)
+
+    def own() -> dict:
+        again = int(part.first_block > 0 or part.first_head % per_group > 0)
+        sizes = {"X": s, "per_first": part.heads, "per_second": at_once, "per_item": 1, "items": at_once}
+        sizes |= {"last_item": h * b, "factor": factor, "SKEWED": False, "again": again}
+        return _output_strides(out, first=0, second=2, row=1) | sizes
+
     grid = blocks, part.batches, part.heads // at_once
-    _launch_columns(work, part, tile, work.given[x], grid, given, own)
+    _launch_columns(work, part, tile, work.given[x], grid, given, name, own)
 
 
 class _Table(NamedTuple):
@@ -385,11 +409,14 @@ def _launch_table_product(work: _Work, part: Slab, table: _Table, out: Tensor) -
     each = -(-items // table.most)
     out = out[:, part.first_head if table.apart else 0 :]
     given = {"tile_ptr": work.given["ds_ptr"], "out_ptr": out, "dcontent_ptr": None, "dposition_ptr": None}
-    own = _output_strides(out, first=0, second=1, row=2)
-    own |= {"X": table.shape[2], "per_first": each * between, "per_second": 1, "per_item": between, "items": each}
-    own |= {"last_item": items, "again": int(bool(again)), "factor": work.call.scale, "KEY_BLOCK": 1, "SKEWED": True}
+
+    def own() -> dict:
+        sizes = {"X": table.shape[2], "per_first": each * between, "per_second": 1, "per_item": between}
+        sizes |= {"items": each, "last_item": items, "again": int(bool(again)), "factor": work.call.scale}
+        return _output_strides(out, first=0, second=1, row=2) | sizes | {"KEY_BLOCK": 1, "SKEWED": True}
+
     grid = table.blocks, table.most, part.heads if table.apart else 1
-    _launch_columns(work, part, table.tile, work.given["rq_ptr"], grid, given, own)
+    _launch_columns(work, part, table.tile, work.given["rq_ptr"], grid, given, "rel_key", own)
 
 
 def _output_strides(out: Tensor, first: int, second: int, row: int) -> dict[str, int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
-from ....core.steps import derived
+from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides, table
 from ....triton_lib.sums import sum_parts
 from ..call import RelativeLogits
@@ -20,11 +20,15 @@ _WAVES = 2  # programs per multiprocessor that the table's gradient is split int
 def forward(call: RelativeLogits, target: Target) -> tuple[Tensor]:
     """Return the logits."""
     b, n, h, _ = call.query.shape
-    tile = _tile(call, "forward", target)
     (out,) = call.empty_outputs()
-    arguments = _arguments(call, tile)
-    scalars = Scalars.of_tile((-(-n // tile.block_m) * arguments["blocks"], h, b), arguments, tile)
-    launch(_logits_forward_kernel, _given(call) | {"out_ptr": out}, scalars)
+
+    def scalars() -> Scalars:
+        tile = _tile(call, "forward", target)
+        arguments = _arguments(call, tile)
+        return Scalars.of_tile((-(-n // tile.block_m) * arguments["blocks"], h, b), arguments, tile)
+
+    known = layouts.current().once("forward", scalars)
+    launch(_logits_forward_kernel, _given(call) | {"out_ptr": out}, known)
     return (out,)
 
 
@@ -44,30 +48,42 @@ def _query_gradients(
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the query and of the bias, whose parts are [B, query blocks, H, E]."""
     b, n, h, e = call.query.shape
-    tile = _tile(call, "query", target)
-    count, device = -(-n // tile.block_m), call.query.device
+
+    def scalars() -> tuple[int, Scalars]:
+        tile = _tile(call, "query", target)
+        count = -(-n // tile.block_m)
+        arguments = _arguments(call, tile) | strides(given["grad_ptr"], "d", "bhn")
+        return count, Scalars.of_tile((count, h, b), arguments, tile)
+
+    count, known = layouts.current().once("query", scalars)
+    device = call.query.device
     dquery = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if need_query else None
     part = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if need_bias else None
-    arguments = _arguments(call, tile) | strides(given["grad_ptr"], "d", "bhn")
-    scalars = Scalars.of_tile((count, h, b), arguments, tile)
-    launch(_logits_query_kernel, given | {"dq_ptr": dquery, "bias_ptr": part}, scalars)
+    launch(_logits_query_kernel, given | {"dq_ptr": dquery, "bias_ptr": part}, known)
     return dquery, None if part is None else sum_parts(part, call.position_bias)
 
 
 def _table_gradient(call: RelativeLogits, given: dict, target: Target) -> Tensor:
     """Return the gradient of the table, whose parts are [splits, H or 1, T, E]."""
-    b, _, h, e = call.query.shape
+    e, (tables, rows, _) = call.query.shape[3], call.rel_key.shape
+    splits, known = layouts.current().once("table", lambda: _table_scalars(call, given, target))
+    part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
+    launch(_logits_table_kernel, given | {"drel_ptr": part}, known)
+    return sum_parts(part, call.rel_key)
+
+
+def _table_scalars(call: RelativeLogits, given: dict, target: Target) -> tuple[int, Scalars]:
+    """Return the number of parts of the table's gradient, and the scalars of its kernel."""
+    b, _, h, _ = call.query.shape
     tables, rows, _ = call.rel_key.shape
     tile = _tile(call, "table", target)
     items, count = b * h // tables, -(-rows // tile.block_n)
     splits = min(items, -(-_WAVES * target.multiprocessors // (count * tables)))
     per_split = -(-items // splits)
     splits = -(-items // per_split)
-    part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
     arguments = _arguments(call, tile) | strides(given["grad_ptr"], "d", "bhn")
     arguments |= {"items": items, "items_per_split": per_split, "heads_per_table": h // tables}
-    launch(_logits_table_kernel, given | {"drel_ptr": part}, Scalars.of_tile((count, tables, splits), arguments, tile))
-    return sum_parts(part, call.rel_key)
+    return splits, Scalars.of_tile((count, tables, splits), arguments, tile)
 
 
 def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
@@ -78,9 +94,8 @@ def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
 
 def _given(call: RelativeLogits) -> dict:
     """Return the tensors of the call, and the number that moves with its position."""
-    start = call.rel_start
-    shift = derived(call.query_offset, lambda offset: offset - start)
-    return {"q_ptr": call.query, "rel_ptr": call.rel_key, "position_ptr": call.position_bias, "shift": shift}
+    tensors = {"q_ptr": call.query, "rel_ptr": call.rel_key, "position_ptr": call.position_bias}
+    return tensors | call.place(call.query_offset)[0]
 
 
 def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ....compile import configs
 from ....compile.target import Target
+from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
 from ..call import TopkChunks
-from ..splits import Split, aligned, causal_shift, split
+from ..splits import Split, aligned, split
 from .backward import _topk_chunks_dkey_kernel, _topk_chunks_dquery_kernel
 from .forward import _topk_chunks_merge_kernel, _topk_chunks_scan_kernel
 
@@ -86,19 +87,29 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     """Return scores and indices: by one launch, or by a scan of split keys and its merge."""
     b, q, _ = call.query.shape
+    count, scan, merge = layouts.current().once("forward", lambda: _scalars(call, target, tile, parts))
+    scores, indices = call.empty_outputs()
+    partial = indices.new_empty((b, q, count, call.k)) if count > 1 else None
+    given = _given(call) | {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
+    launch(_topk_chunks_scan_kernel, given, scan)
+    if partial is not None:
+        launch(_topk_chunks_merge_kernel, given, merge)
+    return scores, indices
+
+
+def _scalars(
+    call: TopkChunks, target: Target, tile: Tile | None, parts: Split | None
+) -> tuple[int, Scalars, Scalars | None]:
+    """Return the number of splits, and the scalars of the scan and of the merge."""
+    b, q, _ = call.query.shape
     tile = choose_tile(call, target) if tile is None else tile
     blocks = b * -(-q // tile.block_q)
     if parts is None:
         places = target.multiprocessors * tile.resident
         parts = split(call.key.shape[1], tile.block_s, blocks, places, TILES_PER_SPLIT)
-    scores, indices = call.empty_outputs()
-    partial = indices.new_empty((b, q, parts.count, call.k)) if parts.count > 1 else None
-    given = _given(call) | {"scores_ptr": scores, "indices_ptr": indices, "partial_ptr": partial}
     scan = Scalars((blocks * parts.count,), _arguments(call, tile, parts), tile.num_warps, tile.num_stages)
-    launch(_topk_chunks_scan_kernel, given, scan)
-    if partial is not None:
-        launch(_topk_chunks_merge_kernel, given, _merge(b * q, parts.count * call.k, call.k, tile.slots))
-    return scores, indices
+    merge = _merge(b * q, parts.count * call.k, call.k, tile.slots) if parts.count > 1 else None
+    return parts.count, scan, merge
 
 
 def _given(call: TopkChunks) -> dict:
@@ -106,7 +117,7 @@ def _given(call: TopkChunks) -> dict:
     mask = None if call.key_mask is None else call.key_mask.view(torch.uint8)  # the same memory
     tensors = {"query_ptr": call.query, "key_ptr": call.key, "key_mask_ptr": mask}
     tensors |= {"query_doc_ptr": call.query_doc, "key_doc_ptr": call.key_doc}
-    return tensors | {"causal_shift": causal_shift(call)}
+    return tensors | call.place(call.query_offset)[0]
 
 
 def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
@@ -150,9 +161,14 @@ def dquery(call: TopkChunks, indices: Tensor, grad: Tensor) -> Tensor:
     grad_query = torch.empty((b, q, d), dtype=call.query.dtype, device=call.query.device)
     block_d = min(_GATHER_COLUMNS, power_of_two(d))
     tensors = {"query_ptr": call.query, "key_ptr": call.key, "grad_ptr": grad, "indices_ptr": indices}
-    sizes = {"S": call.key.shape[1], "BLOCK_K": min(_GATHER_ROWS, power_of_two(call.k, least=1)), "BLOCK_D": block_d}
-    scalars = Scalars((b * q, -(-d // block_d)), _pair(call) | sizes)
-    launch(_topk_chunks_dquery_kernel, tensors | {"dquery_ptr": grad_query}, scalars)
+
+    def scalars() -> Scalars:
+        block_k = min(_GATHER_ROWS, power_of_two(call.k, least=1))
+        sizes = {"S": call.key.shape[1], "BLOCK_K": block_k, "BLOCK_D": block_d}
+        return Scalars((b * q, -(-d // block_d)), _pair(call) | sizes)
+
+    known = layouts.current().once("dquery", scalars)
+    launch(_topk_chunks_dquery_kernel, tensors | {"dquery_ptr": grad_query}, known)
     return grad_query
 
 
@@ -169,9 +185,13 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> Tensor:
     target, slot = torch.sort(torch.where(chosen, indices + first_row, b * s).flatten(), stable=True)
     count, block_d = target.numel(), min(_GATHER_COLUMNS, power_of_two(d))
     tensors = {"query_ptr": call.query, "key_ptr": call.key, "grad_ptr": grad, "target_ptr": target, "slot_ptr": slot}
-    sizes = {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
-    scalars = Scalars((count, -(-d // block_d)), _pair(call) | sizes)
-    launch(_topk_chunks_dkey_kernel, tensors | {"dkey_ptr": grad_key}, scalars)
+
+    def scalars() -> Scalars:
+        sizes = {"count": count, "keys": b * s, "S": s, "BLOCK_N": _GATHER_ROWS, "BLOCK_D": block_d}
+        return Scalars((count, -(-d // block_d)), _pair(call) | sizes)
+
+    known = layouts.current().once("dkey", scalars)
+    launch(_topk_chunks_dkey_kernel, tensors | {"dkey_ptr": grad_key}, known)
     return grad_key
 
 

@@ -14,7 +14,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import native, private
+from ..core import native, private
 
 FROM, KEPT = 4 << 20, 256 << 20  # bytes: of the smallest block, and of all blocks together
 

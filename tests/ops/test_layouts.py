@@ -1,12 +1,13 @@
-"""Eager calls on the CPU are checked once: later calls give the same results and errors, and every listener sees each
-call.
+"""Calls of one layout are checked once: later calls give the same results and errors, every listener sees each call,
+and the memo holds no tensor.
 """
 
-import itertools
+import gc
 import sys
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -15,12 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
 from retro_kernels.compile import configs
-from retro_kernels.core import eager, native, plan, private, steps
+from retro_kernels.core import layouts, native
+from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
-MOST_FUNCTIONS = 8  # functions of the package in a call that is not its layout's first
-pytestmark = pytest.mark.skipif(INTERPRETER, reason="plans are the CPU's")
+MOST_FUNCTIONS = 34  # functions of the package in a call that is not its layout's first, without those of `native`
+pytestmark = pytest.mark.skipif(INTERPRETER, reason="of calls on the CPU")
 CALLS = {
     "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
     "chunked_cross_attention": lambda seed: inputs.cross_attention(seed, gate=True, mask="token"),
@@ -30,28 +32,104 @@ CALLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _forgotten():
-    plan._PLANS.clear()
-
-
 def outputs(op, kw, **options):
     outs = getattr(rk, op)(**kw, **options)
     return outs if isinstance(outs, tuple) else (outs,)
 
 
+def entries(op: str, part: str | None = None) -> list[tuple]:
+    """Return the memo's names of an op's layouts: ("checked", op), (op, backend) or (op, "backward", backend)."""
+    names = [name for name, _ in layouts._MEMO]
+    return [name for name in names if op in name and (part is None or part in name)]
+
+
+def tensors_in(value) -> list[torch.Tensor]:
+    """Return the tensors that a value refers to, by Python's garbage collector."""
+    seen, left, found = set(), [value], []
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, (type, ModuleType, FunctionType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        left += gc.get_referents(one)
+    return found
+
+
 @pytest.mark.parametrize("op", CALLS)
 def test_later_calls_equal_the_first(op):
-    """Other values at other addresses, by the plan of the first call and by the operator (with gradients)."""
-    for differentiable in (inputs.differentiable, dict):  # with a gradient an int position is part of the plan
+    """Other values at other addresses, with and without gradients."""
+    for differentiable in (inputs.differentiable, dict):
         outputs(op, differentiable(CALLS[op](1)))
-    plans = set(plan._PLANS.values())
+    before = entries(op)
+    assert before
     for seed in (2, 3):
         kw = CALLS[op](seed)
         got, want = outputs(op, kw), outputs(op, inputs.differentiable(kw))
-        for a, b in zip(got, want, strict=True):
-            assert torch.equal(a, b)
-    assert set(plan._PLANS.values()) == plans
+        layouts.forget()
+        for a, b, c in zip(got, want, outputs(op, kw), strict=True):
+            assert torch.equal(a, b) and torch.equal(a, c)
+        outputs(op, kw)
+        assert entries(op) == before
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_the_memo_holds_no_tensor(op):
+    kw = inputs.differentiable(CALLS[op](1))
+    out = outputs(op, kw)[0]
+    out.where(out.isfinite(), 0).sum().backward()
+    assert entries(op, "backward") and not tensors_in(layouts._MEMO)
+
+
+KEYS = {
+    "shape": lambda x: x[:1],
+    "strides": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "type": lambda x: x.bfloat16(),
+    "device": lambda x: x.to("meta"),
+}
+
+
+@pytest.mark.parametrize("part", KEYS)
+def test_each_part_of_a_tensors_layout_is_part_of_its_key(part):
+    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
+    made = CLASSES["relative_logits"]
+    usual = made(query, key, 8, None, None, 0)
+    other = usual._replace(query=KEYS[part](query))
+    for aligned in (False, True):
+        assert layouts.key(usual, aligned) == layouts.key(usual._replace(query=query.clone()), aligned)
+        assert layouts.key(usual, aligned) != layouts.key(other, aligned)
+
+
+def test_alignment_is_part_of_the_key_of_kernels_alone():
+    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
+    usual = CLASSES["relative_logits"](query, key, 8, None, None, 0)
+    odd = usual._replace(query=torch.randn(query.numel() + 1)[1:].view(query.shape))
+    assert layouts.key(usual) == layouts.key(odd)
+    assert layouts.key(usual, aligned=True) != layouts.key(odd, aligned=True)
+
+
+def test_whether_a_gradient_is_wanted_is_no_part_of_a_key():
+    """Autograd's decision is made anew by each call."""
+    kw = inputs.leaky(1)
+    rk.leaky_average(**kw)
+    before = len(layouts._MEMO)
+    assert rk.leaky_average(**inputs.differentiable(kw)).requires_grad
+    with torch.no_grad():
+        assert not rk.leaky_average(**inputs.differentiable(kw)).requires_grad
+    assert len(layouts._MEMO) == before
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1.0], torch.ones(2).to_sparse(), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), object()],
+    ids=["list", "sparse", "nested", "object"],
+)
+def test_values_without_a_plain_layout_have_no_key(value):
+    """Such a call is checked each time."""
+    made = CLASSES["relative_logits"](torch.ones(1, 4, 1, 16), torch.ones(1, 7, 16), 4, None, None, 0)
+    assert layouts.key(made) is not None
+    assert layouts.key(made._replace(rel_key=value)) is None
 
 
 DECODING = {
@@ -66,24 +144,45 @@ DECODING = {
 @pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", DECODING)
-def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype, monkeypatch):
+def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype):
     """Bit for bit equal to a first call of the kernel; no call's tensors are kept."""
     position, sizes = DECODING[op]
     build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
     calls = [build(seed, dtype=dtype, **sizes) | {position: at} for seed, at in enumerate((23, 9, 16))]
     got = [outputs(op, kw, backend="cpu", return_lse=True) for kw in calls]
-    assert len(plan._PLANS) == 1
-    monkeypatch.setattr(steps.Pass, "run", lambda self, values: self.function(values))
+    assert len(entries(op)) == 2  # its check and its backend
     for kw, outs in zip(calls, got):
-        plan._PLANS.clear()
+        layouts.forget()
         for a, b in zip(outs, outputs(op, kw, backend="cpu", return_lse=True), strict=True):
             assert torch.equal(a, b)
-    monkeypatch.undo()
-    plan._PLANS.clear()
-    outputs(op, calls[0], backend="cpu")
     query, first = weakref.ref(calls[0]["query"]), calls.pop(0)
     del first, kw
     assert query() is None
+
+
+@pytest.mark.parametrize("op", DECODING)
+def test_a_position_that_moves_does_not_grow_the_memo(op):
+    """With and without gradients: its check and its backend. All of these positions decide the same."""
+    position, sizes = DECODING[op]
+    build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
+    for differentiable in (dict, inputs.differentiable):
+        layouts.forget()
+        for at in range(8, 24):
+            kw = differentiable(build(1, **sizes) | {position: at})
+            outputs(op, kw)
+        assert len(entries(op)) == 2
+
+
+def test_an_invalid_position_is_refused_after_a_valid_one():
+    """Whatever the key of the valid one."""
+    for op, (position, sizes) in DECODING.items():
+        build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
+        kw = build(1, **sizes)
+        for _ in range(2):
+            outputs(op, kw)
+            for bad in (2**30, -(2**30), True, 1.0):
+                with pytest.raises((TypeError, ValueError), match=f"{position}: expected"):
+                    outputs(op, kw | {position: bad})
 
 
 def entered(run) -> list[str]:
@@ -92,7 +191,9 @@ def entered(run) -> list[str]:
 
     def profile(frame, event, argument):
         code = frame.f_code
-        ours = code.co_filename.startswith(package) and "testing" not in code.co_filename
+        ours = code.co_filename.startswith(package) and not {"testing", "native.py", "native_call.py"} & set(
+            Path(code.co_filename).parts
+        )
         if event == "call" and ours and not code.co_name.startswith("<"):
             names.append(code.co_name)
 
@@ -131,11 +232,11 @@ def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
 
 
 def test_one_tensor_given_for_several_arguments():
-    """Later calls of these shapes with separate tensors use each argument's own, in the same plan."""
+    """Later calls of these shapes with separate tensors use each argument's own."""
     x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
     rk.relative_attention(x, x, x)
     got = rk.relative_attention(*rest)
-    assert len(plan._PLANS) == 1
+    assert len(entries("relative_attention")) == 2
     torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
 
 
@@ -165,57 +266,40 @@ def test_an_equal_option_of_another_type_is_still_refused():
         rk.relative_attention(**kw | {"key": kw["key"][:1]})
 
 
-def test_the_backend_is_part_of_the_plan():
+def test_the_backend_is_part_of_the_key():
     kw = inputs.leaky(1)
     rk.leaky_average(**kw)
-    served = []
     for name in ("reference", None, "reference"):
         with rk.use_backend(name):
             rk.leaky_average(**kw)
-        served.append(len(plan._PLANS))
-    assert served == [2, 2, 2]
-    for count, name in ((3, "reference"), (4, None)):
+        assert set(entries("leaky_average")) == {(part, op) for part, op in NAMES}
+    for name in ("reference", None):
         with FlopCounterMode(display=False):
             rk.leaky_average(**kw, backend=name)
-        assert len(plan._PLANS) == count
+        assert set(entries("leaky_average")) == {(part, op) for part, op in NAMES}
     with pytest.raises(ValueError, match="backend: expected None or one of"):
         rk.leaky_average(**kw, backend="mkl")
 
 
-@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
-def test_each_part_of_a_layout_is_part_of_the_plan(listening):
-    """Shape, strides, type and alignment, one at a time."""
-    query, key = torch.randn(2, 8, 2, 16), torch.randn(2, 15, 16)
-    layouts = (
-        query,
-        query[:1],
-        query.transpose(1, 2).contiguous().transpose(1, 2),
-        query.bfloat16(),
-        torch.randn(query.numel() + 1)[1:].view(query.shape),
-    )
-    for count, given in enumerate(layouts, 1):
-        for _ in range(2):
-            with FlopCounterMode(display=False) if listening else torch.enable_grad():
-                rk.relative_logits(given, key.to(given.dtype), key_len=8)
-            assert len(plan._PLANS) == count
+NAMES = (("checked", "leaky_average"), ("leaky_average", None), ("leaky_average", "reference"))
 
 
-@pytest.mark.parametrize("listening", [False, True], ids=["eager", "by the operator"])
-def test_the_tile_tables_are_part_of_the_plan(listening):
+@pytest.mark.parametrize("listening", [False, True], ids=["eager", "under a mode"])
+def test_a_tile_table_renews_the_memo(listening):
     kw = inputs.leaky(1)
-    served = []
     for table in (configs.table("leaky_average"), configs.table("leaky_average")[:1]):
         with (
             configs.replaced("leaky_average", table),
             FlopCounterMode(display=False) if listening else torch.enable_grad(),
         ):
+            assert not layouts._MEMO
             rk.leaky_average(**kw)
-        served.append(len(plan._PLANS))
-    assert served == [1, 2]
+            assert layouts._MEMO
+        assert not layouts._MEMO
 
 
 def test_those_who_listen_hear_of_every_call():
-    """A dispatch mode, the profiler, autocast, a gradient: each after the plan was made."""
+    """A dispatch mode, the profiler, autocast, a gradient: each after a first call."""
     kw = inputs.leaky(1)
     rk.leaky_average(**kw)
     seen = []
@@ -240,7 +324,7 @@ def test_those_who_listen_hear_of_every_call():
         assert not rk.leaky_average(**kw | {"x": kw["x"].clone().requires_grad_()}).requires_grad
 
 
-def test_autocast_is_served_by_plans_and_stays_on():
+def test_autocast_casts_first_and_stays_on():
     """The tensors are cast first; gradients have the inputs' types."""
     kw = inputs.relative_logits(1)
     kw["query"].requires_grad_()
@@ -251,7 +335,7 @@ def test_autocast_is_served_by_plans_and_stays_on():
         with pytest.raises(ValueError, match="rel_key: expected"):
             rk.relative_logits(**kw | {"rel_key": kw["rel_key"][:, 1:]})
         assert torch.is_autocast_enabled("cpu")
-    assert logits.dtype == torch.bfloat16 and len(plan._PLANS) == 1
+    assert logits.dtype == torch.bfloat16 and len(entries("relative_logits")) == 2
     (grad,) = torch.autograd.grad(logits.float().sum(), kw["query"])
     narrow = {name: x.detach().bfloat16() if isinstance(x, torch.Tensor) else x for name, x in kw.items()}
     query = narrow["query"].requires_grad_()
@@ -264,7 +348,7 @@ def test_autocast_of_another_device_changes_nothing():
     kw = inputs.relative_logits(1)
     torch.set_autocast_enabled("cuda", True)
     try:
-        assert rk.relative_logits(**kw).dtype == torch.float32 and len(plan._PLANS) == 1
+        assert rk.relative_logits(**kw).dtype == torch.float32
         assert not torch.is_autocast_enabled("cpu")
     finally:
         torch.set_autocast_enabled("cuda", False)
@@ -285,14 +369,13 @@ def test_transforms_see_torchs_own_function_where_nobody_names_a_backend():
     assert torch.equal(got, want)
 
 
-def test_a_gradients_alignment_is_part_of_its_pass():
+def test_a_gradients_alignment_is_part_of_its_key():
     query = torch.randn(2, 8, 2, 16, requires_grad=True)
     out = rk.relative_logits(query, torch.randn(2, 15, 16), key_len=8)
-    (served,) = plan._PLANS.values()
     for offset in (0, 1, 0):
         grad = torch.ones(out.numel() + 1)[offset:][: out.numel()].view(out.shape)
         torch.autograd.grad(out, query, grad, retain_graph=True)
-    assert len(served.backwards) == 2
+    assert len(entries("relative_logits", "backward")) == 2
 
 
 class Nothing(torch.autograd.Function):
@@ -323,46 +406,29 @@ def test_dropout_draws_another_seed_every_time():
     assert all(torch.equal(rk.relative_attention(**kw), out) for out in drawn)
 
 
-def test_plans_are_bounded(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
-    used = []
-    for n in range(1, 9):
-        rk.leaky_average(torch.ones(1, n, 1, 1), torch.tensor([0.5]))
-        assert 1 <= len(plan._PLANS) <= 3
-        rk.leaky_average(
-            torch.ones(1, 1, 1, 1), torch.tensor([0.5])
-        )  # the least recently used one is evicted, not this one
-        used.append(next(reversed(plan._PLANS.values())))
-    assert len({id(one) for one in used}) == 1
-
-
-def test_a_tensor_in_another_guise_is_no_step():
-    """It has the argument's memory and layout, so it shares the argument's slot."""
-    listed = steps.Pass(lambda given: [torch.ops.aten.alias(given[0].detach()).mul_(2)], True)
-    x = torch.ones(3)
-    (out,) = listed.run([x])
-    assert len(listed.ways[0].steps) == 1 and out.data_ptr() == x.data_ptr() and x.tolist() == [2.0] * 3
-
-
-def test_plans_of_the_operator_are_bounded_too(monkeypatch):
-    """In calls through the registered operator the least recently used plan is evicted."""
-    monkeypatch.setattr(plan, "_MOST_PLANS", 3)
+@pytest.mark.parametrize("raw", [False, True], ids=["eager", "raw operator"])
+def test_the_memo_is_bounded(raw, monkeypatch):
+    """The least recently used entry is evicted."""
+    monkeypatch.setattr(layouts, "_MOST", 6)
     decay, used = torch.tensor([0.5]), []
     for n in range(1, 9):
         for length in (n, 1):
-            torch.ops.retro_kernels.leaky_average(torch.ones(1, length, 1, 1), decay, None, None, None)
-            assert len(plan._PLANS) <= 3
-        used.append(next(reversed(plan._PLANS.values())))
+            x = torch.ones(1, length, 1, 1)
+            if raw:
+                torch.ops.retro_kernels.leaky_average(x, decay, None, None, None)
+            else:
+                rk.leaky_average(x, decay)
+            assert len(layouts._MEMO) <= 6
+        used.append(next(reversed(layouts._MEMO.values())))
     assert len({id(one) for one in used}) == 1
 
 
-def test_a_pass_knows_its_device_while_it_is_listed():
-    """Triton's tiles depend on it."""
-    x = torch.ones(2)
-    with steps.Listing((x,)) as listing:
-        (given,) = listing.given
-        assert given.is_meta and steps.device_of(given) == x.device
-    assert steps.device_of(x) == x.device
+def test_an_error_is_not_stored():
+    kw = inputs.leaky(1)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="decay: expected"):
+            rk.leaky_average(kw["x"], kw["decay"][1:])
+    assert not layouts._MEMO
 
 
 class Shared(OrderedDict):
@@ -374,9 +440,8 @@ class Shared(OrderedDict):
         return found
 
 
-def test_a_plan_that_another_thread_evicts_still_serves(monkeypatch):
-    monkeypatch.setattr(plan, "OrderedDict", Shared)  # backward passes
-    monkeypatch.setattr(plan, "_PLANS", Shared())
+def test_an_entry_that_another_thread_evicts_still_serves(monkeypatch):
+    monkeypatch.setattr(layouts, "_MEMO", Shared())
     kw = inputs.differentiable(inputs.leaky(1))
     out, operator = rk.leaky_average(**kw), torch.ops.retro_kernels.leaky_average
     (want,) = torch.autograd.grad(out.sum(), kw["x"], retain_graph=True)
@@ -386,29 +451,13 @@ def test_a_plan_that_another_thread_evicts_still_serves(monkeypatch):
         assert torch.equal(operator(kw["x"], kw["decay"], kw["initial"], None, None), out)
 
 
-def test_backward_passes_of_a_plan_are_bounded(monkeypatch):
-    """One per layout of the upstream gradient: the least recently used one is evicted."""
-    monkeypatch.setattr(plan, "_MOST_BACKWARDS", 2)
-    kw = inputs.differentiable(inputs.leaky(1, B=2, N=3, H=4, D=5, initial=False))
-    usual, seen = None, set()
-    for order in itertools.permutations(range(4)):
-        out = rk.leaky_average(**kw)
-        grad = torch.ones([out.shape[at] for at in order]).permute([order.index(at) for at in range(4)])
-        for given in (grad, torch.ones_like(out)):
-            torch.autograd.grad(out, list(kw.values()), given, retain_graph=True)
-        (served,) = plan._PLANS.values()
-        passes = list(served.backwards.values())
-        usual = usual or passes[-1]
-        assert len(passes) <= 2 and usual is passes[-1]
-        seen.update(passes)
-    assert len(seen) > 2
-
-
-def test_a_torch_that_lacks_a_private_name_takes_the_public_way(monkeypatch):
-    """Every call uses the registered operator, as under a mode."""
+def test_the_three_ways_to_a_gradient_agree():
+    """The eager function, the raw operator, and torch's transforms share one body."""
     kw = inputs.differentiable(inputs.leaky(3, N=9))
-    want = [rk.leaky_average(**kw), *torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))]
-    monkeypatch.setattr(private, "_tells", False)
-    monkeypatch.setattr(eager._Differentiable, "forward", None)
-    got = [rk.leaky_average(**kw), *torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))]
-    assert all(map(torch.equal, got, want))
+    names = list(kw)
+    eager = torch.autograd.grad(rk.leaky_average(**kw).sum(), list(kw.values()))
+    raw = torch.ops.retro_kernels.leaky_average(*kw.values(), None, None)
+    plain = {name: x.detach() for name, x in kw.items()}
+    by_transform = torch.func.grad(lambda given: rk.leaky_average(**given).sum())(plain)
+    for i, (a, b) in enumerate(zip(eager, torch.autograd.grad(raw.sum(), list(kw.values())), strict=True)):
+        assert torch.equal(a, b) and torch.equal(a, by_transform[names[i]])

@@ -1,0 +1,159 @@
+"""The way of an eager call: check, autograd, operator. And the one body of every backward pass.
+
+A call is checked once for each layout (`layouts`). Then torch's dispatcher takes it, because modes, tracers, transforms
+and subclasses of Tensor must see it. Autograd needs an autograd function here, because that of `transforms`, which
+serves the raw operators too, takes 100 us more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import arguments, dispatch, flops, layouts, private
+from .seeds import with_seed
+
+
+def serve(op: str, call, backend: str | None):
+    """Serve a call of the public op: check it, choose its backend and run it."""
+    backend, raw = dispatch.named(backend), operator(op)
+    if torch.compiler.is_compiling():
+        return raw(*resolve(call), backend)
+    flops.announce()
+    call = arguments.cast(call)
+    layout = None if torch.jit.is_tracing() else layouts.key(call)  # in a trace, sizes are tensors
+    if layout is None or torch.overrides.has_torch_function(call) or private.transformed():
+        return raw(*resolve(call), backend)
+    call = with_seed(layouts.checked(op, call, layout))
+    if torch.is_grad_enabled() and any([x.requires_grad for x in call if isinstance(x, Tensor)]):
+        outs = _Eager.apply(op, backend, call.__class__, *call)
+        return outs if len(outs) > 1 else outs[0]
+    with private.below_autograd():
+        return raw(*call, backend)
+
+
+def serve_or_torch(op: str, call, function: Callable):
+    """Serve a call of the public op without a named backend: by torch's own `function`, unless a kernel is faster.
+
+    The default of `use_backend` serves the call if it can.
+    """
+    if not torch.compiler.is_compiling() and not _watched(call):
+        default = dispatch.named(None)
+        if dispatch.kernel_is_faster(op, call) if default is None else dispatch.serves(op, default, call):
+            return serve(op, call, None)
+    try:
+        if not torch.compiler.is_compiling() and call.strict():
+            return function(*call)
+    except (AttributeError, RuntimeError, TypeError):  # torch's message names no argument; that of a check does
+        resolve(call)
+        raise
+    return function(*resolve(call))
+
+
+def _watched(call) -> bool:
+    """Whether a transform is on that torch's functions have rules for, or a tensor is not an ordinary one."""
+    return (private.transformed() and not private.functionalizing()) or layouts.key(call) is None
+
+
+def resolve(call):
+    """Return the call checked, in autocast's types, with defaults filled in and, with dropout, a new seed."""
+    return with_seed(arguments.cast(call).checked())
+
+
+def operator(name: str):
+    """Return the registered operator of an op, or of its backward pass."""
+    return getattr(torch.ops.retro_kernels, name)
+
+
+class _Eager(torch.autograd.Function):
+    """Autograd function of eager calls. `torch.func` refuses it, and forward mode needs another."""
+
+    @staticmethod
+    def forward(ctx, op: str, backend: str | None, make: type, *fields):
+        with private.below_autograd():
+            outs = operator(op)(*fields, backend)
+        outs = outs if isinstance(outs, tuple) else (outs,)
+        save(ctx, op, backend, make, fields, outs)
+        return outs
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return gradients(ctx, grads, _by_operator)
+
+
+def save(ctx, op: str, backend: str | None, make: type, fields: Sequence, outs: Sequence[Tensor]) -> list:
+    """Save what `gradients` reads. Return the call's tensors, None in place of its options."""
+    ctx.op, ctx.backend, ctx.make = op, backend, make
+    ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
+    tensors = [x if isinstance(x, Tensor) else None for x in fields]
+    saved = *tensors, *[outs[make.RETURNS.index(name)] for name in arguments.kept(make)]
+    ctx.layouts = _layouts(saved)
+    ctx.save_for_backward(*saved)
+    ctx.set_materialize_grads(False)
+    if not outs[-1].is_floating_point():  # the indices of topk_chunks
+        ctx.mark_non_differentiable(outs[-1])
+    return tensors
+
+
+def saved(ctx, tensors: Sequence[Tensor | None]):
+    """Return the call and the outputs among the tensors that `save` saved for one of the two modes."""
+    call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
+    return call, tensors[len(ctx.options) :]
+
+
+def gradients(ctx, grads: Sequence[Tensor | None], run: Callable) -> tuple[Tensor | None, ...]:
+    """Return the gradients of all arguments of an autograd function: three, then the fields of a call.
+
+    run: (op, call, backend, outputs, gradients of the outputs, needs) -> the gradients that `needs` selects
+    """
+    make, needs = ctx.make, ctx.needs_input_grad[3:]
+    results: list[Tensor | None] = [None] * (3 + len(needs))
+    places = [make._fields.index(name) for name in make.DIFFERENTIABLE]
+    wanted = [needs[place] for place in places]
+    if all([grad is None for grad in grads]) or not any(wanted):
+        return tuple(results)
+    tensors = ctx.saved_tensors  # read once: torch's checkpointing refuses a second time
+    call, outs = saved(ctx, tensors)
+    _check_saved(ctx.op, (*make._fields, *arguments.kept(make)), tensors, ctx.layouts)
+    if any([grad is not None and private.is_batched(grad) for grad in grads]):  # no custom operator can unbatch them
+        remedy = "torch.func.vmap over torch.func.vjp is"
+        raise NotImplementedError(f"retro_kernels.{ctx.op}: is_grads_batched is not implemented; {remedy}")
+    found = iter(run(ctx.op, call, ctx.backend, outs, grads, wanted))
+    for place, needed in zip(places, wanted):
+        if needed:
+            results[3 + place] = next(found)
+    return tuple(results)
+
+
+def _by_operator(op: str, call, backend: str | None, outs, grads, needs: list[bool]) -> Sequence[Tensor]:
+    """Return gradients by the registered operator."""
+    if getattr(call, "TWICE", False) and torch.is_grad_enabled():
+        return _by_definition(op, call, grads, needs)
+    values = *call, backend, *outs, *grads, needs
+    if torch.is_grad_enabled() or private.transformed():
+        return operator(f"{op}_backward")(*values)
+    with private.below_autograd():
+        return operator(f"{op}_backward")(*values)
+
+
+def _by_definition(op: str, call, grads, needs: list[bool]) -> tuple[Tensor, ...]:
+    """Return gradients that can be differentiated again: those that autograd makes of the reference."""
+    inputs = [getattr(call, name) for name, needed in zip(call.DIFFERENTIABLE, needs) if needed]
+    outs = dispatch.module(op, "reference").forward(call)
+    outs, grads = zip(*[(out, grad) for out, grad in zip(outs, grads) if grad is not None])
+    return torch.autograd.grad(outs, inputs, grads, create_graph=True)
+
+
+def _layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+    return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
+
+
+def _check_saved(op: str, names: Sequence[str], found: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
+    """Raise where a saved-tensor hook returned a tensor of another type, shape, device or layout."""
+    if (got := _layouts(found)) == expected:
+        return
+    name, now, was = next(three for three in zip(names, got, expected, strict=True) if three[1] != three[2])
+    now, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (now, was))
+    raise RuntimeError(f"retro_kernels.{op}: a saved-tensor hook returned {name} as {now}; it was saved as {was}")

@@ -1,0 +1,54 @@
+"""Seeds of dropout, drawn from torch's generators by an operator of their own in compiled graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import private
+
+NAMESPACE = "retro_kernels"
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+
+
+def with_seed(call):
+    """Return the call with a new seed, if it has dropout."""
+    if not getattr(call, "dropout_p", 0):
+        return call
+    return call._replace(seed=dropout_seed(call[0].device, call.dropout_p))
+
+
+def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
+    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0.
+
+    Compiled graphs contain the operator `dropout_seed`. The memory that it gets is new for each call, so that the
+    compiler does not merge the seeds of two calls.
+    """
+    if dropout_p == 0:
+        return None
+    if torch.compiler.is_compiling():
+        return torch.ops.retro_kernels.dropout_seed(torch.empty(1, dtype=torch.int64, device=device))
+    return _random_seed(torch.empty(0, device=device))
+
+
+def _random_seed(like: Tensor) -> Tensor:
+    return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=like.device)
+
+
+def _saved_seed(like: Tensor) -> Tensor:
+    """Draw a seed that a compiled backward pass reads from memory.
+
+    A graph that recomputes activations would otherwise draw another seed, and so another mask, in its backward pass.
+    """
+    with private.saved_for_backward("dropout_p"), private.below_autograd():
+        return torch.ops.retro_kernels.dropout_seed(like)
+
+
+LIBRARY.define("dropout_seed(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+for _device in ("CPU", "CUDA"):
+    LIBRARY.impl("dropout_seed", _random_seed, _device)
+LIBRARY.impl("dropout_seed", _saved_seed, "Autograd")
+LIBRARY.impl("dropout_seed", _random_seed, "FuncTorchDynamicLayerFrontMode")  # vmap knows the rules of randint
+torch.library.register_fake(
+    f"{NAMESPACE}::dropout_seed", lambda like: torch.empty(1, dtype=torch.int64, device=like.device), lib=LIBRARY
+)
