@@ -28,8 +28,9 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
     problem   class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema.
               DIFFERENTIABLE, RETURNS: names of the differentiable inputs and of the outputs. KEPT: outputs that the
               backward pass reads, by default all. TWICE: gradients can be differentiated again. MOVES: position that
-              changes from call to call, and `movable()` its range. `checked()` returns the call checked, with defaults
-              filled in; `empty_outputs()` the outputs, not filled; `flops()` the operations (forward, backward)
+              changes from call to call, and `place(position)` returns the numbers that kernels take of it and what it
+              decides. `checked()` returns the call checked, with defaults filled in; `empty_outputs()` the outputs, not
+              filled; `flops()` the operations (forward, backward)
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
     CALLS[op] = problem

@@ -1,6 +1,6 @@
 """All private names of torch that the package uses, with public fallbacks for versions that lack them.
 
-Tested with torch 2.11 to 2.13. Where torch lacks a name, eager calls go through the registered operator.
+Tested with torch 2.11 to 2.13.
 """
 
 from __future__ import annotations

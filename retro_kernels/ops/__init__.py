@@ -7,6 +7,6 @@
     tiles.json    tile sizes of the Triton kernels
     cases         typical calls, for compilation ahead of time
 
-A call goes  __init__ -> core.eager -> core.plan -> a backend of the op.  Where a tracer, a transform or the profiler is
-active, it goes through torch's operator (core.operator).
+An eager call goes  __init__ -> core.call -> torch's dispatcher -> core.operator -> a backend of the op.  A compiled
+graph contains the operator, and begins there.
 """

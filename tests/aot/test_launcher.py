@@ -20,7 +20,7 @@ import pkgutil
 
 import triton
 
-from retro_kernels.triton_lib.launch import Scalars
+from retro_kernels.triton_lib.launch import Scalars, launches_to
 
 CALLS = {
     "leaky_average": lambda seed: inputs.leaky(seed, segments=3),

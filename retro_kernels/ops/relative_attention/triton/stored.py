@@ -19,7 +19,7 @@ from ..call import RelativeAttention
 from .tile import row_limits
 
 #: Bound in bytes of a slab's tiles. A single block of queries of one head may take more. A smaller bound makes more
-#: launches. Existing plans keep their slabs.
+#: launches. Layouts that are known keep their slabs.
 STORED_BYTES = 512 << 20
 _MOST_ELEMENTS = 2**31  # elements of one head, because offsets within a head have 32 bits
 
