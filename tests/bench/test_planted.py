@@ -106,7 +106,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
         (
             ["csrc/cpu/simd.h"],  # every op with a C++ kernel
             "chunked_cross_attention relative_attention relative_logits topk_chunks leaky_average "
-            "rms_norm cross_entropy",
+            "merge_attention rms_norm cross_entropy",
         ),
         (["retro_kernels/core/dispatch.py"], "all"),
         (["setup.py"], "all"),

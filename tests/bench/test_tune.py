@@ -15,6 +15,7 @@ from retro_bench.records import environment
 from retro_bench.static import tiles
 from retro_kernels.compile import configs
 from retro_kernels.compile.target import KNOWN
+from retro_kernels.core import layouts
 
 OP = "leaky_average"
 ROW = configs.table(OP)[0]
@@ -111,9 +112,10 @@ def test_a_committed_tile_that_fails_is_an_error(by_rule):
 
 
 def test_watched_and_replaced():
-    problem, before = configs.TileQuery("scan", 2, 64, 512, 64), configs.epoch()
+    problem = configs.TileQuery("scan", 2, 64, 512, 64)
+    layouts.once(("tile",), (1,), lambda: "an earlier choice")
     with configs.watched() as seen:
-        assert configs.epoch() != before  # earlier plans choose again, so their rows are seen
+        assert layouts.once(("tile",), (1,), lambda: "a new choice") == "a new choice"  # so that its row is seen
         first = configs.choose_tile(OP, problem, KNOWN[90])
         configs.choose_tile(OP, problem, KNOWN[90])
     ((op, row),) = seen

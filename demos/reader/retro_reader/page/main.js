@@ -37,6 +37,7 @@ async function start() {
     return make("option", { value: passage.id }, `${passage.name}, from line ${passage.line}${gain}`);
   }));
   $("passage").value = about.start;
+  $("library").hidden = false;
   drawChanged(about.library, remember, forget);
   $("read-tab").hidden = !about.passages.length;
   if (about.passages.length) return refresh({ choose: true });
