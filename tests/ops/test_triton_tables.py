@@ -11,6 +11,7 @@ import retro_kernels as rk
 from retro_kernels.compile import configs
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
+from retro_kernels.ops.chunked_cross_attention.triton.launch import FEW
 from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.testing import compare, inputs
 from retro_kernels.triton_lib import launch
@@ -49,8 +50,8 @@ CALLS = {
         },
     ),
 }
-#: calls that are not a combination of options: tables that end before the keys, a separate relative query, a padded
-#: head
+#: calls that are not a combination of options: many neighbours, tables that end before the keys, a separate relative
+#: query, a padded head
 _SHORT = ({}, dict(dropout_p=0.2), dict(key_mask=True), dict(dropout_p=0.2, key_mask=True), dict(E=16))
 MORE = {
     relative_attention: [
@@ -58,7 +59,7 @@ MORE = {
         dict(D=128, E=128),
         dict(D=96),
     ],
-    chunked_cross_attention: [],
+    chunked_cross_attention: [dict(K=FEW + 1, R=8, D=d, **more) for d in WIDTHS for more in ({}, dict(mask="token"))],
 }
 
 
