@@ -1,8 +1,9 @@
-"""Questions to a library: the passages that resemble a question, and a prompt that ends with a chunk.
+"""Questions to a library: the passages that resemble a question, and prompts for a decoder that attends them.
 
-A question is shorter than a chunk, so the grid of chunks must end where the prompt ends: the first token of the answer
-then attends the passages that were retrieved for the whole question. The search sees the question alone, without the
-chat template.
+A question is shorter than a chunk, so it would retrieve nothing. There are two remedies. If the grid of chunks ends
+where the prompt ends (`aligned_chat`), the first token of the answer attends the passages that were retrieved for the
+whole question. If the question begins behind the first chunk (`reading_chat`), its own tokens attend the passages too;
+no token is predicted there, so nothing leaks. The search sees the question alone, without the chat template.
 """
 
 from __future__ import annotations
@@ -109,12 +110,28 @@ def chat_prompt(tokenizer, text: str) -> np.ndarray:
     return np.asarray(found, np.int64)
 
 
+def _text_place(tokenizer, prompt: np.ndarray) -> int:
+    """Return the position at which the user's text begins in a prompt: there it differs from a prompt without text."""
+    bare = chat_prompt(tokenizer, "")
+    same = min(len(prompt), len(bare))
+    return next((i for i in range(same) if prompt[i] != bare[i]), same)
+
+
 def aligned_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
     """Return `chat_prompt` with filler tokens before the user's text, so that the prompt's last token ends a chunk."""
-    prompt, bare = chat_prompt(tokenizer, text), chat_prompt(tokenizer, "")
-    same = min(len(prompt), len(bare))
-    at = next((i for i in range(same) if prompt[i] != bare[i]), same)  # the text begins where the prompts part
-    return np.insert(prompt, at, np.full(-len(prompt) % chunk_len, filler)).astype(np.int64)
+    prompt = chat_prompt(tokenizer, text)
+    fillers = np.full(-len(prompt) % chunk_len, filler)
+    return np.insert(prompt, _text_place(tokenizer, prompt), fillers).astype(np.int64)
+
+
+def reading_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
+    """Return `chat_prompt` with filler tokens before the user's text, so that all of its tokens read neighbours.
+
+    The last token of the first chunk is the first one that reads. If the template is that long, nothing is inserted.
+    """
+    prompt = chat_prompt(tokenizer, text)
+    at = _text_place(tokenizer, prompt)
+    return np.insert(prompt, at, np.full(max(0, chunk_len - 1 - at), filler)).astype(np.int64)
 
 
 def after_prompt(neighbours: np.ndarray, mask: np.ndarray) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -132,15 +149,27 @@ def after_prompt(neighbours: np.ndarray, mask: np.ndarray) -> Callable[[Tensor],
     return retrieve
 
 
+FROM_NOTES = "Answer briefly from the notes above."
+
+
 def with_passages(question: str, passages: Sequence[str]) -> str:
     """Return a question behind its passages, for in-context retrieval."""
     notes = "\n\n".join(passage.strip() for passage in passages)
-    return f"{notes}\n\nAnswer briefly from the notes above. {question}" if passages else question
+    return f"{notes}\n\n{FROM_NOTES} {question}" if passages else question
 
 
 def says(reply: str, answers: Sequence[str]) -> bool:
     """Whether one of the answers is in the reply, as whole words, whatever the case."""
     return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", reply, re.I) for answer in answers)
+
+
+def declines(reply: str) -> bool:
+    """Whether a reply says that the notes do not tell.
+
+    declines("The notes do not mention the roof.") and not declines("The roof is not old.")
+    """
+    verb = r"(?:say|state|mention|know|tell|specif|contain|include|provide|give|clear|information)"
+    return re.search(rf"(?:\b(?:not|cannot|no|unable)|n't)\b[^.!?]{{0,30}}\b{verb}", reply, re.I) is not None
 
 
 @functools.cache

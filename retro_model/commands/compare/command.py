@@ -154,7 +154,7 @@ def main(arguments: list[str] | None = None) -> None:
             answering = (decoder_folder(options.decoder, show_line), rows, options.texts, options.out, sizes)
             encoder = None if options.embedder == TFIDF else options.embedder
             facts = {"command": command, "commit": _commit(), "machine": info.lines()[:2]}
-            print(asked.markdown(asked.run(*answering, encoder, facts, show_line)), end="", flush=True)
+            print(asked.markdown(asked.run(*answering, encoder, facts, show_line, options.gates)), end="", flush=True)
             return
         how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
         title, documents = texts.load(options.texts, sizes.database_bytes, **how)

@@ -39,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     add("--records", type=Path, nargs="+", metavar="JSON", help="draw these records in one picture and measure nothing")
     said = "ask these questions about --texts instead, and count the right replies; see `compare.questions`"
     add("--questions", type=Path, metavar="JSONL", help=said)
+    said = "folder of `retro-model retrofit`; its trained bias and scale answer --questions too"
+    add("--gates", type=Path, metavar="DIR", help=said)
     add_shared(made, "compare-out")
     every = {"nargs": "+", "choices": CONTENDERS, "default": [*CONTENDERS]}
     add("--contenders", **every, metavar="NAME", help=f"score these of {', '.join(CONTENDERS)}")

@@ -1,7 +1,8 @@
 """Answers to questions about notes, by everything that can read passages: `compare --questions FILE.jsonl`.
 
 A row has `question` and `answers`, the strings of which one has to be in the reply; none for a question that the notes
-do not answer. `notes` names the subfolder of --texts that the question is about, and `kind` a group of the table.
+do not answer, whose reply has to say so. `notes` names the subfolder of --texts that the question is about, and `kind`
+a group of the table.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,24 +21,45 @@ from retro_model import generate
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.store import build_store
+from retro_model.evaluation.question_answering import same_for_every_chunk
 from retro_model.folders import questions as asking
 from retro_model.folders.documents import Documents
 from retro_model.folders.retrofit import HubText
-from retro_model.retrofit import retrofit
+from retro_model.retrofit import OwnAttention, retrofit
 
 from ..retrofit import texts
 from ..retrofit.prepared import read_decoder
 
-#: Contender -> its title, whether it attends passages, whether they are in the prompt, whether they are random.
+
+class Contender(NamedTuple):
+    """One way to answer.
+
+    reads: the tokens that attend passages: those behind each "chunk" of the prompt, those behind the "end" of the
+    prompt, "all" tokens of question and answer, or none. in_prompt: passages are in the prompt. random: passages are
+    drawn at random, as a control. gated: with the bias and scale of `--gates`.
+    """
+
+    title: str
+    reads: str | None = None
+    in_prompt: bool = False
+    random: bool = False
+    gated: bool = False
+
+
 CONTENDERS = {
-    "alone": ("decoder alone", False, False, False),
-    "own": ("own attention, chunks from the first token", True, False, False),
-    "own-aligned": ("own attention, prompt ends a chunk", True, False, False),
-    "own-aligned-random": ("the same, random passages", True, False, True),
-    "in-context": ("passages in the prompt", False, True, False),
-    "in-context-random": ("the same, random passages", False, True, True),
-    "both": ("passages in the prompt, and own attention", True, True, False),
+    "alone": Contender("decoder alone"),
+    "own": Contender("own attention, chunks from the first token", "chunk"),
+    "own-aligned": Contender("own attention, the answer reads", "end"),
+    "own-whole": Contender("own attention, question and answer read", "all"),
+    "own-whole-random": Contender("the same, random passages", "all", random=True),
+    "own-gates": Contender("own attention, question and answer read, trained gates", "all", gated=True),
+    "own-gates-random": Contender("the same, random passages", "all", random=True, gated=True),
+    "in-context": Contender("passages in the prompt", in_prompt=True),
+    "in-context-random": Contender("the same, random passages", in_prompt=True, random=True),
+    "both": Contender("passages in the prompt, and own attention", "all", in_prompt=True),
 }
+#: Bias of every head of own attention without trained gates: a passage weighs as much as a text before the question.
+BIAS = 0.0
 NEW_TOKENS = 24
 SHOWN = (1, 2, 4)  # numbers of passages for which recall is measured
 
@@ -47,7 +70,6 @@ class Notes:
 
     library: Documents
     search: asking.QuestionSearch
-    random: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
 
 def read_questions(path: Path) -> list[dict]:
@@ -78,35 +100,71 @@ def open_notes(folder: Path, out: Path, tokenizer: HubText, sizes, encode: askin
     return Notes(library, asking.QuestionSearch(library, encode))
 
 
-class Answerer:
-    """Decoder that answers questions, greedily, in the ways of `CONTENDERS`."""
+def read_gates(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bias and scale [layers,heads] of own attention in a folder that `retro-model retrofit` wrote."""
+    from retro_model.integrations.huggingface import RetrofitForCausalLM
 
-    def __init__(self, decoder: Path, sizes) -> None:
+    model = RetrofitForCausalLM.from_pretrained(folder / "model", local_files_only=True).model
+    if not isinstance(model, OwnAttention):
+        raise ValueError(f"--gates: expected a folder of own attention; got {type(model).__name__} in {folder}")
+    return model.bias.detach().clone(), model.scale.detach().clone()
+
+
+class Answerer:
+    """Decoder that answers questions, greedily, in the ways of `CONTENDERS`. gates: folder of trained gates."""
+
+    def __init__(self, decoder: Path, sizes, gates: Path | None = None) -> None:
         self.tokenizer, self.sizes = HubText.load(decoder), sizes
         if not getattr(self.tokenizer.theirs, "chat_template", None):
             raise ValueError(f"decoder: expected one with a chat template, to ask it questions; got {decoder}")
         lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}
-        self.model = retrofit(read_decoder(decoder), neighbours="own", **lengths).eval()
+        self.model = retrofit(read_decoder(decoder), neighbours="own", bias=BIAS, **lengths).eval()
         self.filler = int(self.tokenizer.encode("\n")[0])
+        self.gates = {False: (self.model.bias.detach().clone(), self.model.scale.detach().clone())}
+        if gates is not None:
+            self.gates[True] = read_gates(gates)
+            got, wanted = tuple(self.gates[True][0].shape), tuple(self.model.bias.shape)
+            if got != wanted:
+                raise ValueError(
+                    f"--gates: expected {wanted} layers and heads, as the decoder has; got {got} in {gates}"
+                )
 
-    def reply(self, name: str, notes: Notes, question: str, ids: np.ndarray) -> str:
-        """Return the reply of a contender that is given the passages `ids` [K]."""
-        _, attends, in_prompt, random = CONTENDERS[name]
-        if random:
-            ids = notes.random.choice(len(notes.library.store), len(ids), replace=False)
+    @property
+    def names(self) -> list[str]:
+        """The contenders that can be asked."""
+        return [name for name, contender in CONTENDERS.items() if contender.gated in self.gates]
+
+    def reply(self, name: str, notes: Notes, question: str, ids: np.ndarray, seed: int = 0) -> str:
+        """Return the reply of a contender that is given the passages `ids` [K]. seed: of the random passages."""
+        contender = CONTENDERS[name]
+        if contender.random:
+            ids = np.random.default_rng(seed).choice(len(notes.library.store), len(ids), replace=False)
         tokens, mask = notes.library.values(ids)
         mask = mask & (ids >= 0)[:, None]
         shown = [self.tokenizer.decode(t[m]) for t, m in zip(tokens, mask) if m.any()]
-        text = asking.with_passages(question, shown) if in_prompt else question
-        prompt, retrieve = asking.chat_prompt(self.tokenizer, text), None
-        if attends and name == "own":
-            retrieve = self._by_chunk(notes)
-        elif attends:
-            prompt = asking.aligned_chat(self.tokenizer, text, self.sizes.chunk_len, self.filler)
-            retrieve = asking.after_prompt(tokens, mask)
+        text = asking.with_passages(question, shown) if contender.in_prompt else question
+        prompt, retrieve = self._prompt(contender, text, notes, tokens, mask)
+        with torch.no_grad():
+            for gate, value in zip((self.model.bias, self.model.scale), self.gates[contender.gated]):
+                gate.copy_(value)
         stop = self.tokenizer.theirs.eos_token_id
         out = generate(self.model, [prompt], NEW_TOKENS, stop_token=stop, retrieve=retrieve)[0][len(prompt) :]
         return self.tokenizer.decode([int(token) for token in out if int(token) != stop])
+
+    def _prompt(
+        self, contender: Contender, text: str, notes: Notes, tokens, mask
+    ) -> tuple[np.ndarray, Callable | None]:
+        """Return the prompt of a contender and its `retrieve`."""
+        size = self.sizes.chunk_len
+        if contender.reads == "chunk":
+            return asking.chat_prompt(self.tokenizer, text), self._by_chunk(notes)
+        if contender.reads == "end":
+            return asking.aligned_chat(self.tokenizer, text, size, self.filler), asking.after_prompt(tokens, mask)
+        if contender.reads == "all":
+            text = text if contender.in_prompt else f"{asking.FROM_NOTES} {text}"
+            every = same_for_every_chunk(torch.as_tensor(tokens), torch.as_tensor(mask))
+            return asking.reading_chat(self.tokenizer, text, size, self.filler), every
+        return asking.chat_prompt(self.tokenizer, text), None
 
     def _by_chunk(self, notes: Notes) -> Callable:
         def retrieve(chunks: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -116,14 +174,15 @@ class Answerer:
         return retrieve
 
 
-def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], names: Sequence[str], kept: Path, show):
+def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], kept: Path, show):
     """Return every row with its passages, and the reply, correctness and seconds of each contender.
 
     kept: file of the rows that are done; a stopped run continues after them.
     """
     done = [json.loads(line) for line in kept.read_text(encoding="utf-8").splitlines()] if kept.exists() else []
-    if any(row != {name: old[name] for name in row} for row, old in zip(rows, done)) or len(done) > len(rows):
-        raise ValueError(f"--out: expected a folder without replies to other questions; got {kept}")
+    same = all(row == {name: old[name] for name in row} for row, old in zip(rows, done)) and len(done) <= len(rows)
+    if not same or any(list(old["replies"]) != answerer.names for old in done):
+        raise ValueError(f"--out: expected a folder without replies to other questions, or without --gates; got {kept}")
     for number, row in enumerate(rows[len(done) :], len(done) + 1):
         notes = sets[row["notes"]]
         began = time.perf_counter()
@@ -133,11 +192,12 @@ def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], na
         passages = [answerer.tokenizer.decode(t[m]) for t, m in zip(tokens, mask & (ids >= 0)[:, None])]
         found = [asking.says(passage, row["answers"]) for passage in passages]
         replies = {}
-        for name in names:
+        for name in answerer.names:
             began = time.perf_counter()
-            reply = answerer.reply(name, notes, row["question"], ids[: answerer.sizes.neighbours])
+            reply = answerer.reply(name, notes, row["question"], ids[: answerer.sizes.neighbours], number)
             seconds = round(time.perf_counter() - began, 2)
-            replies[name] = {"reply": reply, "right": asking.says(reply, row["answers"]), "seconds": seconds}
+            right = asking.says(reply, row["answers"]) if row["answers"] else asking.declines(reply)
+            replies[name] = {"reply": reply, "right": right, "seconds": seconds}
         facts = {"found": found, "match": [round(float(m), 3) for m in match], "search_seconds": round(searched, 3)}
         done.append(row | facts | {"replies": replies})
         with kept.open("a", encoding="utf-8") as file:
@@ -148,16 +208,20 @@ def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], na
 
 
 def summary(done: Sequence[dict]) -> dict:
-    """Return recall of the right passage, and for each contender the shares of right replies by kind."""
+    """Return recall of the right passage, and for each contender the shares of right replies by kind.
+
+    A reply to a question without an answer is right if it says that the notes do not tell. "right" counts the others.
+    """
     answered = [row for row in done if row["answers"]]
-    kinds = list(dict.fromkeys(row["kind"] for row in answered))
+    kinds = list(dict.fromkeys(row["kind"] for row in [*answered, *done]))
     share = lambda values: round(float(np.mean(values)), 3)  # noqa: E731
     contenders = {}
     for name in done[0]["replies"]:
-        right = {kind: share([r["replies"][name]["right"] for r in answered if r["kind"] == kind]) for kind in kinds}
+        right = {kind: share([r["replies"][name]["right"] for r in done if r["kind"] == kind]) for kind in kinds}
         seconds = float(np.median([row["replies"][name]["seconds"] for row in done]))
         all_of_them = share([row["replies"][name]["right"] for row in answered])
-        contenders[name] = {"title": CONTENDERS[name][0], "right": all_of_them, "by_kind": right, "seconds": seconds}
+        made = {"title": CONTENDERS[name].title, "right": all_of_them, "by_kind": right}
+        contenders[name] = made | {"seconds": round(seconds, 2)}
     recall = {str(k): share([any(row["found"][:k]) for row in answered]) for k in SHOWN}
     best = {
         name: [max(row["match"]) for row in done if bool(row["answers"]) is (name == "answerable")]
@@ -177,7 +241,7 @@ def markdown(found: dict) -> str:
         f"{found['answerable']} of {found['questions']} questions have an answer. A passage that holds it is among "
         f"those found: {recall}.",
         "",
-        "| | right | " + " | ".join(kinds) + " | seconds |",
+        "| | answerable | " + " | ".join(kinds) + " | seconds |",
         "|---|---|" + "---|" * (len(kinds) + 1),
     ]
     for row in found["contenders"].values():
@@ -187,19 +251,28 @@ def markdown(found: dict) -> str:
 
 
 def run(
-    decoder: Path, rows: list[dict], folder: Path, out: Path, sizes, encoder: str | None, facts: dict, show
+    decoder: Path,
+    rows: list[dict],
+    folder: Path,
+    out: Path,
+    sizes,
+    encoder: str | None,
+    facts: dict,
+    show,
+    gates: Path | None = None,
 ) -> dict:
     """Ask every question of every contender; write questions.json and questions.md and return the summary.
 
-    encoder: folder of a sentence encoder for the search; None: words alone. facts: added to the record.
+    encoder: folder of a sentence encoder for the search; None: words alone. facts: added to the record. gates: folder
+    of trained gates, for the contenders that have them.
     """
-    answerer = Answerer(decoder, sizes)
+    answerer = Answerer(decoder, sizes, gates)
     encode = None if encoder is None else asking.sentence_encoder(encoder)
     sets = {}
     for name in dict.fromkeys(row["notes"] for row in rows):
         sets[name] = open_notes(folder / name, out / "notes" / (name or "all"), answerer.tokenizer, sizes, encode)
         show(f"{name or folder.name}: {len(sets[name].library.documents)} documents")
-    done = ask_all(answerer, sets, rows, list(CONTENDERS), out / "replies.jsonl", show)
+    done = ask_all(answerer, sets, rows, out / "replies.jsonl", show)
     found = summary(done)
     (out / "questions.json").write_text(json.dumps(facts | found | {"rows": done}, indent=1, ensure_ascii=False) + "\n")
     (out / "questions.md").write_text(markdown(found))

@@ -127,6 +127,34 @@ def test_the_prompts_last_token_ends_a_chunk(made, question):
     assert np.delete(prompt, range(at, at + len(prompt) - len(plain))).tolist() == plain.tolist()
 
 
+@pytest.mark.parametrize("question", ["a", "What is the cat called?"])
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_every_token_of_the_question_reads(made, question, size):
+    tokenizer = HubText.load(made[0])
+    prompt, plain = questions.reading_chat(tokenizer, question, size, 7), questions.chat_prompt(tokenizer, question)
+    bare, fillers = questions.chat_prompt(tokenizer, ""), len(prompt) - len(plain)
+    at = next(i for i, token in enumerate(plain) if i == len(bare) or plain[i] != bare[i])
+    assert np.delete(prompt, range(at, at + fillers)).tolist() == plain.tolist()
+    first = at + fillers  # the question's first token; token p reads the neighbours of chunk (p+1) // M - 1
+    assert (first + 1) // size - 1 >= 0 and (fillers == 0 or first // size - 1 < 0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ("The notes do not mention the roof.", True),
+        ("I don't know.", True),
+        ("There is no information about a dog in the notes.", True),
+        ("I cannot tell how old the roof is.", True),
+        ("The roof is not old.", False),
+        ("The roof is 30 years old. It is stated there.", False),
+        ("No. The notes mention it.", False),
+    ],
+)
+def test_a_reply_declines(reply, said):
+    assert questions.declines(reply) is said
+
+
 def test_only_the_prompts_last_chunk_and_the_answers_read_the_passages():
     neighbours, mask = np.arange(8).reshape(2, 4), np.array([[True] * 4, [True, False] * 2])
     retrieve = questions.after_prompt(neighbours, mask)
@@ -149,13 +177,31 @@ def test_questions_are_compared_and_a_stopped_run_goes_on(made, tmp_path, monkey
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(compared, "NEW_TOKENS", 2)
     sizes = Sizes(chunk_len=16, window=64, dim=64)
-    ask = lambda: compared.run(made[0], compared.read_questions(path), made[1], tmp_path, sizes, None, {}, print)  # noqa: E731
+    ask = lambda gates=made[2]: compared.run(  # noqa: E731
+        made[0], compared.read_questions(path), made[1], tmp_path, sizes, None, {}, print, gates
+    )
     found = ask()
     assert found["contenders"].keys() == compared.CONTENDERS.keys() and found["answerable"] == 1
     assert found["recall"] == {"1": 1.0, "2": 1.0, "4": 1.0}
+    assert all([*row["by_kind"]] == ["direct", "unanswerable"] for row in found["contenders"].values())
     assert "among those found: 100% with 1" in (tmp_path / "questions.md").read_text()
     monkeypatch.setattr(compared.Answerer, "reply", lambda *_: pytest.fail("asked again"))
     assert ask() == found
+    with pytest.raises(ValueError, match=r"--out: expected a folder without replies to other questions"):
+        ask(None)
     path.write_text("{}")
     with pytest.raises(ValueError, match=r"--questions: expected question and answers, a list, in line 1"):
         compared.read_questions(path)
+
+
+def test_trained_gates_are_those_of_the_folder(made, tmp_path):
+    sizes = Sizes(chunk_len=16, window=64, dim=64)
+    plain, gated = compared.Answerer(made[0], sizes), compared.Answerer(made[0], sizes, made[2])
+    assert [name for name in gated.names if name not in plain.names] == ["own-gates", "own-gates-random"]
+    bias, scale = gated.gates[True]
+    assert (bias == -1).all() and (scale == 1).all() and (gated.gates[False][0] == 0).all()  # trained for 0 steps
+    notes = compared.open_notes(made[1], tmp_path, gated.tokenizer, sizes, None)
+    gated.reply("own-gates", notes, "What is the cat called?", np.array([1, 0]))
+    assert torch.equal(gated.model.bias.detach(), bias)
+    gated.reply("own-whole", notes, "What is the cat called?", np.array([1, 0]))
+    assert (gated.model.bias == 0).all()
