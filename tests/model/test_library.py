@@ -153,7 +153,7 @@ def test_the_similarity_by_a_frozen_encoder_is_a_cosine(tmp_path):
     for name, fill in (("decoder", folders.decoder), ("texts", folders.text_files), ("bert", bert)):
         (tmp_path / name).mkdir()
         fill(tmp_path / name)
-    sizes = Sizes(chunk_len=8, held_out=2, held_bytes=200, embedder=str(tmp_path / "bert"))
+    sizes = Sizes(chunk_len=8, held_out=2, held_bytes=200, encoder=str(tmp_path / "bert"))
     parts = texts.divide(texts.load(tmp_path / "texts", 10_000)[1], sizes.held_out, sizes.held_bytes, 10_000)
     made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, sizes)
     ids = made.neighbours[:, : sizes.neighbours]

@@ -93,8 +93,8 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         reader = open_folder(options.folder, options.device)
         _change(reader, options.forget, options.add)
-        k = options.k or reader.neighbours
-        how = Options(k, not options.off, options.temperature, options.tokens, options.seed, options.least)
+        k = options.neighbours or reader.neighbours
+        how = Options(k, not options.off, options.temperature, options.tokens, options.seed, options.least_match)
         if options.prompt is None and not reader.passages:
             raise ValueError(
                 "prompt: expected a question or a text, for the folder holds out no text to read; got none"
@@ -131,7 +131,7 @@ def why_unread(found: dict) -> str:
     """Say why no passage was read."""
     if not found["cards"]:
         return "No passage was read: none shares a word with the question."
-    return f"No passage was read: best match {found['best']:.2f}, limit {found['limit']:.2f} (--least lowers it)."
+    return f"No passage was read: best match {found['best']:.2f}, limit {found['limit']:.2f} (--least-match lowers it)."
 
 
 def _change(reader: Reader, forget: list[str], add: list[str]) -> None:

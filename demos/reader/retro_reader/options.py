@@ -32,10 +32,10 @@ def ask() -> argparse.ArgumentParser:
     add("folder", help=FOLDER)
     add("prompt", nargs="?", help="continue this text (default: read a held-out text; -: standard input)")
     add("--passage", type=int, help="number of the held-out text (default: the one that retrieval helps most)")
-    add("-k", type=int, help="neighbours of a chunk")
+    add("-k", "--neighbours", type=int, help="neighbours per chunk, or passages per question (default: the folder's)")
     add("--question", action="store_true", help="ask the prompt as a question; the answer is greedy")
     said = f"match with a question below which a passage is not read, from 0 to 1 (default: {LEAST_MATCH})"
-    add("--least", type=float, default=LEAST_MATCH, help=said)
+    add("--least-match", type=float, default=LEAST_MATCH, help=said)
     add("--off", action="store_true", help="turn retrieval off")
     add("--tokens", type=int, default=64, help="tokens to write (default: 64)")
     add("--temperature", type=float, default=0.7, help="temperature of sampling; 0: greedy (default: 0.7)")

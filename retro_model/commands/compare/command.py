@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
                 raise ValueError("--texts: expected the folder of the notes with --questions; got none")
             rows = asked.read_questions(options.questions)
             answering = (decoder_folder(options.decoder, show_line), rows, options.texts, options.out, sizes)
-            encoder = None if options.embedder == TFIDF else options.embedder
+            encoder = None if options.encoder == TFIDF else options.encoder
             facts = {"command": command, "commit": _commit(), "machine": info.lines()[:2]}
             print(asked.markdown(asked.run(*answering, encoder, facts, show_line, options.gates)), end="", flush=True)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..retrofit.options import SIZES, Fit, add_shared, add_size
+from ..retrofit.options import SIZES, Fit, Sizes, add_shared, add_size
 
 #: The contenders of `compare`, and their names in its table.
 CONTENDERS = {
@@ -26,9 +26,9 @@ CONTENDERS = {
 }
 DATASTORE_TOKENS = 20_000
 RANK = 8  # rank of the low-rank maps
-#: Defaults that `retrofit` does not share. In-context retrieval computes a window again for every chunk, so all
-#: contenders have a stride of one chunk: each of them but `longer` then sees the same text of its own.
-COMPARED = {"window": 128, "stride": 32, "held_bytes": 600}
+#: In-context retrieval computes a window again for every chunk, so all contenders have a stride of one chunk: each of
+#: them but `longer` then sees the same text of its own.
+COMPARED = {"stride": Sizes.chunk_len}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -125,8 +125,9 @@ def run(options: Namespace) -> np.ndarray:
         database = ChunkDatabase.build(options.folder / "keys", store, embedder, **settings, executor=executor)
         recall = ", ".join(f"recall@{k} {share:.3f}" for k, share in (database.recall or {}).items())
         print(f"keys: {embedder.name}, {embedder.dim} wide; search: {options.index or 'exact'} {recall}")
-        neighbours = precompute_neighbours(options.folder / "neighbours", store, database, options.k, executor=executor)
-    print(f"{options.k} neighbours of each chunk")
+        k = options.neighbours
+        neighbours = precompute_neighbours(options.folder / "neighbours", store, database, k, executor=executor)
+    print(f"{k} neighbours of each chunk")
     if options.window is not None:
         near, window = neighbours[:, : options.shown], options.window
         for filtered, who in ((False, "all neighbours found"), (True, "neighbours shown to a training window")):

@@ -26,9 +26,10 @@ def parser() -> argparse.ArgumentParser:
     texts(made)
     add("--tokenizer", required=True, help="folder of transformers, file of a saved Tokenizer, or train:SIZE")
     add("--encoder", default=TFIDF, help="folder of a transformers encoder, e.g. BERT's, or tfidf (default)")
-    add("--chunk-len", type=int, default=64, help="tokens per chunk (default: 64)")
+    add("--chunk-len", type=int, default=64, help="tokens per chunk (default: 64, as in RETRO)")
     add("--bos", action="store_true", help="begin every document with the tokenizer's BOS")
-    add("-k", type=int, default=10, help="neighbours per chunk (default: 10)")
+    said = "neighbours per chunk (default: 10, of which a training reads some)"
+    add("-k", "--neighbours", type=int, default=10, help=said)
     add("--index", help="FAISS index factory string (default: exact search)")
     add("--nprobe", type=int, default=16, help="lists that an IVF index visits (default: 16)")
     add("--key-type", default="float32", help="type of the stored keys: float32 or float16")
@@ -38,5 +39,5 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--workers", type=int, default=0, help="processes that build the shards (default: none)")
     where.add_argument("--cluster", help="build the shards on the Dask cluster of this scheduler (tcp://HOST:PORT)")
     add("--window", type=int, help="report how many training windows of this length would see their own future")
-    add("--shown", type=int, default=2, help="neighbours per chunk that a window reads, for --window (default: 2)")
+    add("--shown", type=int, default=2, help="neighbours per chunk that such a window reads (default: 2)")
     return made

@@ -23,13 +23,14 @@ from retro_model.folders import folder as folders
 from retro_model.folders import reader
 from retro_model.retrofit import OwnAttention
 
+from ..neighbours.options import TFIDF
 from . import texts
 from .fitting import changes, fit
-from .options import ATTENTION, HELD_OUT, RATES, Fit, Sizes, parser
+from .options import ATTENTION, RATES, Fit, Sizes, parser
 from .prefix import choose
 from .prepared import PreparedLibrary, decoder_folder, prepare, read_decoder, show_line, stream
 
-HELD_BYTES = 1000  # characters per held-out document, because scoring them three times takes as long as the training
+HELD_BYTES = 600  # characters per held-out document, because scoring them three times takes as long as the training
 CONTROL = "the control's neighbours"
 NAMED = 5  # held-out documents in a sentence
 
@@ -202,7 +203,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     own = given.attention == "own"
     least = given.least_similarity if own else -1.0
-    held_out = HELD_OUT if given.held_out is None else given.held_out
+    held_out = Sizes.held_out if given.held_out is None else given.held_out
     lengths = {"held_out": held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
@@ -210,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = {
         name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
     }
-    options["encoder"] = given.encoder
+    options["encoder"] = None if given.encoder == TFIDF else Path(given.encoder)
     options["measures_small"] = given.held_out is not None
     options["layers"] = given.layers and tuple(given.layers)
     try:

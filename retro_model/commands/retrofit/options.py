@@ -6,10 +6,9 @@ import argparse
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from ..neighbours.options import texts
+from ..neighbours.options import TFIDF, texts
 
 ATTENTION = ("own", "new")
-HELD_OUT = 12  # documents that `retrofit` holds out by default
 #: Learning rates for heads' biases and scales ("own"), for low-rank maps as well ("low-rank"), and for new layers.
 RATES = {"own": 0.05, "low-rank": 0.01, "new": 2e-3}
 
@@ -29,14 +28,15 @@ class Sizes:
     window: int = _size(256, "tokens read at once")
     stride: int = _size(128, "scored tokens per window; the tokens before them are context")
     database_bytes: int = _size(2_500_000, "largest number of characters in the library")
-    held_out: int = _size(50, "documents held out and scored")
+    held_out: int = _size(20, "documents held out and scored")
     held_bytes: int = _size(1500, "largest number of characters per held-out document")
-    embedder: str = _size("tfidf", "tfidf, or the folder of a frozen encoder")
+    encoder: str = _size(TFIDF, "tfidf, or the folder of a frozen encoder")
     dim: int = _size(512, "width of tfidf's embeddings")
     passage_chunks: int = _size(2, "chunks per passage: the retrieved chunk and the next ones")
 
 
 SIZES = {size.name: size for size in fields(Sizes)}
+SHORT = {"neighbours": ("-k",)}
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Fit:
 def add_size(made: argparse.ArgumentParser, name: str, *, default=None) -> None:
     """Add an option for a field of `Sizes`. default: a value instead of the field's."""
     default = SIZES[name].default if default is None else default
-    option = f"--{name.replace('_', '-')}"
+    options = [*SHORT.get(name, ()), f"--{name.replace('_', '-')}"]
     said = f"{SIZES[name].metadata['help']} (default: {default})"
-    made.add_argument(option, dest=name, type=type(default), default=default, help=said)
+    made.add_argument(*options, dest=name, type=type(default), default=default, help=said)
 
 
 def add_shared(made: argparse.ArgumentParser, out: str) -> None:
@@ -96,13 +96,9 @@ def parser() -> argparse.ArgumentParser:
     for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
         add_size(made, name)
     add_size(made, "chunk_len")
-    said = f"{SIZES['held_out'].metadata['help']}; 0: none (default: {HELD_OUT}, or none of a small folder)"
+    said = f"{SIZES['held_out'].metadata['help']}; 0: none (default: {Sizes.held_out}, or none of a small folder)"
     add("--held-out", type=int, help=said)
-    add(
-        "--encoder",
-        type=Path,
-        metavar="DIR",
-        help="sentence encoder that searches for questions (default: words alone)",
-    )
+    said = f"{TFIDF}, or the folder of a sentence encoder that searches for questions too (default: {TFIDF})"
+    add("--encoder", default=TFIDF, help=said)
     add("--autocast", choices=("bfloat16", "float16"), help="type of matrix products (default: the weights')")
     return made

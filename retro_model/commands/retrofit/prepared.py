@@ -89,11 +89,11 @@ def prepare(
     if leaked.removed:
         store = build_store(folder / "database", kept_documents(store, leaked), tokenizer, chunk_len=sizes.chunk_len)
     show(f"embeddings of {len(store):,} chunks ({store.num_tokens:,} tokens); {len(leaked.removed)} leaks dropped")
-    if sizes.embedder == TFIDF:
+    if sizes.encoder == TFIDF:
         embedder = HashedTfidf(sizes.dim).fit(store)
         embedder.save(folder / "embedder.npz")
     else:
-        embedder = make_embedder(sizes.embedder, store, tokenizer, "cpu", unit=True)
+        embedder = make_embedder(sizes.encoder, store, tokenizer, "cpu", unit=True)
     database = ChunkDatabase.build(folder / "embeddings", store, embedder)
     if held:
         show(f"neighbours of {len(held_out):,} held-out chunks")
