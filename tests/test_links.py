@@ -1,6 +1,13 @@
 """The link checker of the site: faults that it finds, and links that it skips."""
 
+import importlib
+import inspect
+import re
+from pathlib import Path
+
 from tools import links
+
+PAGES = Path(__file__).parents[1] / "docs" / "api"
 
 
 def test_dead_files_and_anchors_are_found(tmp_path):
@@ -14,3 +21,14 @@ def test_dead_files_and_anchors_are_found(tmp_path):
         "a/index.html: ../c.html",
         *("index.html: " + link for link in ("a/#gone", "b/", "no.png", "#nowhere")),
     ]
+
+
+def test_pages_of_the_api_list_every_public_name():
+    """A page that orders the names of a package by importance lists all of them."""
+    listed = re.compile(r"^::: (\S+)\n +options:\n(?: +heading_level: \d\n)? +members: \[([^\]]*)\]", re.M)
+    found = [match for page in sorted(PAGES.glob("*.md")) for match in listed.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) > 9
+    for module, names in found:
+        package = importlib.import_module(module)
+        modules = {name for name in package.__all__ if inspect.ismodule(getattr(package, name))} | {"__version__"}
+        assert set(re.findall(r"\w+", names)) - modules == {*package.__all__} - modules, module
