@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from retro_model import evaluation, training
+from retro_model.commands.__main__ import module
 from retro_model.commands.neighbours import command as neighbours
+from retro_model.commands.retrofit.options import Sizes
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import EncoderEmbedder, HashedTfidf, retokenized
 from retro_model.data.neighbours import open_neighbours
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import Tokenizer
+from retro_reader import options
 from tests.model.data import store_of
 
 TEXTS = [" ".join(f"word{(i * j) % 7} and" for j in range(12)) for i in range(1, 9)]
@@ -91,3 +94,24 @@ def test_windows_see_their_future_only_unfiltered(tmp_path):
     ids[2] = 2  # a chunk is not its own neighbour, but its continuation is still to come
     assert evaluation.window_leaks(store, ids, database, window=16, filtered=False) == (0.5, 0.5)
     assert training.visible(store, np.arange(8).reshape(2, 4), ids, database).max() == -1
+
+
+#: Commands whose default differs, with the reason in the option's help.
+OWN_DEFAULTS = {"neighbours": {"chunk_len", "neighbours", "window"}, "ask": {"neighbours"}}
+OWN_DEFAULTS |= {"retrofit": {"held_out", "out", "lr"}}
+
+
+def test_commands_share_words_and_defaults():
+    parsers = {name: module(name, "options").parser() for name in ("retrofit", "compare", "neighbours")}
+    parsers |= {"ask": options.ask(), "serve": options.serve()}
+    words, defaults = {}, {}
+    for command, parser in parsers.items():
+        for action in parser._actions:
+            if action.option_strings and action.dest != "help":
+                words.setdefault(action.dest, {}).setdefault(tuple(action.option_strings), []).append(command)
+                if action.dest not in OWN_DEFAULTS.get(command, ()):
+                    defaults.setdefault(action.dest, {}).setdefault(str(action.default), []).append(command)
+    assert {dest: found for dest, found in words.items() if len(found) > 1} == {}
+    assert {dest: found for dest, found in defaults.items() if len(found) > 1} == {}
+    assert words["neighbours"] == {("-k", "--neighbours"): ["retrofit", "compare", "neighbours", "ask"]}
+    assert Sizes() == Sizes(chunk_len=32, window=256, held_out=20)

@@ -4,11 +4,9 @@ import json
 
 import pytest
 
-from retro_model.commands.__main__ import module
-from retro_model.commands.retrofit.options import Sizes
 from retro_model.folders.reader import open_folder
 from retro_reader import __main__ as program
-from retro_reader import ask, options
+from retro_reader import ask
 from tests.model.folders import made as folders
 
 
@@ -84,24 +82,3 @@ def test_the_program_names_its_commands(capsys):
     with pytest.raises(SystemExit) as stopped:
         program.main(["ask", "--help"])
     assert stopped.value.code == 0 and "usage: retro-reader ask" in capsys.readouterr().out
-
-
-#: Commands whose default differs, with the reason in the option's help.
-OWN_DEFAULTS = {"neighbours": {"chunk_len", "neighbours", "window"}, "ask": {"neighbours"}}
-OWN_DEFAULTS |= {"retrofit": {"held_out", "out", "lr"}}
-
-
-def test_commands_share_words_and_defaults():
-    parsers = {name: module(name, "options").parser() for name in ("retrofit", "compare", "neighbours")}
-    parsers |= {"ask": options.ask(), "serve": options.serve()}
-    words, defaults = {}, {}
-    for command, parser in parsers.items():
-        for action in parser._actions:
-            if action.option_strings and action.dest != "help":
-                words.setdefault(action.dest, {}).setdefault(tuple(action.option_strings), []).append(command)
-                if action.dest not in OWN_DEFAULTS.get(command, ()):
-                    defaults.setdefault(action.dest, {}).setdefault(str(action.default), []).append(command)
-    assert {dest: found for dest, found in words.items() if len(found) > 1} == {}
-    assert {dest: found for dest, found in defaults.items() if len(found) > 1} == {}
-    assert words["neighbours"] == {("-k", "--neighbours"): ["retrofit", "compare", "neighbours", "ask"]}
-    assert Sizes() == Sizes(chunk_len=32, window=256, held_out=20)
