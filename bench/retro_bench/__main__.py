@@ -20,7 +20,7 @@ COMMANDS = (
     *("list", "check", "run", "profile", "static", "emulate", "estimate", "predicted", "host", "ab"),
     *("compare", "report", "history", "doctor", "compile", "tune", "gpu", "init"),
 )
-CODES = "0 ok, 1 regression, 2 wrong numbers, 3 inconclusive or not comparable, 4 usage, 5 nothing measured"
+CODES = "0 ok, 1 regression, 2 wrong numbers, 3 inconclusive, 4 usage, 5 nothing measured, 6 not compared"
 WIDTH = 80  # columns of a help text
 
 
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         return arguments.execute(arguments)
     except SystemExit as e:  # a plug-in or a library may raise it
         print(f"retro-bench: something called sys.exit({e.code!r}); no verdict on any kernel", file=sys.stderr)
-        return exits.INCONCLUSIVE
+        return exits.NOT_COMPARED
     except KeyboardInterrupt:
         file = getattr(arguments, "resume", None) or getattr(arguments, "json", None)
         kept = f"; what was measured is in {file}" if file and file.exists() else ""
@@ -104,14 +104,14 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader exited before the verdict
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exits.INCONCLUSIVE
+        return exits.NOT_COMPARED
     except (exits.UsageError, OSError) as e:  # the second mostly for a file that can't be read or written
         print(f"retro-bench: {e}", file=sys.stderr)
         return exits.USAGE
     except Exception:  # Python would exit with 1, the code of a regression
         traceback.print_exc()
         print("retro-bench: a fault of the harness; no verdict on any kernel", file=sys.stderr)
-        return exits.INCONCLUSIVE
+        return exits.NOT_COMPARED
 
 
 def plugins(words: list[str]) -> list[str]:

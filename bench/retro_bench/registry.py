@@ -81,6 +81,10 @@ class Case:
         except KeyError as e:
             raise ValueError(self.lacks(e)) from e
 
+    def content(self) -> dict[str, Any]:
+        """Return the parts of a record that tell this case from another one of its name."""
+        return {"shape": dict(self.shape), "options": dict(self.options), "extras": list(self.extras)}
+
     def lacks(self, letter: KeyError) -> str:
         return f"case {self.name!r}: {self.kernel} needs {letter} in its shape; got {dict(self.shape)}"
 

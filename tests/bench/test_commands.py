@@ -135,13 +135,13 @@ def test_what_calls_sys_exit_is_no_green_run(tiny, tmp_path, monkeypatch, capsys
         raise SystemExit(0)
 
     retro_bench.register(retro_bench.Contender("relative_attention", "leaves", leaves, role="kernel"))
-    assert retro_bench.main(["check", *QUICK, "--backend", "leaves"]) == 3
+    assert retro_bench.main(["check", *QUICK, "--backend", "leaves"]) == 6
     assert "sys.exit(0)" in capsys.readouterr().err
 
 
 def test_a_fault_of_the_harness_is_no_verdict(tiny, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_case", lambda *_: 1 / 0)
-    assert retro_bench.main(["check", *QUICK]) == 3
+    assert retro_bench.main(["check", *QUICK]) == 6
     assert "ZeroDivisionError" in (said := capsys.readouterr().err) and "no verdict" in said
 
 
@@ -225,5 +225,5 @@ def test_a_command_that_needs_the_emulator_says_what_to_install(command, monkeyp
 
 def test_without_the_emulator_ab_judges_no_machine_code(monkeypatch, capsys):
     monkeypatch.setattr(emulator_command, "missing", lambda: emulator_command.INSTALL)
-    assert retro_bench.main(["ab", "--base", "HEAD", "--static-only"]) == 3
-    assert "static: not judged, needs ptx-emulator" in capsys.readouterr().out
+    assert retro_bench.main(["ab", "--base", "HEAD", "--static-only"]) == 6
+    assert "static metrics: not compared: needs ptx-emulator" in capsys.readouterr().out

@@ -59,6 +59,15 @@ def test_machines_have_curves_of_their_own(tmp_path, capsys):
     assert capsys.readouterr().out.count("a/float32/fwd") == 2
 
 
+def test_cases_of_one_name_have_curves_of_their_own(tmp_path, capsys):
+    for number in range(2):
+        one = run_of(number, 1e-3 * (number + 1))
+        record.Writer(tmp_path / "history.jsonl").write(one | {"case": {"name": "a", "shape": {"N": 8 + number}}})
+    assert retro_bench.main(["history", "--report", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "a/float32/fwd N=8" in said.out and "a/float32/fwd N=9" in said.out and "2 different cases" in said.err
+
+
 def test_what_cannot_be_is_said(tmp_path, capsys):
     assert retro_bench.main(["history", "--report", str(tmp_path)]) == 4
     assert retro_bench.main(["history", "--record", str(tmp_path)]) == 4

@@ -223,9 +223,9 @@ def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
     for name, records in zip("ab", sides, strict=True):
         record.Writer(tmp_path / name).write(records)
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert retro_bench.main(["compare", *files]) == 3 and "not comparable: " in capsys.readouterr().out
+    assert retro_bench.main(["compare", *files]) == 6 and "not comparable: " in capsys.readouterr().out
     for form in ("term", "md", "html"):
-        assert retro_bench.main(["report", *files, "--format", form]) == 3
+        assert retro_bench.main(["report", *files, "--format", form]) == 6
         said = capsys.readouterr()
         assert words in said.err and not said.out
     assert retro_bench.main(["report", files[0], files[0]]) == 0
@@ -373,7 +373,19 @@ def test_compare_exit_codes(tmp_path):
     assert retro_bench.main(["compare", a, file("same", timed())]) == 0
     assert retro_bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
     assert retro_bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
-    assert retro_bench.main(["compare", a, other]) == 3
+    assert retro_bench.main(["compare", a, other]) == 6
+    assert retro_bench.main(["compare", file("none", timed(role="baseline")), a]) == 6
+
+
+def test_a_case_that_changed_is_not_compared(tmp_path, capsys):
+    old, new = timed(), timed(seconds=9e-3)
+    for parts in ({"shape": {"N": 9}}, {"shape": {}, "options": {"causal": True}}, {"shape": {}, "extras": ["mask"]}):
+        new["case"] = {"name": "a", "shape": {}, "options": {}, "extras": []} | parts
+        old["case"] = {"name": "a", "shape": {"N": 8} if parts["shape"] else {}, "options": {}, "extras": []}
+        for name, one in (("a", old), ("b", new)):
+            (tmp_path / name).write_text(json.dumps(one) + "\n")
+        assert retro_bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 6
+        assert "another case, not compared" in capsys.readouterr().out
 
 
 def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
@@ -381,4 +393,4 @@ def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):
         raise BrokenPipeError
 
     monkeypatch.setattr("retro_bench.commands.list._shape", closed)
-    assert retro_bench.main(["list"]) == 3
+    assert retro_bench.main(["list"]) == 6

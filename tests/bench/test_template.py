@@ -3,12 +3,14 @@
 import re
 import shlex
 import subprocess
+import sys
 
 import pytest
 
 from retro_bench.__main__ import parser
 from retro_bench.records import environment
 from retro_bench.report import markdown
+from tests.bench.foreign import GIT
 
 FOLDERS = environment.ROOT / "bench" / "ci", environment.ROOT / ".github" / "workflows"
 FILES = {path.name: path for folder in FOLDERS for path in sorted(folder.glob("*.yml"))}
@@ -55,6 +57,73 @@ def test_the_actions_commands_are_accepted():
         assert callable(parser().parse_args(shlex.split(plain)).execute), plain
     used = {name for step in action["runs"]["steps"] for name in re.findall(r"inputs\.([\w-]+)", str(step))}
     assert used == set(action["inputs"])
+
+
+def act(folder, step, bench="exit 0", **inputs):
+    """Run a step of the action in a repository, with a stand-in for `retro-bench` that writes down its words."""
+    yaml = pytest.importorskip("yaml")
+    action = yaml.safe_load((environment.ROOT / "action.yml").read_text())
+    (script,) = [one["run"] for one in action["runs"]["steps"] if one["name"] == step]
+    (folder / "retro-bench").write_text(f'#!/bin/bash\nprintf "<%s>" "$@" >> {folder}/words\n{bench}\n')
+    (folder / "retro-bench").chmod(0o755)
+    (folder / "python").unlink(missing_ok=True)
+    (folder / "python").symlink_to(sys.executable)
+    environ = {"PLUGIN": "plug", "BUILD": "", "BASE": "main", "ARGUMENTS": "", "ALLOW": "false"} | inputs
+    environ |= {"PATH": f"{folder}:/usr/bin:/bin", "GITHUB_STEP_SUMMARY": str(folder / "summary")}
+    command = ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", script]  # as GitHub runs `shell: bash`
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+    words = folder / "words"
+    return done.returncode, done.stdout, words.read_text() if words.exists() else ""
+
+
+@pytest.mark.parametrize(
+    ("code", "allow", "expected", "said"),
+    [
+        *[
+            (0, "false", 0, ""),
+            (1, "false", 1, ""),
+            (2, "true", 2, ""),
+            (3, "false", 0, "::warning::"),
+            (5, "true", 5, ""),
+        ],
+        *[(6, "false", 6, "::error::"), (6, "true", 0, "::warning::")],
+    ],
+)
+def test_the_action_is_green_only_after_a_comparison_or_with_permission(tmp_path, code, allow, expected, said):
+    got, out, _ = act(tmp_path, "slower?", f"exit {code}", ALLOW=allow)
+    assert got == expected and said in out and ("::" in out) == bool(said)
+
+
+def test_the_action_stops_at_the_first_line_of_a_build_that_fails(tmp_path):
+    for build in ("false\ntrue", "false | true", "true\nno-such-program\ntrue"):
+        assert act(tmp_path, "right?", BUILD=build)[0] not in (0, None)
+    assert act(tmp_path, "right?", BUILD="true\ntouch built")[0] == 0 and (tmp_path / "built").exists()
+
+
+def test_the_action_keeps_every_argument(tmp_path):
+    _, _, words = act(tmp_path, "slower?", ARGUMENTS="--case 'a b'\n--quiet\n", BUILD="make a\nmake b")
+    assert "<--build><make a\nmake b>" in words and words.endswith("<--case><a b><--quiet>")
+    (tmp_path / "words").unlink()
+    assert act(tmp_path, "slower?")[2].endswith("<ab.md>")  # no empty word
+    code, _, words = act(tmp_path, "slower?", ARGUMENTS="--case 'a")
+    assert code != 0 and words.count("<ab>") == 1, "an open quote is an error"
+
+
+def test_a_pull_request_is_compared_with_the_first_parent_of_its_merge(tmp_path):
+    """The checkout holds a merge with a base that may be newer than the event's."""
+    starter = (environment.ROOT / "bench/retro_bench/starter/kernels.yml").read_text()
+    texts = [starter, *(path.read_text() for path in FILES.values())]
+    assert "base: HEAD^1" in starter and not any("base.sha" in text for text in texts)
+    git = [*GIT, "-C", str(tmp_path)]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "one"]):
+        subprocess.run([*git, *command], check=True)
+    given = {"BASE": "HEAD^1", "GITHUB_EVENT_NAME": "pull_request"}
+    code, out, words = act(tmp_path, "slower?", **given)
+    assert code == 4 and "::error::" in out and not words
+    for command in (["checkout", "-qb", "b"], ["commit", "-q", "--allow-empty", "-m", "two"], ["checkout", "-q", "-"]):
+        subprocess.run([*git, *command], check=True)
+    subprocess.run([*git, "merge", "-q", "--no-ff", "-m", "three", "b"], check=True)
+    assert act(tmp_path, "slower?", **given)[0] == 0
 
 
 def test_a_command_that_does_not_exist_would_be_noticed():

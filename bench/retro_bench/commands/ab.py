@@ -3,10 +3,12 @@
 Checks out the commit beside the working tree, builds both and checks both. Times them in fresh pairs of processes. A
 plug-in of the repository is imported from each side. Exit code 1: a slow-down beyond 5% that a second batch reproduces,
 host time beyond 15%, a kernel that vanished, or a static regression. 2: a wrong result. 3: the machine is too noisy to
-tell.
+tell. 6: a measurement could not be compared, e.g. because the base does not run. A measurement of the head alone is new
+and passes.
 """
 
 import argparse
+import collections
 import dataclasses
 import subprocess
 import sys
@@ -17,8 +19,7 @@ from ..measure import choose
 from ..records import environment, record
 from ..registry import OPERATORS
 from ..report import markdown, tables
-from . import emulator, exits, options
-from .progress import say
+from . import emulator, exits, options, progress
 
 HEADER = ("measurement", "verdict", "head/base", "interval", "second batch", "control")
 
@@ -39,15 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
     add("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
+    add("--quiet", action="store_true", help="print no progress")
     add("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     options.arches(arguments.arch)
     if not arguments.no_static and (why := emulator.missing()):
-        print(f"static: not judged, {why}")
+        print(f"static metrics: not compared: {why}")
         if arguments.static_only:
-            return exits.INCONCLUSIVE
+            return exits.NOT_COMPARED
         arguments.no_static = True
     root = repository(arguments.root)
     for name in ("markdown", "json"):  # fail now and not after an hour
@@ -55,38 +57,47 @@ def execute(arguments: argparse.Namespace) -> int:
             raise exits.UsageError(f"--{name} {path}: no such folder")
     selection = options.selection(arguments)
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
-    outcomes, slower, compared = [], None, None
+    say = progress.Progress(0, arguments.quiet).note
+    outcomes, slower, compared, lines = [], None, None, []
     try:
         with ab.checked_out(arguments.base, root) as base:
-            timed = [] if arguments.static_only else _items(selection, arguments, plugins, root)
+            timed = [] if arguments.static_only else _items(selection, arguments, plugins, root, say)
             if (timed or arguments.build) and not arguments.no_build:
-                _build(arguments.build, base, root)
+                _build(arguments.build, base, root, say)
             narrowed = arguments.from_diff and environment.ours(root)
             if timed and not narrowed and any(not Path(folder).is_absolute() for _, folder in plugins):
                 fields = dataclasses.asdict(selection)
                 timed += [item for item in ab.listed(base, root, fields, plugins) if item not in timed]
             if timed:
                 threads = arguments.threads or environment.environment()["threads"]
+                say(ab.longest(len(timed), arguments.pairs))
                 outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
                 if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # wrong: not timed
                     kernels = tuple(dict.fromkeys(item.kernel for item in timed))
                     slower = ab_host.compare(base, root, kernels, say)
+                    lines = ["host time: not compared: a tree can't be measured"] if slower is None else []
             if not arguments.no_static:
                 parts = arguments.launch or [f"{name}/" for name in options.kernels(arguments) if arguments.kernel]
-                compared = ab_static.compare(base, root, arguments.arch, parts, say, plugins)
+                here = tuple(one for one in plugins if present(base, *one))
+                if plugins and not here:
+                    compared = ab_static.Comparison(0, 0, [], f"the base has no plug-in {', '.join(arguments.plugin)}")
+                else:
+                    compared = ab_static.compare(base, root, arguments.arch, parts, say, here)
             if arguments.json:
                 _write(arguments.json, outcomes, {"base": base, "head": root})
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
     if outcomes:
         print(tables.align([HEADER, *map(_cells, outcomes)]))
-    lines = [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
+    lines += [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
     lines += static_lines(compared)
-    print(*lines, sep="\n")
-    if arguments.markdown:
-        arguments.markdown.write_text(as_markdown(outcomes, lines, arguments.base))
     code = exit_code(outcomes, compared)
-    return exits.REGRESSION if slower and code != exits.NUMERICS else code
+    code = exits.REGRESSION if slower and code != exits.NUMERICS else code
+    said = verdict(code, outcomes)
+    print(*lines, said, sep="\n")
+    if arguments.markdown:
+        arguments.markdown.write_text(as_markdown(outcomes, [said, *lines], arguments.base))
+    return code
 
 
 def repository(folder: Path | None) -> Path:
@@ -110,8 +121,15 @@ def folder_of(plugin: str, root: Path) -> tuple[str, str]:
     return plugin, str(folder.relative_to(root) if inside else folder)
 
 
-def _build(command: str | None, base: Path, root: Path) -> None:
+def present(tree: Path, plugin: str, folder: str) -> bool:
+    """Whether a tree has the module of a plug-in."""
+    module = tree / folder / plugin.replace(".", "/")
+    return module.is_dir() or module.with_suffix(".py").exists()
+
+
+def _build(command: str | None, base: Path, root: Path, say: ab.Say) -> None:
     if not command and not environment.ours(root):
+        say("no --build: both trees are used as they are")
         return
     say("building both trees")
     for tree, like in ((root, None), (base, root)):
@@ -122,7 +140,11 @@ def _build(command: str | None, base: Path, root: Path) -> None:
 
 
 def _items(
-    selection: choose.Selection, arguments: argparse.Namespace, plugins: tuple[tuple[str, str], ...], root: Path
+    selection: choose.Selection,
+    arguments: argparse.Namespace,
+    plugins: tuple[tuple[str, str], ...],
+    root: Path,
+    say: ab.Say,
 ) -> list[ab.Item]:
     """Return the items of the head to time. With --from-diff: only those that the changed files can affect."""
     if arguments.from_diff:
@@ -157,22 +179,46 @@ def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None)
         return exits.NUMERICS
     if verdicts & {"regression", "vanished"} or (compared and compared.worse):
         return exits.REGRESSION
-    if verdicts & {"inconclusive", "skipped"}:
+    if "not compared" in verdicts or (compared and compared.failed):
+        return exits.NOT_COMPARED
+    if "inconclusive" in verdicts:
         return exits.INCONCLUSIVE
-    measured = verdicts & {"ok", "warn", "faster"} or compared
+    measured = verdicts & {"ok", "warn", "faster", "new"} or (compared and (compared.launches or compared.reason))
     return exits.OK if measured else exits.NOTHING_MEASURED
+
+
+VERDICTS = {
+    exits.OK: "no regression",
+    exits.REGRESSION: "regression",
+    exits.NUMERICS: "wrong result",
+    exits.INCONCLUSIVE: "inconclusive, the machine is too noisy",
+    exits.NOTHING_MEASURED: "nothing was measured",
+    exits.NOT_COMPARED: "not everything could be compared",
+}
+
+
+def verdict(code: int, outcomes: list[ab.Outcome]) -> str:
+    """Return the last line of the output: the verdict, and how many measurements have which."""
+    counts = collections.Counter(outcome.verdict for outcome in outcomes)
+    many = f": {', '.join(f'{n} {name}' for name, n in counts.items())}" if counts else ""
+    if set(counts) == {"new"}:
+        many = ": every measurement is new, so nothing was compared with the base"
+    return f"Verdict: {VERDICTS[code]} (exit code {code}){many}"
 
 
 def static_lines(compared: ab_static.Comparison | None) -> list[str]:
     if compared is None:
         return ["static metrics: not compared"]
+    if compared.reason:
+        return [f"static metrics: not compared: {compared.reason}", *compared.worse]
     differ = f"{compared.differ} of {compared.launches} launches differ in their sources"
     return [f"static metrics: {len(compared.worse)} regressions; {differ}", *compared.worse]
 
 
 def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
     """Return a comment in Markdown: changes first, the rest folded."""
-    order = ("numerics", "vanished", "regression", "inconclusive", "warn", "faster", "skipped", "new", "ok")
+    order = ("numerics", "vanished", "regression", "not compared", "inconclusive", "warn", "faster", "new", "not run")
+    order += ("ok",)
     lines = [markdown.line(_cells(o)) for o in sorted(outcomes, key=lambda o: order.index(o.verdict))]
     first, *worse = more
     table = markdown.folded(markdown.header(HEADER), lines)
@@ -183,5 +229,5 @@ def as_markdown(outcomes: list[ab.Outcome], more: list[str], base: str) -> str:
 def _cells(outcome: ab.Outcome) -> tuple[str, ...]:
     first = outcome.first
     value, second, control = (f"{r.value:.3f}" if r else "-" for r in (first, outcome.second, outcome.control))
-    interval = f"{first.low:.3f} .. {first.high:.3f}" if first else outcome.reason[:80]
+    interval = f"{first.low:.3f} .. {first.high:.3f}" if first and first.low else outcome.reason[:80] or "-"
     return (outcome.item.id, outcome.verdict, value, interval, second, control)

@@ -6,6 +6,7 @@ NUMERICS = 2
 INCONCLUSIVE = 3
 USAGE = 4
 NOTHING_MEASURED = 5
+NOT_COMPARED = 6
 
 
 class UsageError(ValueError):

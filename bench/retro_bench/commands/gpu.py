@@ -108,7 +108,10 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def worst(codes: list[int]) -> int:
-    return next((code for code in (exits.NUMERICS, exits.INCONCLUSIVE) if code in codes), exits.OK)
+    """Return the code of all steps: NOTHING_MEASURED if none of them could run."""
+    return next(
+        (code for code in (exits.NUMERICS, exits.INCONCLUSIVE, exits.OK) if code in codes), exits.NOTHING_MEASURED
+    )
 
 
 def stage(name: str, arguments: argparse.Namespace) -> int:

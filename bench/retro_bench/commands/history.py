@@ -1,7 +1,8 @@
 """keep records over commits, and draw every case with its change points
 
 `--record DIR` appends the kernels' times of record files to DIR/history.jsonl. `--report DIR` prints a line for each
-case; with --output it also writes a page with a curve for each case. Each machine has its own curves.
+case; with --output it also writes a page with a curve for each case. Each machine has its own curves, and so has each
+content of a case (shape, options, inputs).
 """
 
 import argparse
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from ..records import machines, record
 from ..report import changes, curves, summary, tables
-from . import exits, options
+from . import exits, options, progress
 
 NAME = "history.jsonl"
 HEADER = ("measurement", "records", "first median", "last median", "drift", "changed at")
@@ -55,13 +56,21 @@ def _record(files: list[Path], folder: Path) -> int:
 
 
 def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """Group the kernels' timed records by (id, machine), oldest first."""
-    series: dict[tuple[str, str], list[dict]] = {}
+    """Group the kernels' timed records by (id, machine), oldest first. A case that changed gets a group per content."""
+    series: dict[tuple[str, str, str], list[dict]] = {}
+    contents: dict[str, set[str]] = {}
     for one in records:
         if one["time"] and one["role"] != "baseline":
             where = ", ".join(machines.identity(one).values())
-            series.setdefault((one["id"], where), []).append(one)
-    return {key: sorted(rows, key=lambda r: r["at"]) for key, rows in sorted(series.items())}
+            content = " ".join(f"{name}={value}" for name, value in record.case_content(one).items())
+            contents.setdefault(one["id"], set()).add(content)
+            series.setdefault((one["id"], where, content), []).append(one)
+    for name in [name for name, several in contents.items() if len(several) > 1]:
+        progress.say(f"{name}: {len(contents[name])} different cases had this name; each has its own line")
+    return {
+        (f"{name} {content}" if len(contents[name]) > 1 else name, where): sorted(rows, key=lambda r: r["at"])
+        for (name, where, content), rows in sorted(series.items())
+    }
 
 
 def _line(name: str, rows: list[dict]) -> tuple[str, ...]:

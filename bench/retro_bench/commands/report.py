@@ -1,7 +1,7 @@
 """render records as text, Markdown or HTML
 
 Measures nothing. The last of several records with one id counts; `history` shows all. Refuses records of different
-machines (exit code 3).
+machines (exit code 6).
 """
 
 import argparse
@@ -24,7 +24,7 @@ def execute(arguments: argparse.Namespace) -> int:
     records = load(arguments.files)
     if why := machines.difference(records, records):
         say(f"retro-bench: expected records of one machine: {why}")
-        return exits.INCONCLUSIVE
+        return exits.NOT_COMPARED
     latest = list(record.latest(records).values())
     requested = [one for path in arguments.files for one in record.requested(path)]
     if arguments.format == "md":

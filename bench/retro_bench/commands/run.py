@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ..measure import samples
 from ..records import environment, machines, record
-from ..registry import Work
+from ..registry import CASES, Work
 from ..report import terminal
 from . import exits, measuring, options, progress
 
@@ -130,4 +130,6 @@ def _finished(path: Path, run: runner.Run) -> frozenset[str]:
     if why := machines.difference(records, [here]):
         raise exits.UsageError(f"--resume {path}: measured elsewhere: {why}")
     done = [r for r in records if r["git"]["sha"] == run.git["sha"] and r["status"] != "error"]
+    cases = {(kernel, name): {"case": case.content()} for (kernel, name), case in CASES.items()}
+    done = [r for r in done if not record.case_change(r, cases.get((r["kernel"], r["case"]["name"]), r))]
     return frozenset(r["id"] for r in done if r["time"] or r["status"] != "ok")

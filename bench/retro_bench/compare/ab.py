@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +25,11 @@ from .affected import commit
 
 WORKER_PAIRS, ABBA_PAIRS = 5, 20
 MOST_BATCHES = 4  # of WORKER_PAIRS, while an interval is too wide
+MOST_TAKES = 3 * MOST_BATCHES  # base against head, the control, and base against head again
 LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
+MOST_PAIR_S = 2 * LONG_PAIR_S  # of one measurement in a pair of processes, with its checks, if a call takes below 0.1 s
 HERE = Path(__file__).resolve().parent
 Say = Callable[[str], None]
 
@@ -58,13 +62,13 @@ class Item:
             "git": git,
             "environment": environment.environment(),
             "device": environment.device("cpu"),
-            "case": {"name": self.case, "shape": dict(case.shape) if case else {}},
+            "case": {"name": self.case, **(case.content() if case else {"shape": {}})},
         }
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A tree can't make a measurement. side: "base" or "head"."""
+    """A tree can't make a measurement. side: "base", "head", or "both": neither can, or their cases differ."""
 
     side: str
     status: str
@@ -78,7 +82,7 @@ Samples = dict[Item, list[gate_statistics.Pair] | Refusal]
 @dataclass(frozen=True)
 class Outcome:
     item: Item
-    verdict: str  # of gate_statistics.verdict, or numerics | vanished | new | skipped
+    verdict: str  # of gate_statistics.verdict, or numerics | vanished | new | not compared | not run
     reason: str = ""
     first: gate_statistics.Ratio | None = None
     second: gate_statistics.Ratio | None = None
@@ -147,6 +151,7 @@ def batch(
     samples: Samples = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
+        begun = time.monotonic()
         workers = {"base": Worker(base, root or head), "head": Worker(head, root or head)}
         try:
             for item in items:
@@ -159,19 +164,26 @@ def batch(
         finally:
             for worker in workers.values():
                 worker.close()
+        if check and number == 0:  # of the first batch
+            took = (time.monotonic() - begun) * worker_pairs / 60
+            say(f"about {took:.1f} min if nothing changed, at most {MOST_TAKES * took:.1f} min")
     return samples
+
+
+def longest(measurements: int, worker_pairs: int) -> str:
+    """Say how long the timing may take at most, before anything is known about the calls."""
+    most = measurements * worker_pairs * MOST_TAKES * MOST_PAIR_S / 60
+    return f"{measurements} measurements: at most {most:.0f} min if no call takes 0.1 s"
 
 
 def _measure(
     workers: dict[str, Worker], item: Item, threads: int, check: bool, seed: int
 ) -> gate_statistics.Pair | Refusal:
     wanted = vars(item) | {"seed": seed, "threads": threads, "check": check}
-    slowest = 0.0
-    for side, worker in workers.items():
-        answer = worker.ask({"prepare": wanted})
-        if not answer.get("ok"):
-            return Refusal(side, answer["status"], answer["reason"])
-        slowest = max(slowest, answer["seconds"])
+    answers = {side: worker.ask({"prepare": wanted}) for side, worker in workers.items()}
+    if refusal := _refusal(answers["base"], answers["head"]):
+        return refusal
+    slowest = max(answer["seconds"] for answer in answers.values())
     repeats = max(int(LEAST_SAMPLE_S / slowest), 1)
     affordable = int(LONG_PAIR_S / (4 * repeats * slowest))
     times: dict[str, list[float]] = {"base": [], "head": []}
@@ -182,6 +194,18 @@ def _measure(
                 return Refusal(side, answer["status"], answer["reason"])
             times[side].append(answer["seconds"])
     return times["base"], times["head"]
+
+
+def _refusal(base: dict, head: dict) -> Refusal | None:
+    """Return why two prepared sides can't be compared. A head that is wrong comes first, whatever the base is."""
+    if head.get("ok") and base.get("ok"):
+        changed = record.differences(base["case"], head["case"])
+        return Refusal("both", "error", f"the case changed: {changed}") if changed else None
+    if {"unsupported"} == {base.get("status"), head.get("status")}:
+        return Refusal("both", "unsupported", head["reason"])
+    head_first = not head.get("ok") and (head["status"] != "unsupported" or base.get("ok"))
+    side, answer = ("head", head) if head_first else ("base", base)
+    return Refusal(side, answer["status"], answer["reason"])
 
 
 def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Say) -> Samples:
@@ -201,17 +225,25 @@ def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Say) 
 def compare(
     base: Path, head: Path, items: list[Item], threads: int, say: Say, worker_pairs: int = WORKER_PAIRS
 ) -> list[Outcome]:
-    """Return one verdict an item. An item that may have changed gets a control; a slower one a second batch."""
+    """Return one verdict per item, from samples by `batch`."""
 
-    def take(what: str, other: Path, wanted: list[Item]) -> Samples:
+    def once(other: Path, some: list[Item]) -> Samples:  # numerics are checked when all items are first taken
+        return batch(base, other, some, threads, some is items, say, worker_pairs, head)
+
+    return judged(once, base, head, items, say)
+
+
+def judged(once: Callable[[Path, list], Samples], base: Path, head: Path, items: list, say: Say) -> list[Outcome]:
+    """Return one verdict per item. An item that may have changed gets a control; a slower one a second batch.
+
+    once: takes one batch of samples of some items in the base and in another tree.
+    """
+
+    def take(what: str, other: Path, wanted: list) -> Samples:
         if not wanted:
             return {}
-
-        def once(some: list[Item]) -> Samples:  # numerics are checked when all items are first taken
-            return batch(base, other, some, threads, some is items, say, worker_pairs, head)
-
         say(what)
-        return sampled(once, wanted, say)
+        return sampled(functools.partial(once, other), wanted, say)
 
     first = take("base against head", head, items)
     outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
@@ -221,11 +253,14 @@ def compare(
     suspects = [item for item, ratio in ratios.items() if gate_statistics.looks_slower(ratio)]
     again = take(f"second batch of {len(suspects)}", head, suspects)
     for item, ratio in ratios.items():
+        if isinstance(late := again.get(item), Refusal):
+            outcomes.append(_refused(item, late))
+            continue
+        if isinstance(late := controls.get(item), Refusal):  # both sides are the base
+            outcomes.append(_refused(item, Refusal("base", "error", late.reason)))
+            continue
         control, second = _ratio(controls.get(item)), _ratio(again.get(item))
-        if item not in controls:
-            verdict = "ok"
-        else:
-            verdict = "inconclusive" if control is None else gate_statistics.verdict(ratio, second, control)
+        verdict = "ok" if control is None else gate_statistics.verdict(ratio, second, control)
         outcomes.append(Outcome(item, verdict, "", ratio, second, control, tuple(first[item])))
     return outcomes
 
@@ -244,14 +279,10 @@ def _ratio(pairs: list[gate_statistics.Pair] | Refusal | None) -> gate_statistic
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
     """A head that fails is a failure. A kernel of the base alone has vanished; one of the head alone is new."""
-    reason = f"{refusal.side}: {refusal.reason}"
-    if refusal.side == "base":
-        verdict = "new" if refusal.status == "unsupported" else "skipped"
-    elif refusal.status == "unsupported":
-        verdict = "vanished"  # the base was prepared before and had it
-    else:
-        verdict = "numerics"
-    return Outcome(item, verdict, reason)
+    known = {"base": ("new", "not compared"), "head": ("vanished", "numerics"), "both": ("not run", "not compared")}
+    unsupported, failed = known[refusal.side]
+    reason = refusal.reason if refusal.side == "both" else f"{refusal.side}: {refusal.reason}"
+    return Outcome(item, unsupported if refusal.status == "unsupported" else failed, reason)
 
 
 @contextlib.contextmanager
@@ -274,8 +305,11 @@ def checked_out(ref: str, root: Path = environment.ROOT) -> Iterator[Path]:
 
 
 def build_by(command: str, tree: Path) -> None:
-    """Run a repository's own build command in a tree. Raises RuntimeError with the last line of its output."""
-    done = subprocess.run(command, shell=True, cwd=tree, capture_output=True, text=True)
+    """Run a repository's own lines of bash in a tree, up to the first that fails.
+
+    Raises RuntimeError with the last line of their output.
+    """
+    done = subprocess.run(["bash", "-e", "-o", "pipefail", "-c", command], cwd=tree, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
         raise RuntimeError(f"--build {command!r} failed in {tree.name}: {last}")

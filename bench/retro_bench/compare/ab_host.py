@@ -16,7 +16,7 @@ BAR, GRAIN_S = 1.15, 2e-6  # slower by 15%, and by more than the noise of clock 
 
 
 def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> list[str] | None:
-    """Return the calls whose host time exceeded the bar twice. None where the base can't be measured."""
+    """Return the calls whose host time exceeded the bar twice. None where a tree can't be measured."""
     slower = _slower(base, head, kernels, say)
     if not slower:
         return None if slower is None else []

@@ -26,25 +26,32 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Comparison:
-    """`launches`: of the base. `differ`: launches of either tree that were compiled because their sources differ."""
+    """`launches`: of the base. `differ`: launches of either tree that were compiled because their sources differ.
+
+    reason: why nothing was compared; failed: it is a fault, not the lack of anything to compare.
+    """
 
     launches: int
     differ: int
     worse: list[str]
+    reason: str = ""
+    failed: bool = False
 
 
 def compare(
     base: Path, head: Path, arches: str, parts: list[str], say: Say, plugins: tuple[tuple[str, str], ...] = ()
-) -> Comparison | None:
-    """Return the regressions from `base` to `head`, a head that fails included; None if the base has no launches."""
+) -> Comparison:
+    """Return the regressions from `base` to `head`, a head that fails included."""
     with tempfile.TemporaryDirectory(prefix="retro-ab-") as name:
         folder = Path(name)
         _static = functools.partial(static, head, plugins, arches, parts, folder)
         before, after = _both(_listing, base, head, _static, folder, say)
-        if not before:
-            return None
         if after is None:
-            return Comparison(len(before), 0, [f"head: {_last_words(folder / 'head.log')}"])
+            return Comparison(len(before or ()), 0, [f"head: {_last_words(folder / 'head.log')}"])
+        if before is None:
+            return Comparison(0, 0, [], f"base: {_last_words(folder / 'base.log')}", failed=True)
+        if not before:
+            return Comparison(0, 0, [], "every launch is new" if after else "")
         lost = regressions.vanished(before, after)
         ids = [i for i in before.keys() | after.keys() if before.get(i) != after.get(i)]
         say(f"static metrics: {len(ids)} of {len(before)} launches differ in their sources")
@@ -54,8 +61,8 @@ def compare(
             (folder / f"{side}-ids.json").write_text(json.dumps([i for i in ids if i in listing]))
         rows = _both(_rows, base, head, _static, folder, say)
         if rows[0] is None:
-            say(f"static metrics: the base does not compile: {_last_words(folder / 'base.log')}")
-            return None
+            why = f"the base does not compile: {_last_words(folder / 'base.log')}"
+            return Comparison(len(before), len(ids), lost, why, failed=True)
         if rows[1] is None:
             worse = [f"head does not compile: {_last_words(folder / 'head.log')}"]
         else:

@@ -1,7 +1,7 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
-{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s} |
-{"status": ..., "reason": ...}
+{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s,
+"case": {name: text}} | {"status": ..., "reason": ...}
 {"sample": repeats, "long": bool} -> {"seconds": s}
 {"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
 """
@@ -35,7 +35,7 @@ class Side:
             try:
                 trees.plug_in(name, self.tree, self.root)
             except ModuleNotFoundError as e:
-                if e.name != name:
+                if not f"{name}.".startswith(f"{e.name}."):
                     return {"status": "error", "reason": f"--plugin {name}: {e}"}
                 return {"status": "unsupported", "reason": f"no plug-in {name} in this tree"}
             except (Exception, SystemExit) as e:
@@ -92,7 +92,21 @@ def prepare(side: Side, wanted: dict):
         call()
     except Exception as e:  # the coordinator interprets a refusal
         return None, {"status": "error", "reason": f"{type(e).__name__}: {e}"}
-    return call, {"ok": True, "seconds": time.perf_counter() - begun}
+    return call, {"ok": True, "seconds": time.perf_counter() - begun, "case": content(case, arguments)}
+
+
+def content(case, arguments: dict) -> dict[str, str]:
+    """Describe a case by its letters, and by the type and shape of every argument: its name alone proves nothing."""
+
+    def text(value) -> str:
+        if hasattr(value, "stride"):
+            strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
+            return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{strides}"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(text, value))}]"
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+    return {name: text(value) for part in (case.shape, case.options, arguments) for name, value in part.items()}
 
 
 def sample(call, repeats: int, long: bool) -> float:

@@ -20,7 +20,7 @@ Pair = tuple[list[float], list[float]]
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of the head over the base's, with the bootstrap interval from `low` to `high`."""
+    """Time of the head over the base's, with the bootstrap interval from `low` to `high`; 0 to infinity: unknown."""
 
     value: float
     low: float
@@ -34,8 +34,10 @@ def pair_ratio(pair: Pair) -> float:
 
 
 def ratio(pairs: list[Pair]) -> Ratio:
-    """Return the median of the pairs' ratios. Its interval comes from resampling whole pairs."""
+    """Return the median of the pairs' ratios. Its interval comes from resampling whole pairs; one pair has none."""
     centres = [math.log(pair_ratio(pair)) for pair in pairs]
+    if len(centres) == 1:
+        return Ratio(math.exp(centres[0]), 0.0, math.inf)
     rng = random.Random(0)
     resampled = sorted(statistics.median(rng.choices(centres, k=len(centres))) for _ in range(RESAMPLES))
     tail = (1 - CONFIDENCE) / 2
@@ -63,7 +65,7 @@ def verdict(first: Ratio, second: Ratio | None, control: Ratio) -> str:
 
     control: the base against itself.
     """
-    if max(control.value, 1 / control.value) > CONTROL:  # the machine is too noisy for a verdict
+    if max(control.value, 1 / control.value) > CONTROL or not first.low:  # the machine is too noisy, or one pair
         return "inconclusive"
     if looks_slower(first) and second is not None and looks_slower(second):
         return "regression"

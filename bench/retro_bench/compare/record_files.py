@@ -17,7 +17,7 @@ HINT = 1.05  # times of separate runs within 5% are called equal
 @dataclass(frozen=True)
 class Change:
     id: str
-    kind: str  # broke | vanished | static | slower | faster | new | fixed
+    kind: str  # broke | vanished | static | changed | slower | faster | new | fixed
     detail: str
     ratio: float | None = None
 
@@ -47,6 +47,8 @@ def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Cha
         return [Change(name, "broke", f"{new['status']}: {new['reason']}")]
     if old["status"] != "ok" and new["status"] == "ok":
         return [Change(name, "fixed", f"was {old['status']}")]
+    if changed := record.case_change(old, new):
+        return [Change(name, "changed", f"another case, not compared: {changed}")]
     if old["time"] and new["time"]:
         ratio = estimate(new["time"]) / estimate(old["time"])
         if max(ratio, 1 / ratio) > HINT:

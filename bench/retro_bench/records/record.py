@@ -304,6 +304,28 @@ def _unreadable(line: dict[str, Any]) -> list[str]:
     return wrong
 
 
+def case_content(one: dict[str, Any]) -> dict[str, Any]:
+    """Return what a record's case is beyond its name: letters and sizes, options, and the inputs that were drawn."""
+    case = one["case"]
+    return {**case["shape"], **case.get("options", {}), **dict.fromkeys(case.get("extras", ()), "drawn")}
+
+
+def case_change(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Say what differs between two cases of one name; empty if nothing does. A record may hold the shape alone.
+
+    >>> case_change({"case": {"shape": {"N": 8}}}, {"case": {"shape": {"N": 9}, "options": {"causal": True}}})
+    'N: 9, was 8'
+    """
+    whole = all("options" in one["case"] for one in (old, new))
+    was, now = (case_content(one) if whole else one["case"]["shape"] for one in (old, new))
+    return differences(was, now)
+
+
+def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
+    names = [name for name in was | now if was.get(name) != now.get(name)]
+    return "; ".join(f"{name}: {now.get(name, 'none')}, was {was.get(name, 'none')}" for name in names)
+
+
 def latest(records: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the last record of every id."""
     return {record["id"]: record for record in records}

@@ -12,10 +12,11 @@ KEPT = environment.ROOT / "bench" / "results"
 
 def of(records: list[dict[str, Any]], folder: Path = KEPT) -> dict[str, tuple[float, float]]:
     """Return id -> lowest and highest ratio to the best baseline, over kept records of the same processor."""
-    wanted = {_processor(one) for one in records}
+    wanted, cases = {_processor(one) for one in records}, {one["id"]: one for one in records}
     ratios: dict[str, list[float]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         kept = [one for one in timed(path) if _processor(one) in wanted]
+        kept = [one for one in kept if one["id"] not in cases or not record.case_change(one, cases[one["id"]])]
         for name, ratio in of_run(kept).items():
             ratios.setdefault(name, []).append(ratio)
     return {name: (min(values), max(values)) for name, values in ratios.items() if len(values) > 1}
