@@ -36,8 +36,13 @@ def serving(reader: Reader) -> Iterator[str]:
             thread.join(20)
 
 
-def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light"):
-    """Open a page and wait for its first text. Requests to other hosts and console messages are kept in `.strange`."""
+def open_page(
+    chromium, address: str, *, width: int = 1400, height: int = 1000, scheme: str = "light", ready="#text .chosen"
+):
+    """Open a page and wait for its first text, or for another selector.
+
+    Requests to other hosts and console messages are kept in `.strange`.
+    """
     page = chromium.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
     page.set_default_timeout(120_000)  # milliseconds; a busy machine is slow
     page.strange = []
@@ -48,5 +53,5 @@ def open_page(chromium, address: str, *, width: int = 1400, height: int = 1000, 
     page.on("console", lambda message: page.strange.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: page.strange.append(str(error)))
     page.goto(address)
-    page.wait_for_selector("#text .chosen")
+    page.wait_for_selector(ready)
     return page

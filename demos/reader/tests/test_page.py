@@ -5,15 +5,22 @@ import re
 import pytest
 
 import pages as browser
-from retro_model.folders.reader import open_folder
+from retro_model.folders.reader import Options, open_folder
 from tests.model.folders import made as folders
 
+QUESTION = "What is the cat called?"
 pytestmark = pytest.mark.skipif(browser.unavailable() is not None, reason=f"needs a browser: {browser.unavailable()}")
 
 
 @pytest.fixture(scope="module")
 def readers(tmp_path_factory):
     return {"retro": open_folder(folders.retro(tmp_path_factory.mktemp("retro")))}
+
+
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory):
+    pytest.importorskip("transformers")
+    return open_folder(folders.notes(*(tmp_path_factory.mktemp(name) for name in ("decoder", "texts", "out"))))
 
 
 @pytest.fixture
@@ -167,7 +174,7 @@ def test_text_of_documents_is_text(page):
     assert page.locator("main script, main img, main b").count() == 0
 
 
-def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, tmp_path, monkeypatch):
+def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers, notes, tmp_path, monkeypatch):
     import screenshots
 
     committed = {p.name for p in screenshots.IMAGES.iterdir()}
@@ -175,7 +182,10 @@ def test_the_pictures_of_the_documents_are_taken_by_a_command(chromium, readers,
     with browser.serving(readers["retro"]) as address:
         screenshots.first_page(chromium, address)
         screenshots.forgotten(chromium, address)
-    assert {p.name for p in tmp_path.iterdir()} == {"serve-retro.png", "serve-forgotten.png"} <= committed
+    with browser.serving(notes) as address:
+        screenshots.asked(chromium, address)
+    made = {p.name for p in tmp_path.iterdir()}
+    assert made == {"serve-retro.png", "serve-forgotten.png", "serve-ask.png"} <= committed
 
 
 def test_the_page_says_its_limits_and_its_control(page):
@@ -208,3 +218,85 @@ def test_a_full_queue_is_said(page):
     page.select_option("#passage", label="note.html, from line 1")
     page.wait_for_selector("#error >> text=busy: 32 questions are waiting")
     page.strange.clear()  # the browser itself notes the 503
+
+
+@pytest.fixture
+def asking(chromium, notes):
+    """The page of a folder that is too small to hold documents out."""
+    with browser.serving(notes) as address:
+        page = browser.open_page(chromium, address, width=400, ready="#write-on >> text=Ask")
+        yield page
+        assert page.strange == [] and page.evaluate("document.documentElement.scrollWidth") <= 400
+        page.close()
+
+
+def hold(page, path: str) -> list:
+    """Let no request of a path through; return the list into which they come."""
+    held = []
+    page.route(f"**/api/{path}", lambda route: held.append(route))
+    return held
+
+
+def test_a_question_shows_its_passages_before_the_answer(asking, notes):
+    assert "Reads 3 documents; none was held out." in asking.inner_text("#facts")
+    assert "bits per byte" not in asking.inner_text("body")
+    held = hold(asking, "answer")
+    asking.fill("#prompt", "")
+    asking.keyboard.type(QUESTION)
+    asking.keyboard.press("Enter")
+    asking.wait_for_selector("#notes-cards .card.lit >> text=cat.md")
+    assert asking.inner_text("#notes-title") == "Your notes say" and asking.inner_text("#answer") == ""
+    assert "Professor Biscuit" in asking.inner_text("#notes-cards") and "<user>" not in asking.inner_text("body")
+    asking.wait_for_selector("#busy >> text=Writing")
+    held[0].continue_()
+    asking.wait_for_selector("#answer-how >> text=of these passages in the prompt")
+    wanted = notes.answer(QUESTION, Options(k=notes.neighbours, new_tokens=64))
+    shown = asking.evaluate("document.getElementById('answer').textContent")
+    assert shown == wanted["answer"] and f"with {wanted['read']} of these" in asking.inner_text("#answer-how")
+
+
+def test_an_answer_is_shown_while_it_is_written_and_can_be_cancelled(asking):
+    asking.route("**/api/queue*", lambda route: route.fulfill(json={"place": 0, "waiting": 1, "text": "It is called"}))
+    hold(asking, "answer")
+    asking.fill("#prompt", QUESTION)
+    asking.keyboard.press("Shift+Enter")
+    assert asking.input_value("#prompt") == QUESTION + "\n" and not asking.locator("#notes").is_visible()
+    asking.keyboard.press("Enter")
+    asking.wait_for_selector("#answer >> text=It is called")
+    asking.click("#cancel")
+    asking.wait_for_selector("#answer-how >> text=Cancelled.")
+    assert not asking.locator("#cancel").is_visible() and not asking.locator("#busy").is_visible()
+    asking.unroute("**/api/answer")
+    asking.keyboard.press("Tab")
+    asking.click("#write-on")
+    asking.wait_for_selector("#answer-how >> text=of these passages in the prompt")
+
+
+def test_the_true_reason_is_given_if_nothing_is_read(asking):
+    def reason(question: str) -> str:
+        asking.fill("#prompt", question)
+        with asking.expect_response("**/api/answer"):
+            asking.click("#write-on")
+        asking.wait_for_selector("#answer-how >> text=Written by the decoder alone.")
+        assert asking.inner_text("#notes-title") == "No passage is read"
+        return asking.inner_text("#why")
+
+    assert reason("zzz qqq") == "No passage of the library shares a word with the question."
+    asking.locator("#least").fill("1")
+    far = r'Best match 0\.\d\d, limit 1\.00: lower "Least match" to read it\.'
+    assert re.fullmatch(far, reason("Who feeds the cat?"))
+    assert asking.locator("#notes-cards .card").count() == 1 and asking.locator("#notes-cards .lit").count() == 0
+    asking.locator(".switch").click()
+    assert reason(QUESTION) == "The library is off." and asking.locator("#notes-cards .card").count() == 0
+
+
+def test_a_change_of_mode_clears_what_was_said(asking):
+    asking.fill("#prompt", QUESTION)
+    asking.keyboard.press("Enter")
+    asking.wait_for_selector("#answer-how >> text=of these passages in the prompt")
+    asking.locator("label", has_text="Write on").click()
+    assert asking.input_value("#prompt") == "" and not asking.locator("#notes").is_visible()
+    asking.fill("#prompt", "The cat")
+    asking.locator("label", has_text="Ask a question").click()
+    assert asking.input_value("#prompt") == "" and asking.inner_text("#prompt-name") == "Question"
+    assert asking.evaluate("document.activeElement.id") == "prompt" and not asking.locator("#notes").is_visible()

@@ -12,9 +12,17 @@ from retro_model.data.store import build_store
 from retro_model.data.tokens import Tokenizer
 from retro_model.folders import folder as folders
 from retro_model.layers import copying
+from tests.model import decoders
 
 HOSTILE = "<script>document.title = 'taken over'</script><img src=x onerror=\"document.title = 'taken over'\">"
 M = 16
+
+NOTES = {
+    "boiler.md": "# Boiler\n\nThe boiler needs a pressure of 1.7 bar when it is cold.\n",
+    "cat.md": "# Cat\n\nThe cat is called Professor Biscuit and eats fish.\n",
+    "keys.md": "# Keys\n\nThe key of the shed lies in the bread bin.\n",
+}
+TEMPLATE = "{% for m in messages %}<user>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 
 
 def texts() -> list[tuple[str, str, str]]:
@@ -114,3 +122,36 @@ def text_files(folder: Path) -> None:
             words = text.split()
             plain = name.replace("<b>", "").rpartition(".")[0]
             (folder / f"{plain}-{number}.txt").write_text(" ".join(words[number:] + words[: 7 * number]))
+
+
+def write_notes(folder: Path) -> None:
+    """Write three notes."""
+    for name, text in NOTES.items():
+        (folder / name).write_text(text)
+
+
+def chatting_decoder(folder: Path) -> None:
+    """Save an untrained decoder whose tokeniser has a chat template."""
+    import transformers
+
+    tokenizer = Tokenizer.train([*NOTES.values(), "<user><answer> roof old what how?"], 400)
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.model, bos_token="<bos>", eos_token="<pad>", pad_token="<pad>"
+    )
+    theirs.chat_template = TEMPLATE
+    theirs.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = decoders.gpt2(tokenizer.vocab_size, 2, longest=256)
+    model.config.bos_token_id, model.config.eos_token_id = 1, 0
+    model.generation_config.bos_token_id, model.generation_config.eos_token_id = 1, 0
+    model.save_pretrained(folder)
+
+
+def notes(decoder: Path, texts: Path, out: Path) -> Path:
+    """A folder that `retrofit` makes of three notes."""
+    from retro_model.commands.retrofit import command
+
+    chatting_decoder(decoder)
+    write_notes(texts)
+    command.main([str(decoder), "--texts", str(texts), "--out", str(out), "--chunk-len", "16", "--window", "64"])
+    return out

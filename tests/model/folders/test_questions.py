@@ -9,19 +9,12 @@ import torch
 from retro_model.commands.compare import questions as compared
 from retro_model.commands.retrofit import command as retrofit
 from retro_model.commands.retrofit.options import Sizes
-from retro_model.data.tokens import Tokenizer
 from retro_model.folders import questions
 from retro_model.folders.reader import Options, open_folder
 from retro_model.folders.retrofit import HubText
-from tests.model import decoders
+from tests.model.folders import made as folders
 
 transformers = pytest.importorskip("transformers")
-NOTES = {
-    "boiler.md": "# Boiler\n\nThe boiler needs a pressure of 1.7 bar when it is cold.\n",
-    "cat.md": "# Cat\n\nThe cat is called Professor Biscuit and eats fish.\n",
-    "keys.md": "# Keys\n\nThe key of the shed lies in the bread bin.\n",
-}
-TEMPLATE = "{% for m in messages %}<user>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
 SIZES = ["--chunk-len", "16", "--window", "64"]
 
 
@@ -29,19 +22,8 @@ SIZES = ["--chunk-len", "16", "--window", "64"]
 def made(tmp_path_factory):
     """The decoder's folder, the notes, the model folder and the lines that the command printed."""
     decoder, notes, out = (tmp_path_factory.mktemp(name) for name in ("tiny", "notes", "out"))
-    for name, text in NOTES.items():
-        (notes / name).write_text(text)
-    tokenizer = Tokenizer.train([*NOTES.values(), "<user><answer> roof old what how?"], 400)
-    theirs = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.model, bos_token="<bos>", eos_token="<pad>", pad_token="<pad>"
-    )
-    theirs.chat_template = TEMPLATE
-    theirs.save_pretrained(decoder)
-    torch.manual_seed(0)
-    model = decoders.gpt2(tokenizer.vocab_size, 2, longest=256)
-    model.config.bos_token_id, model.config.eos_token_id = 1, 0
-    model.generation_config.bos_token_id, model.generation_config.eos_token_id = 1, 0
-    model.save_pretrained(decoder)
+    folders.chatting_decoder(decoder)
+    folders.write_notes(notes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retrofit, "fit", lambda *_: pytest.fail("trained on nothing"))
         retrofit.main([str(decoder), "--texts", str(notes), "--out", str(out), *SIZES])
@@ -51,14 +33,13 @@ def made(tmp_path_factory):
 def test_a_small_folder_is_ready_without_training(made):
     reader = open_folder(made[2])
     assert reader.about()["facts"]["summary"] == "Reads 3 documents; none was held out."
-    assert reader.passages == [] and {entry.name for entry in reader.library.documents} == {*NOTES}
+    assert reader.passages == [] and {entry.name for entry in reader.library.documents} == {*folders.NOTES}
 
 
 def test_held_out_documents_are_named(made, tmp_path, capsys):
     for number in range(3):
         (tmp_path / f"{number}.md").write_text(f"# {number}\n\nNothing here resembles the others, {number}{number}.\n")
-    for name, text in NOTES.items():
-        (tmp_path / name).write_text(text)
+    folders.write_notes(tmp_path)
     options = ["--held-out", "1", "--steps", "0", "--least-similarity", "0.99"]
     retrofit.main([str(made[0]), "--texts", str(tmp_path), "--out", str(tmp_path / "out"), *SIZES, *options])
     said = capsys.readouterr().out
