@@ -94,7 +94,20 @@ def test_profile_reports_nothing_of_a_throttled_clock(tiny, tmp_path, monkeypatc
     monkeypatch.setattr(environment, "throttled", lambda device: "heat, by the hardware")
     assert retro_bench.main([*PROFILE, "--json", str(tmp_path / "a.jsonl")]) == 3
     said = capsys.readouterr()
-    assert "heat, by the hardware" in said.err and not said.out and not (tmp_path / "a.jsonl").exists()
+    assert "heat, by the hardware" in said.err and not said.out
+    assert not [one for one in record.read(tmp_path / "a.jsonl") if one["time"]]
+
+
+def test_a_profile_that_is_interrupted_keeps_its_records(tiny, tmp_path, monkeypatch):
+    def stops(**arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ceilings, "measure", lambda device: None)
+    retro_bench.register(retro_bench.Contender("relative_attention", "stops", stops, role="kernel"))
+    path = tmp_path / "a.jsonl"
+    command = ["profile", *QUICK, "--backend", "reference,stops", "--mode", "fwd", "--json", str(path)]
+    assert retro_bench.main(command) == 5
+    assert "reference" in {one["backend"] for one in record.read(path)} and record.left(path)
 
 
 @pytest.mark.parametrize(

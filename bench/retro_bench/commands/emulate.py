@@ -2,7 +2,8 @@
 
 Compiles launches of the shipped cases for --arch and executes CTAs from the middle of the grid. Checks bounds,
 alignment, uninitialised shared memory, races between warps, and copies and wgmma that nothing waits for. Exit code 2 if
-something is wrong. `ptx-emulator run FILE.py::FUNCTION` does the same for any function that launches Triton kernels.
+something is wrong, 5 if nothing was executed. `ptx-emulator run FILE.py::FUNCTION` does the same for any function that
+launches Triton kernels.
 """
 
 import argparse
@@ -45,8 +46,7 @@ def execute(arguments: argparse.Namespace) -> int:
         except PtxError as error:
             strange += 1
             print(f"  not emulated: {error}\n", flush=True)
-    if arguments.brief:
-        print(f"{len(chosen)} launches: {wrong} wrong, {strange} not emulated, {len(chosen) - wrong - strange} right")
+    print(f"{len(chosen)} launches: {wrong} wrong, {strange} not emulated, {len(chosen) - wrong - strange} right")
     if not arguments.all and len(launches) > 1:
         say(f"{len(launches) - 1} more launches match: --all")
-    return exits.NUMERICS if wrong else exits.OK
+    return exits.NUMERICS if wrong else exits.OK if strange < len(chosen) else exits.NOTHING_MEASURED

@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from ..report.tables import align
+from ..report.tables import align, notes
 from . import emulator, exits, options
 
 #: least part of its published times that plain flash attention's estimates are: attention comes out too fast
@@ -61,8 +61,12 @@ def execute(arguments: argparse.Namespace) -> int:
     for (op, case), seconds in totals.items():
         print(f"{op}, {case}: {1e6 * sum(seconds):.1f} us in {len(seconds)} launches")
     within = f"nine tenths of the calibration's rows are within {SPREAD:.0%}"
-    print(f"estimated for one {machine.name}, not measured; {within}")
-    return exits.OK
+    left = f"{len(selection.triton) + 1 - len(lines)} of {len(selection.triton)} launches were not estimated"
+    said = [f"estimated for one {machine.name}, not measured; {within}"] + [left] * (
+        len(lines) <= len(selection.triton)
+    )
+    print("\n".join(notes(said)))
+    return exits.OK if totals else exits.NOTHING_MEASURED
 
 
 def _dot() -> None:

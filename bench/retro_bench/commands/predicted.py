@@ -43,15 +43,17 @@ def execute(arguments: argparse.Namespace) -> int:
     if not chosen:
         raise exits.UsageError(f"--launch {','.join(wanted or ())}: no prediction of such a launch")
     shipped = launches(chosen)
+    for identity in chosen:
+        if identity not in shipped:
+            say(f"{identity}: not launched by this tree any more")
     if arguments.once:
-        return run_once([shipped[identity] for identity in chosen if identity in shipped], arguments.device)
+        return run_once(list(shipped.values()), arguments.device)
     rows, pace, late = [], Pace([], arguments.deadline), 0
     for identity in chosen:
         if pace.over():
             late += 1
             continue
         if identity not in shipped:
-            say(f"{identity}: not launched by this tree any more")
             continue
         same = [row for row in predicted[identity] if row["fingerprint"] == shipped[identity].fingerprint]
         rows.append(row := measured(shipped[identity], (same or predicted[identity])[-1], arguments.device))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..records import environment
-from ..records.record import Writer
+from ..records.record import Writer, replace
 from ..registry import CASES, CONTENDERS
 from ..report import summary, tables, terminal
 from . import exits, measuring, options
@@ -57,37 +57,37 @@ def execute(arguments: argparse.Namespace) -> int:
     latest, slow = {}, set()
 
     def append(measured: dict) -> None:
-        latest[measured["id"]] = measured
-        if why := environment.throttled(selection.device):
+        if measured["time"] and (why := environment.throttled(selection.device)):
             slow.add(why)
+            return
+        latest[measured["id"]] = measured
+        writer.write(measured)
 
-    asked = Writer(None)  # nothing is written if the clock was throttled
-    measuring.walk(run, selection, arguments, asked, append)
+    measuring.walk(run, selection, arguments, writer, append)
     records = list(latest.values())
+    if arguments.json:
+        replace(arguments.json, records)
     if slow:
         say(f"the GPU's clock was throttled ({'; '.join(sorted(slow))}): the times are not the kernels' own")
         return exits.INCONCLUSIVE
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
-    print("\n".join(summary.machine(timed or records)) + "\n")
+    print("\n".join(tables.notes(summary.machine(timed or records))) + "\n")
     header = ("case", "type", "mode", "backend", summary.statistic(timed), *COLUMNS[1:])
     for kernel in dict.fromkeys(record["kernel"] for record in timed):
         own = [record for record in timed if record["kernel"] == kernel]
         print(f"{kernel}\n{tables.align([header, *map(_cells, own)], DROP)}\n")
     if not timed:
         print("no kernel was timed")
-    writer.request(run.run, asked.requested)
-    for record in records:
-        writer.write(record)
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
             _trace(record, run, arguments.trace / f"{record['id'].replace('/', '-')}.json")
     if wrong := summary.beyond(timed):
-        say(wrong)
-        if not environment.rehearsing():  # other work may lower the ceiling of a rehearsal
-            return exits.INCONCLUSIVE
+        say("\n".join(tables.notes([wrong])))
     print(terminal.verdict(records, writer.requested, arguments.json))
-    return measuring.exit_code(records)
+    code = measuring.exit_code(records)
+    # other work may lower the ceiling of a rehearsal
+    return exits.INCONCLUSIVE if wrong and code == exits.OK and not environment.rehearsing() else code
 
 
 def _cells(record: dict) -> tuple[str, ...]:
