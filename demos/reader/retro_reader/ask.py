@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
         ids = reader.encode(prompt)
         reading, plain = reader.write(ids, how)
         show(console, reader, reading, reading.extra["prompt_tokens"])
-        console.print(Panel(Text(printable(plain)), title=f"{reader.without} it writes", title_align="left"))
+        console.print(Panel(Text(printable(plain)), title=f"{reader.without}, it writes", title_align="left"))
     except (FileNotFoundError, ValueError) as error:
         sys.exit(printable(f"retro-reader ask: {error}"))
 

@@ -29,7 +29,7 @@ def test_in_the_terminal(paths, capsys, tmp_path):
     ask.main([str(paths["retro"]), "The harbour", "--tokens", "4"])
     said = capsys.readouterr().out
     assert "It wrote the bold words itself" in said and "fewer bits" not in said and "more bits" not in said
-    assert "retrieval off it writes" in said
+    assert "retrieval off, it writes" in said
     for wrong, named in (
         (["--forget", "nothing.txt"], "nothing.txt"),
         (["-k", "99"], "k: expected"),
