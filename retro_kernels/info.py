@@ -13,23 +13,25 @@ import torch
 
 from . import built_from
 from ._version import __version__
+from .compile import target
 from .core import dispatch, native
 
 
 def lines() -> list[str]:
     """Return the lines of the report."""
-    threads, python = torch.get_num_threads(), platform.python_version()
+    threads, python, rocm = torch.get_num_threads(), platform.python_version(), torch.version.hip
     out = [
         f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python {python}",
         f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {threads} threads, kernels for {native.cpu_isa()}",
     ]
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
-            p = torch.cuda.get_device_properties(i)
-            size = f"{p.multi_processor_count} SMs, {p.total_memory / 2**30:.0f} GiB"
-            out.append(f"cuda:{i}: {p.name}, sm_{p.major}{p.minor}, {size}")
+            p, gpu = torch.cuda.get_device_properties(i), target.current_target(torch.device("cuda", i))
+            units = "SMs" if gpu.backend == "cuda" else f"CUs, warps of {gpu.warp_size}"
+            size = f"{gpu.multiprocessors} {units}, {p.total_memory / 2**30:.0f} GiB"
+            out.append(f"cuda:{i}: {p.name}, {gpu.name}, {size}" + f", ROCm {rocm}" * bool(rocm))
     else:
-        out.append("cuda: none (torch.cuda.is_available() is False)")
+        out.append(f"cuda: none (torch.cuda.is_available() is False; torch is built for {target.platform()})")
     out.append(f"cuda extension: {native.cuda_built()}")
     out += ["", "libraries", *(f"  {line}" for line in built_from.lines())]
     for op, statuses in dispatch.backends().items():

@@ -9,7 +9,7 @@ from unittest import mock
 from ptx_emulator import launches
 from retro_kernels import triton_lib as backend
 from retro_kernels.compile import target as targets
-from retro_kernels.compile.target import KNOWN, Target
+from retro_kernels.compile.target import NVIDIA, Target
 from retro_kernels.core import dispatch, layouts
 from retro_kernels.triton_lib.launch import launches_to
 
@@ -24,15 +24,15 @@ def emulating(arch: int, *, checks: bool = True, log: list | None = None) -> Ite
 
     log: every launch is appended to it before it runs.
     """
-    if arch not in KNOWN:
-        raise ValueError(f"arch: expected one of {sorted(KNOWN)}; got {arch}")
+    if arch not in NVIDIA:
+        raise ValueError(f"arch: expected one of {sorted(NVIDIA)}; got {arch}")
 
     def emulated(launch) -> None:
         if log is not None:
             log.append(launch)
         launches.run(launch, arch, checks=checks)
 
-    target = Target(arch, KNOWN[arch].shared_memory, MULTIPROCESSORS)
+    target = Target(arch, NVIDIA[arch].shared_memory, MULTIPROCESSORS)
     with (
         launches_to(emulated),
         mock.patch.object(backend, "interpreted", lambda: True),

@@ -1,13 +1,15 @@
 """A device without hardware: it refuses tensors of another device, like a GPU, and counts the host's waits.
 
 Its tensors are `Far`: they report `meta` as device and hold their values on the CPU. Inside `standing_in()` a tensor
-created on `meta` is one of them. The reference serves the package's ops.
+created on `meta` is one of them. The reference serves the package's ops. `rocm` stands in for an AMD GPU and has no
+tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
@@ -16,6 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from retro_kernels.compile import target
+from retro_kernels.compile.target import AMD
 from retro_kernels.core import dispatch
 
 DEVICE = "meta"
@@ -85,9 +89,9 @@ def _run(func, args: tuple, kwargs: dict):
     tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
     far, near = any(isinstance(t, Far) for t in tensors), any(not isinstance(t, Far) and t.dim() for t in tensors)
     to = kwargs.get("device") and torch.device(kwargs["device"]).type
-    target = to == DEVICE if to else far
+    here = to == DEVICE if to else far
     if func is _aten.copy_.default:
-        target = isinstance(args[0], Far)
+        here = isinstance(args[0], Far)
     if far and near and func in _INDEX and isinstance(args[0], Far):
         Far.waits.append(f"{func} by an index of the host")
     elif far and near and func not in _COPIES:
@@ -95,9 +99,9 @@ def _run(func, args: tuple, kwargs: dict):
     if far and (func in _READ or any(_is_mask(index) for index in (args[1] if func in _INDEX else ()))):
         Far.waits.append(str(func))
     asynchronous = kwargs.get("non_blocking") or (func is _aten.copy_.default and args[2:3] == (True,))
-    if func in _COPIES and target and near and not asynchronous:
+    if func in _COPIES and here and near and not asynchronous:
         Far.waits.append(f"{func} from the host")
-    if func in _COPIES and far and not target:
+    if func in _COPIES and far and not here:
         Far.waits.append(f"{func} to the host")
     args, kwargs = tree_map_only(Far, lambda t: t.held, (args, kwargs))
     if to == DEVICE:
@@ -105,7 +109,7 @@ def _run(func, args: tuple, kwargs: dict):
     if far and func.namespace == "retro_kernels":
         args = tuple("reference" if isinstance(value, str) and value in dispatch.ORDER else value for value in args)
     out = func(*args, **kwargs)
-    return tree_map_only(torch.Tensor, Far, out) if target else out
+    return tree_map_only(torch.Tensor, Far, out) if here else out
 
 
 def _is_mask(index) -> bool:
@@ -133,3 +137,26 @@ def standing_in() -> Iterator[list[str]]:
     fused = mock.patch("torch.optim.adam._device_dtype_check_for_fused", lambda *args, **options: None)
     with without, fused, _Device(), _Lists():  # torch has neither autocast nor a fused optimiser for `meta`
         yield waits
+
+
+@contextlib.contextmanager
+def rocm(arch: str = "gfx942") -> Iterator[None]:
+    """Make torch report a ROCm build with one AMD GPU, whose properties lack NVIDIA's fields.
+
+    major and minor are ROCm's: by them gfx942 would be sm_94.
+    """
+    known = AMD.get(arch, AMD["gfx942"])
+    sizes = {"multi_processor_count": known.multiprocessors, "total_memory": 192 << 30, "L2_cache_size": 4 << 20}
+    sizes |= {"warp_size": known.warp_size, "shared_memory_per_block": known.shared_memory, "major": 9, "minor": 4}
+    properties = SimpleNamespace(name="AMD Instinct", gcnArchName=f"{arch}:sramecc+:xnack-", **sizes)
+    fakes = {"is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0}
+    fakes["get_device_properties"] = lambda index: properties
+    caches = (target._gpu_target, dispatch._status, dispatch._available)
+    with mock.patch.multiple(torch.version, hip="6.4.43482", cuda=None), mock.patch.multiple(torch.cuda, **fakes):
+        for cache in caches:
+            cache.cache_clear()
+        try:
+            yield
+        finally:
+            for cache in caches:
+                cache.cache_clear()

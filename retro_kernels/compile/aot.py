@@ -1,6 +1,6 @@
 """Compile every shipped Triton kernel without a GPU; list registers, stack (spills) and shared memory.
 
-    python -m retro_kernels.compile.aot --arch 80,90,100 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
+    python -m retro_kernels.compile.aot --arch 80,90,gfx942 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
 
 Each `ops/<op>/triton` yields its launches from `aot_cases(target)`. Where tiles depend on options, `aot_combinations`
 yields the launches of every set of options. Both make them on meta tensors by the code that launches on a GPU;
@@ -24,27 +24,34 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..core.dispatch import OPS, exists
-from . import triton_private
-from .target import KNOWN, Target
+from . import amdgcn, triton_private
+from .target import KNOWN, Target, arch_named
 
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """Resources of a compiled kernel. stack: bytes a thread, 0 unless registers spill. shared_*: bytes a block."""
+    """Resources of a compiled kernel. stack: bytes a thread, 0 unless registers spill. shared_*: bytes a block.
+
+    registers: per thread, on AMD VGPRs with the `agprs`. spills, matrix: see `amdgcn.Usage`; None for NVIDIA.
+    """
 
     op: str
     kernel: str
     case: str
     config: str
     dtype: str
-    arch: int
+    arch: int | str
     registers: int
     stack: int
     shared_static: int
     shared_dynamic: int
     num_warps: int
     num_stages: int
-    cubin: str  # sha256
+    binary: str  # sha256
+    agprs: int | None = None
+    spills: int | None = None
+    matrix: int | None = None
+    waves: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,20 +88,29 @@ def cases(target: Target, only: str | None = None, listing: str = "aot_cases") -
 
 def source(launch, target: Target):
     """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
-    return triton_private.source(launch, target.arch)
+    return triton_private.source(launch, target)
 
 
 def compile_case(op: str, case: CompileCase, target: Target, keep: Path | None = None) -> Resources:
-    """Compile one launch and read its resources."""
-    launch, compiled = case.launch, triton_private.compiled(case.launch, target.arch)
-    cubin = compiled.asm["cubin"]
-    digest, usage = hashlib.sha256(cubin).hexdigest(), resources(cubin)
+    """Compile one launch and read its resources. keep: folder for the cubin, or for AMD's assembly."""
+    launch, asm = case.launch, (compiled := triton_private.compiled(case.launch, target)).asm
+    amd = target.backend == "hip"
+    binary, kind = (asm["hsaco"], "amdgcn") if amd else (asm["cubin"], "cubin")
+    digest, more = hashlib.sha256(binary).hexdigest(), {}
     if keep is not None:
-        name = f"{op}-{launch.name}-{case.case}-{case.dtype}-sm{target.arch}-{digest[:8]}.cubin"
-        (keep / name.replace(" ", "_")).write_bytes(cubin)
+        place = target.name.replace("_", "")
+        name = f"{op}-{launch.name}-{case.case}-{case.dtype}-{place}-{digest[:8]}.{kind}".replace(" ", "_")
+        (keep / name).write_bytes(asm[kind].encode() if amd else binary)
+    if amd:
+        read = amdgcn.usage(asm["amdgcn"])
+        used = read.registers, read.stack, read.lds
+        more = {name: getattr(read, name) for name in ("agprs", "spills", "matrix", "waves")}
+    else:
+        usage = resources(binary)
+        used = usage["REG"], usage["STACK"], usage["SHARED"]
     named = op, launch.name, case.case, _config(launch), case.dtype, target.arch
-    used = usage["REG"], usage["STACK"], usage["SHARED"], compiled.metadata.shared
-    return Resources(*named, *used, launch.num_warps, launch.num_stages, digest)
+    options = compiled.metadata.shared, launch.num_warps, launch.num_stages
+    return Resources(*named, *used, *options, digest, **more)
 
 
 def resources(cubin: bytes) -> dict[str, int]:
@@ -115,7 +131,7 @@ def tool(name: str) -> str:
 
 
 def compile_each(
-    arches: Iterable[int],
+    arches: Iterable[int | str],
     only: str | None = None,
     keep: Path | None = None,
     jobs: int | None = None,
@@ -161,14 +177,19 @@ def _config(launch) -> str:
 
 
 def as_text(rows: list[Resources]) -> str:
-    width = max([34, *(len(r.case) for r in rows)])
-    head = f"{'kernel':<26} {'case':<{width}} {'config':<30} {'dtype':<9} arch  regs stack  shared"
-    lines = [
-        f"{r.kernel:<26} {r.case:<{width}} {r.config:<30} {r.dtype:<9} {r.arch:>4} {r.registers:>5} {r.stack:>5} "
-        f"{r.shared_static + r.shared_dynamic:>7}"
-        for r in rows
-    ]
-    return "\n".join([head, *lines])
+    """Return a table; with the columns that only AMD has if a row is AMD's."""
+    amd = any(r.agprs is not None for r in rows)
+    names = ["kernel", "case", "config", "dtype", "arch", "regs", "stack", "shared"]
+    table = [names + ["agprs", "spills", "mfma"] * amd]
+    for r in rows:
+        numbers = (r.arch, r.registers, r.stack, r.shared_static + r.shared_dynamic)
+        more = (r.agprs, r.spills, r.matrix) if amd else ()
+        shown = ("-" if number is None else str(number) for number in (*numbers, *more))
+        table.append([r.kernel, r.case, r.config, r.dtype, *shown])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    texts = [[cell.ljust(width) for cell, width in zip(row[:4], widths, strict=False)] for row in table]
+    right = [[cell.rjust(width) for cell, width in zip(row[4:], widths[4:], strict=True)] for row in table]
+    return "\n".join(" ".join([*left, *more]) for left, more in zip(texts, right, strict=True))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -182,12 +203,13 @@ def main(argv: list[str] | None = None) -> int:
         help="compile every set of options of both attentions instead of the shipped launches",
     )
     parser.add_argument("--json", type=Path, help="file for the rows")
-    parser.add_argument("--keep", type=Path, help="folder for the cubins")
+    parser.add_argument("--keep", type=Path, help="folder for the cubins, and for AMD's assembly")
     parser.add_argument("--jobs", type=int, help="number of processes; default: one for each core")
     options = parser.parse_args(argv)
-    arches = [int(arch) for arch in options.arch.split(",")]
-    if unknown := [arch for arch in arches if arch not in KNOWN]:
-        parser.error(f"--arch: expected some of {sorted(KNOWN)}; got {unknown}")
+    try:
+        arches = [arch_named(word) for word in options.arch.split(",")]
+    except ValueError as error:
+        parser.error(f"--arch: {error}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
     if options.keep:

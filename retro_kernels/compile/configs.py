@@ -83,10 +83,9 @@ def _choice(query: TileQuery, target: Target, rows: tuple[dict, ...]) -> tuple[d
 
 
 def newest(rows: tuple[dict, ...], kernel: str, bytes: int, target: Target) -> list[dict]:
-    """Return a kernel's rows of the newest architecture up to the target's, or of the oldest in the table."""
+    """Return a kernel's rows of the architecture that is `nearest` to the target."""
     ours = [row for row in rows if row["kernel"] == kernel and row["bytes"] == bytes]
-    known = [row["arch"] for row in ours]
-    arch = max((a for a in known if a <= target.arch), default=min(known))
+    arch = target.nearest([row["arch"] for row in ours])
     return [row for row in ours if row["arch"] == arch]
 
 

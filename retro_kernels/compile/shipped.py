@@ -24,7 +24,8 @@ from . import triton_private
 MANIFEST = "retro-kernels.json"
 _GROUP = "__grp__"  # prefix of the file that lists the other files of its entry
 _ENTRY = re.compile(r"[A-Z2-7]{52}")  # a SHA-256 in base 32
-_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|json)", re.ASCII)  # files the host doesn't execute
+#: files that the host doesn't execute
+_FILE = re.compile(r"[A-Za-z_]\w*\.(source|ttir|ttgir|llir|ptx|cubin|amdgcn|hsaco|json)", re.ASCII)
 
 
 def identity() -> dict[str, str]:
@@ -45,7 +46,7 @@ def identity() -> dict[str, str]:
 
 def export(
     folder: Path,
-    arches: Iterable[int],
+    arches: Iterable[int | str],
     only: str | None = None,
     jobs: int | None = None,
     progress: Callable[[int], None] = lambda count: None,
@@ -78,7 +79,7 @@ def take_over(folder: str | os.PathLike) -> int:
     entries = _checked(Path(folder))
     for name, files in entries.items():
         _copied(files, Path(triton.knobs.cache.dir) / name)
-    return sum(any(name.endswith(".cubin") for name in files) for files in entries.values())
+    return sum(any(name.endswith((".cubin", ".hsaco")) for name in files) for files in entries.values())
 
 
 def _checked(folder: Path) -> dict[str, dict[str, bytes]]:

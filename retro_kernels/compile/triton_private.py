@@ -5,6 +5,8 @@ Triton is imported inside the functions, because it may not be installed.
 
 from __future__ import annotations
 
+from .target import Target
+
 
 def driver():
     """Return Triton's module of the active GPU driver."""
@@ -18,31 +20,31 @@ def specialised(kernel) -> frozenset[str]:
     return frozenset(p.name for p in getattr(kernel, "params", ()) if not p.do_not_specialize)
 
 
-def gpu(arch: int):
-    """Return the target of Triton's compiler for an architecture."""
+def gpu(target: Target):
+    """Return the target of Triton's compiler."""
     from triton.backends.compiler import GPUTarget
 
-    return GPUTarget("cuda", arch, 32)
+    return GPUTarget(target.backend, target.arch, target.warp_size)
 
 
-def source(launch, arch: int):
-    """Return (ASTSource, options) exactly as a launch of these arguments on a GPU of `arch` builds them."""
+def source(launch, target: Target):
+    """Return (ASTSource, options) exactly as a launch of these arguments on the target builds them."""
     from triton.compiler import ASTSource, make_backend
     from triton.runtime.jit import create_function_from_signature
 
-    kernel, backend = launch.kernel, make_backend(gpu(arch))
+    kernel, backend = launch.kernel, make_backend(gpu(target))
     kwargs = {**launch.arguments, **launch.options}
     bound, specialization, options = create_function_from_signature(kernel.signature, kernel.params, backend)(**kwargs)
     options, signature, constants, attributes = kernel._pack_args(backend, kwargs, bound, specialization, options)
     return ASTSource(kernel, signature, constants, attributes), options
 
 
-def compiled(launch, arch: int):
-    """Return the kernel of a launch, compiled for a GPU of `arch`. The machine need not have one."""
+def compiled(launch, target: Target):
+    """Return the kernel of a launch, compiled for the target. The machine need not have such a GPU."""
     import triton
 
-    src, options = source(launch, arch)
-    return triton.compile(src, target=gpu(arch), options=options.__dict__)
+    src, options = source(launch, target)
+    return triton.compile(src, target=gpu(target), options=options.__dict__)
 
 
 def compiler_key() -> str:

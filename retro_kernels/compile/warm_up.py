@@ -95,7 +95,7 @@ def _pass(module, *arguments) -> Callable[[], object]:
 
 
 def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
-    """Return each distinct kernel once, as (module, name, arguments, options, arch)."""
+    """Return each distinct kernel once, as (module, name, arguments, options, target)."""
     from .. import triton_lib as backend
 
     if backend.unavailable() or backend.interpreted():
@@ -111,7 +111,7 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
         arguments = {k: _Stand(v) if isinstance(v, torch.Tensor) else v for k, v in launch.arguments.items()}
         named = launch.kernel.__module__, launch.kernel.__name__
         options = launch.num_warps, launch.num_stages, launch.max_registers
-        distinct.setdefault(aot._key(aot.CompileCase("", "", launch), gpu), (*named, arguments, options, gpu.arch))
+        distinct.setdefault(aot._key(aot.CompileCase("", "", launch), gpu), (*named, arguments, options, gpu))
 
     with launches_to(note, zeros=True):
         for call in calls:
@@ -120,13 +120,17 @@ def _collected(calls: Iterable[Callable[[], object]]) -> list[tuple]:
 
 
 class _Stand:
-    """Stand-in for a tensor, with the attributes that Triton reads: type and alignment to 16 bytes."""
+    """Stand-in for a tensor, with what Triton reads: type, alignment to 16 bytes and, for AMD, size of the storage."""
 
     def __init__(self, tensor: torch.Tensor):
         self.dtype, self.address = tensor.dtype, tensor.data_ptr() % 16
+        self.size = tensor.untyped_storage().size()
 
     def data_ptr(self) -> int:
         return self.address
+
+    def ptr_range(self) -> int:
+        return self.size
 
 
 def compile_share() -> None:
@@ -136,10 +140,10 @@ def compile_share() -> None:
     from ..triton_lib.launch import Launch
 
     failed = None
-    for module, name, arguments, options, arch in pickle.load(sys.stdin.buffer):
+    for module, name, arguments, options, target in pickle.load(sys.stdin.buffer):
         launch = Launch(getattr(importlib.import_module(module), name), (1,), arguments, *options)
         try:
-            triton_private.compiled(launch, arch)
+            triton_private.compiled(launch, target)
         except Exception as error:  # the others are compiled nevertheless
             failed = f"{name}: {error}"
     if failed:

@@ -155,6 +155,8 @@ def unavailable(name: str) -> str | None:
         return triton_lib.unavailable()
     if name == "reference":
         return None
+    if name == "cuda" and torch.version.hip:
+        return f"the kernels are CUDA C++; this torch was built for ROCm {torch.version.hip}"
     if why := native.unavailable(f"_{name}"):
         return why
     if name == "cpu":

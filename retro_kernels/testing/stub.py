@@ -12,7 +12,7 @@ _NUMBERS = itertools.count(1000)
 
 
 @contextlib.contextmanager
-def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
+def device(arch: int | str = 90, heard: Callable[[tuple], None] | None = None) -> Iterator[None]:
     """Inside, the `triton` backend serves CPU tensors as if they were on a GPU of `arch`. Outputs are not filled.
 
     heard: called with the arguments of Triton's launcher for every launch: grid, stream, function, metadata, hooks, and
@@ -50,7 +50,7 @@ def device(arch: int = 90, heard: Callable[[tuple], None] | None = None) -> Iter
             return 0
 
         def get_current_target(self):
-            return triton_private.gpu(arch)
+            return triton_private.gpu(known)
 
     number = next(_NUMBERS)  # Triton caches compiled kernels and their launchers by the device's number
     status = dispatch._status

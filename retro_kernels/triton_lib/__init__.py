@@ -8,12 +8,12 @@ import os
 import torch
 from torch import Tensor
 
-from ..compile.target import OLDEST_ARCH, current_target
+from ..compile.target import current_target, platform, unserved
 from ..core import arguments
 
 #: whether Triton's interpreter computes with bfloat16 correctly; the tests set it after they mended the interpreter
 INTERPRETS_BFLOAT16 = False
-MAX_GRID = 65535  # CUDA's limit on the second and third grid dimension
+MAX_GRID = 65535  # limit of CUDA and HIP on the second and third grid dimension
 
 
 def unsupported_grid(**sizes: int) -> str | None:
@@ -38,13 +38,10 @@ def unavailable() -> str | None:
     if interpreted():
         return None
     if not torch.cuda.is_available():
-        return "no CUDA GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
-    found = [current_target(torch.device("cuda", index)).arch for index in range(torch.cuda.device_count())]
-    return None if max(found) >= OLDEST_ARCH else too_old(max(found))
-
-
-def too_old(arch: int) -> str:
-    return f"the kernels need sm_{OLDEST_ARCH} (A100, RTX 30) or newer; the GPU is sm_{arch}"
+        return f"no {platform()} GPU (TRITON_INTERPRET=1 interprets the kernels on CPU tensors, for tests)"
+    found = [current_target(torch.device("cuda", index)) for index in range(torch.cuda.device_count())]
+    reasons = [unserved(target) for target in found]
+    return None if None in reasons else reasons[-1]
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
@@ -55,8 +52,8 @@ def unsupported_tensors(tensors: dict[str, Tensor | None]) -> str | None:
         for name, tensor in tensors.items():
             if tensor is not None and tensor.dtype == torch.bfloat16:
                 return f"{name} is torch.bfloat16, whose bits Triton's interpreter takes for integers; use float32"
-    arch = min(current_target(tensor.device).arch for tensor in tensors.values() if tensor is not None)
-    return too_old(arch) if arch < OLDEST_ARCH else None
+    devices = {tensor.device for tensor in tensors.values() if tensor is not None}
+    return next(filter(None, (unserved(current_target(device)) for device in devices)), None)
 
 
 def unsupported_rows(spans: dict[str, tuple[Tensor | None, int, int]]) -> str | None:

@@ -1,8 +1,8 @@
 """Every Triton kernel compiles for every architecture without a GPU, and none spills but those listed here.
 
 A selection: on sm_90 the presets below, and of the other calls the first of each kernel in bfloat16 and in float32; on
-sm_89 and sm_100 the calls that need the most shared memory. With RETRO_KERNELS_EVERY_LAUNCH=1, as each night, all 530
-to 570 of every architecture, some seven minutes of a core each.
+sm_89, sm_100 and AMD's processors the calls that need the most shared memory. With RETRO_KERNELS_EVERY_LAUNCH=1, as
+each night, all 530 to 570 of every architecture, some seven minutes of a core each.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from retro_kernels.compile import aot
-from retro_kernels.compile.target import KNOWN
+from retro_kernels.compile.target import AMD, KNOWN, NVIDIA
 from tests.conftest import INTERPRETER
 
 if INTERPRETER:
@@ -23,13 +23,13 @@ EVERY = os.environ.get("RETRO_KERNELS_EVERY_LAUNCH") == "1"
 
 
 #: a block has 99 KiB of shared memory there, so the widest calls may spill; no preset does
-SMALL = tuple(arch for arch, target in KNOWN.items() if target.shared_memory < 128 << 10)
+SMALL = tuple(arch for arch, target in NVIDIA.items() if target.shared_memory < 128 << 10)
 FULLEST = ("head of 256", "causal d128", "retro d128", "RPT, B=8")
-ARCHES = tuple(KNOWN) if EVERY else (89, 90, 100)
+ARCHES = tuple(KNOWN) if EVERY else (89, 90, 100, *AMD)
 
 
 class Selection:
-    def __init__(self, arch: int):
+    def __init__(self, arch: int | str):
         self.arch, self.seen = arch, set()
 
     def __call__(self, op: str, case: aot.CompileCase) -> bool:
@@ -44,21 +44,11 @@ class Selection:
         return new or preset(op, case.case, case.dtype)
 
 
+_OPTIONS = ("", " gate mask", " dropout", " four neighbours", " decode")
+RETRO = tuple(f"retro d{width}{option}" for option in _OPTIONS for width in (64, 128))
 #: op -> cases that must not spill, in bfloat16
 PRESETS = {
-    "chunked_cross_attention": (
-        "retro d64",
-        "retro d128",
-        "retro d64 gate mask",
-        "retro d128 gate mask",
-        "retro d64 dropout",
-        "retro d128 dropout",
-        "retro d64 four neighbours",
-        "retro d128 four neighbours",
-        "retro d64 decode",
-        "retro d128 decode",
-        "rpt gate",
-    ),
+    "chunked_cross_attention": ("rpt gate", *RETRO),
     "relative_attention": ("causal d64", "causal d128", "documents d128", "dropout d128", "window, both directions"),
     "topk_chunks": ("RPT, B=8", "64 of a million, RETRO", "1 of a million"),
     "relative_logits": ("head", "narrow"),
@@ -80,7 +70,7 @@ class Spill(NamedTuple):
     kernel: str
     case: str
     dtype: str  # float16 has the same code
-    bytes: dict[int, int]  # maximum stack of a thread, by architecture
+    bytes: dict[int | str, int]  # maximum stack of a thread, by architecture
     why: str
 
 
@@ -103,7 +93,7 @@ def allowed(row: aot.Resources) -> int:
 
 
 @functools.cache
-def rows(arch: int) -> tuple[aot.Resources, ...]:
+def rows(arch: int | str) -> tuple[aot.Resources, ...]:
     return tuple(aot.compile_each([arch], select=Selection(arch)))
 
 

@@ -26,29 +26,20 @@ def call(**options):
 
 
 def test_options_of_a_call():
-    assert relative_attention.launch.options(call(D=64)) == ()
-    assert relative_attention.launch.options(call(**EVERYTHING)) == ("dropout", "masked", "window", "narrow")
-    assert relative_attention.launch.options(call(**EVERYTHING, causal=False)) == (
-        "dropout",
-        "edges",
-        "masked",
-        "window",
-        "narrow",
-    )
-    assert relative_attention.launch.options(call(D=64, window=512, causal=False)) == ("edges", "masked", "window")
-    assert relative_attention.launch.options(call(D=64, segments=True)) == ("masked",)
-    assert relative_attention.launch.options(call(D=96)) == ("padded",)
-    assert relative_attention.launch.options(call(D=64, rel=None, biases=False)) == ()
-    assert chunked_cross_attention.launch.options(chunked_cross_attention.cases.call(torch.bfloat16, D=64)) == ()
-    assert chunked_cross_attention.launch.options(
-        chunked_cross_attention.cases.call(torch.bfloat16, D=64, E=16, gate=True)
-    ) == (
-        "masked",
-        "narrow",
-    )
-    assert chunked_cross_attention.launch.options(
-        chunked_cross_attention.cases.call(torch.bfloat16, rel=None, biases=False, dropout_p=0.1)
-    ) == ("dropout", "masked", "plain")
+    def cross(**options):
+        return chunked_cross_attention.launch.options(chunked_cross_attention.cases.call(torch.bfloat16, **options))
+
+    def relative(**options):
+        return relative_attention.launch.options(call(**options))
+
+    every = ("dropout", "masked", "window", "narrow")
+    assert relative(D=64) == relative(D=64, rel=None, biases=False) == cross(D=64) == ()
+    assert relative(**EVERYTHING) == every and relative(D=96) == ("padded",)
+    assert relative(**EVERYTHING, causal=False) == ("dropout", "edges", *every[1:])
+    assert relative(D=64, window=512, causal=False) == ("edges", "masked", "window")
+    assert relative(D=64, segments=True) == ("masked",)
+    assert cross(D=64, E=16, gate=True) == ("masked", "narrow")
+    assert cross(rel=None, biases=False, dropout_p=0.1) == ("dropout", "masked", "plain")
 
 
 @pytest.mark.parametrize("op", TABLES)
@@ -68,40 +59,21 @@ def test_a_row_with_an_option_is_one_of_a_kernel_that_serves_all(op):
     assert len(written) == len(set(written))
 
 
-@pytest.mark.parametrize(
-    "options, stages",
-    [
-        ((), 1),
-        (("masked",), 2),
-        (("dropout", "masked"), 3),
-        (("masked", "dropout"), 3),
-        (("window",), 1),
-        (("dropout", "masked", "window"), 4),
-    ],
-)
-def test_most_options_win_then_the_first_row(options, stages):
-    row = dict(
-        kernel="k",
-        arch=80,
-        bytes=2,
-        width=64,
-        rows=1 << 30,
-        block_m=64,
-        block_n=64,
-        num_warps=4,
-        num_stages=1,
-        precision="ieee",
-    )
+#: options of a call -> stages of the row that serves it
+SERVED = {(): 1, ("masked",): 2, ("dropout", "masked"): 3, ("masked", "dropout"): 3, ("window",): 1}
+SERVED[("dropout", "masked", "window")] = 4
+
+
+@pytest.mark.parametrize("options", SERVED)
+def test_most_options_win_then_the_first_row(options):
+    row = dict(kernel="k", arch=80, bytes=2, width=64, rows=1 << 30, block_m=64, block_n=64, num_warps=4)
+    row |= dict(num_stages=1, precision="ieee")
     wider = {**row, "width": 128, "with": "dropout", "num_stages": 5}
     both = {**row, "with": "masked+window", "num_stages": 4}
     rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2}, both)
+    query = configs.TileQuery("k", 2, 64, 512, 512, options)
     with configs.replaced("relative_attention", rows):
-        assert (
-            configs.choose_tile(
-                "relative_attention", configs.TileQuery("k", 2, 64, 512, 512, options), KNOWN[90]
-            ).num_stages
-            == stages
-        )
+        assert configs.choose_tile("relative_attention", query, KNOWN[90]).num_stages == SERVED[options]
 
 
 @pytest.mark.parametrize("arch", KNOWN)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
+from retro_kernels.compile.target import NVIDIA
 from retro_kernels.core import layouts
 from retro_kernels.testing import inputs, stub
 from tests.conftest import COMPILED, INTERPRETER
@@ -174,4 +175,4 @@ def test_products_are_fused_with_sums_whatever_tritons_default(monkeypatch):
     launched = []
     with launches_to(launched.append):
         sums.sum_parts(torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))
-    assert triton_private.source(launched[0], 90)[1].enable_fp_fusion
+    assert triton_private.source(launched[0], NVIDIA[90])[1].enable_fp_fusion

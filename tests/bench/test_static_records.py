@@ -1,15 +1,19 @@
 """Records of compiled kernels: regressions, and the reader of SASS listings."""
 
 import dataclasses
+import re
 
 import pytest
 
 from ptx_emulator import machines
 from ptx_emulator.estimate import sass
+from retro_bench.commands import options
 from retro_bench.commands.estimate import interval
-from retro_bench.static import fingerprint, regressions
+from retro_bench.records import record
+from retro_bench.report import terminal
+from retro_bench.static import amd_kernels, entry, fingerprint, regressions
 from retro_kernels.compile import aot
-from retro_kernels.compile.target import KNOWN
+from retro_kernels.compile.target import AMD, KNOWN, NVIDIA
 from tests.bench.helpers import static_record
 from tests.conftest import INTERPRETER
 
@@ -125,13 +129,47 @@ def test_an_estimates_interval_is_wider_for_attention_which_comes_out_too_fast()
     assert [round(time) for time in interval("relative_attention", 76)] == [64, 100]
 
 
-@pytest.mark.parametrize("arch", sorted(KNOWN))
+@pytest.mark.parametrize("arch", NVIDIA)
 def test_both_tables_of_gpus_agree(arch):
     """`retro_kernels` chooses tiles by three fields; `ptx_emulator` has a table of its own, because it stands alone."""
-    known, device = KNOWN[arch], machines.DEVICES[arch]
+    known, device = NVIDIA[arch], machines.DEVICES[arch]
     shared = (known.arch, known.shared_memory, known.multiprocessors)
     assert shared == (device.arch, device.shared_memory_per_block_optin, device.multi_processor_count)
 
 
 def test_no_architecture_is_in_one_table_only():
-    assert set(KNOWN) == set(machines.DEVICES) and {m.arch for m in machines.MACHINES.values()} <= set(KNOWN)
+    assert set(NVIDIA) == set(machines.DEVICES) and {m.arch for m in machines.MACHINES.values()} <= set(NVIDIA)
+    assert set(NVIDIA) == set(options.EVERY_ARCH) and set(AMD) == set(options.AMD_ARCHES)
+
+
+def amd_resources(**changes):
+    usual = {"op": "leaky_average", "kernel": "leaky_scan", "case": "wide", "config": "m64", "dtype": "bfloat16"}
+    usual |= {"arch": "gfx942", "registers": 300, "stack": 0, "shared_static": 0, "shared_dynamic": 16384}
+    usual |= {"num_warps": 4, "num_stages": 2, "binary": "x", "agprs": 44, "spills": 0, "matrix": 12, "waves": 1}
+    return aot.Resources(**usual | changes)
+
+
+#: (processor, waves per SIMD, warps, bytes of LDS) -> CTAs
+FITS = {("gfx942", 1, 4, 16384): 1, ("gfx942", 8, 4, 16384): 4, ("gfx942", 4, 8, 0): 2, ("gfx942", 1, 4, 65537): 0}
+FITS |= {("gfx950", 8, 4, 65537): 2, ("gfx1100", 8, 4, 32768): 4}
+
+
+@pytest.mark.parametrize("kernel", FITS)
+def test_blocks_of_an_amd_compute_unit(kernel):
+    compiled = amd_resources(**dict(zip(("arch", "waves", "num_warps", "shared_dynamic"), kernel, strict=True)))
+    assert amd_kernels.metrics(compiled, AMD[compiled.arch])["blocks_per_sm"] == FITS[kernel]
+
+
+def test_amd_kernels_are_listed_in_a_table_of_their_own(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    metrics = amd_kernels.metrics(amd_resources(spills=3, stack=16), AMD["gfx942"])
+    row = entry.row("leaky_average", "triton", "leaky_scan:wide:gfx942", "bfloat16", metrics) | {"run": "r"}
+    assert record.validate(row) == [] and row["device"]["name"] == "compiled for gfx942"
+    lines = terminal.static([static_record(), row]).splitlines()
+    assert lines[0].split()[:2] == ["kernel", "case"] and "AGPRs" not in lines[0]
+    head, values = (re.split(r"\s{2,}", line.strip()) for line in (lines[-3], lines[-1]))
+    shown = dict(zip(head, values, strict=True))
+    names = ("VGPRs", "AGPRs", "spills", "stack", "LDS", "MFMA")
+    assert [shown[name] for name in names] == ["300", "44", "3", "16", "16384", "12"]
+    clean = row | {"static": row["static"] | {"stack_bytes": 0}}
+    assert "spills: 16 stack bytes" in regressions.regressions([clean], [row])[0]

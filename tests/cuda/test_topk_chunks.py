@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from retro_kernels.compile import aot
-from retro_kernels.compile.target import KNOWN
+from retro_kernels.compile.target import NVIDIA
 from retro_kernels.core import native
 from retro_kernels.ops.topk_chunks import cuda as backend
 from retro_kernels.ops.topk_chunks import reference as reference
@@ -145,8 +145,8 @@ def test_emulated_kernel_is_exact(emulation, name, dtype, wgmma):
 
 def test_shared_memory_fits(emulation):
     """`unsupported_on` compares the target's shared memory with the size of the compiled structures."""
-    assert emulation.topk_shared_bytes(False) == backend.SHARED_BYTES <= KNOWN[80].shared_memory
-    assert emulation.topk_shared_bytes(True) == backend.SHARED_BYTES_WGMMA <= KNOWN[90].shared_memory
+    assert emulation.topk_shared_bytes(False) == backend.SHARED_BYTES <= NVIDIA[80].shared_memory
+    assert emulation.topk_shared_bytes(True) == backend.SHARED_BYTES_WGMMA <= NVIDIA[90].shared_memory
 
 
 def test_order_of_threads_and_blocks_changes_nothing(emulation):
@@ -207,7 +207,7 @@ def test_unsupported_calls_say_why():
         query = torch.empty(1, sizes["Q"], sizes["D"], dtype=query_dtype, **empty)
         key = torch.empty(1, sizes["S"], sizes["D"], dtype=query_dtype, **empty)
         query_doc = None if docs is None else torch.empty(1, sizes["Q"], dtype=docs, **empty)
-        return TopkChunks(query, key, sizes["k"], "dot", None, 0, query_doc, query_doc, None), KNOWN[arch]
+        return TopkChunks(query, key, sizes["k"], "dot", None, 0, query_doc, query_doc, None), NVIDIA[arch]
 
     def why(**options):
         return backend.unsupported_on(*call(**options))
@@ -222,7 +222,7 @@ def test_unsupported_calls_say_why():
     for arch in (86, 89, 120):  # a block exceeds the shared memory of a multiprocessor
         assert f"159264 bytes of shared memory; sm_{arch} has 101376" in why(arch=arch)
     reason = "query is torch.float32; have bfloat16, float16 (float32 is not served yet: triton serves it)"
-    assert all(why(query_dtype=torch.float32, arch=arch) == reason for arch in KNOWN)
+    assert all(why(query_dtype=torch.float32, arch=arch) == reason for arch in NVIDIA)
     assert "16 bytes" in why(D=1020) and "int16" in why(docs=torch.int16)
     assert backend.unsupported(problem(0)) == "query is on cpu, not on a cuda device"
 
@@ -231,7 +231,7 @@ def test_unsupported_calls_say_why():
     "b, q, keys", [(1, 4096, 10**6), (1, 512, 3000), (4, 1000, 10**5), (1, 40000, 10**6), (1, 600, 1)]
 )
 def test_split_covers_the_keys(b, q, keys):
-    for target in KNOWN.values():
+    for target in NVIDIA.values():
         blocks = b * -(-q // backend.TILE_Q)
         count, length = backend.split(keys, backend.TILE_S, blocks, target.multiprocessors, backend.TILES_PER_SPLIT)
         assert length % backend.TILE_S == 0 and (count - 1) * length < keys <= count * length

@@ -15,6 +15,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 #: architectures that are compiled for by default
 ARCHES = (80, 90, 100)
 EVERY_ARCH = (80, 86, 89, 90, 100, 120)
+AMD_ARCHES = ("gfx942", "gfx950", "gfx1100")
 
 
 def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
@@ -56,8 +57,8 @@ def add_launches(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arch(parser: argparse.ArgumentParser, default: str) -> None:
-    text = f"compile for these of {', '.join(map(str, EVERY_ARCH))} (default {default})"
-    parser.add_argument("--arch", default=default, metavar="NUMBER[,NUMBER]", help=text)
+    text = f"compile for these of {', '.join(map(str, (*EVERY_ARCH, *AMD_ARCHES)))} (default {default})"
+    parser.add_argument("--arch", default=default, metavar="ARCH[,ARCH]", help=text)
 
 
 def kernels(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -129,12 +130,13 @@ def add_deadline(parser: argparse.ArgumentParser, text: str = "limit the time; e
     parser.add_argument("--deadline", type=seconds, metavar="SECONDS", help=text)
 
 
-def arches(text: str) -> list[int]:
-    """Return --arch as numbers. Raises UsageError for an unknown architecture."""
-    wrong = [arch for arch in text.split(",") if arch not in map(str, EVERY_ARCH)]
+def arches(text: str) -> list[int | str]:
+    """Return --arch as numbers of NVIDIA and names of AMD. Raises UsageError for an unknown architecture."""
+    known = {str(arch): arch for arch in (*EVERY_ARCH, *AMD_ARCHES)}
+    wrong = [arch for arch in text.split(",") if arch not in known]
     if wrong:
-        raise exits.UsageError(f"--arch: expected some of {', '.join(map(str, EVERY_ARCH))}; got {', '.join(wrong)}")
-    return [int(arch) for arch in text.split(",")]
+        raise exits.UsageError(f"--arch: expected some of {', '.join(known)}; got {', '.join(wrong)}")
+    return [known[arch] for arch in text.split(",")]
 
 
 def positive(text: str) -> int:

@@ -1,8 +1,9 @@
 """compile GPU launches and read their machine code; no GPU
 
 Reads registers, stack bytes (above 0: spills), shared memory, CTAs per SM, tensor instructions and asynchronous copies;
-of the hot loop its issue slots and a lower bound in cycles. Exit code 1 if a kernel could not launch (no CTA fits an
-SM); with --spills also if one spills.
+of the hot loop its issue slots and a lower bound in cycles. For AMD's processors it reads VGPRs, AGPRs, spilled VGPRs,
+stack bytes, LDS, CTAs per compute unit and the number of MFMA or WMMA instructions, from the assembly. Exit code 1 if a
+kernel could not launch (no CTA fits an SM); with --spills also if one spills.
 """
 
 import argparse
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_launches(parser)
     options.add_arch(parser, ",".join(map(str, options.ARCHES)))
     add = parser.add_argument
-    add("--keep", type=Path, metavar="DIR", help="leave the cubins there")
+    add("--keep", type=Path, metavar="DIR", help="leave the cubins there, and AMD's assembly")
     add("--json", type=Path, metavar="FILE", help="append records to this file")
     add("--jobs", type=options.positive, help="processes (default: one a core)")
     add("--fingerprints", type=Path, metavar="FILE", help="write {id: hash of sources}, compile nothing")
@@ -75,13 +76,16 @@ def _compile(selection, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     return records
 
 
-def _called(call: str, arches: list[int]) -> list[dict[str, Any]]:
+def _called(call: str, arches: list[int | str]) -> list[dict[str, Any]]:
     """Return a row for each distinct compile among the launches of FILE.py::FUNCTION."""
     from ptx_emulator import command
 
     from ..static import entry
 
     rows = {}
+    if foreign := [arch for arch in arches if arch not in options.EVERY_ARCH]:
+        why = "the emulator, which records the launches of a function, has NVIDIA's GPUs only"
+        raise exits.UsageError(f"--arch {foreign[0]}: {why}")
     for arch in arches:
         try:
             launched = command.launches(call, arch, counts=False)

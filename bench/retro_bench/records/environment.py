@@ -65,6 +65,7 @@ def _versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "triton": _triton_version(),
         "cuda": torch.version.cuda,
+        **({"rocm": torch.version.hip} if torch.version.hip else {}),
         "ptxas": ptxas_version(),
         "retro_kernels": getattr(importlib.import_module("retro_kernels"), "__version__", None),
         "cores": available_cores(),
@@ -84,12 +85,14 @@ def device(kind: str) -> dict[str, Any]:
     if kind == "cuda":
         import torch
 
+        from retro_kernels.compile.target import current_target
+
         p = torch.cuda.get_device_properties(torch.cuda.current_device())
         driver = _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or ""
         return {
             "type": "cuda",
             "name": p.name,
-            "arch": f"sm_{p.major}{p.minor}",
+            "arch": current_target(torch.device("cuda", torch.cuda.current_device())).name,
             "multiprocessors": p.multi_processor_count,
             "memory_bytes": p.total_memory,
             "l2_bytes": p.L2_cache_size,
@@ -124,10 +127,10 @@ def compiler_version() -> str | None:
 
 def throttled(kind: str) -> str | None:
     """Return why the GPU's clock is lower than requested. None if it is not, or if the driver does not tell."""
-    if kind != "cuda":
-        return None
     import torch
 
+    if kind != "cuda" or torch.version.hip:  # nvidia-smi tells, and AMD's tool has no such field
+        return None
     device = ["-i", f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"]
     for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # the name before driver 535
         text = _output(["nvidia-smi", *device, f"--query-gpu={field}", "--format=csv,noheader"])
@@ -137,8 +140,8 @@ def throttled(kind: str) -> str | None:
 
 
 def has_gpu() -> bool:
-    """Whether a driver for NVIDIA's GPUs is loaded. torch may still be unable to use them."""
-    return Path("/dev/nvidiactl").exists()
+    """Whether a driver of NVIDIA's or AMD's GPUs is loaded. torch may still be unable to use them."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists()
 
 
 def available_cores() -> int:

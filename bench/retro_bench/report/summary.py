@@ -18,6 +18,9 @@ COLUMNS += ("time", "vs eager", "vs best baseline", "roofline", "MB extra", "err
 #: columns of a compiled kernel in every table
 STATIC_COLUMNS = ("kernel", "case", "type", "sm", "config", "regs", "stack", "shared", "CTAs/SM", "tensor")
 STATIC_COLUMNS += ("async", "in flight", "loop slots", "loop cycles >=")
+#: the same for AMD's processors, in AMD's words
+AMD_COLUMNS = ("kernel", "case", "type", "processor", "config", "VGPRs", "AGPRs", "spills", "stack", "LDS")
+AMD_COLUMNS += ("CTAs/CU", "MFMA")
 
 
 @dataclass(frozen=True)
@@ -134,15 +137,37 @@ def cells(row: ReportRow) -> tuple[str, ...]:
 def static_cells(record: dict[str, Any]) -> tuple[str, ...]:
     """Return the text of every column of STATIC_COLUMNS."""
     s = record["static"]
-    shared = (s.get("shared_static_bytes") or 0) + (s.get("shared_dynamic_bytes") or 0)
+    cycles = s.get("loop_cycles_at_least")
+    numbers = (s.get("registers"), s["stack_bytes"], _shared(s), s["blocks_per_sm"], s["tensor_instructions"])
+    numbers += (s["async_copies"], s.get("copies_in_flight"), s["loop_issue_slots"] or None)
+    return (*_static_names(record), *map(_shown, numbers), "-" if cycles is None else f"{cycles:.0f}")
+
+
+def for_amd(record: dict[str, Any]) -> bool:
+    """Whether a static record is of a kernel for an AMD processor."""
+    return "agprs" in record["static"]
+
+
+def amd_cells(record: dict[str, Any]) -> tuple[str, ...]:
+    """Return the text of every column of AMD_COLUMNS."""
+    s = record["static"]
+    numbers = (s["registers"], s["agprs"], s["spilled_registers"], s["stack_bytes"], _shared(s), s["blocks_per_sm"])
+    return (*_static_names(record), *map(_shown, (*numbers, s["tensor_instructions"])))
+
+
+def _static_names(record: dict[str, Any]) -> tuple[str, ...]:
+    s = record["static"]
     name, _, rest = record["case"]["name"].partition(":")
     case = rest.split(":")[0] if record["backend"] == "triton" else ""
-    cycles = s.get("loop_cycles_at_least")
-    numbers = (s.get("registers"), s["stack_bytes"], shared, s["blocks_per_sm"], s["tensor_instructions"])
-    numbers += (s["async_copies"], s.get("copies_in_flight"), s["loop_issue_slots"] or None)
-    shown = ("-" if value is None else str(value) for value in numbers)
-    first = ((s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-")
-    return (*first, *shown, "-" if cycles is None else f"{cycles:.0f}")
+    return (s.get("kernel") or name)[:44], case, record["dtype"], str(s.get("arch") or "-"), s.get("config") or "-"
+
+
+def _shared(static: dict[str, Any]) -> int:
+    return (static.get("shared_static_bytes") or 0) + (static.get("shared_dynamic_bytes") or 0)
+
+
+def _shown(value: int | None) -> str:
+    return "-" if value is None else str(value)
 
 
 def once(time: dict[str, Any] | None) -> bool:

@@ -10,7 +10,7 @@ from .tables import align, notes
 #: columns that a narrow terminal drops, in this order
 DROP_TIMES = ("MB extra", "error/limit", "vs eager", "roofline", "mode")
 DROP_CHECKS = ("checked", "worst", "error/limit")
-DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "tensor", "CTAs/SM", "sm")
+DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "tensor", "CTAs/SM", "sm", "CTAs/CU")
 
 
 def times(records: list[dict[str, Any]]) -> str:
@@ -94,8 +94,11 @@ def full(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
 
 
 def static(records: list[dict[str, Any]]) -> str:
-    """Format a line for each compiled kernel."""
-    return align([summary.STATIC_COLUMNS, *map(summary.static_cells, records)], DROP_STATIC)
+    """Format a line for each compiled kernel, with a table of its own for AMD's processors."""
+    amd = [record for record in records if summary.for_amd(record)]
+    nvidia = [record for record in records if not summary.for_amd(record)]
+    tables = [(summary.STATIC_COLUMNS, summary.static_cells, nvidia), (summary.AMD_COLUMNS, summary.amd_cells, amd)]
+    return "\n\n".join(align([names, *map(cells, some)], DROP_STATIC) for names, cells, some in tables if some)
 
 
 def _problems(records: list[dict[str, Any]]) -> list[str]:

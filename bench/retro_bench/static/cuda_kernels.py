@@ -34,13 +34,13 @@ class Source:
         return entry.identity(self.path.stem, "cuda", f"{self.path.name}:sm{self.arch}", "any")
 
 
-def sources(arches: list[int], parts: tuple[str, ...] | None) -> list[Source]:
+def sources(arches: list[int | str], parts: tuple[str, ...] | None) -> list[Source]:
     """Return every source that `parts` select by the name of its op."""
     folder = Path(retro_kernels.__file__).resolve().parent.parent / "csrc" / "cuda"
     if not folder.is_dir() or shutil.which("nvcc") is None:
         return []
     mark = fingerprint.of_files(folder, (".cu", ".cuh", ".h"))
-    every = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches]
+    every = [Source(path, arch, mark) for path in sorted(folder.glob("*.cu")) for arch in arches if arch in TARGET]
     return [source for source in every if entry.selected(source.id, parts)]
 
 

@@ -26,10 +26,15 @@ def row(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -
         "status": "ok",
         "git": environment.git_state(),
         "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
-        "device": {"type": "none", "name": f"compiled for sm_{metrics['arch']}"},
+        "device": {"type": "none", "name": f"compiled for {architecture(metrics['arch'])}"},
         "case": {"name": case, "shape": {}},
         "static": metrics,
     }
+
+
+def architecture(arch: int | str) -> str:
+    """Return "sm_90" for 90, and the name of an AMD processor as it is."""
+    return f"sm_{arch}" if isinstance(arch, int) else arch
 
 
 def identity(op: str, backend: str, case: str, dtype: str) -> str:

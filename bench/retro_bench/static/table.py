@@ -16,7 +16,7 @@ from .entry import NoToolchain, row
 __all__ = ["NoToolchain", "StaticSelection", "listing", "row", "rows", "select"]
 
 
-def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
+def listing(arches: list[int | str], parts: tuple[str, ...] | None) -> dict[str, str]:
     """Return id -> fingerprint of everything that `rows` would compile, in seconds, not minutes. Raises NoToolchain."""
     units = select(arches, parts)
     return {unit.id: unit.fingerprint for unit in [*units.triton, *units.cuda]}
@@ -26,7 +26,7 @@ def listing(arches: list[int], parts: tuple[str, ...] | None) -> dict[str, str]:
 class StaticSelection:
     """Launches and sources to compile."""
 
-    arches: list[int]
+    arches: list[int | str]
     every: list[triton_kernels.CompiledCase]
     triton: list[triton_kernels.CompiledCase]  # the selected part of `every`
     cuda: list[cuda_kernels.Source]
@@ -36,7 +36,9 @@ class StaticSelection:
         return len(self.triton) + len(self.cuda)
 
 
-def select(arches: list[int], parts: tuple[str, ...] | None, only: Collection[str] | None = None) -> StaticSelection:
+def select(
+    arches: list[int | str], parts: tuple[str, ...] | None, only: Collection[str] | None = None
+) -> StaticSelection:
     """Select the kernels with one of `parts` in their ids; `only`: ids of a listing. Raises NoToolchain."""
     every = triton_kernels.launches(arches, parts)
     triton = [launch for launch in every if launch.wanted and (only is None or launch.id in only)]

@@ -22,7 +22,7 @@ from retro_kernels.compile.target import KNOWN
 from .. import ops
 from ..measure import runner
 from ..registry import CONTENDERS, LAUNCHES, OPERATORS, cases_of
-from . import entry, fingerprint
+from . import amd_kernels, entry, fingerprint
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class CompiledCase:
     backend: str
     case: str
     dtype: str
-    arch: int
+    arch: int | str
     launch: Any  # a `Launch` of the imported tree
     recorded: bool  # made by a call of a plug-in and not by `aot`
     fingerprint: str | None  # None: not wanted
@@ -47,17 +47,21 @@ class CompiledCase:
         return self.fingerprint is not None
 
 
-def launches(arches: list[int], parts: tuple[str, ...] | None) -> list[CompiledCase]:
-    """Return every launch that aot compiles or a plug-in registered. Those that `parts` select have a fingerprint."""
+def launches(arches: list[int | str], parts: tuple[str, ...] | None) -> list[CompiledCase]:
+    """Return every launch that aot compiles or a plug-in registered. Those that `parts` select have a fingerprint.
+
+    Launches of plug-ins are recorded on the emulator, for NVIDIA's GPUs only.
+    """
     if importlib.util.find_spec("triton") is None:
         raise entry.NoToolchain("static: needs triton and retro_kernels.compile.aot; pip install triton")
     every, seen = [], collections.Counter()
     theirs = OPERATORS.keys() - set(ops.NAMES)
     shipped = parts is None or any(part.partition("/")[0] not in theirs for part in parts)
     for arch in arches:
-        found = [(True, *launch) for launch in _recorded(arch)]
+        amd, place = KNOWN[arch].backend == "hip", KNOWN[arch].name.replace("_", "")
+        found = [] if amd else [(True, *launch) for launch in _recorded(arch)]
         for op, case in aot.cases(KNOWN[arch]) if shipped else ():
-            name = f"{case.launch.name}:{case.case}:sm{arch}"
+            name = f"{case.launch.name}:{case.case}:{place}"
             found.append((False, op, "triton", name, case.dtype, case.launch))
         for *place, launch in found:
             seen[*place] += 1
@@ -97,7 +101,7 @@ def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
 
 
 def rows(
-    arches: list[int],
+    arches: list[int | str],
     selected: list[CompiledCase],
     every: list[CompiledCase],
     folder: Path,
@@ -130,7 +134,10 @@ def rows(
 
 
 def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters: bool) -> dict[str, Any]:
-    cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.cubin[:8]}.cubin"))
+    if compiled.agprs is not None:
+        metrics = amd_kernels.metrics(compiled, KNOWN[compiled.arch])
+        return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics)
+    cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.binary[:8]}.cubin"))
     function = max(machine_code.functions(cubin).values(), key=lambda one: len(one.code))
     metrics = machine_code.metrics(
         compiled.kernel,
@@ -140,7 +147,7 @@ def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters:
         compiled.num_warps,
         config=compiled.config,
         stages=compiled.num_stages,
-        cubin_sha256=compiled.cubin,
+        cubin_sha256=compiled.binary,
     )
     return _row(launch, metrics, counters)
 

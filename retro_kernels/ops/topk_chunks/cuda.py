@@ -42,6 +42,8 @@ def unsupported_on(call: TopkChunks, target: Target) -> str | None:
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype not in (torch.bfloat16, torch.float16):
             return f"{name} is {tensor.dtype}; have bfloat16, float16 (float32 is not served yet: triton serves it)"
+    if target.backend != "cuda":
+        return f"the kernel is CUDA C++; the GPU is {target.name}"
     if target.arch < OLDEST_ARCH:
         return f"sm_{target.arch} has no asynchronous copies; needs sm_{OLDEST_ARCH}"
     shared = SHARED_BYTES_WGMMA if target.arch // 10 == 9 else SHARED_BYTES
