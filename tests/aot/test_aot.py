@@ -105,7 +105,7 @@ def test_every_launch_compiles_and_fits_shared_memory(arch):
         assert used <= KNOWN[arch].shared_memory, f"{row.kernel} {row.case} {row.config} {row.dtype}: {used} bytes"
 
 
-@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch not in SMALL])
+@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch not in (*SMALL, "gfx1100")])
 def test_no_launch_spills_but_those_listed(arch):
     assert arch != 90 or {row.op for row in rows(arch) if preset(row.op, row.case, "bfloat16")} == set(PRESETS)
     spilled = [
