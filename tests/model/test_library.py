@@ -291,6 +291,18 @@ def test_the_table_fits_into_80_columns(compared):
     assert all(any(line.split()[0] == name for line in table if line.split()) for name in NAMES)
 
 
+def test_no_interval_is_printed_over_few_documents(compared):
+    def cells(made) -> str:
+        return "".join(line for line in record.markdown(made).splitlines() if line.startswith("|"))
+
+    found = json.loads((compared[0] / "compare.json").read_text())
+    assert found["contenders"]["own"]["documents"] < 10 and " to " not in cells(found)
+    assert ".." not in (compared[0] / "said.txt").read_text().split("bits/byte")[1].split("compare.json")[0]
+    for row in found["contenders"].values():
+        row |= {"documents": 10, "random_documents": 10}
+    assert " to " in cells(found)
+
+
 def test_the_contenders_share_what_was_read_of_neighbours(compared):
     facts = {n: record.Result.load(compared[0] / "scores" / f"{n}-0.npz").facts for n in NAMES if n.startswith("own")}
     assert (compared[0] / "said.txt").read_text().count("states of neighbours are kept in") == 1

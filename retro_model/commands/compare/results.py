@@ -14,6 +14,7 @@ import numpy as np
 
 from retro_model import evaluation
 from retro_model.evaluation import Scores
+from retro_model.evaluation.outcome import LEAST_DOCUMENTS
 
 from .options import CONTENDERS
 
@@ -171,16 +172,19 @@ def _rounded(gap) -> list[float]:
     return [round(float(value), 4) for value in gap]
 
 
+CONTROLLED, QUARTER = "random_documents", "r(C) <= 0.25"
 #: Columns of the table: the heading and the text of a row's cell.
 COLUMNS: dict[str, Callable[[dict], str]] = {
     "": lambda row: row["title"],
     "bits per byte": lambda row: f"{row['bits_per_byte']:.3f}",
-    "minus alone (95%)": lambda row: _interval(row["minus_alone"]),
-    "retrieved minus control": lambda row: _interval(row.get("minus_random")),
-    "control minus alone": lambda row: _interval(row.get("random_minus_alone")),
-    "r(C) <= 1/4, minus alone": lambda row: _interval(row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")),
-    "minus alone with the prefix": lambda row: _interval(row.get("minus_alone_prefix")),
-    "minus in-context": lambda row: _interval(row.get("minus_in_context")),
+    "minus alone (95%)": lambda row: _interval(row, row["minus_alone"]),
+    "retrieved minus control": lambda row: _interval(row, row.get("minus_random"), CONTROLLED),
+    "control minus alone": lambda row: _interval(row, row.get("random_minus_alone"), CONTROLLED),
+    "r(C) <= 1/4, minus alone": lambda row: _interval(
+        row, row["by_leakage"].get("r(C) <= 0.25", {}).get("minus_alone")
+    ),
+    "minus alone with the prefix": lambda row: _interval(row, row.get("minus_alone_prefix")),
+    "minus in-context": lambda row: _interval(row, row.get("minus_in_context")),
     "CPU ms per token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
     "first encoding": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
     "training, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
@@ -189,8 +193,8 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
 #: Columns of the table in the terminal: heading, width and the text of a row's cell.
 SHOWN: dict[str, tuple[int, Callable[[dict], str]]] = {
     "bits/byte": (9, lambda row: f"{row['bits_per_byte']:.3f}"),
-    "minus alone": (20, lambda row: _short(row["minus_alone"])),
-    "minus control": (20, lambda row: _short(row.get("minus_random"))),
+    "minus alone": (20, lambda row: _interval(row, row["minus_alone"], short=True)),
+    "minus control": (20, lambda row: _interval(row, row.get("minus_random"), CONTROLLED, short=True)),
     "ms/token": (9, lambda row: f"{row['cpu_ms_a_token']:.1f}"),
 }
 
@@ -209,12 +213,14 @@ def table(found: Mapping[str, dict], title: str):
     return out
 
 
-def _short(gap) -> str:
-    return f"{gap[0]:+.3f} {gap[1]:+.2f}..{gap[2]:+.2f}" if gap and any(gap) else ""
-
-
-def _interval(gap) -> str:
-    return f"{gap[0]:+.3f} ({gap[1]:+.3f} to {gap[2]:+.3f})" if gap and any(gap) else ""
+def _interval(row: dict, gap, documents: str = "documents", *, short: bool = False) -> str:
+    """Return a difference and its interval, which is left out over few documents. documents: key of their number."""
+    if not gap or not any(gap):
+        return ""
+    if row[documents] < LEAST_DOCUMENTS:
+        return f"{gap[0]:+.3f}"
+    low, high = (f"{value:+.2f}" if short else f"{value:+.3f}" for value in gap[1:])
+    return f"{gap[0]:+.3f} {low}..{high}" if short else f"{gap[0]:+.3f} ({low} to {high})"
 
 
 def markdown(made: Mapping) -> str:
@@ -268,9 +274,8 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
             marker = "s" if name.endswith("+prefix") else "o"
             at = row["cpu_ms_a_token"]
             gap, low, high = (-value for value in row["minus_alone"])
-            axes.errorbar(
-                at, gap, [[gap - high], [low - gap]], marker=marker, color=colour, label=row["title"], capsize=2
-            )
+            bars = [[gap - high], [low - gap]] if row["documents"] >= LEAST_DOCUMENTS else None
+            axes.errorbar(at, gap, bars, marker=marker, color=colour, label=row["title"], capsize=2)
             axes.plot([at, at + row.get("reading_cpu_ms_a_token", 0)], [gap, gap], color=colour, linestyle=":")
             if "random_minus_alone" in row:
                 axes.plot(at, -row["random_minus_alone"][0], marker=marker, markerfacecolor="none", color=colour)

@@ -19,6 +19,7 @@ import torch
 
 from retro_model import evaluation
 from retro_model.base.progress import counting
+from retro_model.evaluation.outcome import LEAST_DOCUMENTS
 from retro_model.folders import folder as folders
 from retro_model.folders import reader
 from retro_model.retrofit import OwnAttention
@@ -132,7 +133,8 @@ def run(
     for name, bits in zip(("off", "on", f"on with {CONTROL}"), costs.values()):
         show(f"  {name}: {bits:.4f} bits per byte")
     gap, low, high = record["on_minus_off"]
-    show(f"  on minus off: {gap:+.4f} (95% over documents: {low:+.4f} to {high:+.4f})")
+    many = len(library.held_out.documents) >= LEAST_DOCUMENTS
+    show(f"  on minus off: {gap:+.4f}" + f" (95% over documents: {low:+.4f} to {high:+.4f})" * many)
     show(said)
     with counting("numbers of the held-out documents for the page") as report:
         reader.measure(folder, report)

@@ -43,6 +43,7 @@ def test_held_out_documents_are_named(made, tmp_path, capsys):
     options = ["--held-out", "1", "--steps", "0", "--least-similarity", "0.99"]
     retrofit.main([str(made[0]), "--texts", str(tmp_path), "--out", str(tmp_path / "out"), *SIZES, *options])
     said = capsys.readouterr().out
+    assert "on minus off" in said and "95%" not in said
     assert "the limit is 0.99; nothing is trained; lower the limit: --least-similarity 0." in said
     assert "Reads 5 documents; 1 was kept for the test: " in open_folder(tmp_path / "out").about()["facts"]["summary"]
 
