@@ -121,20 +121,11 @@ def test_every_token_of_the_question_reads(made, question, size):
     assert (first + 1) // size - 1 >= 0 and (fillers == 0 or first // size - 1 < 0)
 
 
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        ("The notes do not mention the roof.", True),
-        ("I don't know.", True),
-        ("There is no information about a dog in the notes.", True),
-        ("I cannot tell how old the roof is.", True),
-        ("The roof is not old.", False),
-        ("The roof is 30 years old. It is stated there.", False),
-        ("No. The notes mention it.", False),
-    ],
-)
-def test_a_reply_declines(reply, said):
-    assert questions.declines(reply) is said
+def test_a_reply_declines():
+    unknown = ("The notes do not mention the roof.", "I don't know.", "There is no information about a dog in them.")
+    assert all(map(questions.declines, (*unknown, "I cannot tell how old the roof is.")))
+    told = ("The roof is not old.", "The roof is 30 years old. It is stated there.", "No. The notes mention it.")
+    assert not any(map(questions.declines, told))
 
 
 def test_only_the_prompts_last_chunk_and_the_answers_read_the_passages():
@@ -159,9 +150,8 @@ def test_questions_are_compared_and_a_stopped_run_goes_on(made, tmp_path, monkey
     path.write_text("\n".join(map(json.dumps, rows)))
     monkeypatch.setattr(compared, "NEW_TOKENS", 2)
     sizes = Sizes(chunk_len=16, window=64, dim=64)
-    ask = lambda gates=made[2]: compared.run(  # noqa: E731
-        made[0], compared.read_questions(path), made[1], tmp_path, sizes, None, {}, print, gates
-    )
+    fixed = (made[1], tmp_path, sizes, None, {}, print)
+    ask = lambda gates=made[2]: compared.run(made[0], compared.read_questions(path), *fixed, gates)  # noqa: E731
     found = ask()
     assert found["contenders"].keys() == compared.CONTENDERS.keys() and found["answerable"] == 1
     assert found["recall"] == {"1": 1.0, "2": 1.0, "4": 1.0}
