@@ -34,21 +34,21 @@ ARROWS = {
     "bench/retro_bench": {"retro_bench", "retro_kernels", "retro_model", "ptx_emulator"},
     "demos/reader/retro_reader": {"retro_reader", "retro_model", "retro_kernels"},
 }
-#: Lines of code of each folder, without the folders below it that have a budget themselves. Three budgets are above the
-#: aims: 10,000 for retro_kernels, 15,000 for retro_model, 25,000 for tests.
+#: Lines of code of each folder, without the folders below it that have a budget themselves. Four budgets are above the
+#: aims: 10,000 for retro_kernels, 15,000 for retro_model, 8,000 for retro_bench, 25,000 for tests.
 BUDGETS = {
     "csrc": 7_500,
     "csrc/text": 500,
     "retro_kernels": 11_000,
     "retro_model": 17_400,  # 400 of them ask questions and compare their answers
-    "bench/retro_bench": 8_000,
+    "bench/retro_bench": 8_500,  # 500 of them compare results of timed calls
     "ptx_emulator": 6_000,
     "ptx_emulator/tests": 2_800,
     "demos/reader": 1_900,
     "demos/reader/tests": 1_100,  # 100 of them ask questions in a browser
     "examples": 1_700,
     "tools": 650,  # 350, and 300 that build the extensions
-    "tests": 28_700,
+    "tests": 29_500,
 }
 CODE = (".py", ".h", ".cpp", ".cu", ".cuh", ".css", ".js", ".html", ".sh")
 BACKENDS = ("triton", "cuda", "cpu", "reference")

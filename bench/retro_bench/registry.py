@@ -148,6 +148,7 @@ class Contender:
     reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case
     peak_bytes: Callable[..., float] = lambda case, itemsize, backward: 0.0  # memory it needs beyond the inputs
     outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
+    renew: Callable[[], None] | None = None  # of a baseline that indexes inputs once: called when values changed
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,8 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     if isinstance(item, Contender):
         _known("role", (item.role,), ROLES, item)
         _known("device", (*item.devices, *item.default_on), tuple(DTYPES), item)
+        if item.renew is not None and item.role != "baseline":
+            raise ValueError(f"register: renew of {item.name!r}: only a baseline is told that its inputs changed")
     table[key] = item
     for name in _loading[-1:]:
         BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], kernel]))

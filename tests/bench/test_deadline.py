@@ -14,7 +14,6 @@ from retro_bench.measure import ceilings, choose, timing
 from retro_bench.measure.pace import Pace
 from retro_bench.measure.samples import Effort
 from retro_bench.records import record
-from retro_kernels.testing import Error
 
 SLOW_S = 20.0
 
@@ -214,8 +213,12 @@ def test_baselines_share_what_the_kernels_of_every_op_leave():
 
 
 def test_a_gradient_without_a_yardstick_has_the_limit_of_a_function():
-    measured = {"out": Error(1e-3, 1e-3), "lse": Error(1e-3, 1e-3), "d_query": Error(5e-2, 5e-2)}
-    verdict = numerics.judge(measured, {"out": Error(1e-3, 1e-3)}, "bfloat16", "all")
+    measured = {
+        "out": numerics.Errors(1e-3, 1e-3),
+        "lse": numerics.Errors(1e-3, 1e-3),
+        "d_query": numerics.Errors(5e-2, 5e-2),
+    }
+    verdict = numerics.judge(measured, {"out": numerics.Errors(1e-3, 1e-3)}, "bfloat16", "all")
     assert verdict.tensors["d_query"]["yardstick"] is None
     assert verdict.tensors["d_query"]["limit"] == numerics.SAME_FUNCTION["bfloat16"]
     assert verdict.tensors["lse"]["yardstick"] == 1e-3
@@ -250,8 +253,8 @@ def test_a_slow_product_is_called_once_for_its_ceiling(clock):
 
 
 def test_ceilings_take_a_tenth_of_a_run_and_interrupt_no_timing(small, clock, tmp_path, monkeypatch):
-    """The clock runs 100 times faster, so that they are always due."""
-    clock.rate, running, measured = 100, [], []
+    """The clock runs 300 times faster, so that they are due several times."""
+    clock.rate, running, measured = 300, [], []
     made = {"bytes_per_s": 1e12, "cached_bytes_per_s": None, "cache_bytes": None}
 
     def measure(device):

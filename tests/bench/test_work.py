@@ -12,7 +12,6 @@ from retro_bench.check import numerics, oracle
 from retro_bench.measure import ceilings, runner
 from retro_bench.ops import _shared, chunked_cross_attention, relative_attention
 from retro_bench.registry import Case
-from retro_kernels.testing import errors
 
 
 def small(kernel: str, name: str, letters: str, sizes: tuple, options=None, extras=(), **more) -> Case:
@@ -222,10 +221,10 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
 
 
 def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit():
-    """Its limit differs from the limit of the last tensor, a gradient whose errors have another size."""
-    eager = {"out": errors.Error(1e-6, 1e-6), "d_query": errors.Error(1e-2, 1e-2)}
+    """Its limit is not that of the last tensor, a gradient whose errors have another size."""
+    eager = {"out": numerics.Errors(1e-6, 1e-6), "d_query": numerics.Errors(1e-2, 1e-2)}
     for off, passes in ((1.5e-6, True), (1e-3, False)):
-        verdict = numerics.judge({"out": eager["out"], "lse": errors.Error(off, off)}, eager, "float32", "all")
+        verdict = numerics.judge({"out": eager["out"], "lse": numerics.Errors(off, off)}, eager, "float32", "all")
         assert verdict.passed == verdict.tensors["lse"]["passed"] == passes
         assert verdict.tensors["lse"]["yardstick"] == eager["out"].frobenius
 

@@ -30,17 +30,24 @@ class Oracle:
 
 
 def solve(
-    operator: Operator, case: Case, arguments: dict[str, Any], seed: int, backward: bool, share: float = 1.0
+    operator: Operator,
+    case: Case,
+    arguments: dict[str, Any],
+    seed: int,
+    backward: bool,
+    share: float = 1.0,
+    row: int | None = None,
 ) -> Oracle:
     """Return the float64 outputs; with `backward` also the gradients for a fresh Gaussian upstream gradient.
 
-    share: part of the usual budget of elements. Below 1 fewer queries of a large case are covered.
+    share: part of the usual budget of elements. Below 1 fewer queries of a large case are covered. row: a query that is
+    covered in any case.
     """
     floats = {n: x.double() for n, x in arguments.items() if isinstance(x, Tensor) and x.is_floating_point()}
     arguments64 = arguments | floats
     names = operator.floating(arguments) if backward and operator.gradients is None else []
     leaves = [arguments64[name].requires_grad_() for name in names]
-    ranges, rows, checked = _ranges(operator, case, arguments, share)
+    ranges, rows, checked = _ranges(operator, case, arguments, share, row)
     upstream, outputs, totals = None, [], [torch.zeros_like(leaf) for leaf in leaves]
     for first, last in ranges:
         part = arguments64 if operator.rows is None else operator.rows(arguments64, first, last)
@@ -75,12 +82,22 @@ def _upstream(operator: Operator, output: Tensor, arguments: dict[str, Any], see
     if rows is not None:
         kept = torch.zeros(shape[axis], dtype=torch.bool, device=output.device).index_fill_(0, rows, True)
         drawn = drawn * kept.view([-1 if a == axis else 1 for a in range(len(shape))])
-    narrow = arguments[operator.differentiable[0]].dtype
-    return drawn if operator.name == "topk_chunks" else drawn.to(narrow)
+    return drawn if operator.name == "topk_chunks" else drawn.to(arguments[operator.differentiable[0]].dtype)
+
+
+def kinds(operator: Operator, arguments: dict[str, Any]) -> tuple[torch.dtype, ...]:
+    """Return the types of the outputs of the reference, called with these arguments in their own types."""
+    part = arguments if operator.rows is None else operator.rows(arguments, 0, min(operator.queries(arguments), 1))
+    with torch.no_grad():
+        try:
+            meta = {n: x.to("meta") if isinstance(x, Tensor) else x for n, x in part.items()}
+            return tuple(t.dtype for t in operator.call(meta, "reference"))
+        except Exception:  # the reference reads values or has no such kernel: its results have the types too
+            return tuple(t.dtype for t in operator.call(part, "reference"))
 
 
 def _ranges(
-    operator: Operator, case: Case, arguments: dict[str, Any], share: float
+    operator: Operator, case: Case, arguments: dict[str, Any], share: float, row: int | None
 ) -> tuple[list[tuple[int, int]], Tensor | None, str]:
     """Return the ranges of queries to compute, their rows, and the record's `checked`."""
     if operator.rows is None:  # the op can't cut out queries
@@ -101,6 +118,8 @@ def _ranges(
     else:
         half = affordable // 2
         spans = [(0, half), (n - half, n)]
+        if row is not None and half <= row < n - half:
+            spans.insert(1, (row, row + 1))
         checked = f"the first and last {half} of {n} queries, the others' gradient zero"
     ranges = [(a, min(a + step, last)) for first, last in spans for a in range(first, last, step)]
     return ranges, torch.cat([torch.arange(*span, device=device) for span in spans]), checked

@@ -193,6 +193,10 @@ def _measure(
             if "seconds" not in answer:
                 return Refusal(side, answer["status"], answer["reason"])
             times[side].append(answer["seconds"])
+    for side, worker in workers.items():
+        answer = worker.ask({"finish": True})
+        if not answer.get("ok"):
+            return Refusal(side, answer["status"], answer["reason"])
     return times["base"], times["head"]
 
 

@@ -2,7 +2,8 @@
 
 {"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s,
 "case": {name: text}} | {"status": ..., "reason": ...}
-{"sample": repeats, "long": bool} -> {"seconds": s}
+{"sample": repeats, "long": bool} -> {"seconds": s} | {"status": ..., "reason": ...}
+{"finish": true} -> {"ok": true} | {"status": ..., "reason": ...}
 {"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
 """
 
@@ -10,7 +11,6 @@ import importlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -84,15 +84,16 @@ def prepare(side: Side, wanted: dict):
         record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [c for c in (eager, contender) if c]))[-1]
         if record["status"] != "ok":
             return None, {"status": record["status"], "reason": record["reason"]}
-    arguments = case.make(wanted["seed"], "cpu", getattr(torch, dtype))
-    call = runner.step(contender, case, arguments, wanted["mode"] == "fwdbwd", wanted["seed"])
+    backward, run = wanted["mode"] == "fwdbwd", runner.Run("cpu", timed=False, seed=wanted["seed"])
     try:
-        call()
-        begun = time.perf_counter()
-        call()
-    except Exception as e:  # the coordinator interprets a refusal
-        return None, {"status": "error", "reason": f"{type(e).__name__}: {e}"}
-    return call, {"ok": True, "seconds": time.perf_counter() - begun, "case": content(case, arguments)}
+        inputs = runner.drawn(run, case, dtype, wanted["seed"])
+        answers = runner.answers_of(run, case, dtype, wanted["seed"], backward, inputs, False, check=False)
+        call = runner.trial(contender, case, answers, backward, wanted["seed"])
+        call.first()
+        seconds = side.module("measure.timing").rewritten(call, 1)
+        return call, {"ok": True, "seconds": seconds, "case": content(case, inputs.arguments)}
+    except Exception as e:  # the coordinator decides what a refusal means
+        return None, refused(side, e)
 
 
 def content(case, arguments: dict) -> dict[str, str]:
@@ -109,13 +110,29 @@ def content(case, arguments: dict) -> dict[str, str]:
     return {name: text(value) for part in (case.shape, case.options, arguments) for name, value in part.items()}
 
 
-def sample(call, repeats: int, long: bool) -> float:
-    if not long:
-        call()  # the other process has just filled the caches
-    begun = time.perf_counter()
-    for _ in range(repeats):
-        call()
-    return (time.perf_counter() - begun) / repeats
+def refused(side: Side, e: Exception) -> dict:
+    """Describe an exception of a timed call, such as a result that differs from the float64 answer."""
+    status, reason = side.module("measure.runner").status_of(e)
+    return {"status": status, "reason": reason}
+
+
+def sample(side: Side, call, repeats: int, long: bool) -> dict:
+    """Time calls, each with other values in the same memory, and compare the result of one more."""
+    try:
+        if not long:
+            call()  # the other process has just filled the caches
+        return {"seconds": side.module("measure.timing").rewritten(call, repeats)}
+    except Exception as e:
+        return refused(side, e)
+
+
+def finish(side: Side, call) -> dict:
+    """Compare one more call on values that no call has had."""
+    try:
+        call.finish()
+        return {"ok": True}
+    except Exception as e:
+        return refused(side, e)
 
 
 def main() -> None:
@@ -129,8 +146,10 @@ def main() -> None:
             call, answer = prepare(side, message["prepare"])
         elif "list" in message:
             answer = listed(side, message)
+        elif "finish" in message:
+            answer = finish(side, call)
         else:
-            answer = {"seconds": sample(call, message["sample"], message["long"])}
+            answer = sample(side, call, message["sample"], message["long"])
         print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -11,16 +11,21 @@ from typing import Any
 import torch
 
 from ..check import numerics, oracle
+from ..check.inputs import Inputs
 from ..records import environment, record
 from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
 from . import ceilings, choose, memory, samples, timing
 from .pace import Pace
+from .trial import KNOWN, Answers, Trial, WrongResult
 
 LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 CHECK = "check"  # the mode of a record that holds numerics alone
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
 BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
+TIMED_SHARE = 1 / 64  # of the oracle's budget, for values that are only timed
+QUICK_S = 0.2  # a yardstick that is called in less time is called with the second set of values too
+OTHER_SEED = 2**30  # flipped in a seed, it draws the second set of values
 Record = dict[str, Any]
 
 
@@ -74,23 +79,23 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)
     entries = [Entry(contender) for contender in contenders]
-    arguments, failure = {}, ("unsupported", why)
+    answers: dict[bool, Answers] = {}
+    failure = ("unsupported", why)
     shown = modes if run.timed else [CHECK]
     try:
         if not why:
-            arguments = case.make(seed, run.device, getattr(torch, dtype))
-            for entry in _check(run, case, dtype, arguments, seed, "fwdbwd" in modes, entries):
+            for entry in _check(run, case, dtype, seed, "fwdbwd" in modes, entries, answers):
                 yield from (blank_record(run, case, dtype, mode, entry, seed) for mode in shown)
     except Exception as e:  # mostly out of memory
-        failure = _status_of(e)
+        failure = status_of(e)
     for entry in entries:
         if entry.status == "ok" and entry.verdict is None and not entry.late:  # it is never timed without a check
             entry.fail(*failure)
             yield from (blank_record(run, case, dtype, mode, entry, seed) for mode in shown)
     passed = [entry for entry in entries if entry.status == "ok" and not entry.late]
     for mode in modes if run.timed else ():
-        yield from _timed(run, case, dtype, mode, arguments, seed, passed)
-    arguments = None
+        yield from _timed(run, case, dtype, mode, answers, seed, passed)
+    answers.clear()
     gc.collect()
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()  # otherwise dynamo stops compiling after several shapes
@@ -99,14 +104,19 @@ def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: lis
 
 
 def _check(
-    run: Run, case: Case, dtype: str, arguments: dict, seed: int, backward: bool, entries: list[Entry]
+    run: Run,
+    case: Case,
+    dtype: str,
+    seed: int,
+    backward: bool,
+    entries: list[Entry],
+    answers: dict[bool, Answers],
 ) -> Iterator[Entry]:
-    """Yield every entry with its verdict, or with the reason why it has none. Contenders without positions have an
-    oracle of their own. A baseline that the deadline leaves out is marked and not yielded.
+    """Yield every entry with its verdict, or with the reason why it has none. Contenders without positions have answers
+    of their own. A baseline that the deadline leaves out is marked and not yielded. Fill `answers`.
     """
-    operator = OPERATORS[case.kernel]
-    yardstick = None
     yardstick_first = sorted(entries, key=lambda entry: entry.contender.name != choose.YARDSTICK)
+    inputs = None
     for bare in (False, True):
         group = [entry for entry in yardstick_first if entry.contender.without_positions == bare]
         for entry in group:
@@ -116,52 +126,102 @@ def _check(
                 yield entry
         if all(entry.status != "ok" for entry in group):
             continue
-        kwargs = without_positions(arguments) if bare else arguments
-        truth = oracle.solve(operator, case, kwargs, seed, backward, run.oracle_share * (BARE_SHARE if bare else 1.0))
+        inputs = inputs or drawn(run, case, dtype, seed)
+        own = answers[bare] = answers_of(run, case, dtype, seed, backward, inputs, bare)
         for entry in (entry for entry in group if entry.status == "ok"):
             baseline, first = entry.contender.role == "baseline", entry.contender.name == choose.YARDSTICK
             if baseline and not run.pace.affords(dtype, first):
                 entry.late = True
                 continue
             begun = run.pace.spent
-            measured = _judge(run, case, entry, kwargs, truth, None if baseline else yardstick, dtype)
+            measured = _judge(run, case, entry, own)
             if baseline:
                 run.pace.count(dtype, run.pace.spent - begun, entry.only["minimum"] if entry.only else 0.0)
             if first and entry.status == "ok":
-                yardstick = measured
+                own.yardstick = measured
             yield entry
+
+
+def drawn(run: Run, case: Case, dtype: str, seed: int) -> Inputs:
+    """Draw the two sets of values of a case."""
+    arguments, other = (case.make(s, run.device, getattr(torch, dtype)) for s in (seed, seed ^ OTHER_SEED))
+    return Inputs(OPERATORS[case.kernel], arguments, other, seed)
+
+
+def answers_of(
+    run: Run, case: Case, dtype: str, seed: int, backward: bool, inputs: Inputs, bare: bool, check: bool = True
+) -> Answers:
+    """Solve both sets of values of a case, or with check=False those that are timed alone."""
+    operator = OPERATORS[case.kernel]
+    arguments = without_positions(inputs.arguments) if bare else inputs.arguments
+    backward = backward and bool(operator.floating(arguments))
+    share = run.oracle_share * (BARE_SHARE if bare else 1.0)
+
+    def solve(wanted: bool, share: float = share * TIMED_SHARE) -> oracle.Oracle:
+        return oracle.solve(operator, case, arguments, seed, wanted, share, inputs.row)
+
+    own = Answers(operator, dtype, inputs, arguments, oracle.kinds(operator, arguments), solve)
+    for number, covered in ((0, share), (KNOWN, share * TIMED_SHARE)):
+        if check or number == KNOWN:
+            inputs.write(number)
+            own.add(solve(backward, covered))
+        else:
+            own.skip()
+    return own
 
 
 def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    entries = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)]
-    arguments = case.make(seed, run.device, getattr(torch, dtype))
-    for _ in _check(run, case, dtype, arguments, seed, mode == "fwdbwd", entries):
+    entries, answers = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)], {}
+    for _ in _check(run, case, dtype, seed, mode == "fwdbwd", entries, answers):
         pass
-    return entries[1], arguments
+    return entries[1], next(own.inputs.arguments for own in answers.values()) if answers else {}
 
 
-def _judge(
-    run: Run, case: Case, entry: Entry, arguments, truth, yardstick, dtype: str
-) -> dict[str, numerics.Error] | None:
+def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, numerics.Errors] | None:
     """Return the contender's errors. An exception becomes its status. A baseline's backward pass follows if its
-    forward pass is fast enough.
+    forward pass is fast enough. Kernels and the yardstick are called with a second set of values in the same memory.
     """
-    operator, contender = OPERATORS[case.kernel], entry.contender
+    contender, inputs, operator = entry.contender, answers.inputs, answers.operator
     costly = contender.role == "baseline" and run.device == "cpu"
+
+    def called(number: int, backward: bool) -> tuple:
+        inputs.write(number)
+        if contender.renew is not None:
+            contender.renew()
+        upstream = answers.upstream[number] if backward else None
+        return numerics.called(operator, contender, answers.arguments, upstream, poison=number != KNOWN)
+
+    def compared(number: int, outputs, grads, earlier) -> tuple[dict[str, numerics.Errors], numerics.Verdict]:
+        if why := answers.fault(contender, list(outputs), list(earlier)) or inputs.overwritten():
+            raise WrongResult(why)
+        truth = answers.sealed[number].open()
+        measured = answers.measured(outputs, grads, truth, few=number == KNOWN)
+        return measured, answers.verdict(contender, measured, truth.checked)
+
     try:
         begun = time.perf_counter()
-        measured = numerics.errors(operator, contender, arguments, replace(truth, upstream=None) if costly else truth)
+        found = called(0, backward=not costly)
         if costly and time.perf_counter() - begun >= run.effort.once_s:
-            entry.only = _only(run, step(contender, case, arguments, False, 0))
-        if costly and not entry.only and truth.upstream is not None and contender.differentiable:
-            measured = numerics.errors(operator, contender, arguments, truth)
+            entry.only = _only(run, trial(contender, case, answers, False, 0))
+            inputs.write(0)
+        if costly and not entry.only and answers.upstream[0] is not None and contender.differentiable:
+            found = called(0, backward=True)
+        quick = time.perf_counter() - begun < QUICK_S
+        measured, entry.verdict = compared(0, *found)
+        again = contender.role != "baseline" or (contender.name == choose.YARDSTICK and quick)
+        if again and entry.verdict.passed:
+            second = called(KNOWN, backward=found[1] is not None)
+            more, verdict = compared(KNOWN, *second[:2], (*second[2], *found[0]))
+            measured = numerics.worse(measured, more)
+            if not verdict.passed:
+                raise WrongResult(f"other values in the same memory: {verdict.complaint()}")
     except Exception as e:  # of any contender: the record has the message
-        entry.fail(*_status_of(e))
+        inputs.overwritten()
+        entry.fail(*status_of(e))
         return None
-    entry.verdict = numerics.judge(measured, yardstick, dtype, truth.checked)
     if not entry.verdict.passed:
         entry.fail("numerics_fail", entry.verdict.complaint())
     return measured
@@ -175,8 +235,11 @@ def _only(run: Run, call) -> dict[str, Any] | None:
     return took if took["minimum"] >= run.effort.once_s else None
 
 
-def _status_of(e: Exception) -> tuple[str, str]:
+def status_of(e: Exception) -> tuple[str, str]:
+    """Return the status and the reason of a contender that raised an exception."""
     text = (str(e).strip() or "no message").splitlines()[0]
+    if isinstance(e, WrongResult):
+        return "numerics_fail", text
     if isinstance(e, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(e):
         return "oom", text
     if isinstance(e, ValueError) and "cannot serve" in text:
@@ -184,7 +247,9 @@ def _status_of(e: Exception) -> tuple[str, str]:
     return "error", f"{type(e).__name__}: {text}"
 
 
-def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, entries: list[Entry]) -> Iterator[Record]:
+def _timed(
+    run: Run, case: Case, dtype: str, mode: str, answers: dict[bool, Answers], seed: int, entries: list[Entry]
+) -> Iterator[Record]:
     """Time the contenders that passed, in turns. Yield the record of each as it ends, and finally with its ratios."""
     backward = mode == "fwdbwd"
     now = {entry.contender.name: replace(entry) for entry in entries}
@@ -198,12 +263,12 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         elif entry.only:
             times[name] = entry.only
         else:
-            calls[name] = step(entry.contender, case, arguments, backward, seed)
+            calls[name] = trial(entry.contender, case, answers[entry.contender.without_positions], backward, seed)
         if entry.status != "ok":
             yield blank_record(run, case, dtype, mode, entry, seed)
     for name, outcome in timing.outcomes(calls, run.device, run.effort, run.graphs):
         if isinstance(outcome, Exception):
-            now[name].fail(*_status_of(outcome))
+            now[name].fail(*status_of(outcome))
         else:
             times[name] = outcome
         yield blank_record(run, case, dtype, mode, now[name], seed) | {"time": times.get(name)}
@@ -219,32 +284,49 @@ def _timed(run: Run, case: Case, dtype: str, mode: str, arguments, seed: int, en
         yield done
 
 
-def step(contender: Contender, case: Case, arguments: dict[str, Any], backward: bool, seed: int):
-    """Return the timed call: a forward without autograd, or forward and backward to every floating input."""
+def trial(contender: Contender, case: Case, answers: Answers, backward: bool, seed: int) -> Trial:
+    """Return the timed call of a contender, whose inputs are rewritten and whose results are compared."""
+    upstream = answers.upstream[KNOWN].clone() if backward else None
+    return Trial(
+        contender, answers, step(contender, case, answers.inputs.arguments, backward, seed, upstream), upstream
+    )
+
+
+def step(
+    contender: Contender,
+    case: Case,
+    arguments: dict[str, Any],
+    backward: bool,
+    seed: int,
+    upstream: torch.Tensor | None = None,
+):
+    """Return the timed call: a forward without autograd, or forward and backward to every floating input.
+
+    It returns (outputs, gradients or None). upstream: of output 0; None: the first call draws it.
+    """
     operator, function = OPERATORS[case.kernel], resolved(contender.function)
     kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
         def forward():
             with torch.no_grad():
-                return function(**kwargs)
+                return numerics.as_tuple(function(**kwargs)), None
 
         return forward
     names = operator.floating(kwargs)
     leaves = {name: kwargs[name].detach().requires_grad_() for name in names}
     inputs = list(leaves.values())
     both = kwargs | leaves
-    upstream = None
 
     def forward_and_backward():
         nonlocal upstream
         with torch.enable_grad():
-            result = function(**both)
-        out = result if isinstance(result, torch.Tensor) else result[0]
+            outputs = numerics.as_tuple(function(**both))
+        out = outputs[0]
         if upstream is None:  # drawn in the first call
             generator = torch.Generator(device=out.device).manual_seed(seed + 1)
             upstream = torch.randn(out.shape, generator=generator, device=out.device, dtype=torch.float32).to(out.dtype)
-        return torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+        return outputs, torch.autograd.grad(out, inputs, upstream, allow_unused=True)
 
     return forward_and_backward
 

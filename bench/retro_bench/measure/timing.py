@@ -3,9 +3,10 @@
 CPU: wall clock, with inputs warm as in a training step. Every sample is kept. The minimum is the estimate, because it
 repeats best. If the first call takes long, then it is the only sample. GPU: device events. Before each sample other
 memory is read through the L2 cache, and a delay kernel lets the host run ahead. The host's time to launch the call is
-recorded too. Sampling ends early if samples agree.
+recorded too. Sampling ends early if samples agree. The inputs of a `Trial` are rewritten before each call.
 """
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from .samples import Effort, quantile, summary
+from .trial import Trial
 
 WARMUPS = 2
 LONG_CALL_S = 0.2  # a call this long needs no second warm-up
@@ -38,7 +40,12 @@ def outcomes(
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
 
-    def ended(name: str) -> tuple[str, dict[str, Any]]:
+    def ended(name: str) -> tuple[str, dict[str, Any] | Exception]:
+        try:
+            if isinstance(call := calls[name], Trial) and call.contender.role != "baseline":
+                call.finish()
+        except Exception as e:
+            return name, e
         return name, summary(samples[name], sampler.method(name)) | sampler.more(name)
 
     pending = []
@@ -78,6 +85,26 @@ def seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
+def rewritten(trial: Trial, repeats: int) -> float:
+    """Return the mean seconds of calls on a CPU, each with other values. Neither writes nor releases are timed.
+
+    One more call at a random place, whose time does not count, has known values, and its result is compared.
+    """
+    total, compared = 0.0, random.randrange(repeats + 1) if trial.affords() else None
+    for number in range(repeats + (compared is not None)):
+        known, result = number == compared, None
+        trial.before(known)
+        begun = time.perf_counter()
+        result = trial.call()
+        taken = time.perf_counter() - begun
+        trial.timed += taken
+        if known:
+            trial.after(result)
+        else:
+            total += taken
+    return total / repeats
+
+
 class _CpuSampler:
     def __init__(self):
         self.calls: dict[str, Callable[[], Any]] = {}
@@ -86,15 +113,17 @@ class _CpuSampler:
     def prepare(self, name: str, call: Callable[[], Any]) -> float:
         """Warm the call up, and return the seconds of its first call."""
         self.calls[name] = call
-        first = took = seconds(call)
+        first = took = call.first() if isinstance(call, Trial) else seconds(call)
         for _ in range(WARMUPS - 1):
             if took <= LONG_CALL_S:
-                took = seconds(call)
+                took = rewritten(call, 1) if isinstance(call, Trial) else seconds(call)
         self.repeats[name] = max(int(LEAST_SAMPLE_S / max(took, 1e-7)), 1)
         return first
 
     def sample(self, name: str) -> float:
         call, repeats = self.calls[name], self.repeats[name]
+        if isinstance(call, Trial):
+            return rewritten(call, repeats)
         begun = time.perf_counter()
         for _ in range(repeats):
             call()
@@ -126,8 +155,15 @@ class _CudaSampler:
 
     def prepare(self, name: str, call: Callable[[], Any]) -> float:
         """Warm the call up. Return 0, because the host's time of a call is not a sample."""
-        self.calls[name] = call = captured(call) if self.graphs else call
+        trial = call if isinstance(call, Trial) else None
+        if self.graphs and trial:
+            trial.call, trial.static = captured(trial.call), True
+        elif self.graphs:
+            call = captured(call)
+        self.calls[name] = call
         for _ in range(WARMUPS):
+            if trial:
+                trial.first()
             torch.cuda.synchronize()
             begun = time.perf_counter()
             call()
@@ -138,6 +174,11 @@ class _CudaSampler:
 
     def sample(self, name: str) -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        trial = self.calls[name] if isinstance(self.calls[name], Trial) else None
+        if trial:
+            if trial.affords():
+                trial.first()
+            trial.before(False)
         self.flush.max()  # reading leaves no dirty lines, which the call would have to write back
         torch.cuda._sleep(self.cycles[name])
         begin.record()
@@ -146,7 +187,10 @@ class _CudaSampler:
         self.host.setdefault(name, []).append(time.perf_counter() - begun)
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) * 1e-3
+        taken = begin.elapsed_time(end) * 1e-3
+        if trial:
+            trial.timed += taken
+        return taken
 
     def narrow(self, samples: list[float]) -> bool:
         """Whether the 10th and the 90th percentile agree."""
@@ -162,8 +206,8 @@ class _CudaSampler:
         return how | {"repeats": 1, "cuda_graph": self.graphs}
 
 
-def captured(call: Callable[[], Any]) -> Callable[[], None]:
-    """Return the replay of the call as a CUDA graph."""
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Return the replay of the call as a CUDA graph. It returns the call's result, which stays in one place."""
     side = torch.cuda.Stream()  # capturing requires a warm-up on another stream
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -172,5 +216,10 @@ def captured(call: Callable[[], Any]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+        result = call()
+
+    def replay():
+        graph.replay()
+        return result
+
+    return replay
