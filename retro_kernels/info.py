@@ -5,6 +5,7 @@ The report gives the reason for each backend that cannot run here.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from importlib import metadata
@@ -20,8 +21,9 @@ from .core import dispatch, native
 def lines() -> list[str]:
     """Return the lines of the report."""
     threads, python, rocm = torch.get_num_threads(), platform.python_version(), torch.version.hip
+    triton = _version("triton", "pytorch-triton-rocm")  # the second is ROCm's wheel
     out = [
-        f"retro_kernels {__version__}, torch {torch.__version__}, triton {_version('triton')}, python {python}",
+        f"retro_kernels {__version__}, torch {torch.__version__}, triton {triton}, python {python}",
         f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {threads} threads, kernels for {native.cpu_isa()}",
     ]
     if torch.cuda.is_available():
@@ -41,11 +43,12 @@ def lines() -> list[str]:
     return out
 
 
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
+def _version(*packages: str) -> str:
+    """Return the version of the first of these distributions that is installed."""
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(package)
+    return "not installed"
 
 
 def _cpu_name() -> str:

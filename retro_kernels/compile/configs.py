@@ -79,7 +79,8 @@ def _choice(query: TileQuery, target: Target, rows: tuple[dict, ...]) -> tuple[d
     block_m = min(best["block_m"], max(16, 1 << (query.rows - 1).bit_length()))
     block_n = min(best["block_n"], max(16, 1 << (query.keys - 1).bit_length()))
     others = (best[name] for name in ("num_warps", "num_stages", "precision"))
-    return best, Tile(block_m, block_n, *others, best.get("max_registers"))
+    limit = best.get("max_registers") if target.backend == "cuda" else None  # AMD's compiler has no such option
+    return best, Tile(block_m, block_n, *others, limit)
 
 
 def newest(rows: tuple[dict, ...], kernel: str, bytes: int, target: Target) -> list[dict]:

@@ -1,6 +1,7 @@
 """AMD's processors: what a ROCm build of torch reports, and how kernels are chosen and compiled for them."""
 
 import json
+from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,12 @@ def test_every_table_has_rows_for_both_warp_sizes(op):
         ours = [row for row in rows if row["arch"] == arch]
         assert {(row["kernel"], row["bytes"]) for row in ours} == kinds
         assert {row["precision"] for row in ours} == {"ieee"} and not any("max_registers" in row for row in ours)
+    limited = tuple({**row, "max_registers": 168} for row in rows)
+    if op != "topk_chunks":  # whose tiles have no limit
+        query = configs.TileQuery(rows[0]["kernel"], 2, 64, 64, 64)
+        with configs.replaced(op, limited):
+            chosen = [configs.choose_tile(op, query, KNOWN[arch]).max_registers for arch in (90, "gfx942")]
+        assert chosen == [168, None]
 
 
 @pytest.mark.parametrize("arch", AMD)
@@ -86,8 +93,12 @@ def test_a_rocm_build_without_a_gpu_does_not_speak_of_cuda(monkeypatch):
         assert "cuda: none (torch.cuda.is_available() is False; torch is built for ROCm)" in info.lines()
 
 
-def test_the_report_and_the_records_of_the_harness_name_the_processor():
+def test_the_report_and_the_records_of_the_harness_name_the_processor(monkeypatch):
+    version = metadata.version
+    versions = {"triton": "none such", "pytorch-triton-rocm": "triton"}  # ROCm's wheel of triton has a name of its own
+    monkeypatch.setattr(metadata, "version", lambda name: version(versions.get(name, name)))
     with standin.rocm():
+        assert environment._triton_version() and f"triton {environment._triton_version()}," in info.lines()[0]
         assert "cuda:0: AMD Instinct, gfx942, 304 CUs, warps of 64, 192 GiB, ROCm 6.4.43482" in info.lines()
         assert environment.device("cuda")["arch"] == "gfx942" and environment.throttled("cuda") is None
         assert environment._versions.__wrapped__()["rocm"] == "6.4.43482"

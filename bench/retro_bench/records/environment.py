@@ -3,6 +3,7 @@
 Only the functions that need torch import it, so that reports don't.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -103,10 +104,10 @@ def device(kind: str) -> dict[str, Any]:
 
 
 def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    for package in ("triton", "pytorch-triton-rocm"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return None
 
 
 def ptxas_version() -> str | None:
