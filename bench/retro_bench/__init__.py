@@ -4,8 +4,8 @@ A plug-in registers kernels of its own:
 
     import retro_bench
 
-    retro_bench.register(retro_bench.Contender("relative_attention", "mine", my_function, role="kernel"))
-    retro_bench.main(["run", "--kernel", "relative_attention", "--backend", "mine"])
+    retro_bench.register(retro_bench.Contender("relative_attention", "mine", my_function, role="ours"))
+    retro_bench.main(["run", "--op", "relative_attention", "--backend", "mine"])
 """
 
 from . import ops

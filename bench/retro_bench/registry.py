@@ -7,8 +7,10 @@ shape. A contender computes the operator: a backend of `retro_kernels`, a baseli
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,7 +19,7 @@ from typing import Any
 #: default types of a case; float16 has no fast kernels on CPUs
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16", "bfloat16")}
 MODES = ("fwd", "fwdbwd", "decode")
-ROLES = ("baseline", "kernel", "reference")
+ROLES = ("baseline", "ours", "reference")
 
 
 @dataclass(frozen=True)
@@ -55,11 +57,27 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     return function.function if isinstance(function, Later) else function
 
 
+def _once_kernel(cls: type) -> type:
+    """Accept `kernel=`, the name of `op=` before records of schema 3, with a warning."""
+    made = cls.__init__
+
+    @functools.wraps(made)
+    def init(self, *values, **named):
+        if "kernel" in named:
+            warnings.warn(f"{cls.__name__}(kernel=): pass op=", FutureWarning, stacklevel=2)
+            named["op"] = named.pop("kernel")
+        made(self, *values, **named)
+
+    cls.__init__ = init
+    return cls
+
+
+@_once_kernel
 @dataclass(frozen=True)
 class Case:
     """One shape of one operator. `shape` uses the letters of the op's docstring; `options` are passed to the op."""
 
-    kernel: str
+    op: str
     name: str
     shape: Mapping[str, int]
     source: str
@@ -77,7 +95,7 @@ class Case:
         from retro_kernels.testing.inputs import Draw
 
         try:
-            return OPERATORS[self.kernel].build(self, Draw(seed, dtype, device, torch.float32))
+            return OPERATORS[self.op].build(self, Draw(seed, dtype, device, torch.float32))
         except KeyError as e:
             raise ValueError(self.lacks(e)) from e
 
@@ -86,7 +104,7 @@ class Case:
         return {"shape": dict(self.shape), "options": dict(self.options), "extras": list(self.extras)}
 
     def lacks(self, letter: KeyError) -> str:
-        return f"case {self.name!r}: {self.kernel} needs {letter} in its shape; got {dict(self.shape)}"
+        return f"case {self.name!r}: {self.op} needs {letter} in its shape; got {dict(self.shape)}"
 
 
 @dataclass(frozen=True)
@@ -132,14 +150,15 @@ class Operator:
         return [n for n in self.differentiable if arguments.get(n) is not None and arguments[n].is_floating_point()]
 
 
+@_once_kernel
 @dataclass(frozen=True)
 class Contender:
     """Implementation of an op. `function(**arguments)` returns the first output, or several outputs in order."""
 
-    kernel: str
+    op: str
     name: str
     function: Callable[..., Any]
-    role: str = "baseline"  # baseline | kernel | reference
+    role: str = "baseline"  # baseline | ours | reference
     devices: tuple[str, ...] = ("cpu", "cuda")
     default_on: tuple[str, ...] = ("cpu", "cuda")
     without_positions: bool = False  # computes the op without position logits, and is checked so
@@ -152,17 +171,17 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Launch:
+class RegisteredCall:
     """A call on CPU tensors that launches Triton kernels, for `static`, `emulate` and `estimate`."""
 
-    kernel: str
+    op: str
     name: str
     dtype: str
     call: Callable[[], Any]
 
 
 OPERATORS: dict[str, Operator] = {}
-LAUNCHES: list[Launch] = []
+LAUNCHES: list[RegisteredCall] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
 #: plug-in -> operators of the items that it registered, in order
@@ -179,9 +198,12 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     table = {Operator: OPERATORS, Case: CASES, Contender: CONTENDERS}.get(type(item))
     if table is None:
         raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
-    kernel = item.name if isinstance(item, Operator) else item.kernel
-    key = item.name if isinstance(item, Operator) else (kernel, item.name)
-    _check_name("register", item.name, None if isinstance(item, Operator) else kernel)
+    if isinstance(item, Contender) and item.role == "kernel":
+        warnings.warn("register: role 'kernel': write 'ours'", FutureWarning, stacklevel=2)
+        item = dataclasses.replace(item, role="ours")
+    op = item.name if isinstance(item, Operator) else item.op
+    key = item.name if isinstance(item, Operator) else (op, item.name)
+    _check_name("register", item.name, None if isinstance(item, Operator) else op)
     if key in table and not replace:
         raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
     if isinstance(item, Case):
@@ -193,16 +215,16 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
             raise ValueError(f"register: renew of {item.name!r}: only a baseline is told that its inputs changed")
     table[key] = item
     for name in _loading[-1:]:
-        BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], kernel]))
+        BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], op]))
 
 
-def launch(kernel: str, name: str, call: Callable[[], Any], dtype: str = "float32") -> None:
+def launch(op: str, name: str, call: Callable[[], Any], dtype: str = "float32") -> None:
     """Register the Triton launches of one call, e.g. `launch("scale", "wide", lambda: scale(torch.ones(8, 4096)))`.
 
-    Raises: ValueError for a kernel that is no operator, or a name with a slash.
+    Raises: ValueError for an op that is not an operator, or a name with a slash.
     """
-    _check_name("launch", name, kernel)
-    LAUNCHES.append(Launch(kernel, name, dtype, call))
+    _check_name("launch", name, op)
+    LAUNCHES.append(RegisteredCall(op, name, dtype, call))
 
 
 @contextlib.contextmanager
@@ -216,9 +238,9 @@ def plugin(name: str) -> Iterator[None]:
         _loading.pop()
 
 
-def _check_name(function: str, name: str, kernel: str | None) -> None:
-    if kernel is not None and kernel not in OPERATORS:
-        raise ValueError(f"{function}: kernel {kernel!r} is not an operator; known: {', '.join(OPERATORS)}")
+def _check_name(function: str, name: str, op: str | None) -> None:
+    if op is not None and op not in OPERATORS:
+        raise ValueError(f"{function}: op {op!r} is not an operator; known: {', '.join(OPERATORS)}")
     if not name or "/" in name:
         parts = "which separates the parts of a record's id"
         raise ValueError(f"{function}: expected a name without '/', {parts}; got {name!r}")
@@ -229,7 +251,7 @@ def _check_case(case: Case) -> None:
     _known("device", case.devices, tuple(DTYPES), case)
     try:
         for mode in case.modes[:1]:
-            OPERATORS[case.kernel].work(case, 4, mode)
+            OPERATORS[case.op].work(case, 4, mode)
     except KeyError as e:
         raise ValueError(f"register: {case.lacks(e)}") from e
 
@@ -240,9 +262,9 @@ def _known(what: str, names: tuple[str, ...], known: tuple[str, ...], item: Case
         raise ValueError(f"register: {whose} names an unknown {what}, {', '.join(bad)}; known: {', '.join(known)}")
 
 
-def cases_of(kernel: str) -> list[Case]:
-    return [case for (name, _), case in CASES.items() if name == kernel]
+def cases_of(op: str) -> list[Case]:
+    return [case for (name, _), case in CASES.items() if name == op]
 
 
-def contenders_of(kernel: str) -> list[Contender]:
-    return [contender for (name, _), contender in CONTENDERS.items() if name == kernel]
+def contenders_of(op: str) -> list[Contender]:
+    return [contender for (name, _), contender in CONTENDERS.items() if name == op]

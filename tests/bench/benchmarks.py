@@ -36,7 +36,7 @@ def measurements():
                         contender,
                         dtype,
                         mode,
-                        id=record.identity(case.kernel, contender.name, case.name, dtype, mode),
+                        id=record.identity(case.op, contender.name, case.name, dtype, mode),
                     )
 
 
@@ -56,8 +56,8 @@ def test_kernel(benchmark, case, contender, dtype, mode):
         record.Writer(OUT).write(done)
 
 
-@pytest.mark.parametrize("kernel", list(retro_bench.OPERATORS))
-def test_host_overhead(benchmark, kernel):
+@pytest.mark.parametrize("op", list(retro_bench.OPERATORS))
+def test_host_overhead(benchmark, op):
     """The public function on the smallest call: validation, dispatch and launch, hardly any arithmetic."""
     x = torch.ones(1, 4, 1, 16)
     calls = {
@@ -73,4 +73,4 @@ def test_host_overhead(benchmark, kernel):
         "cross_entropy": lambda: rk.cross_entropy(x[0, :, 0], torch.arange(4)),
     }
     with torch.no_grad():
-        benchmark.pedantic(calls[kernel], rounds=50, iterations=20, warmup_rounds=2)
+        benchmark.pedantic(calls[op], rounds=50, iterations=20, warmup_rounds=2)

@@ -204,4 +204,4 @@ def register() -> None:
     retro_bench.register(retro_bench.Contender(OP, "eager", honest))
     for entry in ENTRIES:
         function = entry.function() if entry.make else entry.function
-        retro_bench.register(retro_bench.Contender(OP, entry.name, function, role="kernel", devices=("cpu",)))
+        retro_bench.register(retro_bench.Contender(OP, entry.name, function, role="ours", devices=("cpu",)))

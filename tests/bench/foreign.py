@@ -93,12 +93,12 @@ def operator(name, reference):
 FLOAT = {"cpu": ("float32",), "cuda": ("float32",)}
 operator("decay", slow_decay)
 retro_bench.register(retro_bench.Case("decay", "rows", {"B": 400, "N": 512}, "a test", modes=("fwd",), dtypes=FLOAT))
-retro_bench.register(retro_bench.Contender("decay", "cxx", decay, role="kernel", devices=("cpu",)))
+retro_bench.register(retro_bench.Contender("decay", "cxx", decay, role="ours", devices=("cpu",)))
 
 operator("scale", lambda x: (x - x.amax(-1, keepdim=True)) * FACTOR)
 retro_bench.register(retro_bench.Case("scale", "wide", {"B": 8, "N": 2048}, "a test", modes=("fwd",), dtypes=FLOAT))
 retro_bench.register(
-    retro_bench.Contender("scale", "triton", lambda x: scale(x, FACTOR), role="kernel", devices=("cuda",), triton=True)
+    retro_bench.Contender("scale", "triton", lambda x: scale(x, FACTOR), role="ours", devices=("cuda",), triton=True)
 )
 """
 

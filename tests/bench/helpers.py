@@ -4,7 +4,7 @@ import retro_bench
 import retro_kernels as rk
 from retro_bench.static import table
 
-QUICK = ["--device", "cpu", "--quiet", "--kernel", "relative_attention"]
+QUICK = ["--device", "cpu", "--quiet", "--op", "relative_attention"]
 PROFILE = ["profile", *QUICK, "--backend", "reference", "--mode", "fwd"]
 
 
@@ -12,10 +12,10 @@ def wrong(scale):
     def kernel(**arguments):
         return rk.relative_attention(**arguments, backend="reference") * scale
 
-    return retro_bench.Contender("relative_attention", "mine", kernel, role="kernel")
+    return retro_bench.Contender("relative_attention", "mine", kernel, role="ours")
 
 
-def static_record(kernel="topk_chunks", **metrics):
+def static_record(op="topk_chunks", **metrics):
     usual = {
         "kernel": "scan",
         "arch": 90,
@@ -38,4 +38,4 @@ def static_record(kernel="topk_chunks", **metrics):
         "loop_tensor_instructions": 8,
         "loop_cycles_at_least": 100.0,
     }
-    return table.row(kernel, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+    return table.row(op, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}

@@ -23,8 +23,8 @@ from tests.bench import plants
 
 GROUPS = ("static", "numerics", "slower", "same")
 QUICK = ["--no-static", "--no-build", "--dtype", "float32", "--mode", "fwd", "--threads", "1"]
-CHECKED = [*QUICK, "--kernel", "leaky_average", "--case", "mosaics", "--pairs", "1"]
-TIMED = [*QUICK, "--kernel", "topk_chunks", "--case", "rpt-retriever"]
+CHECKED = [*QUICK, "--op", "leaky_average", "--case", "mosaics", "--pairs", "1"]
+TIMED = [*QUICK, "--op", "topk_chunks", "--case", "rpt-retriever"]
 HEADER = """\
 | planted | expected | exit code | verdict | head/base | interval | control | minutes |
 |---|---|---|---|---|---|---|---|"""

@@ -47,7 +47,7 @@ def dies(**arguments):
 
 
 retro_bench.register(retro_bench.Case("leaky_average", "own", {"B": 1, "N": 8, "H": 2, "D": 16}, "a test"))
-retro_bench.register(retro_bench.Contender("leaky_average", "dies", dies, role="kernel"))
+retro_bench.register(retro_bench.Contender("leaky_average", "dies", dies, role="ours"))
 """
 
 
@@ -75,7 +75,7 @@ def test_ab_tells_its_workers_of_plugins(monkeypatch, tmp_path, tables):
     asked = []
     monkeypatch.setattr(ab, "compare", lambda base, head, items, *rest: asked.extend(items) or [])
     command = ["ab", "--plugin", "more_cases", "--base", str(tmp_path), "--no-static", "--no-build"]
-    command += ["--kernel", "leaky_average"]
+    command += ["--op", "leaky_average"]
     assert retro_bench.main([*command, "--case", "own", "--dtype", "float32", "--mode", "fwd"]) == 5
     plugins = (("more_cases", str(tmp_path.resolve())),)
     names = ("cpu", "dies")  # every contender with the role of a kernel
@@ -130,7 +130,7 @@ def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):
     (tmp_path / "retro_kernels").mkdir()
     path = tmp_path / "ab.md"
     command = ["ab", "--base", str(tmp_path), "--static-only", "--arch", "80,90"]
-    command += ["--kernel", "leaky_average", "--markdown", str(path)]
+    command += ["--op", "leaky_average", "--markdown", str(path)]
     assert retro_bench.main(command) == 1
     assert asked == [(tmp_path, "80,90", ["leaky_average/"])]
     out = capsys.readouterr().out

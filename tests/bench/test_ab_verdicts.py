@@ -27,7 +27,7 @@ def operator(name, case):
         )
     )
     retro_bench.register(retro_bench.Contender(name, "eager", lambda x: x * 2))
-    retro_bench.register(retro_bench.Contender(name, "mine", lambda x: x + x, role="kernel"))
+    retro_bench.register(retro_bench.Contender(name, "mine", lambda x: x + x, role="ours"))
     types = {"cpu": ("float32",), "cuda": ("float32",)}
     retro_bench.register(retro_bench.Case(name, "small", case, "a test", modes=("fwd",), dtypes=types))
 

@@ -27,7 +27,7 @@ def test_usage_errors_and_nothing_measured(tiny, tmp_path, capsys):
         assert retro_bench.main(["run", "--device", "cuda"]) == 4
     retro_bench.register(
         retro_bench.Contender(
-            "relative_attention", "absent", wrong(1.0).function, role="kernel", reason=lambda c, t, d: "not built"
+            "relative_attention", "absent", wrong(1.0).function, role="ours", reason=lambda c, t, d: "not built"
         )
     )
     assert retro_bench.main(["check", *QUICK, "--backend", "absent"]) == 5
@@ -103,7 +103,7 @@ def test_a_profile_that_is_interrupted_keeps_its_records(tiny, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ceilings, "measure", lambda device: None)
-    retro_bench.register(retro_bench.Contender("relative_attention", "stops", stops, role="kernel"))
+    retro_bench.register(retro_bench.Contender("relative_attention", "stops", stops, role="ours"))
     path = tmp_path / "a.jsonl"
     command = ["profile", *QUICK, "--backend", "reference,stops", "--mode", "fwd", "--json", str(path)]
     assert retro_bench.main(command) == 5
@@ -147,7 +147,7 @@ def test_what_calls_sys_exit_is_no_green_run(tiny, tmp_path, monkeypatch, capsys
     def leaves(**arguments):
         raise SystemExit(0)
 
-    retro_bench.register(retro_bench.Contender("relative_attention", "leaves", leaves, role="kernel"))
+    retro_bench.register(retro_bench.Contender("relative_attention", "leaves", leaves, role="ours"))
     assert retro_bench.main(["check", *QUICK, "--backend", "leaves"]) == 6
     assert "sys.exit(0)" in capsys.readouterr().err
 
@@ -171,8 +171,8 @@ def test_a_backend_without_a_kernel_for_an_op_is_not_a_contender(capsys):
     """Only topk_chunks has kernels in CUDA C++, and rms_norm has none for GPUs."""
     assert retro_bench.main(["list", "--device", "cpu"]) == 0
     parts = {part.split("\n")[0]: part for part in capsys.readouterr().out.split("\n\n")[1:]}
-    assert " cuda " in parts["topk_chunks"] and sum("kernel    cuda " in part for part in parts.values()) == 1
-    assert "triton" not in parts["rms_norm"] and "kernel    cpu " in parts["merge_attention"]
+    assert " cuda " in parts["topk_chunks"] and sum("ours      cuda " in part for part in parts.values()) == 1
+    assert "triton" not in parts["rms_norm"] and "ours      cpu " in parts["merge_attention"]
 
 
 def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
@@ -200,7 +200,7 @@ def test_tables_fit_a_terminal_of_80_columns(tiny, monkeypatch, capsys):
 def test_list_asks_the_backends_why(monkeypatch, capsys):
     """The plain list does not ask a kernel, and names no memory."""
     monkeypatch.setattr(environment, "free_memory", lambda device: 0)
-    asked = ["list", "--device", "cpu", "--kernel", "leaky_average", "--case", "long"]
+    asked = ["list", "--device", "cpu", "--op", "leaky_average", "--case", "long"]
     assert retro_bench.main(asked) == 0
     assert "GiB are free" not in capsys.readouterr().out
     assert retro_bench.main([*asked, "--why"]) == 0
@@ -214,7 +214,7 @@ def test_registered_names_are_checked(tables):
         retro_bench.register(retro_bench.Case("no_such_op", "a", {}, "a test"))
     with pytest.raises(TypeError, match="expected an Operator"):
         retro_bench.register("relative_attention")
-    with pytest.raises(ValueError, match="names an unknown role, kernal; known: baseline, kernel, reference"):
+    with pytest.raises(ValueError, match="names an unknown role, kernal; known: baseline, ours, reference"):
         retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, role="kernal"))
     with pytest.raises(ValueError, match="names an unknown device, gpu"):
         retro_bench.register(retro_bench.Contender("relative_attention", "mine", baselines.eager, devices=("gpu",)))
@@ -229,7 +229,19 @@ def test_registered_names_are_checked(tables):
     assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
 
 
-@pytest.mark.parametrize("command", ["static", "emulate", "estimate", "tune --static --kernel topk_chunks --case wide"])
+def test_the_old_name_of_an_op_is_accepted_with_a_warning(tables, capsys):
+    with pytest.warns(FutureWarning, match=r"Contender\(kernel=\): pass op="):
+        mine = retro_bench.Contender(kernel="relative_attention", name="mine", function=baselines.eager, role="kernel")
+    with pytest.warns(FutureWarning, match=r"role 'kernel': write 'ours'"):
+        retro_bench.register(mine)
+    made = retro_bench.CONTENDERS["relative_attention", "mine"]
+    assert made.role == "ours" and made.function is baselines.eager
+    assert retro_bench.main(["list", "--device", "cpu", "--kernel", "leaky_average"]) == 0
+    out, err = capsys.readouterr()
+    assert "leaky_average" in out and "relative_attention" not in out and "--kernel: use --op" in err
+
+
+@pytest.mark.parametrize("command", ["static", "emulate", "estimate", "tune --static --op topk_chunks --case wide"])
 def test_a_command_that_needs_the_emulator_says_what_to_install(command, monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert retro_bench.main(command.split()) == 4

@@ -11,7 +11,7 @@ SEED = 3  # a wrong row is found where eager's own worst row is good enough, whi
 
 def measured(tmp_path, command, names, dtype):
     path = tmp_path / "a.jsonl"
-    words = [command, "--device", "cpu", "--quiet", "--kernel", contenders.OP, "--backend", ",".join(names)]
+    words = [command, "--device", "cpu", "--quiet", "--op", contenders.OP, "--backend", ",".join(names)]
     words += ["--dtype", dtype, "--json", str(path), "--seed", str(SEED)]
     code = retro_bench.main([*words, "--no-ceilings", "--seconds", "0.02"] if command == "run" else words)
     return code, {r["backend"]: r for r in record.latest(record.read(path)).values()}

@@ -72,7 +72,7 @@ def slow_down(tables, clock, seconds=SLOW_S):
 
     def slowed(one):
         def function(**arguments):
-            calls.append(f"{one.kernel}/{one.name}")
+            calls.append(f"{one.op}/{one.name}")
             clock.skipped += seconds
             out = one.function(**arguments)
             return Backward.apply(out) if isinstance(out, torch.Tensor) and out.requires_grad else out
@@ -91,7 +91,7 @@ def run(path, *more):
 
 
 def test_every_op_comes_first_in_float32_then_in_bfloat16_then_the_rest(small):
-    steps = [(case.kernel, case.name, dtype) for case, dtype, _ in measuring.planned(choose.Selection("cpu"))]
+    steps = [(case.op, case.name, dtype) for case, dtype, _ in measuring.planned(choose.Selection("cpu"))]
     for i, (name, dtype) in enumerate((n, d) for n in ("first", "second") for d in ("float32", "bfloat16")):
         assert [steps[j] for j in range(3 * i, 3 * i + 3)] == [(op, name, dtype) for op in small]
 
@@ -103,9 +103,9 @@ def test_slow_baselines_leave_a_green_run_within_its_limit(small, tables, clock,
     assert code == 0 and clock() - begun < 420 + SLOW_S
     assert "backward" not in calls
     kernels = [r for r in records if r["role"] != "baseline"]
-    assert {r["kernel"] for r in kernels if r["time"] and r["dtype"] == "float32"} == set(small)
+    assert {r["op"] for r in kernels if r["time"] and r["dtype"] == "float32"} == set(small)
     slow = [r for r in records if r["role"] == "baseline" and r["time"]]
-    assert {r["kernel"] for r in slow} == set(small) and all(len(r["time"]["samples"]) == 1 for r in slow)
+    assert {r["op"] for r in slow} == set(small) and all(len(r["time"]["samples"]) == 1 for r in slow)
     refused = [r for r in records if r["role"] == "baseline" and r["mode"] == "fwdbwd"]
     assert refused and all("its forward pass takes 20 s" in r["reason"] for r in refused)
     assert all(len(r["time"]["samples"]) > 1 for r in kernels if r["time"])
@@ -118,14 +118,14 @@ def test_a_slow_machine_leaves_a_green_run_that_shows_every_op(small, clock, tmp
     clock.rate = rate
     code, records = run(tmp_path / "a.jsonl", "--deadline", "60")
     assert code == 0
-    timed = {r["kernel"] for r in records if r["role"] != "baseline" and r["time"] and r["dtype"] == "float32"}
+    timed = {r["op"] for r in records if r["role"] != "baseline" and r["time"] and r["dtype"] == "float32"}
     assert timed == set(small)
 
 
 def test_a_limit_of_zero_times_one_case_of_every_op_and_lists_the_rest_once(small, tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     code, records = run(path, "--deadline", "0")
-    assert code == 0 and {(r["kernel"], r["case"]["name"], r["dtype"]) for r in records} == {
+    assert code == 0 and {(r["op"], r["case"]["name"], r["dtype"]) for r in records} == {
         (op, "first", "float32") for op in small
     }
     said = capsys.readouterr().out
@@ -142,7 +142,7 @@ def test_wrong_numbers_fail_a_run_that_reached_its_limit(small, tmp_path):
     def wrong(**arguments):
         return 1.01 * rk.rms_norm(**arguments, backend="reference")
 
-    retro_bench.register(retro_bench.Contender("rms_norm", "mine", wrong, role="kernel"))
+    retro_bench.register(retro_bench.Contender("rms_norm", "mine", wrong, role="ours"))
     assert run(tmp_path / "a.jsonl", "--deadline", "0")[0] == 2
 
 
@@ -186,7 +186,7 @@ def test_a_first_call_that_compiles_is_no_slow_baseline(small, tables, clock, tm
         return eager(**arguments)
 
     retro_bench.register(retro_bench.Contender("rms_norm", "compiled", compiles))
-    _, records = run(tmp_path / "a.jsonl", "--kernel", "rms_norm", "--dtype", "float32", "--case", "first")
+    _, records = run(tmp_path / "a.jsonl", "--op", "rms_norm", "--dtype", "float32", "--case", "first")
     (one,) = [r for r in records if r["backend"] == "compiled" and r["mode"] == "fwdbwd"]
     assert compiled and one["time"]["minimum"] < 1
 

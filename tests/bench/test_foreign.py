@@ -54,7 +54,7 @@ def test_a_launch_that_no_case_makes_registers_with_a_line(repository):
 
 
 def test_a_launch_of_no_operator_is_refused():
-    with pytest.raises(ValueError, match="launch: kernel 'nothing' is not an operator"):
+    with pytest.raises(ValueError, match="launch: op 'nothing' is not an operator"):
         registry.launch("nothing", "one", lambda: None)
     with pytest.raises(ValueError, match="expected a name without '/'"):
         registry.launch("leaky_average", "a/b", lambda: None)

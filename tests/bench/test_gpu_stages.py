@@ -37,7 +37,7 @@ def test_every_command_is_accepted_and_its_cases_exist(step, rehearse, tmp_path)
         device = "cpu" if rehearse else "cuda"
         cases = plan.cases(plan.Selection(device, cases=names))
         assert {case.name for case in cases} == set(names)
-        assert {case.kernel for case in cases} >= {
+        assert {case.op for case in cases} >= {
             "chunked_cross_attention",
             "relative_attention",
             "topk_chunks",
@@ -221,4 +221,4 @@ def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatc
     (measured,) = map(json.loads, out.read_text().splitlines())
     assert measured["measured_us"] > 0 and measured["predicted_us"] == 10.0 and not measured["same_code"]
     assert retro_bench.main([*command, "--deadline", "0"]) == exits.INCONCLUSIVE
-    assert retro_bench.main([*command, "--kernel", "nothing"]) == exits.USAGE
+    assert retro_bench.main([*command, "--op", "nothing"]) == exits.USAGE

@@ -27,9 +27,9 @@ def test_a_help_text_fits_and_says_one_thing(name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_one_flag_means_one_thing(name):
-    """--kernel always names operators, and --launch selects by parts of a launch's id."""
+    """--op always names operators, and --launch selects by parts of a launch's id."""
     for action in sub(name)._actions:
-        if "--kernel" in action.option_strings:
+        if "--op" in action.option_strings:
             assert all(op in action.help for op in OPERATORS), name
         if "--case" in action.option_strings and "launches" not in action.help:
             assert all(case in action.help for _, case in CASES), name

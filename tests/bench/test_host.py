@@ -27,8 +27,8 @@ def test_every_op_is_measured_on_both_backends(monkeypatch):
 def test_the_command_takes_patterns(monkeypatch, capsys):
     asked = []
     monkeypatch.setattr(host, "measure", lambda backends, kernels: asked.append(kernels) or {"a": 1e-6, "b": 1e-6})
-    assert main(["host", "--kernel", "r*_norm,leaky*"]) == 0 and asked == [("leaky_average", "rms_norm")]
-    assert main(["host", "--kernel", "topk*,norm*"]) == 4 and "--kernel norm*: matches none" in capsys.readouterr().err
+    assert main(["host", "--op", "r*_norm,leaky*"]) == 0 and asked == [("leaky_average", "rms_norm")]
+    assert main(["host", "--op", "topk*,norm*"]) == 4 and "--op norm*: matches none" in capsys.readouterr().err
 
 
 def test_only_what_stays_slower_is_told(monkeypatch):

@@ -37,7 +37,7 @@ RUN = [
     "--device",
     "cpu",
     "--quiet",
-    "--kernel",
+    "--op",
     "leaky_average",
     "--backend",
     "reference",
@@ -59,7 +59,7 @@ def finished(tiny, tmp_path):
                 "--device",
                 "cpu",
                 "--quiet",
-                "--kernel",
+                "--op",
                 "relative_attention",
                 "--backend",
                 "reference",
@@ -183,7 +183,7 @@ def test_a_contender_is_recorded_before_the_next_one_runs(tiny, tmp_path):
         return wrong(1.0).function(**arguments)
 
     for name in ("first", "second"):
-        retro_bench.register(retro_bench.Contender("relative_attention", name, looks, role="kernel"))
+        retro_bench.register(retro_bench.Contender("relative_attention", name, looks, role="ours"))
     command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "first,second", "--mode", "fwd"]
     assert retro_bench.main(command) == exits.OK
     assert {"eager"} in seen and {"eager", "first"} in seen and len(record.requested(path)) >= 3

@@ -74,7 +74,7 @@ def test_a_wrong_result_is_numerics(base, tmp_path):
         str(base),
         "--no-build",
         "--no-static",
-        "--kernel",
+        "--op",
         "leaky_average",
     ]
     command += ["--case", "mosaics", "--dtype", "float32", "--mode", "fwd", "--pairs", "1", "--threads", "1"]
@@ -114,7 +114,7 @@ def test_every_plant_still_finds_its_place(tmp_path):
     ],
 )
 def test_changed_files_name_the_kernels_they_affect(files, expected):
-    kernels = affected.kernels(files, OPERATORS, environment.ROOT)
+    kernels = affected.ops(files, OPERATORS, environment.ROOT)
     assert kernels == (set(OPERATORS) if expected == "all" else set(expected.split()))
 
 

@@ -1,6 +1,7 @@
 """The schema of records: accepted records, refused records, and truncated files."""
 
 import copy
+import json
 import os
 
 import pytest
@@ -28,9 +29,9 @@ def good():
         "run": "a",
         "at": record.now(),
         "id": "op/cpu/case/float32/fwd",
-        "kernel": "op",
+        "op": "op",
         "backend": "cpu",
-        "role": "kernel",
+        "role": "ours",
         "dtype": "float32",
         "mode": "fwd",
         "status": "ok",
@@ -66,10 +67,10 @@ def test_round_trip(good, tmp_path):
         ({"status": "numerics_fail", "reason": "out"}, "only a case that passed its check is timed"),
         ({"launches": "3"}, "launches: expected int; got str"),
         ({"launches": True}, "launches: expected int; got bool"),
-        ({"kernel": None}, "kernel: null"),
+        ({"op": None}, "op: null"),
         ({"id": "other"}, "id: expected op/cpu/case/float32/fwd"),
         ({"extra": 1}, "extra: not a field"),
-        ({"schema": 99}, "schema: expected 2"),
+        ({"schema": 99}, "schema: expected 3"),
         ({"work": {"flops": float("nan"), "bytes": 1.0}}, "work.flops: not a finite number"),
         ({"work": {"flops": 1.0}}, "work.bytes: missing"),
     ],
@@ -80,6 +81,20 @@ def test_a_record_that_breaks_the_schema_is_refused(good, tmp_path, change, comp
     with pytest.raises(record.BadRecord, match=r"op/cpu|other"):
         record.Writer(tmp_path / "a.jsonl").write(bad)
     assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_records_of_schema_2_are_read_under_their_new_names(good, tmp_path):
+    """Schema 3 renamed the field kernel to op, and the role kernel to ours. A resumed file holds both."""
+    old = {"kernel" if name == "op" else name: value for name, value in good.items()} | {"schema": 2, "role": "kernel"}
+    path = tmp_path / "old.jsonl"
+    asked = {"schema": 2, "run": "a", "requested": [good["id"]]}
+    path.write_text("".join(json.dumps(line) + "\n" for line in (asked, old)))
+    record.Writer(path).write(good)
+    assert record.read(path) == [good, good] and record.requested(path) == [good["id"]]
+    path.write_text(json.dumps(old | {"schema": 1}))
+    with pytest.raises(record.BadRecord, match="schema: expected 3; got 1"):
+        record.read(path)
+    assert record.read(environment.ROOT / "bench/results/cpu-zen4-2core-2026-11-23.jsonl")[1]["role"] == "ours"
 
 
 def test_every_field_is_required(good):

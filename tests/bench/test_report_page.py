@@ -18,7 +18,7 @@ TOO_FAST = "leaky_average/cpu/long/float32/fwd"  # its share of the roofline bec
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    records = [r for r in record.read(RECORD) if r["kernel"] in ("topk_chunks", "leaky_average")]
+    records = [r for r in record.read(RECORD) if r["op"] in ("topk_chunks", "leaky_average")]
     for one in records:
         if one["id"] == TOO_FAST:
             one["roofline"]["fraction"] = 1.13

@@ -15,7 +15,7 @@ from retro_bench.report import html, markdown, panels, terminal
 from tests.bench.helpers import static_record
 
 
-def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="kernel", status="ok", **more):
+def timed(op="leaky_average", backend="cpu", case="a", seconds=1e-3, role="ours", status="ok", **more):
     numerics = {"passed": status == "ok", "checked": "every element", "tensors": {}}
     numerics["tensors"]["y"] = {
         "frobenius": 1e-7,
@@ -38,8 +38,8 @@ def timed(kernel="leaky_average", backend="cpu", case="a", seconds=1e-3, role="k
         "schema": record.SCHEMA,
         "run": "r",
         "at": record.now(),
-        "id": f"{kernel}/{backend}/{case}/float32/fwd",
-        "kernel": kernel,
+        "id": f"{op}/{backend}/{case}/float32/fwd",
+        "op": op,
         "backend": backend,
         "role": role,
         "dtype": "float32",
@@ -252,7 +252,7 @@ def test_static_records_are_rendered_too(tmp_path, capsys):
 def test_records_of_an_op_that_is_gone_are_still_read(tmp_path, capsys):
     """Every reader takes the op's name from the record. The committed records name ops that were removed since."""
     path = str(tmp_path / "a.jsonl")
-    record.Writer(tmp_path / "a.jsonl").write(timed(kernel="removed"))
+    record.Writer(tmp_path / "a.jsonl").write(timed(op="removed"))
     for form in ("term", "md", "html"):
         assert retro_bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
     assert retro_bench.main(["compare", path, path]) == 0
@@ -321,8 +321,8 @@ def test_every_row_has_a_bar():
     pytest.importorskip("matplotlib")
     from retro_bench.report import summary
 
-    eager = [timed(kernel=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
-    ours = [timed(kernel=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
+    eager = [timed(op=k, backend="eager", role="baseline", seconds=2e-3) for k in ("leaky_average", "topk_chunks")]
+    ours = [timed(op=k, run=run) for k in ("leaky_average", "topk_chunks") for run in ("r", "s")]
     import matplotlib.pyplot as plt
 
     rows = summary.rows([*eager, *ours[::2]])

@@ -68,7 +68,7 @@ def test_a_kernel_that_forgets_to_write_fails(tiny, tmp_path):
         out[:, :-1] = rk.relative_attention(query, **arguments, backend="reference")[:, :-1]
         return out
 
-    retro_bench.register(retro_bench.Contender("relative_attention", "forgets", forgets, role="kernel"))
+    retro_bench.register(retro_bench.Contender("relative_attention", "forgets", forgets, role="ours"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "forgets", "--mode", "fwd")
     assert code == 2
     tensor = by_backend(records)["forgets"]["numerics"]["tensors"]["out"]
@@ -100,7 +100,7 @@ def test_out_of_memory_and_a_backend_that_declines_are_statuses(tiny, tmp_path):
         raise RuntimeError("illegal memory access")
 
     for name, function in (("greedy", greedy), ("picky", picky), ("broken", broken)):
-        retro_bench.register(retro_bench.Contender("relative_attention", name, function, role="kernel"))
+        retro_bench.register(retro_bench.Contender("relative_attention", name, function, role="ours"))
     code, records = run(tmp_path / "a.jsonl", "--backend", "greedy,picky,reference", "--mode", "fwd")
     statuses = {name: r["status"] for name, r in by_backend(records).items()}
     assert (
@@ -118,13 +118,13 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
         raise KeyboardInterrupt
 
     retro_bench.register(retro_bench.Case(**{**vars(tiny), "name": "second"}))
-    retro_bench.register(retro_bench.Contender("relative_attention", "mine", wrong(1.0).function, role="kernel"))
+    retro_bench.register(retro_bench.Contender("relative_attention", "mine", wrong(1.0).function, role="ours"))
     retro_bench.register(
         retro_bench.Contender(
             "relative_attention",
             "stops",
             interrupts,
-            role="kernel",
+            role="ours",
             reason=lambda c, t, d: None if c.name == "second" else "no",
         )
     )
@@ -137,7 +137,7 @@ def test_an_interrupted_run_leaves_whole_lines_and_resumes(tiny, tmp_path):
     with open(path, "a") as f:
         f.write('{"schema": 1, "run"')  # killed inside a write
     assert len(record.read(path)) == len(kept)
-    right = retro_bench.Contender("relative_attention", "stops", wrong(1.0).function, role="kernel")
+    right = retro_bench.Contender("relative_attention", "stops", wrong(1.0).function, role="ours")
     retro_bench.register(right, replace=True)
     command = ["run", *QUICK, "--resume", str(path), "--no-ceilings", "--backend", "mine", "--mode", "fwd"]
     assert retro_bench.main(command) == 0

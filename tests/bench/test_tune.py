@@ -146,7 +146,7 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
 def test_the_command_tunes_interpreted_kernels(tmp_path):
     """Times mean nothing in the interpreter; kernels run, are checked and are replaced."""
     command = [sys.executable, "-m", "retro_bench", "tune", "--device", "cpu", "--plugin", "tests.bench.tune_case"]
-    command += ["--kernel", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
+    command += ["--op", OP, "--case", "tiny", "--dtype", "float32", "--seconds", "0.001", "--rounds", "1"]
     command += ["--json", str(tmp_path / "tuned.jsonl")]
     environ = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=environment.ROOT, env=environ, capture_output=True, text=True)
@@ -158,13 +158,13 @@ def test_the_command_tunes_interpreted_kernels(tmp_path):
 
 
 def test_a_machine_that_cannot_run_the_kernels_tunes_nothing(capsys):
-    assert retro_bench.main(["tune", "--device", "cpu", "--kernel", OP, "--case", "mosaics"]) == 5
+    assert retro_bench.main(["tune", "--device", "cpu", "--op", OP, "--case", "mosaics"]) == 5
     assert "no CUDA GPU" in capsys.readouterr().err
 
 
 def test_other_backends_and_baselines_are_refused(capsys):
     for arguments in (["--backend", "cpu"], ["--baselines", "all"]):
-        assert retro_bench.main(["tune", "--device", "cpu", "--kernel", OP, *arguments]) == 4
+        assert retro_bench.main(["tune", "--device", "cpu", "--op", OP, *arguments]) == 4
         assert "--backend, --baselines" in capsys.readouterr().err
 
 
@@ -208,7 +208,7 @@ def test_launches_that_follow_from_a_tile_count_by_their_difference():
 def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_path, capsys):
     path = tmp_path / "ranked.jsonl"
     monkeypatch.setattr(tiles, "tune", functools.partial(tiles.tune, judge=predicted))
-    command = ["tune", "--static", "--kernel", OP, "--case", "wide", "--machine", "A100", "--json", str(path)]
+    command = ["tune", "--static", "--op", OP, "--case", "wide", "--machine", "A100", "--json", str(path)]
     assert retro_bench.main(command) == retro_bench.main(command) == 0
     (line,) = map(json.loads, path.read_text().splitlines())
     assert line["tuned"] == f"{OP}/wide/bfloat16/A100" and line["rows"][0]["before"]["arch"] == 80

@@ -14,8 +14,8 @@ from retro_bench.ops import _shared, chunked_cross_attention, relative_attention
 from retro_bench.registry import Case
 
 
-def small(kernel: str, name: str, letters: str, sizes: tuple, options=None, extras=(), **more) -> Case:
-    return Case(kernel, name, dict(zip(letters, sizes, strict=True)), "a test", options or {}, extras, **more)
+def small(op: str, name: str, letters: str, sizes: tuple, options=None, extras=(), **more) -> Case:
+    return Case(op, name, dict(zip(letters, sizes, strict=True)), "a test", options or {}, extras, **more)
 
 
 TINY = {
@@ -77,7 +77,7 @@ TINY = {
     "cross_entropy": [Case("cross_entropy", "a", {"N": 9, "V": 7}, "a test")],
 }
 ALL = [case for cases in TINY.values() for case in cases]
-names = [f"{case.kernel}/{case.name}" for case in ALL]
+names = [f"{case.op}/{case.name}" for case in ALL]
 
 
 @pytest.mark.parametrize("case", TINY["relative_attention"], ids=lambda c: c.name)
@@ -121,9 +121,9 @@ def test_forward_and_backward_is_more_of_both_and_a_call_without_positions_reads
 
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
-    operator = retro_bench.OPERATORS[case.kernel]
+    operator = retro_bench.OPERATORS[case.op]
     arguments = case.make(3, "cpu", torch.float32)
-    backward = case.kernel != "topk_chunks"
+    backward = case.op != "topk_chunks"
     whole = oracle.solve(operator, case, arguments, 3, backward)
     monkeypatch.setattr(oracle, "SLICE_ELEMENTS", {"cpu": 1})
     sliced = oracle.solve(operator, case, arguments, 3, backward)
@@ -135,9 +135,9 @@ def test_the_oracle_in_slices_is_the_oracle_at_once(case, monkeypatch):
 
 @pytest.mark.parametrize("case", ALL, ids=names)
 def test_every_cpu_baseline_is_the_function_it_says(case):
-    operator = retro_bench.OPERATORS[case.kernel]
+    operator = retro_bench.OPERATORS[case.op]
     full = case.make(4, "cpu", torch.float32)
-    for contender in [c for c in retro_bench.CONTENDERS.values() if c.kernel == case.kernel and c.role == "baseline"]:
+    for contender in [c for c in retro_bench.CONTENDERS.values() if c.op == case.op and c.role == "baseline"]:
         if (
             "cpu" not in contender.devices
             or contender.name.endswith("_compiled")
@@ -166,7 +166,7 @@ def test_retro_pytorch_can_run_where_it_is_installed():
     )
     contender = retro_bench.CONTENDERS["chunked_cross_attention", "retro_pytorch"]
     assert contender.reason(case, "float32", "cpu") is None
-    operator, arguments = retro_bench.OPERATORS[case.kernel], case.make(4, "cpu", torch.float32)
+    operator, arguments = retro_bench.OPERATORS[case.op], case.make(4, "cpu", torch.float32)
     arguments["neighbour_mask"][:, :, 0] = True  # without neighbours: 0 here, an average there
     truth = oracle.solve(operator, case, arguments, 4, backward=True)
     errors = numerics.errors(operator, contender, arguments, truth)
@@ -178,7 +178,7 @@ def test_sampled_queries_are_the_first_and_the_last(monkeypatch):
     monkeypatch.setattr(oracle, "TOTAL_ELEMENTS", {"cpu": 1})
     long = Case(**{**vars(case), "shape": dict(case.shape) | {"N": 40, "S": 40, "T": 40}})
     arguments = long.make(5, "cpu", torch.float32)
-    sampled = oracle.solve(retro_bench.OPERATORS[case.kernel], long, arguments, 5, backward=True)
+    sampled = oracle.solve(retro_bench.OPERATORS[case.op], long, arguments, 5, backward=True)
     assert sampled.rows.tolist() == [0, 1, 2, 3, 36, 37, 38, 39] and "of 40 queries" in sampled.checked
     assert not sampled.upstream[:, 4:36].any() and sampled.upstream[:, :4].all()
 

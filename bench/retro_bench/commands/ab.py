@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     halves = parser.add_mutually_exclusive_group()
     halves.add_argument("--static-only", action="store_true", help="compile for GPUs and compare; time nothing")
     halves.add_argument("--no-static", action="store_true", help="time only")
-    add("--from-diff", action="store_true", help="time only kernels that the files changed since the base can affect")
+    add("--from-diff", action="store_true", help="time only ops that the files changed since the base can affect")
     options.add_launches(parser)
     options.add_arch(parser, "90")
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
@@ -73,11 +73,11 @@ def execute(arguments: argparse.Namespace) -> int:
                 say(ab.longest(len(timed), arguments.pairs))
                 outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
                 if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # wrong: not timed
-                    kernels = tuple(dict.fromkeys(item.kernel for item in timed))
-                    slower = ab_host.compare(base, root, kernels, say)
+                    ops = tuple(dict.fromkeys(item.op for item in timed))
+                    slower = ab_host.compare(base, root, ops, say)
                     lines = ["host time: not compared: a tree can't be measured"] if slower is None else []
             if not arguments.no_static:
-                parts = arguments.launch or [f"{name}/" for name in options.kernels(arguments) if arguments.kernel]
+                parts = arguments.launch or [f"{name}/" for name in options.ops(arguments) if arguments.op]
                 here = tuple(one for one in plugins if present(base, *one))
                 if plugins and not here:
                     compared = ab_static.Comparison(0, 0, [], f"the base has no plug-in {', '.join(arguments.plugin)}")
@@ -149,12 +149,12 @@ def _items(
     """Return the items of the head to time. With --from-diff: only those that the changed files can affect."""
     if arguments.from_diff:
         changed = affected.changed_files(root, arguments.base)
-        known = affected.kernels(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
-        names = tuple(name for name in options.kernels(arguments) if name in known)
-        say(f"changed files affect: {', '.join(names) or 'no CPU kernel'}")
+        known = affected.ops(changed, OPERATORS, root) if environment.ours(root) else OPERATORS if changed else ()
+        names = tuple(name for name in options.ops(arguments) if name in known)
+        say(f"changed files affect: {', '.join(names) or 'no op on a CPU'}")
         if not names:
             return []
-        selection = dataclasses.replace(selection, kernels=names)
+        selection = dataclasses.replace(selection, ops=names)
     return ab.items(selection, plugins)
 
 

@@ -47,8 +47,8 @@ def _presets(arguments: argparse.Namespace) -> int:
             say(f"{count} compiled")
 
     begun, folder, arches = time.monotonic(), arguments.output, options.arches(arguments.arch)
-    kernels = arguments.kernel or (None,)
-    count = sum(shipped.export(folder, arches, kernel, arguments.jobs, progress) for kernel in kernels)
+    ops = arguments.op or (None,)
+    count = sum(shipped.export(folder, arches, op, arguments.jobs, progress) for op in ops)
     held = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     print(f"{count} launches in {time.monotonic() - begun:.0f} s; {held / 1e6:.1f} MB in {folder}")
     return exits.OK

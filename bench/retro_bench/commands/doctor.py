@@ -48,8 +48,8 @@ def execute(arguments: argparse.Namespace) -> int:
     }
     for name, value in rows.items():
         print(f"{name:<16} {'none' if value in (None, '') else value}")
-    for kernel, backends in rk.backends().items():
-        print(f"{kernel:<24} {', '.join(name for name, status in backends.items() if status)}")
+    for op, backends in rk.backends().items():
+        print(f"{op:<24} {', '.join(name for name, status in backends.items() if status)}")
     spread = None if arguments.no_noise else noise()
     if spread is not None:
         fit = "fit" if spread <= STEADY else "hardly fit" if spread <= NOISY else "not fit"

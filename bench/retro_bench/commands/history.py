@@ -1,6 +1,6 @@
 """keep records over commits, and draw every case with its change points
 
-`--record DIR` appends the kernels' times of record files to DIR/history.jsonl. `--report DIR` prints a line for each
+`--record DIR` appends times of record files to DIR/history.jsonl. `--report DIR` prints a line for each
 case; with --output it also writes a page with a curve for each case. Each machine has its own curves, and so has each
 content of a case (shape, options, inputs).
 """
@@ -32,7 +32,7 @@ def execute(arguments: argparse.Namespace) -> int:
         return _record(arguments.files, arguments.record)
     series = collected(options.records(arguments.report / NAME))
     if not series:
-        raise exits.UsageError(f"--report {arguments.report}: no kernel was timed")
+        raise exits.UsageError(f"--report {arguments.report}: nothing was timed")
     print(tables.align([HEADER, *(_line(name, rows) for (name, _), rows in series.items())]))
     if arguments.output:
         arguments.output.write_text(curves.page(series), encoding="utf-8")
@@ -56,7 +56,7 @@ def _record(files: list[Path], folder: Path) -> int:
 
 
 def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
-    """Group the kernels' timed records by (id, machine), oldest first. A case that changed gets a group per content."""
+    """Group the timed records by (id, machine), oldest first. A case that changed gets a group per content."""
     series: dict[tuple[str, str, str], list[dict]] = {}
     contents: dict[str, set[str]] = {}
     for one in records:

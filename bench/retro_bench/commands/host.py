@@ -12,19 +12,19 @@ from . import exits, options
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    options.add_kernels(parser, cases=False)
+    options.add_ops(parser, cases=False)
     add, both = parser.add_argument, ("cpu", "triton")
     add("--backend", type=options.names, default=both, metavar="NAME[,NAME]", help="time cpu or triton (default both)")
     add("--json", type=Path, metavar="FILE", help="also write {id: seconds} to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    kernels = options.kernels(arguments)
+    ops = options.ops(arguments)
     if unknown := set(arguments.backend) - {"cpu", "triton"}:
         raise exits.UsageError(f"--backend: expected some of cpu, triton; got {', '.join(sorted(unknown))}")
     from ..measure import host
 
-    seconds_of = host.measure(tuple(arguments.backend), kernels)
+    seconds_of = host.measure(tuple(arguments.backend), ops)
     for name, seconds in seconds_of.items():
         print(f"{name:<52} {seconds * 1e6:8.1f} us")
     if arguments.json:

@@ -1,4 +1,4 @@
-"""show kernels, backends and cases, and what this machine can run
+"""show ops, backends and cases, and what this machine can run
 
 Prints a line for each contender, then one for each case. A star marks the default selection. --why asks each backend of
 this machine whether it can serve the cases, and shows its reason if it can't. Only --why imports torch.
@@ -24,17 +24,17 @@ def execute(arguments: argparse.Namespace) -> int:
     selection = options.selection(arguments) if arguments.why else options.named(arguments, device)
     hint = "" if arguments.why else "; --why asks what can run here"
     _show(f"device {selection.device}; * = in the default selection{hint}")
-    default = {(case.kernel, case.name) for case in choose.cases(choose.Selection(selection.device))}
-    for kernel in OPERATORS:
-        cases = [case for case in cases_of(kernel) if choose.matches(case.name, selection.cases)]
-        if not cases or not choose.matches(kernel, selection.kernels):
+    default = {(case.op, case.name) for case in choose.cases(choose.Selection(selection.device))}
+    for op in OPERATORS:
+        cases = [case for case in cases_of(op) if choose.matches(case.name, selection.cases)]
+        if not cases or not choose.matches(op, selection.ops):
             continue
-        print(f"\n{kernel}")
-        for contender in sorted(contenders_of(kernel), key=lambda c: c.role):
+        print(f"\n{op}")
+        for contender in sorted(contenders_of(op), key=lambda c: c.role):
             status = _status(contender, cases, selection.device, arguments.why)
             _show(f"  {contender.role:<9} {contender.name:<15} {status}")
         for case in cases:
-            star = "*" if (kernel, case.name) in default else " "
+            star = "*" if (op, case.name) in default else " "
             why = choose.unsupported_case(case, selection.device) if arguments.why else None
             modes = ",".join(case.modes)
             _show(f"  case    {star} {case.name:<18} {_shape(case):<52} {modes:<11} {why or case.source}")

@@ -39,7 +39,7 @@ def planned(selection: choose.Selection) -> list[tuple[Any, str, list[str]]]:
     work, cases = [], {}
     for case in choose.cases(selection):
         if modes := choose.modes(case, selection):
-            rank = cases[case.kernel] = cases.get(case.kernel, -1) + 1
+            rank = cases[case.op] = cases.get(case.op, -1) + 1
             work += [(rank, i, case, dtype, modes) for i, dtype in enumerate(choose.dtypes(case, selection))]
     return [tuple(one[2:]) for one in sorted(work, key=lambda one: one[:2])]
 
@@ -72,7 +72,7 @@ def walk(
     bar = progress.Progress(len(work), arguments.quiet)
     if selection.device == "cuda":
         compile_ahead(selection, limit, bar)
-    ops = len({case.kernel for case, _, _ in work})
+    ops = len({case.op for case, _, _ in work})
     run.pace = Pace([_expected(run, case, modes, selection) for case, _, modes in work], limit, ops, run.begun)
     effort, share = run.effort, run.oracle_share
     most = f", at most {limit / 60:.1f} min" if limit else ""
@@ -83,7 +83,7 @@ def walk(
             break
         run.effort = dataclasses.replace(effort, seconds=effort.seconds * run.pace.share())
         run.oracle_share = share * run.pace.share()
-        bar.step(f"{case.kernel}/{case.name} {dtype}")
+        bar.step(f"{case.op}/{case.name} {dtype}")
         for measured in runner.run_case(run, case, dtype, modes, list(choose.contenders(case, selection))):
             keep(measured)
             if measured["status"] in record.FAILED and measured["id"] not in failed:
@@ -109,11 +109,11 @@ def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selecti
 
 def _ids(case, dtype: str, mode: str, selection: choose.Selection) -> list[str]:
     """Return the ids of every contender of this case, type and mode. A ratio needs all of them from one run."""
-    return [record.identity(case.kernel, c.name, case.name, dtype, mode) for c in choose.contenders(case, selection)]
+    return [record.identity(case.op, c.name, case.name, dtype, mode) for c in choose.contenders(case, selection)]
 
 
 def exit_code(records: Iterable[dict[str, Any]]) -> int:
-    """Return 2 if a check failed or a kernel broke, 5 if a kernel that this machine serves has no result, else 0.
+    """Return 2 if a check failed or an op broke, 5 if an op that this machine serves has no result, else 0.
 
     A baseline that breaks is shown and not used. A baseline with wrong results fails the run.
     """
@@ -122,6 +122,6 @@ def exit_code(records: Iterable[dict[str, Any]]) -> int:
         if one["status"] == "numerics_fail" or (one["status"] == "error" and one["role"] != "baseline"):
             return exits.NUMERICS
         if one["role"] != "baseline":
-            served |= {one["kernel"]} if one["status"] != "unsupported" else set()
-            done |= {one["kernel"]} if one["status"] == "ok" and (one["time"] or one["mode"] == "check") else set()
+            served |= {one["op"]} if one["status"] != "unsupported" else set()
+            done |= {one["op"]} if one["status"] == "ok" and (one["time"] or one["mode"] == "check") else set()
     return exits.OK if done and served <= done else exits.NOTHING_MEASURED

@@ -19,24 +19,33 @@ AMD_ARCHES = ("gfx942", "gfx950", "gfx1100")
 
 
 def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
-    """Add --device --kernel --backend --case --dtype --mode --baselines. Without `device` it is the CPU."""
+    """Add --device --op --backend --case --dtype --mode --baselines. Without `device` it is the CPU."""
     if device:
         text = "run on this device (default: cuda where there is one)"
         parser.add_argument("--device", choices=("cpu", "cuda"), help=text)
     else:
         parser.set_defaults(device="cpu")
-    add_kernels(parser)
+    add_ops(parser)
     _add_names(parser, "--backend", f"select backends of {', '.join(choose.contender_names(baselines=False))}")
     _add_names(parser, "--dtype", f"select types of {', '.join(DTYPES)}")
     _add_names(parser, "--mode", f"select passes of {', '.join(MODES)}")
     _add_names(parser, "--baselines", f"time all, none or some of {', '.join(choose.contender_names(baselines=True))}")
 
 
-def add_kernels(parser: argparse.ArgumentParser, cases: bool = True) -> None:
-    """Add --kernel, and --case with `cases`."""
-    _add_names(parser, "--kernel", f"select ops of {', '.join(OPERATORS)}; * and ? allowed")
+def add_ops(parser: argparse.ArgumentParser, cases: bool = True) -> None:
+    """Add --op, and --case with `cases`."""
+    _add_names(parser, "--op", f"select ops of {', '.join(OPERATORS)}; * and ? allowed")
+    parser.add_argument("--kernel", type=names, dest="op", action=_OldName, help=argparse.SUPPRESS)
     if cases:
         _add_names(parser, "--case", f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}")
+
+
+class _OldName(argparse.Action):
+    """Serve --kernel as --op, and say so."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        progress.say("--kernel: use --op")
+        namespace.op = values
 
 
 def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:
@@ -45,7 +54,7 @@ def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:
 
 def add_executed(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that execute launches: --launch, --case and --dtype."""
-    add_kernels(parser, cases=False)
+    add_ops(parser, cases=False)
     add_launches(parser)
     _add_names(parser, "--case", "select cases of launches; * and ? allowed")
     parser.add_argument("--dtype", choices=DTYPES, help="select a type (default bfloat16; of a plug-in all)")
@@ -61,9 +70,9 @@ def add_arch(parser: argparse.ArgumentParser, default: str) -> None:
     parser.add_argument("--arch", default=default, metavar="ARCH[,ARCH]", help=text)
 
 
-def kernels(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return the ops that --kernel selects. Raises UsageError for a pattern that matches none."""
-    return choose.matching("kernel", arguments.kernel, OPERATORS)
+def ops(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return the ops that --op selects. Raises UsageError for a pattern that matches none."""
+    return choose.matching("op", arguments.op, OPERATORS)
 
 
 def machine(arguments: argparse.Namespace):
@@ -77,10 +86,10 @@ def machine(arguments: argparse.Namespace):
 
 
 def parts(arguments: argparse.Namespace) -> tuple[str, ...] | None:
-    """Return the parts of launch ids that --launch or --kernel selects; None for all. Raises UsageError for both."""
-    if arguments.launch and arguments.kernel:
-        raise exits.UsageError("--kernel, --launch: name one of them; a launch's id begins with its kernel")
-    return arguments.launch or (tuple(f"{name}/" for name in kernels(arguments)) if arguments.kernel else None)
+    """Return the parts of launch ids that --launch or --op selects; None for all. Raises UsageError for both."""
+    if arguments.launch and arguments.op:
+        raise exits.UsageError("--op, --launch: name one of them; a launch's id begins with its op")
+    return arguments.launch or (tuple(f"{name}/" for name in ops(arguments)) if arguments.op else None)
 
 
 def launch_matches(launch, arguments: argparse.Namespace) -> bool:
@@ -109,7 +118,7 @@ def named(arguments: argparse.Namespace, device: str) -> choose.Selection:
             if name not in known:
                 raise exits.UsageError(f"--{what} {name}: expected one of {', '.join(known)}")
     baselines = () if arguments.baselines == ("none",) else arguments.baselines
-    names = (getattr(arguments, option) for option in ("kernel", "backend", "case", "dtype", "mode"))
+    names = (getattr(arguments, option) for option in ("op", "backend", "case", "dtype", "mode"))
     selected = choose.Selection(device, *names, baselines)
     if not choose.cases(selected):
         raise exits.UsageError("the selection holds no case; `retro-bench list` shows them")

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add, given = parser.add_argument, "compare with these predictions (default: all in bench/results)"
     add("--device", choices=("cpu", "cuda"), default="cuda", help="cpu: launches go nowhere (rehearsal)")
     add("--predictions", type=Path, metavar="FILE", help=given)
-    options.add_kernels(parser, cases=False)
+    options.add_ops(parser, cases=False)
     options.add_launches(parser)
     add("--once", action="store_true", help="launch each once and time nothing: for a profiler")
     add("--json", type=Path, metavar="FILE", help="append what was measured here")

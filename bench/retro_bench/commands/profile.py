@@ -73,11 +73,11 @@ def execute(arguments: argparse.Namespace) -> int:
     timed = [r for r in records if r["time"] and r["role"] != "baseline"]
     print("\n".join(tables.notes(summary.machine(timed or records))) + "\n")
     header = ("case", "type", "mode", "backend", summary.statistic(timed), *COLUMNS[1:])
-    for kernel in dict.fromkeys(record["kernel"] for record in timed):
-        own = [record for record in timed if record["kernel"] == kernel]
-        print(f"{kernel}\n{tables.align([header, *map(_cells, own)], DROP)}\n")
+    for op in dict.fromkeys(record["op"] for record in timed):
+        own = [record for record in timed if record["op"] == op]
+        print(f"{op}\n{tables.align([header, *map(_cells, own)], DROP)}\n")
     if not timed:
-        print("no kernel was timed")
+        print("nothing was timed")
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
         for record in timed:
@@ -108,8 +108,8 @@ def _trace(record: dict, run: runner.Run, path: Path) -> None:
 
     from ..measure import profilers, timing
 
-    kernel, device = record["kernel"], run.device
-    contender, case = CONTENDERS[kernel, record["backend"]], CASES[kernel, record["case"]["name"]]
+    op, device = record["op"], run.device
+    contender, case = CONTENDERS[op, record["backend"]], CASES[op, record["case"]["name"]]
     call = profilers.warmed(contender, case, record["dtype"], record["mode"], device, record["seed"])
     call = timing.captured(call) if run.graphs else call
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])

@@ -131,5 +131,5 @@ def _finished(path: Path, run: runner.Run) -> frozenset[str]:
         raise exits.UsageError(f"--resume {path}: measured elsewhere: {why}")
     done = [r for r in records if r["git"]["sha"] == run.git["sha"] and r["status"] != "error"]
     cases = {(kernel, name): {"case": case.content()} for (kernel, name), case in CASES.items()}
-    done = [r for r in done if not record.case_change(r, cases.get((r["kernel"], r["case"]["name"]), r))]
+    done = [r for r in done if not record.case_change(r, cases.get((r["op"], r["case"]["name"]), r))]
     return frozenset(r["id"] for r in done if r["time"] or r["status"] != "ok")

@@ -19,7 +19,7 @@ from . import emulator, exits, options, progress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_call = parser.add_argument
     add_call("call", nargs="?", metavar="FILE.py::FUNCTION", help="compile the Triton launches of this function")
-    options.add_kernels(parser, cases=False)
+    options.add_ops(parser, cases=False)
     options.add_launches(parser)
     options.add_arch(parser, ",".join(map(str, options.ARCHES)))
     add = parser.add_argument

@@ -28,7 +28,7 @@ from .progress import say
 if TYPE_CHECKING:
     from ..measure import tune
 
-HEADER = ("kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
+HEADER = ("op kernel", "row", "committed", "time", "best", "time", "tried", "unfit")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,10 +88,10 @@ def _measured(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, 
     selection = options.selection(arguments)
     run = runner.Run(selection.device, effort=timing.Effort(seconds=arguments.seconds))
     for case in choose.cases(selection):
-        contender = CONTENDERS.get((case.kernel, "triton"))
+        contender = CONTENDERS.get((case.op, "triton"))
         parts = itertools.product(choose.dtypes(case, selection), choose.modes(case, selection)) if contender else ()
         for dtype, mode in parts:
-            name = f"{case.kernel}/{case.name}/{dtype}/{mode}"
+            name = f"{case.op}/{case.name}/{dtype}/{mode}"
             if why := choose.unsupported_case(case, selection.device) or choose.unsupported(
                 contender, case, dtype, selection.device, mode == "fwdbwd"
             ):
@@ -108,13 +108,13 @@ def _measured(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, 
 def _estimated(arguments: argparse.Namespace, pace: Pace) -> Iterator[tuple[str, Callable[[], Iterator[tune.Tuned]]]]:
     """Yield the name of each shipped case and type, and the search for its tiles."""
     emulator.required()
-    if not arguments.kernel or not arguments.case:
-        raise exits.UsageError("--static: name a --kernel and a shipped --case")
+    if not arguments.op or not arguments.case:
+        raise exits.UsageError("--static: name an --op and a shipped --case")
     from ..static import tiles
 
     machine = options.machine(arguments)
     how = {"rounds": arguments.rounds, "kernels": arguments.row, "tiles": arguments.tiles}
-    for op, case, dtype in itertools.product(arguments.kernel, arguments.case, arguments.dtype or ("bfloat16",)):
+    for op, case, dtype in itertools.product(arguments.op, arguments.case, arguments.dtype or ("bfloat16",)):
         if not tiles.rows_of(op, case, dtype, machine.arch):
             raise exits.UsageError(f"{op}: no shipped case {case} in {dtype}")
         search = functools.partial(tiles.tune, op, case, dtype, machine, **how, say=say, over=pace.over)

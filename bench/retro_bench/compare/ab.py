@@ -36,9 +36,9 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Item:
-    """One measurement that both trees make. plugins: (module, its folder) of those that register its case or kernel."""
+    """One measurement that both trees make. plugins: (module, its folder) that register its case or contender."""
 
-    kernel: str
+    op: str
     backend: str
     case: str
     dtype: str
@@ -47,17 +47,17 @@ class Item:
 
     @property
     def id(self) -> str:
-        return record.identity(self.kernel, self.backend, self.case, self.dtype, self.mode)
+        return record.identity(self.op, self.backend, self.case, self.dtype, self.mode)
 
     def record(self, git: dict) -> dict:
         """Return a record of this measurement without its run and time."""
-        case = CASES.get((self.kernel, self.case))
+        case = CASES.get((self.op, self.case))
         return dict.fromkeys(record.FIELDS) | {
             "schema": record.SCHEMA,
             "at": record.now(),
             "id": self.id,
-            **{name: getattr(self, name) for name in ("kernel", "backend", "dtype", "mode")},
-            "role": "kernel",
+            **{name: getattr(self, name) for name in ("op", "backend", "dtype", "mode")},
+            "role": "ours",
             "status": "ok",
             "git": git,
             "environment": environment.environment(),
@@ -91,14 +91,14 @@ class Outcome:
 
 
 def items(selection: choose.Selection, plugins: tuple[tuple[str, str], ...] = ()) -> list[Item]:
-    """Return every case, type and mode of every kernel, or of the backends that the selection names."""
+    """Return every case, type and mode of every op, or of the backends that the selection names."""
     found = []
     for case in choose.cases(selection):
-        roles = ("kernel", "reference") if selection.backends else ("kernel",)
-        able = [c for c in contenders_of(case.kernel) if c.role in roles and selection.device in c.devices]
+        roles = ("ours", "reference") if selection.backends else ("ours",)
+        able = [c for c in contenders_of(case.op) if c.role in roles and selection.device in c.devices]
         names = [c.name for c in able if choose.matches(c.name, selection.backends)]
         parts = itertools.product(choose.dtypes(case, selection), names, choose.modes(case, selection))
-        found += [Item(case.kernel, name, case.name, dtype, mode, plugins) for dtype, name, mode in parts]
+        found += [Item(case.op, name, case.name, dtype, mode, plugins) for dtype, name, mode in parts]
     return found
 
 
@@ -282,7 +282,7 @@ def _ratio(pairs: list[gate_statistics.Pair] | Refusal | None) -> gate_statistic
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:
-    """A head that fails is a failure. A kernel of the base alone has vanished; one of the head alone is new."""
+    """A head that fails is a failure. A contender of the base alone has vanished; one of the head alone is new."""
     known = {"base": ("new", "not compared"), "head": ("vanished", "numerics"), "both": ("not run", "not compared")}
     unsupported, failed = known[refusal.side]
     reason = refusal.reason if refusal.side == "both" else f"{refusal.side}: {refusal.reason}"

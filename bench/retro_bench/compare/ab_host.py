@@ -15,13 +15,13 @@ Say = Callable[[str], None]
 BAR, GRAIN_S = 1.15, 2e-6  # slower by 15%, and by more than the noise of clock and allocator
 
 
-def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> list[str] | None:
+def compare(base: Path, head: Path, ops: tuple[str, ...], say: Say) -> list[str] | None:
     """Return the calls whose host time exceeded the bar twice. None where a tree can't be measured."""
-    slower = _slower(base, head, kernels, say)
+    slower = _slower(base, head, ops, say)
     if not slower:
         return None if slower is None else []
     say(f"host time: {len(slower)} calls seem slower: a second batch")
-    again = _slower(base, head, kernels, say) or {}
+    again = _slower(base, head, ops, say) or {}
     return [
         f"{name}: host time {after * 1e6:.1f} us, was {before * 1e6:.1f}"
         for name, (before, after) in again.items()
@@ -29,11 +29,11 @@ def compare(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> list[
     ]
 
 
-def _slower(base: Path, head: Path, kernels: tuple[str, ...], say: Say) -> dict[str, tuple[float, float]] | None:
+def _slower(base: Path, head: Path, ops: tuple[str, ...], say: Say) -> dict[str, tuple[float, float]] | None:
     least: dict[Path, dict[str, float]] = {}
     for number in range(ROUNDS):
         for side in (base, head) if number % 2 == 0 else (head, base):
-            measured = _measure(side, kernels)
+            measured = _measure(side, ops)
             if measured is None:
                 say(f"host time: {'the base' if side == base else 'the head'} can't be measured")
                 return None
@@ -53,11 +53,11 @@ def slower(before: dict[str, float], after: dict[str, float]) -> dict[str, tuple
     return {name: (before[name], after[name]) for name in names if after[name] > limits[name]}
 
 
-def _measure(side: Path, kernels: tuple[str, ...]) -> dict[str, float] | None:
+def _measure(side: Path, ops: tuple[str, ...]) -> dict[str, float] | None:
     with tempfile.TemporaryDirectory(prefix="retro-host-") as folder:
         out = Path(folder) / "host.json"
         command = [sys.executable, tree.__file__, str(side), str(side), "", "host", "--json", str(out)]
-        command += ["--kernel", ",".join(kernels)] if kernels else []
+        command += ["--op", ",".join(ops)] if ops else []
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=side)
         return json.loads(out.read_text()) if done.returncode == 0 else None

@@ -1,10 +1,10 @@
 """One process of `ab`: holds one tree's kernels and times one call when told to. JSON lines in, JSON lines out.
 
-{"prepare": {kernel, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s,
+{"prepare": {op, backend, case, dtype, mode, plugins, seed, threads, check}} -> {"ok": true, "seconds": s,
 "case": {name: text}} | {"status": ..., "reason": ...}
 {"sample": repeats, "long": bool} -> {"seconds": s} | {"status": ..., "reason": ...}
 {"finish": true} -> {"ok": true} | {"status": ..., "reason": ...}
-{"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[kernel, backend, case, dtype, mode]]}
+{"list": fields of a Selection, "plugins": [[module, folder], ...]} -> {"items": [[op, backend, case, dtype, mode]]}
 """
 
 import importlib
@@ -56,7 +56,7 @@ def listed(side: Side, message: dict) -> dict:
         items = side.module("compare.ab").items(selection)
     except side.module("measure.choose").EmptySelection:
         items = []
-    return {"items": [[i.kernel, i.backend, i.case, i.dtype, i.mode] for i in items]}
+    return {"items": [[i.op, i.backend, i.case, i.dtype, i.mode] for i in items]}
 
 
 def prepare(side: Side, wanted: dict):
@@ -67,8 +67,8 @@ def prepare(side: Side, wanted: dict):
         return None, refusal
     harness, choose, runner = side.harness, side.module("measure.choose"), side.module("measure.runner")
     torch.set_num_threads(wanted["threads"])
-    case, dtype = harness.CASES.get((wanted["kernel"], wanted["case"])), wanted["dtype"]
-    contender = harness.CONTENDERS.get((wanted["kernel"], wanted["backend"]))
+    case, dtype = harness.CASES.get((wanted["op"], wanted["case"])), wanted["dtype"]
+    contender = harness.CONTENDERS.get((wanted["op"], wanted["backend"]))
     if case is None or contender is None:
         if wanted["plugins"]:
             return None, {"status": "unsupported", "reason": "no plug-in of this tree registers it"}
@@ -79,7 +79,7 @@ def prepare(side: Side, wanted: dict):
     ):
         return None, {"status": "unsupported", "reason": why}
     if wanted["check"]:
-        eager = harness.CONTENDERS.get((wanted["kernel"], choose.YARDSTICK))
+        eager = harness.CONTENDERS.get((wanted["op"], choose.YARDSTICK))
         run = runner.Run("cpu", timed=False, seed=wanted["seed"])
         record = list(runner.run_case(run, case, dtype, [wanted["mode"]], [c for c in (eager, contender) if c]))[-1]
         if record["status"] != "ok":

@@ -1,4 +1,4 @@
-"""Find the kernels that a set of changed files can affect on a CPU, for `ab --from-diff`.
+"""Find the ops that a set of changed files can affect on a CPU, for `ab --from-diff`.
 
 A file with an operator's name belongs to that operator. A C++ header belongs to the operators that include it. Other
 code of the kernels belongs to all operators. The static half of `ab` compares Triton and CUDA sources.
@@ -39,7 +39,7 @@ def changed_files(root: Path, ref: str) -> list[str]:
     return paths
 
 
-def kernels(files: Iterable[str], operators: Iterable[str], root: Path) -> set[str]:
+def ops(files: Iterable[str], operators: Iterable[str], root: Path) -> set[str]:
     """Return the operators that `files` can affect."""
     operators = tuple(operators)
     touched: set[str] = set()

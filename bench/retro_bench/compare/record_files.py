@@ -1,7 +1,7 @@
 """Compare two files of records. They must be of one machine.
 
 Times of separate runs prove little: a slow-down here is a hint (`slower`), and `ab` is the gate. Broken numerics, a
-vanished kernel and worse static metrics need no clock, and fail.
+vanished op and worse static metrics need no clock, and fail.
 """
 
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ class Selection:
     """Patterns of a command line, with `*` and `?`. None selects the default. No baselines: (); all: ("all",)."""
 
     device: str = "cpu"
-    kernels: tuple[str, ...] | None = None
+    ops: tuple[str, ...] | None = None
     backends: tuple[str, ...] | None = None
     cases: tuple[str, ...] | None = None
     dtypes: tuple[str, ...] | None = None
@@ -48,15 +48,15 @@ def contender_names(baselines: bool) -> list[str]:
 
 
 def cases(selection: Selection) -> list[Case]:
-    """Return the selected cases. Raises EmptySelection for an unknown kernel, case, backend or baseline."""
-    kernels = matching("kernel", selection.kernels, OPERATORS)
+    """Return the selected cases. Raises EmptySelection for an unknown op, case, backend or baseline."""
+    ops = matching("op", selection.ops, OPERATORS)
     names = matching("case", selection.cases, dict.fromkeys(name for _, name in CASES))
     matching("backend", selection.backends, contender_names(baselines=False))
     matching("baselines", selection.baselines, [*contender_names(baselines=True), "all", "none"])
     return [
         case
         for case in CASES.values()
-        if case.kernel in kernels and case.name in names and (selection.cases or selection.device in case.devices)
+        if case.op in ops and case.name in names and (selection.cases or selection.device in case.devices)
     ]
 
 
@@ -71,9 +71,9 @@ def modes(case: Case, selection: Selection) -> list[str]:
 
 def contenders(case: Case, selection: Selection) -> Iterator[Contender]:
     """Yield the yardstick, the kernels, and the other baselines. The reference is a kernel only if no other can run."""
-    everyone = contenders_of(case.kernel)
+    everyone = contenders_of(case.op)
     kernels = [c for c in everyone if c.role != "baseline" and matches(c.name, selection.backends)]
-    if selection.backends is None and any(c.role == "kernel" and able(c, case, selection.device) for c in kernels):
+    if selection.backends is None and any(c.role == "ours" and able(c, case, selection.device) for c in kernels):
         kernels = [c for c in kernels if c.role != "reference"]
     baselines = [c for c in everyone if c.role == "baseline" and _wanted(c, selection)]
     yield from (c for c in baselines if c.name == YARDSTICK)

@@ -25,17 +25,17 @@ def compile_selection(
             return
         try:
             inputs = case.make(0, selection.device, getattr(torch, dtype))
-            runner.step(CONTENDERS[case.kernel, "triton"], case, inputs, mode == "fwdbwd", 0)()
+            runner.step(CONTENDERS[case.op, "triton"], case, inputs, mode == "fwdbwd", 0)()
         except (RuntimeError, ValueError) as error:
             failed += 1
-            say(f"{case.kernel}/{case.name}/{dtype}: {error}")
+            say(f"{case.op}/{case.name}/{dtype}: {error}")
 
     calls = [
         lambda case=case, dtype=dtype, mode=mode: planned(case, dtype, mode)
         for case in choose.cases(selection)
-        if (case.kernel, "triton") in CONTENDERS and choose.unsupported_case(case, selection.device) is None
+        if (case.op, "triton") in CONTENDERS and choose.unsupported_case(case, selection.device) is None
         for dtype in choose.dtypes(case, selection)
-        if not choose.unsupported(CONTENDERS[case.kernel, "triton"], case, dtype, selection.device, False)
+        if not choose.unsupported(CONTENDERS[case.op, "triton"], case, dtype, selection.device, False)
         for mode in choose.modes(case, selection)
     ]
     if not calls:

@@ -23,19 +23,19 @@ M, R, D = 8, 16, 16
 MOVES = {"chunked_cross_attention/decode": "query_start", "relative_attention/decode": "query_offset"}
 
 
-def measure(backends: tuple[str, ...] = ("cpu", "triton"), kernels: tuple[str, ...] = ()) -> dict[str, float]:
-    """Return {"kernel/backend/call/mode": seconds of a call}, with "floor/fwdbwd"."""
+def measure(backends: tuple[str, ...] = ("cpu", "triton"), ops: tuple[str, ...] = ()) -> dict[str, float]:
+    """Return {"op/backend/call/mode": seconds of a call}, with "floor/fwdbwd"."""
     times: dict[str, float] = {}
     for backend in backends:
         with _serving(backend) as serves:
             if not serves:
                 continue
             for name, kw in _calls(torch.float32 if backend == "cpu" else torch.bfloat16):
-                kernel = name.partition("/")[0]
+                op = name.partition("/")[0]
                 # `ab` measures trees that lack an op
-                if (kernels and kernel not in kernels) or not rk.backends().get(kernel, {}).get(backend):
+                if (ops and op not in ops) or not rk.backends().get(op, {}).get(backend):
                     continue
-                for mode, run in _modes(getattr(rk, kernel), kw, backend, name):
+                for mode, run in _modes(getattr(rk, op), kw, backend, name):
                     times[name.replace("/", f"/{backend}/") + f"/{mode}"] = seconds(run)
     times["floor/fwdbwd"] = seconds(_floor())
     return times

@@ -25,7 +25,7 @@ def kernels(selection: choose.Selection) -> Iterator[tuple[str, Contender, Case,
             for dtype in choose.dtypes(case, selection):
                 for mode in choose.modes(case, selection):
                     if not choose.unsupported(contender, case, dtype, selection.device, mode == "fwdbwd"):
-                        name = identity(case.kernel, contender.name, case.name, dtype, mode)
+                        name = identity(case.op, contender.name, case.name, dtype, mode)
                         yield name, contender, case, dtype, mode
 
 

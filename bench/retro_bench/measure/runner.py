@@ -145,14 +145,14 @@ def _check(
 def drawn(run: Run, case: Case, dtype: str, seed: int) -> Inputs:
     """Draw the two sets of values of a case."""
     arguments, other = (case.make(s, run.device, getattr(torch, dtype)) for s in (seed, seed ^ OTHER_SEED))
-    return Inputs(OPERATORS[case.kernel], arguments, other, seed)
+    return Inputs(OPERATORS[case.op], arguments, other, seed)
 
 
 def answers_of(
     run: Run, case: Case, dtype: str, seed: int, backward: bool, inputs: Inputs, bare: bool, check: bool = True
 ) -> Answers:
     """Solve both sets of values of a case, or with check=False those that are timed alone."""
-    operator = OPERATORS[case.kernel]
+    operator = OPERATORS[case.op]
     arguments = without_positions(inputs.arguments) if bare else inputs.arguments
     backward = backward and bool(operator.floating(arguments))
     share = run.oracle_share * (BARE_SHARE if bare else 1.0)
@@ -174,7 +174,7 @@ def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
     """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
-    entries, answers = [Entry(CONTENDERS[case.kernel, choose.YARDSTICK]), Entry(contender)], {}
+    entries, answers = [Entry(CONTENDERS[case.op, choose.YARDSTICK]), Entry(contender)], {}
     for _ in _check(run, case, dtype, seed, mode == "fwdbwd", entries, answers):
         pass
     return entries[1], next(own.inputs.arguments for own in answers.values()) if answers else {}
@@ -304,7 +304,7 @@ def step(
 
     It returns (outputs, gradients or None). upstream: of output 0; None: the first call draws it.
     """
-    operator, function = OPERATORS[case.kernel], resolved(contender.function)
+    operator, function = OPERATORS[case.op], resolved(contender.function)
     kwargs = without_positions(arguments) if contender.without_positions else arguments
     if not backward:
 
@@ -343,7 +343,7 @@ def _roofline(run: Run, case: Case, dtype: str, mode: str, seconds: float) -> di
 
 
 def _work(case: Case, dtype: str, mode: str):
-    return OPERATORS[case.kernel].work(case, choose.ITEMSIZE[dtype], mode)
+    return OPERATORS[case.op].work(case, choose.ITEMSIZE[dtype], mode)
 
 
 def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed: int) -> Record:
@@ -353,8 +353,8 @@ def blank_record(run: Run, case: Case, dtype: str, mode: str, entry: Entry, seed
         "schema": record.SCHEMA,
         "run": run.run,
         "at": record.now(),
-        "id": record.identity(case.kernel, entry.contender.name, case.name, dtype, mode),
-        "kernel": case.kernel,
+        "id": record.identity(case.op, entry.contender.name, case.name, dtype, mode),
+        "op": case.op,
         "backend": entry.contender.name,
         "role": entry.contender.role,
         "dtype": dtype,

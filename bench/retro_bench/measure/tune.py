@@ -83,9 +83,9 @@ class Bench:
         self.run, self.case, self.mode, self.contender, self.dtype = run, case, mode, contender, dtype
         self.seed = secrets.randbits(31)
         self.arguments: dict[str, Any] = case.make(self.seed, run.device, getattr(torch, dtype))
-        self.operator = OPERATORS[case.kernel]
+        self.operator = OPERATORS[case.op]
         self.truth = oracle.solve(self.operator, case, self.arguments, self.seed, mode == "fwdbwd", run.oracle_share)
-        eager = CONTENDERS[case.kernel, choose.YARDSTICK]
+        eager = CONTENDERS[case.op, choose.YARDSTICK]
         self.yardstick = numerics.errors(self.operator, eager, self.arguments, self.truth)
 
     def call(self) -> Callable[[], Any]:

@@ -42,7 +42,7 @@ def _backend(operator: Operator, backend: str) -> Contender:
         operator.name,
         backend,
         public(operator.name, backend=backend),
-        role="reference" if backend == "reference" else "kernel",
+        role="reference" if backend == "reference" else "ours",
         devices=devices,
         reason=reason,
         outputs=lambda **arguments: operator.call(arguments, backend),

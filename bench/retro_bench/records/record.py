@@ -1,6 +1,6 @@
 """The record of one measurement, a JSON object in a line of a file. A missing value is null, never 0.
 
-`FIELDS` is the schema. The writer validates each record; the reader refuses another version of the schema. Before its
+`FIELDS` is the schema. The writer validates each record, and the reader also accepts records of schema 2. Before its
 records a run writes one line {"schema", "run", "requested"} with the ids that it is going to measure, so that a file of
 an interrupted run shows what is missing. A run may write several records of one id, of which the last counts.
 """
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 GREATEST = 10**300  # about the greatest integer that a float can hold
 FAILED = ("numerics_fail", "oom", "error")
 STATUSES = ("ok", "unsupported", *FAILED)
@@ -25,10 +25,10 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "schema": ((int,), False),
     "run": (TEXT, False),  # one id per invocation: records of one run were measured side by side
     "at": (TEXT, False),  # UTC, ISO 8601
-    "id": (TEXT, False),  # kernel/backend/case/dtype/mode
-    "kernel": (TEXT, False),
+    "id": (TEXT, False),  # op/backend/case/dtype/mode
+    "op": (TEXT, False),
     "backend": (TEXT, False),  # a backend of retro_kernels, or a baseline
-    "role": (TEXT, False),  # kernel | reference | baseline
+    "role": (TEXT, False),  # ours | reference | baseline
     "dtype": (TEXT, False),
     "mode": (TEXT, False),  # fwd | fwdbwd | decode | check | static
     "status": (TEXT, False),
@@ -100,14 +100,16 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def identity(kernel: str, backend: str, case: str, dtype: str, mode: str) -> str:
-    return "/".join((kernel, backend, case, dtype, mode))
+def identity(op: str, backend: str, case: str, dtype: str, mode: str) -> str:
+    return "/".join((op, backend, case, dtype, mode))
 
 
 def validate(record: Any) -> list[str]:
     """List the faults of `record`; empty if it is valid."""
     if not isinstance(record, dict):
         return [f"a record is an object; got {type(record).__name__}"]
+    if type(record.get("schema")) is int and record["schema"] != SCHEMA:
+        return [f"schema: expected {SCHEMA}; got {record['schema']}"]
     wrong = [f"{name}: missing" for name in FIELDS if name not in record]
     wrong += [f"{name}: not a field of the schema" for name in record if name not in FIELDS]
     for name, (types, nullable) in FIELDS.items():
@@ -152,14 +154,14 @@ def _reach(record: dict[str, Any], pattern: str) -> list[tuple[str, Any]]:
 
 def _meaning(record: dict[str, Any]) -> list[str]:
     """List faults that types can't show. The record must have all fields."""
-    wrong = [] if record["schema"] == SCHEMA else [f"schema: expected {SCHEMA}; got {record['schema']}"]
+    wrong = []
     if record["status"] not in STATUSES:
         wrong.append(f"status: expected one of {', '.join(STATUSES)}; got {record['status']!r}")
     if record["status"] != "ok" and not record["reason"]:
         wrong.append("reason: a status other than ok needs one")
     if wrong:
         return wrong
-    expected = identity(record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["mode"])
+    expected = identity(record["op"], record["backend"], record["case"]["name"], record["dtype"], record["mode"])
     if record["id"] != expected:
         wrong.append(f"id: expected {expected}; got {record['id']}")
     if record["time"] is not None:
@@ -279,7 +281,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            found = json.loads(line)
+            found = _renamed(json.loads(line))
             wrong = _unreadable(found) if isinstance(found, dict) and "requested" in found else validate(found)
         except json.JSONDecodeError as e:
             if number == len(lines):
@@ -290,6 +292,14 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         if wrong:
             raise BadRecord(f"{path}:{number}: {'; '.join(wrong)}")
         yield found
+
+
+def _renamed(line: Any) -> Any:
+    """Return a line of schema 2 under the names of schema 3: the field kernel is op, and the role kernel is ours."""
+    if not isinstance(line, dict) or line.get("schema") != 2:
+        return line
+    renamed = {"op" if name == "kernel" else name: value for name, value in line.items()} | {"schema": SCHEMA}
+    return renamed | {"role": "ours"} if renamed.get("role") == "kernel" else renamed
 
 
 def _unreadable(line: dict[str, Any]) -> list[str]:

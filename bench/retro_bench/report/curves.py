@@ -6,7 +6,7 @@ from pathlib import Path
 from . import changes, summary
 
 WIDTH, HEIGHT, MARGIN = 720, 160, 24  # pixels of a curve
-TITLE = "History of the kernels"
+TITLE = "History of the ops"
 STYLE = Path(__file__).resolve().parent / "page.css"
 
 

@@ -32,7 +32,7 @@ def page(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
     if rows:
         parts.append(_section("Measurements", "all", _timed(rows)))
     elif not compiled:
-        parts.append("<p>no kernel was timed</p>")
+        parts.append("<p>nothing was timed</p>")
     parts += _pictures(rows, latest)
     parts += [_section("Compiled kernels", "compiled", _compiled(compiled))] if compiled else []
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -85,11 +85,11 @@ def _cards(records: list[dict[str, Any]]) -> str:
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if record["role"] != "baseline" and record["mode"] != "static":
-            groups.setdefault((record["kernel"], record["dtype"]), []).append(record)
+            groups.setdefault((record["op"], record["dtype"]), []).append(record)
     return f"<div class=cards>{''.join(_card(*key, group) for key, group in groups.items())}</div>" if groups else ""
 
 
-def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
+def _card(op: str, dtype: str, group: list[dict[str, Any]]) -> str:
     rows = summary.rows(group)
     speedups = [row.rival_speedup for row in rows if row.rival_speedup]
     margins = [m for m in map(summary.margin, group) if m is not None]
@@ -100,7 +100,7 @@ def _card(kernel: str, dtype: str, group: list[dict[str, Any]]) -> str:
     against = f"geometric mean of {len(speedups)} against the best baseline" if speedups else "not timed"
     worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
     return (
-        f'<a class="card{" fails" if failed else ""}" href="#{escape(kernel)}"><div class=what>{escape(kernel)} '
+        f'<a class="card{" fails" if failed else ""}" href="#{escape(op)}"><div class=what>{escape(op)} '
         f"{escape(dtype)}</div><div class=value>{summary.ratio(mean)}</div>"
         f"<div class=more>{against}{worst}<br>{verdict}</div></a>"
     )
@@ -114,21 +114,21 @@ def _failures(records: list[dict[str, Any]]) -> str:
 
 def _pictures(rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> list[str]:
     """Return a section for each operator, with its roofline and bars."""
-    kernels: dict[str, list[summary.ReportRow]] = {}
+    ops: dict[str, list[summary.ReportRow]] = {}
     for row in rows:
-        kernels.setdefault(row.record["kernel"], []).append(row)
+        ops.setdefault(row.record["op"], []).append(row)
     try:
-        return [_operator(kernel, own, latest) for kernel, own in kernels.items()]
+        return [_operator(op, own, latest) for op, own in ops.items()]
     except ImportError:
         return ["<p>The pictures need matplotlib (pip install matplotlib).</p>"]
 
 
-def _operator(kernel: str, rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> str:
+def _operator(op: str, rows: list[summary.ReportRow], latest: list[dict[str, Any]]) -> str:
     drawn = [figures.svg(panels.roofline, rows, figures.roofs(latest))]
     compared = [row for row in rows if row.rival_speedup is not None]
     if compared:
         drawn.append(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
-    return _section(kernel, kernel, "".join(f"<figure>{picture}</figure>" for picture in drawn))
+    return _section(op, op, "".join(f"<figure>{picture}</figure>" for picture in drawn))
 
 
 def _heat(value: float | None) -> str:
@@ -172,9 +172,9 @@ def _timed(rows: list[summary.ReportRow]) -> str:
         values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
         failing = _heat(1 / row.margin) if row.margin and row.margin > 1 else ""
         styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
-        names = [(text, text, "") for text in (record["kernel"], case, dtype, mode, backend)]
+        names = [(text, text, "") for text in (record["op"], case, dtype, mode, backend)]
         lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
-    return _table("timed", ("kernel", *summary.columns(row.record for row in rows)), lines)
+    return _table("timed", ("op", *summary.columns(row.record for row in rows)), lines)
 
 
 def _share(fraction: float | None) -> str:

@@ -15,7 +15,7 @@ HEADER = """\
 
 
 def table(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
-    """Return the missing cases and a table of the kernels of `records`, the slowest against their rivals first."""
+    """Return the missing cases and a table of the ops of `records`, the slowest against their rivals first."""
     timed = [row for row in summary.rows(records) if row.seconds is not None]
     timed.sort(key=lambda row: row.rival_speedup if row.rival_speedup is not None else float("inf"))
     lacking = summary.left_out(requested, records)
@@ -56,7 +56,7 @@ def folded(header: str, lines: list[str]) -> list[str]:
 
 def _line(row: summary.ReportRow) -> str:
     case, *middle, _, margin = summary.cells(row)  # memory is left out: a comment is narrow
-    return "| " + " | ".join((f"{row.record['kernel']}/{case}", *middle, margin)) + " |"
+    return "| " + " | ".join((f"{row.record['op']}/{case}", *middle, margin)) + " |"
 
 
 def escape(text: str) -> str:

@@ -10,8 +10,8 @@ SMALL = 7  # points
 INK, FAINT = "#333334", "#8a8a8b"  # text and axes, lines behind the data; the page replaces both by its own colours
 
 
-def colour(kernel: str) -> str:
-    return COLOURS[OPERATORS.index(kernel) if kernel in OPERATORS else len(OPERATORS)]
+def colour(op: str) -> str:
+    return COLOURS[OPERATORS.index(op) if op in OPERATORS else len(OPERATORS)]
 
 
 def roofline(axes, rows: list[summary.ReportRow], roofs: list[tuple[str, float, float]]) -> None:
@@ -22,7 +22,7 @@ def roofline(axes, rows: list[summary.ReportRow], roofs: list[tuple[str, float, 
     points = [(work["flops"] / work["bytes"], work["flops"] / r.seconds / 1e9, r.record) for work, r in known]
     for x, y, record in points:
         marker = MARKERS.get(record["dtype"], "x")
-        drawn = axes.scatter(x, y, s=24, color=colour(record["kernel"]), marker=marker, linewidths=0, alpha=0.85)
+        drawn = axes.scatter(x, y, s=24, color=colour(record["op"]), marker=marker, linewidths=0, alpha=0.85)
         drawn.set_gid(f"point:{record['id']}")
     low = min([p[0] for p in points], default=1) / 2
     high = max([p[0] for p in points] + [peak / rate for _, rate, peak in roofs], default=10) * 2
@@ -34,9 +34,9 @@ def roofline(axes, rows: list[summary.ReportRow], roofs: list[tuple[str, float, 
         rate = roofs[0][1]
         _note(axes, f"memory {rate / 1e9:.3g} GB/s", (low * 1.2, low * 1.2 * rate / 1e9), (10, -10))
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte (fewest bytes)", ylabel="GFLOP/s", title="Roofline")
-    kernels = list(dict.fromkeys(r.record["kernel"] for r in rows))
+    ops = list(dict.fromkeys(r.record["op"] for r in rows))
     dtypes = list(dict.fromkeys(r.record["dtype"] for r in rows))
-    handles = [Line2D([], [], linestyle="", marker="o", color=colour(k), label=k) for k in kernels]
+    handles = [Line2D([], [], linestyle="", marker="o", color=colour(k), label=k) for k in ops]
     handles += [Line2D([], [], linestyle="", marker=MARKERS.get(d, "x"), color=INK, label=d) for d in dtypes]
     axes.legend(handles=handles, fontsize=SMALL, loc="lower right", framealpha=0)
 
@@ -47,7 +47,7 @@ def bars(axes, rows: list[summary.ReportRow]) -> None:
     lows = [row.rival_speedup - min(row.spread[0], row.rival_speedup) if row.spread else 0 for row in rows]
     highs = [max(row.spread[1], row.rival_speedup) - row.rival_speedup if row.spread else 0 for row in rows]
     values = [row.rival_speedup for row in rows]
-    colours = [colour(row.record["kernel"]) for row in rows]
+    colours = [colour(row.record["op"]) for row in rows]
     lengths = [value - 1 for value in values]  # a bar begins at 1, because the axis is logarithmic
     drawn = axes.barh(places, lengths, left=1, height=0.75, color=colours, alpha=0.85)
     for patch, row in zip(drawn, rows, strict=True):
@@ -61,7 +61,7 @@ def bars(axes, rows: list[summary.ReportRow]) -> None:
     first = {}
     for place, row, high in zip(places, rows, highs, strict=True):
         _note(axes, f"{row.rival_speedup:.2f}x {row.rival}", (row.rival_speedup + high, place), (3, 0), va="center")
-        first.setdefault(row.record["kernel"], place)
+        first.setdefault(row.record["op"], place)
     for place in list(first.values())[1:]:
         axes.axhline(place - 0.5, color=FAINT, linewidth=0.8)
     longest = max(1.0, *map(sum, zip(values, highs, strict=True)))

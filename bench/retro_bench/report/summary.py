@@ -1,4 +1,4 @@
-"""Rows of every format: one for each kernel, case, type and mode, with its best rivals of the same run."""
+"""Rows of every format: one for each op, case, type and mode, with its best rivals of the same run."""
 
 import statistics
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class ReportRow:
 
 
 def rows(records: list[dict[str, Any]]) -> list[ReportRow]:
-    """Return the rows of kernels and references. Baselines appear as their rivals."""
+    """Return the rows of our backends and references. Baselines appear as their rivals."""
     timed = {(r["run"], r["id"]): r["time"] for r in records if r["time"]}
     return [_row(r, timed) for r in records if r["role"] != "baseline" and r["mode"] not in ("check", "static")]
 
@@ -101,9 +101,9 @@ def left_out(requested: Iterable[str], records: Iterable[dict[str, Any]]) -> lis
     made = {record["id"] for record in records}
     parts: dict[str, dict[str, dict[str, list[str]]]] = {}
     some = {(i.split("/")[0], *i.split("/")[2:4]) for i in made}
-    for kernel, name, case, dtype, _ in (i.split("/") for i in requested if i not in made):
-        names = parts.setdefault(kernel, {}).setdefault(case, {}).setdefault(dtype, [])
-        if (kernel, case, dtype) in some and name not in names:
+    for op, name, case, dtype, _ in (i.split("/") for i in requested if i not in made):
+        names = parts.setdefault(op, {}).setdefault(case, {}).setdefault(dtype, [])
+        if (op, case, dtype) in some and name not in names:
             names.append(name)
 
     def typed(types: dict[str, list[str]]) -> str:
@@ -206,7 +206,7 @@ def percent(value: float | None) -> str:
 
 
 def beyond(records: list[dict[str, Any]]) -> str | None:
-    """Return a warning if a kernel is faster than the measured ceiling, which is then wrong."""
+    """Return a warning if an op is faster than the measured ceiling, which is then wrong."""
     above = [r["roofline"]["fraction"] for r in records if r["roofline"] and (r["roofline"]["fraction"] or 0) > 1]
     if not above:
         return None
@@ -234,6 +234,6 @@ def machine(records: list[dict[str, Any]]) -> list[str]:
         if best:
             rates = [f"{kind} {rate / 1e12:.3g} TFLOP/s" for kind, rate in best["flops_per_s"].items() if rate]
             lines.append(f"ceilings measured: copy {best['bytes_per_s'] / 1e9:.3g} GB/s, {', '.join(rates)}")
-            if kernels := ", ".join(best.get("raised", ())):
-                lines.append(f"ceilings raised to the rate of a kernel that exceeded them: {kernels}")
+            if names := ", ".join(best.get("raised", ())):
+                lines.append(f"ceilings raised to the rate of a kernel that exceeded them: {names}")
     return list(dict.fromkeys(lines))

@@ -16,10 +16,10 @@ DROP_STATIC = ("loop cycles >=", "config", "loop slots", "async", "shared", "ten
 def times(records: list[dict[str, Any]]) -> str:
     """Format a table for each operator, then the cases that did not run."""
     parts = notes(summary.machine(records))
-    for kernel in dict.fromkeys(record["kernel"] for record in records):
-        rows = [row for row in summary.rows(records) if row.record["kernel"] == kernel and row.seconds is not None]
+    for op in dict.fromkeys(record["op"] for record in records):
+        rows = [row for row in summary.rows(records) if row.record["op"] == op and row.seconds is not None]
         if rows:
-            parts += ["", kernel, align([summary.columns(records), *map(summary.cells, rows)], DROP_TIMES)]
+            parts += ["", op, align([summary.columns(records), *map(summary.cells, rows)], DROP_TIMES)]
     wrong = summary.beyond(records)
     return "\n".join([*parts, *notes(["", wrong] if wrong else []), *_problems(records)])
 
@@ -34,7 +34,7 @@ def verdict(
     wrong = [r["id"] for r in records if r["status"] in ("numerics_fail", "error")]
     checked = {r["id"].rpartition("/")[0] for r in kernels}
     bad = {r["id"].rpartition("/")[0] for r in kernels if r["status"] != "ok"}
-    ops = len({r["kernel"] for r in kernels})
+    ops = len({r["op"] for r in kernels})
     answer = "no" if wrong else "yes" if checked else "nothing was checked"
     passed = f"{len(checked - bad)} of {len(checked)} checks of {ops} ops pass against the float64 reference"
     parts += ["", *notes([f"Right?    {answer}: {passed}"])]
@@ -56,13 +56,13 @@ def _fast(records: list[dict[str, Any]]) -> list[str]:
     rivals = ", ".join(dict.fromkeys(row.rival for row in compared))
     said = notes([f"Fast?     times the speed of the fastest baseline of the same run ({rivals})"])
     table = [("op", *(name for dtype in types for name in (f"{dtype} mean", "worst")))]
-    for kernel in [*dict.fromkeys(row.record["kernel"] for row in rows), "all"]:
+    for op in [*dict.fromkeys(row.record["op"] for row in rows), "all"]:
         cells = []
         for dtype in types:
-            own = (r for r in compared if r.record["dtype"] == dtype and kernel in ("all", r.record["kernel"]))
+            own = (r for r in compared if r.record["dtype"] == dtype and op in ("all", r.record["op"]))
             best = summary.headline(own)
             cells += [summary.ratio(best.mean), summary.ratio(best.worst.rival_speedup)] if best else ["-", "-"]
-        table.append((kernel, *cells))
+        table.append((op, *cells))
     said += [align(table)] if types else []
     emulated = ", ".join(dict.fromkeys(r.record["dtype"] for r in compared if not summary.native(r.record)))
     why = "does not count here, because torch emulates it on this processor"
@@ -71,13 +71,13 @@ def _fast(records: list[dict[str, Any]]) -> list[str]:
 
 def checks(records: list[dict[str, Any]]) -> str:
     """Format a line for each contender and type with its worst error, then the failures."""
-    table = [("kernel", "contender", "case", "type", "status", "error/limit", "worst", "checked")]
+    table = [("op", "contender", "case", "type", "status", "error/limit", "worst", "checked")]
     for record in records:
         if record["numerics"] is None:
             continue
         tensors = record["numerics"]["tensors"]
         worst = max(tensors, key=lambda name: summary.relative(tensors[name])) if tensors else "-"
-        cells = (record["kernel"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
+        cells = (record["op"], record["backend"], record["case"]["name"], record["dtype"], record["status"])
         table.append((*cells, summary.number(summary.margin(record)), worst, record["numerics"]["checked"]))
     return "\n".join([*notes(summary.machine(records)), "", align(table, DROP_CHECKS), *_problems(records)])
 
@@ -109,7 +109,7 @@ def _problems(records: list[dict[str, Any]]) -> list[str]:
             groups.setdefault((record["status"], record["reason"]), []).append(record)
     for (status, reason), group in groups.items():
         if status == "unsupported":
-            who = ", ".join(dict.fromkeys(f"{r['kernel']}/{r['backend']}" for r in group))
+            who = ", ".join(dict.fromkeys(f"{r['op']}/{r['backend']}" for r in group))
             lines.append(f"not run: {who}: {reason}")
         else:
             lines += [f"{status.upper()}: {r['id']}: {reason}" for r in group]

@@ -49,4 +49,4 @@ for name, rows, width in (("narrow", 512, 256), ("wide", 64, 4096)):
     retro_bench.register(retro_bench.Case(OP, name, {"B": rows, "D": width}, "a row norm of a small model"))
 # `eager` is the yardstick: a kernel may have twice the error of plain PyTorch in the same type
 retro_bench.register(retro_bench.Contender(OP, "eager", reference))
-retro_bench.register(retro_bench.Contender(OP, "mine", kernel, role="kernel", devices=("cpu",)))
+retro_bench.register(retro_bench.Contender(OP, "mine", kernel, role="ours", devices=("cpu",)))

@@ -41,7 +41,7 @@ def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
 
 def _shipped(op: str, arch: int) -> Iterator[aot.CompileCase]:
     if op not in aot.ops():
-        raise exits.UsageError(f"--kernel {op}: expected one of {', '.join(aot.ops())}")
+        raise exits.UsageError(f"--op {op}: expected one of {', '.join(aot.ops())}")
     return importlib.import_module(f"retro_kernels.ops.{op}.triton").aot_cases(KNOWN[arch])
 
 

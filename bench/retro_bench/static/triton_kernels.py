@@ -89,15 +89,15 @@ def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
 
 def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
     for item in LAUNCHES:
-        yield item.kernel, "triton", item.name, item.dtype, item.call
+        yield item.op, "triton", item.name, item.dtype, item.call
     for contender in CONTENDERS.values():
-        for case in cases_of(contender.kernel) if contender.triton else ():
+        for case in cases_of(contender.op) if contender.triton else ():
             for dtype in case.dtypes.get("cuda", ()):
                 arguments = case.make(0, "cpu", getattr(torch, dtype))
                 for mode in case.modes:
                     if not contender.reason(case, dtype, "cuda"):
                         call = runner.step(contender, case, arguments, mode == "fwdbwd", 0)
-                        yield case.kernel, contender.name, f"{case.name} {mode}", dtype, call
+                        yield case.op, contender.name, f"{case.name} {mode}", dtype, call
 
 
 def rows(
