@@ -193,7 +193,8 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     """Add an operator, a case or a contender. A taken name needs `replace=True`.
 
     Raises: TypeError for anything else; ValueError for a name that is taken or holds a slash, an unknown operator,
-        mode, role or device, and a case without a letter that its operator's work formula reads.
+        mode, role or device, a case without a letter that its operator's work formula reads, and an operator that has
+        rows, or a case that has gradients, without a differentiable input.
     """
     table = {Operator: OPERATORS, Case: CASES, Contender: CONTENDERS}.get(type(item))
     if table is None:
@@ -204,6 +205,10 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     op = item.name if isinstance(item, Operator) else item.op
     key = item.name if isinstance(item, Operator) else (op, item.name)
     _check_name("register", item.name, None if isinstance(item, Operator) else op)
+    if isinstance(item, Operator) and item.rows is not None and not item.differentiable:
+        raise ValueError(
+            f"register: operator {item.name!r} has rows, which cut the first differentiable input; it has none"
+        )
     if key in table and not replace:
         raise ValueError(f"register: {key!r} is taken; pass replace=True to replace it")
     if isinstance(item, Case):
@@ -249,6 +254,9 @@ def _check_name(function: str, name: str, op: str | None) -> None:
 def _check_case(case: Case) -> None:
     _known("mode", case.modes, MODES, case)
     _known("device", case.devices, tuple(DTYPES), case)
+    if "fwdbwd" in case.modes and not OPERATORS[case.op].differentiable:
+        why = f"but {case.op} has no differentiable input; pass modes=('fwd',)"
+        raise ValueError(f"register: case {case.name!r} has the mode fwdbwd, {why}")
     try:
         for mode in case.modes[:1]:
             OPERATORS[case.op].work(case, 4, mode)

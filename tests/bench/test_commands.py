@@ -252,3 +252,23 @@ def test_without_the_emulator_ab_judges_no_machine_code(monkeypatch, capsys):
     monkeypatch.setattr(emulator_command, "missing", lambda: emulator_command.INSTALL)
     assert retro_bench.main(["ab", "--base", "HEAD", "--static-only"]) == 6
     assert "static metrics: not compared: needs ptx-emulator" in capsys.readouterr().out
+
+
+def test_an_operator_may_have_no_differentiable_input(tables, capsys):
+    def operator(**more):
+        build = {"build": lambda case, draw: {"x": draw.normal(2, 8)}}
+        call = {"call": lambda given, backend: (given["x"] * 2,), "work": lambda *_: retro_bench.Work(1.0, 8.0)}
+        retro_bench.register(retro_bench.Operator("fixed", ("y",), (), **build, **call, **more), replace=True)
+
+    with pytest.raises(ValueError, match="operator 'fixed' has rows"):
+        operator(rows=lambda given, first, last: given)
+    operator()
+    with pytest.raises(ValueError, match=r"fixed has no differentiable input; pass modes=\('fwd',\)"):
+        retro_bench.register(retro_bench.Case("fixed", "small", {"B": 2}, "a test"))
+    retro_bench.register(retro_bench.Case("fixed", "small", {"B": 2}, "a test", modes=("fwd",)))
+    retro_bench.register(retro_bench.Contender("fixed", "eager", lambda x: x * 2))
+    for name, function, code in (("right", lambda x: x + x, 0), ("wider", lambda x: (x + x).double(), 2)):
+        retro_bench.register(retro_bench.Contender("fixed", name, function, role="ours"))
+        command = ["check", "--device", "cpu", "--op", "fixed", "--backend", name, "--dtype", "float32", "--quiet"]
+        assert retro_bench.main(command) == code, capsys.readouterr().out
+    assert "expected torch.float32 as the reference returns; got torch.float64" in capsys.readouterr().out
