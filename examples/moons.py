@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from retro_model.memory_mosaics.memory import read
+from retro_model.memory_mosaics.contextual_memory import read
 
 BANDWIDTH = 50.0**0.5  # square root of the inverse bandwidth beta, which is not trained
 PHASE = 0.3  # phase of every moon at time 0

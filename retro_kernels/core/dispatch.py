@@ -85,7 +85,7 @@ def named(backend: str | None) -> str | None:
     return backend
 
 
-def choose(op: str, call, backend: str | None) -> ModuleType:
+def choose_backend(op: str, call, backend: str | None) -> ModuleType:
     """Return the module that serves `call`. Raises ValueError, with the reason, if the named backend cannot."""
     for value in call:
         if isinstance(value, Tensor) and value.numel() == 0:

@@ -128,7 +128,7 @@ def _known(op: str, call, backend: str | None) -> layouts.Known:
 
     def first() -> layouts.Known:
         check_resolved(call)
-        return layouts.Known(backend=dispatch.choose(op, call, backend))
+        return layouts.Known(backend=dispatch.choose_backend(op, call, backend))
 
     return layouts.once((op, backend), layouts.key(call, aligned=True), first)
 
@@ -153,7 +153,7 @@ def _known_backward(op: str, call, given: Sequence[Tensor | None], backend: str 
                 raise ValueError(f"{name}: expected {out.dtype} {list(out.shape)}; got {got}")
         pairs = zip((*call, *given), (*readable, *outs, *grads), strict=True)
         dense = all(copy is x for x, copy in pairs)
-        return layouts.Known(backend=dispatch.choose(op, readable, backend), dense=dense)
+        return layouts.Known(backend=dispatch.choose_backend(op, readable, backend), dense=dense)
 
     both = layouts.key(call, aligned=True) + layouts.key(given, aligned=True)
     return layouts.once((op, "backward", backend), both, first)

@@ -8,7 +8,7 @@ test framework.
 
 from . import inputs, tolerances
 from .errors import Error, assert_passes, error, relative_error
-from .memory import guarded, poisoned, sliced, spread, stepped
+from .guard_bands import guarded, poisoned, sliced, spread, stepped
 
 __all__ = [
     "Error",

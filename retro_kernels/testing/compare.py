@@ -14,7 +14,7 @@ from retro_kernels.reference_lib import attention
 
 from . import inputs
 from .errors import assert_passes
-from .memory import poisoned
+from .guard_bands import poisoned
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from . import dropout
-from .launch import power_of_two, strides, table
+from .launch import power_of_two, rel_table, strides
 
 
 def tensors(call, rel_query: Tensor | None) -> dict[str, Tensor | None]:
@@ -33,7 +33,7 @@ def scalars(call, key_letters: str, rel_query: Tensor | None) -> dict[str, int |
         **strides(call.query, "q", "bnh"),
         **strides(call.key, "k", key_letters),
         **strides(call.value, "v", key_letters),
-        **table(call.rel_key),
+        **rel_table(call.rel_key),
         **strides(rel_query, "rq", "bnh"),
         **strides(call.content_bias, "c", "h"),
         **strides(None if call.rel_key is None else call.position_bias, "p", "h"),

@@ -143,7 +143,7 @@ def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
     return {f"stride_{prefix}{letter}": stride for letter, stride in zip(letters, found, strict=True)}
 
 
-def table(rel_key: Tensor | None) -> dict[str, int]:
+def rel_table(rel_key: Tensor | None) -> dict[str, int]:
     """Return the scalars of the relative keys. One table for all heads has stride 0 from head to head."""
     shared = {"stride_rh": 0} if rel_key is not None and rel_key.shape[0] == 1 else {}
     return {**strides(rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .memory import normalised, read
+from .contextual_memory import normalised, read
 from .model import MemoryMosaics
 
 

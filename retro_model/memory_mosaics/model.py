@@ -13,7 +13,7 @@ from retro_model.layers import NextTokenLoss, next_token_loss
 
 from .cache import MosaicsCache
 from .config import MosaicsConfig
-from .memory import ContextualMemory, PersistentMemory
+from .contextual_memory import ContextualMemory, PersistentMemory
 from .step import MosaicsStep
 
 NORM_EPS = 1e-5  # epsilon of the layer norms, which have no bias, as in the authors' code

@@ -12,7 +12,7 @@ The functions take any module: the model itself, or the model in `torch.compile`
     optimiser.py   settings, AdamW, the schedule
     batches.py     chunk rows and their neighbours, an endless stream
     windows.py     the stream as a dataset for DataLoader, Trainer, Lightning
-    memory.py      malloc keeps freed memory
+    malloc.py      malloc keeps freed memory
     processes.py   rank, number of processes, objects sent between them
     step.py        losses, one step, many steps; sharding
     rpt.py         the losses, schedules and step of RPT; adabelief.py: its optimiser
@@ -23,7 +23,7 @@ from retro_model.base.progress import training as progress
 
 from . import checkpoint
 from .batches import Batch, batches, check_neighbours, gather, visible
-from .memory import keep_memory
+from .malloc import keep_memory
 from .optimiser import AUTOCAST, TABLE_10, Settings, learning_rate, make_optimizer, parameter_groups
 from .step import Predicts, batch_loss, loss, shard, token_losses, train, train_step
 from .windows import WindowDataset, prefetched

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from retro_model.base import checks
 from retro_model.layers import NextTokenLoss
 
-from . import memory, processes
+from . import malloc, processes
 from .batches import Batch
 from .optimiser import Settings, by_mesh, learning_rate
 
@@ -193,7 +193,7 @@ def train(
     if accumulate < 1:
         raise ValueError(f"accumulate: expected at least 1; got {accumulate}")
     if keep_memory and next(model.parameters()).device.type == "cpu":
-        memory.keep_memory()
+        malloc.keep_memory()
     history = []
     for step in range(start, settings.steps if stop is None else stop):
         began = time.perf_counter()

@@ -13,7 +13,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import dispatch, operator
 from retro_kernels.core.arguments import CALLS
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
 BUILDERS = {
@@ -198,7 +198,7 @@ def test_masks_documents_gates_and_decays_may_have_any_stride(op, backend):
     kw = inputs.differentiable(SMALL[op](**({"segments": True} if op == "relative_attention" else {})))
     strided = {n: v for n, v in kw.items() if n.endswith(("mask", "doc", "segment", "gate")) or n == "decay"}
     results = []
-    for view in (lambda t: t, memory.spread):
+    for view in (lambda t: t, guard_bands.spread):
         outs = getattr(rk, op)(**{n: view(v) if n in strided else v for n, v in kw.items()}, backend=backend)
         outs = outs if isinstance(outs, tuple) else (outs,)
         loss = outs[0].where(outs[0].isfinite(), 0).square().sum()
@@ -305,13 +305,13 @@ def test_a_backend_that_is_not_there_says_why():
 
 def test_a_backend_that_is_slower_serves_whoever_names_it(monkeypatch):
     call = resolved("leaky_average", SMALL["leaky_average"]())
-    fastest = dispatch.choose("leaky_average", call, None)
+    fastest = dispatch.choose_backend("leaky_average", call, None)
     name = fastest.__name__.rpartition(".")[2]
     if name == "reference":
         pytest.skip("nothing but the reference runs here")
     monkeypatch.setattr(fastest, "slower", lambda call: "another is faster", raising=False)
-    assert dispatch.choose("leaky_average", call, None) is not fastest
-    assert dispatch.choose("leaky_average", call, name) is fastest
+    assert dispatch.choose_backend("leaky_average", call, None) is not fastest
+    assert dispatch.choose_backend("leaky_average", call, name) is fastest
 
 
 def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):

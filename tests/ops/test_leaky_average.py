@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import retro_kernels as rk
 from retro_kernels.core import native
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import examples
 
 OP = "leaky_average"
@@ -90,7 +90,7 @@ def test_the_gradient_of_decay_is_not_summed_step_by_step(backend):
         compare.assert_passes(f"{name} grad_decay", cancelling(name, torch.float32), want, None, torch.float32)
 
 
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     compare.check_layout(OP, inputs.leaky(5), backend, view)
 

@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, errors, inputs, memory
+from retro_kernels.testing import compare, errors, guard_bands, inputs
 from tests.conftest import examples, in_types
 from tests.ops.same import assert_repeats
 from tests.ops.shapes import ATTENTION, SMALLEST, assert_large_logits_pass
@@ -165,7 +165,7 @@ def test_unsorted_segments(backend):
     compare.check(OP, kw, backend)
 
 
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     compare.check_layout(OP, inputs.self_attention(7, key_mask=True, segments=True, E=8), backend, view)
 

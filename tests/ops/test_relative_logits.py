@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, errors, inputs, memory
+from retro_kernels.testing import compare, errors, guard_bands, inputs
 from tests.conftest import examples
 
 OP = "relative_logits"
@@ -99,7 +99,7 @@ def test_they_are_the_attentions(backend):
     torch.testing.assert_close(torch.einsum("bhns,bshd->bnhd", weights, kw["value"]), want)
 
 
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     compare.check_layout(OP, inputs.relative_logits(8), backend, view)
 

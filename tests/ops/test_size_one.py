@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from retro_kernels.core import dispatch
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
 #: op -> calls with dimensions of size 1; every dimension is 1 in some call
@@ -76,7 +76,7 @@ CASES = [
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("op, name, backend", CASES)
 def test_strides_of_size_one_are_never_used(op, name, backend, step):
-    compare.check_layout(op, BUILD[op](1, **SMALL[op][name]), backend, lambda t: memory.stepped(t, step))
+    compare.check_layout(op, BUILD[op](1, **SMALL[op][name]), backend, lambda t: guard_bands.stepped(t, step))
 
 
 @pytest.mark.parametrize("n", [8, 64, 5000])

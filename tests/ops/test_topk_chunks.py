@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import INTERPRETER, examples
 
 OP = "topk_chunks"
@@ -305,7 +305,7 @@ def assert_close(name: str, got: torch.Tensor, want: torch.Tensor) -> None:
         compare.assert_equal(name, got, want)
 
 
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 @pytest.mark.parametrize("metric", ["dot", "l2"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [dict(D=16, docs=True, mask=True), dict(D=19)], ids=["even, masks", "odd"])
@@ -314,7 +314,7 @@ def test_layouts_give_the_same_bits(backend, view, metric, dtype, case):
     # decide which lane loads what, and so in which order squares for l2 and gradients add up.
     # On a GPU as under the emulator: another stride is another kernel.
     compiled = backend in ("triton", "cuda")
-    same = assert_close if INTERPRETER or (compiled and view is memory.sliced) else compare.assert_equal
+    same = assert_close if INTERPRETER or (compiled and view is guard_bands.sliced) else compare.assert_equal
     compare.check_layout(OP, inputs.topk(17, S=50, metric=metric, dtype=dtype, **case), backend, view, same)
 
 

@@ -11,7 +11,7 @@ import torch
 import retro_kernels as rk
 from retro_kernels.core import dispatch
 from retro_kernels.ops.topk_chunks.call import TopkChunks
-from retro_kernels.testing import compare, inputs, memory
+from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import COMPILED, INTERPRETER
 
 pytestmark = pytest.mark.skipif(
@@ -69,7 +69,7 @@ def test_tiles_and_splits_change_nothing(metric):
             length = -(-200 // count // tile.block_s) * tile.block_s
             parts = launch.Split(-(-200 // length), length)
             made = []
-            with memory.poisoned(), launches_to(lambda launch, made=made: made.append(launch) or launch.run()):
+            with guard_bands.poisoned(), launches_to(lambda launch, made=made: made.append(launch) or launch.run()):
                 scores, indices = launch.forward(call, KNOWN[90], tile, parts)
             assert len(made) == (1 if parts.count == 1 else 2)
             assert torch.equal(scores, want[0]) and torch.equal(indices, want[1]), (tile, parts)
@@ -107,7 +107,7 @@ def test_gradients_of_one_input_alone():
         assert torch.equal(torch.autograd.grad(scores, leaf[name], grad)[0], both[f"grad_{name}"])
 
 
-@pytest.mark.parametrize("view", [memory.guarded, memory.sliced], ids=["guard bands", "strided"])
+@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(view):
     kw = inputs.topk(11, Q=9, S=70, k=6, docs=True, mask=True, integers=True)
     there = on_device({name: view(v) if isinstance(v, torch.Tensor) else v for name, v in kw.items()})

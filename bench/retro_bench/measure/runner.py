@@ -14,7 +14,7 @@ from ..check import numerics, oracle
 from ..check.inputs import Inputs
 from ..records import environment, record
 from ..registry import CONTENDERS, OPERATORS, Case, Contender, resolved
-from . import ceilings, choose, memory, samples, timing
+from . import ceilings, choose, peak, samples, timing
 from .pace import Pace
 from .trial import KNOWN, Answers, Trial, WrongResult
 
@@ -280,7 +280,7 @@ def _timed(
         done["ceilings"] = run.ceilings
         done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
         if name in calls and seconds[name] < LONG_CALL_S:
-            done["memory"], done["launches"] = memory.observe(calls[name], run.device)
+            done["memory"], done["launches"] = peak.observe(calls[name], run.device)
         yield done
 
 

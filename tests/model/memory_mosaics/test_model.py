@@ -11,7 +11,7 @@ import retro_kernels as rk
 from retro_kernels.testing import assert_passes, relative_error, tolerances
 from retro_model import memory_mosaics
 from retro_model.memory_mosaics import ContextualMemory, MemoryMosaics, MosaicsConfig, PersistentMemory
-from retro_model.memory_mosaics.memory import normalised
+from retro_model.memory_mosaics.contextual_memory import normalised
 from tests.model.memory_mosaics import tiny
 from tests.model.memory_mosaics.naive import Naive, derivative, kernel_smoothing, norm, stored
 
@@ -325,7 +325,7 @@ def test_the_equations_stay_readable():
     arguments on one line.
     """
     count = 0
-    for name in ("config", "memory", "model"):
+    for name in ("config", "contextual_memory", "model"):
         text = Path(memory_mosaics.__file__).with_name(f"{name}.py").read_text()
         left_out: set[int] = set()
         for node in ast.walk(ast.parse(text)):

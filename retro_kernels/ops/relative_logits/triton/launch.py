@@ -8,7 +8,7 @@ from torch import Tensor
 from ....compile import configs
 from ....compile.target import Target
 from ....core import layouts
-from ....triton_lib.launch import Scalars, launch, power_of_two, strides, table
+from ....triton_lib.launch import Scalars, launch, power_of_two, rel_table, strides
 from ....triton_lib.sums import sum_parts
 from ..call import RelativeLogits
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
@@ -103,4 +103,4 @@ def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
     _, n, h, e = call.query.shape
     blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys
     sizes = {"N": n, "S": call.key_len, "H": h, "blocks": blocks, "E": e, "BLOCK_E": power_of_two(e)}
-    return strides(call.query, "q", "bnh") | table(call.rel_key) | strides(call.position_bias, "p", "h") | sizes
+    return strides(call.query, "q", "bnh") | rel_table(call.rel_key) | strides(call.position_bias, "p", "h") | sizes

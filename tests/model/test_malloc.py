@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from retro_model import training
-from retro_model.training import memory
+from retro_model.training import malloc
 from tests.model import toys
 
 COUNTED = """
@@ -28,7 +28,7 @@ print(faults(), training.keep_memory(), min(faults() for _ in range(8)))
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="keep_memory is glibc's")
 @pytest.mark.parametrize("chosen", [False, True], ids=["by itself", "where the environment chose"])
 def test_what_is_kept_is_not_mapped_again(chosen):
-    env = {name: value for name, value in os.environ.items() if name not in memory.CHOSEN}
+    env = {name: value for name, value in os.environ.items() if name not in malloc.CHOSEN}
     env |= {"MALLOC_TOP_PAD_": "0"} if chosen else {}
     said = subprocess.run([sys.executable, "-c", COUNTED], env=env, capture_output=True, text=True, check=True).stdout
     before, kept, after = said.split()
@@ -39,7 +39,7 @@ def test_what_is_kept_is_not_mapped_again(chosen):
 @pytest.mark.parametrize("told", [False, True])
 def test_training_changes_malloc_only_when_told(told, monkeypatch):
     calls = []
-    monkeypatch.setattr(memory, "keep_memory", lambda: calls.append(1))
+    monkeypatch.setattr(malloc, "keep_memory", lambda: calls.append(1))
     model, settings = toys.Bigram(vocab=3), training.Settings(steps=1, warmup_steps=0)
     options = {"stop": 0} | ({"keep_memory": True} if told else {})
     assert training.train(model, training.make_optimizer(model, settings), iter(()), settings, **options) == []
