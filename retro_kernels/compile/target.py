@@ -30,8 +30,8 @@ class Target:
     def nearest(self, arches: Iterable[int | str]) -> int | str:
         """Return the architecture whose tiles serve the target: the newest up to the target's, or the oldest.
 
-        An AMD processor without rows of its own takes those of the first processor with its warp size. Raises KeyError
-        if there are none.
+        An AMD processor without rows of its own takes the rows of the first processor with its warp size. Raises
+        KeyError if no processor has such rows.
         """
         if self.backend == "cuda":
             known = [arch for arch in arches if isinstance(arch, int)]

@@ -46,7 +46,7 @@ def serve_or_torch(op: str, call, function: Callable):
     try:
         if not torch.compiler.is_compiling() and call.strict():
             return function(*call)
-    except (AttributeError, RuntimeError, TypeError):  # torch's message names no argument; that of a check does
+    except (AttributeError, RuntimeError, TypeError):  # a check's message names the argument, torch's does not
         resolve(call)
         raise
     return function(*resolve(call))

@@ -1,4 +1,4 @@
-"""The one memo: what follows from the layout of a call, as plain values.
+"""The memo of the package. It maps the layout of a call to plain values that the layout determines.
 
 A layout is a call's types, shapes, strides, devices and options. The memo maps it to checked options, to the backend,
 and to the scalars of each launch. It holds no tensor. A position that moves from call to call is not part of a layout;
@@ -30,8 +30,8 @@ def forget() -> None:
 
 
 def once(name: tuple, layout: tuple | None, make: Callable[[], Value]) -> Value:
-    """Return what is stored of a layout under a name, made by the first call. A layout None is never stored, nor is
-    anything where `make` raises an error.
+    """Return the value of a layout under a name; the first call makes and stores it. Nothing is stored if the layout is
+    None or if `make` raises an error.
     """
     if layout is None:
         return make()
@@ -69,7 +69,7 @@ _RUNNING = _Running()
 
 
 def within(known: Known, run: Callable[..., Value], *arguments) -> Value:
-    """Run a pass of a backend, inside which `current` returns what is known of the call's layout."""
+    """Run a pass of a backend, inside which `current` returns the stored values of the call's layout."""
     before, _RUNNING.known = _RUNNING.known, known
     try:
         return run(*arguments)
@@ -78,15 +78,15 @@ def within(known: Known, run: Callable[..., Value], *arguments) -> Value:
 
 
 def current() -> Known:
-    """Return what is known of the layout of the call that runs in this thread. Outside an operator it is nothing."""
+    """Return the stored values of the layout of this thread's call, or an empty `Known` outside an operator."""
     return Known() if _RUNNING.known is None else _RUNNING.known
 
 
 def key(values, aligned: bool = False) -> tuple | None:
     """Return the layout of a call, or of other tensors and options. None if they have no plain layout.
 
-    The key is flat and unambiguous: each value adds None, four parts of a tensor, two of an option, or what a moving
-    position decides. aligned: each tensor adds its alignment too, to which kernels are specialised. Only the
+    The key is flat and unambiguous: each value adds None, four parts of a tensor, two of an option, or the branch of a
+    moving position. aligned: each tensor adds its alignment too, to which kernels are specialised. Only the
     implementation of an operator may ask for it, because wrapped tensors have no address.
     """
     parts: list = []

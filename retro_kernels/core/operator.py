@@ -122,7 +122,7 @@ def _register_derivatives(name: str, transformed: Callable) -> None:
 
 
 def _known(op: str, call, backend: str | None) -> layouts.Known:
-    """Return what is known of a resolved call's layout, its backend at least. The first call of a layout is checked
+    """Return the stored values of a resolved call's layout, at least its backend. The first call of a layout is checked
     here, because sizes and integers become addresses and no check precedes a raw operator.
     """
 
@@ -134,7 +134,7 @@ def _known(op: str, call, backend: str | None) -> layouts.Known:
 
 
 def _known_backward(op: str, call, given: Sequence[Tensor | None], backend: str | None) -> layouts.Known:
-    """Return what is known of a backward pass: its backend, and whether that can read the tensors as they are.
+    """Return the stored values of a backward pass: its backend, and whether that backend reads the tensors as they are.
 
     given: the outputs that the backward pass reads, then the gradients of all outputs; they must have the types and
     shapes of the outputs.

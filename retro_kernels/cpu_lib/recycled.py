@@ -32,8 +32,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def keep(tensor: Tensor) -> None:
-    """Keep the tensor's memory for reuse once it is free. Where blocks exceed KEPT, free ones are dropped, the least
-    recently taken one first.
+    """Keep the tensor's memory for reuse once it is free. If the blocks exceed KEPT, the free block that was
+    least recently taken is dropped first.
     """
     if not private.storages_tell or tensor.nbytes > KEPT:
         return

@@ -45,8 +45,8 @@ class Launch:
 
 
 class Scalars:
-    """The part of a launch that the layout of a call determines: grid, options, and the arguments that are not given
-    anew with each launch. It holds no tensor.
+    """The part of a launch that the layout of a call determines: grid, options, and the arguments that stay the same
+    for every launch. It holds no tensor.
 
     arguments: may have names that the kernel lacks.
     """
@@ -62,7 +62,7 @@ class Scalars:
         """Run the first launch, and keep the handle of the compiled kernel and where its given arguments are.
 
         The handle takes a tenth of the time of Triton's launcher, and checks nothing: `layouts` gives it only calls of
-        one layout, with the alignment that the kernel is specialised to. Under the interpreter there is no handle.
+        one layout, with the alignment that the kernel is specialised to. The interpreter returns no handle.
         """
         names = made.kernel.arg_names
         self.places = [(at, name) for at, name in enumerate(names) if name in given]

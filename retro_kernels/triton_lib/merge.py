@@ -47,7 +47,7 @@ def _merge_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
 ):
-    """out and lse of one (token, head) and batch: those of `splits` disjoint sets of keys, weighted by their lse."""
+    """out and lse of one (token, head) and batch, merged from `splits` disjoint sets of keys by their lse."""
     n, head, batch = (tl.program_id(0) // H).to(tl.int64), tl.program_id(0) % H, tl.program_id(1).to(tl.int64)
     column, s = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_S)
     row_max, row_sum, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)

@@ -42,7 +42,7 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         lane = tl.arange(0, 32)[None, None, :]
         halves = tl.reshape(x, [BLOCK_M, 2, 32])
         # y[half, l] reads c = (i - 32 * half - l - 1) mod 64, which is in lane s = (i - l - 1) mod 32. Its half differs
-        # from that of y if (i - s - 1) // 32 is odd: lane s then swaps its halves before the gather.
+        # from y's half if (i - s - 1) // 32 is odd: lane s then swaps its halves before the gather.
         swap = ((i - lane + 63) >> 5) & 1
         halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
         source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])

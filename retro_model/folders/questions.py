@@ -43,7 +43,7 @@ class QuestionSearch:
     """Search for the passages of a library that resemble a question.
 
     The match of a passage is the share of the question's pieces of words that it holds, each piece weighted by its
-    rarity in the library: from 0 to 1. With an encoder the cosine of question and passage is added, and the match is
+    rarity in the library: from 0 to 1. An encoder adds the cosine of question and passage, and the match is
     their mean.
 
     library: the documents. encode: encoder of texts, for words that differ in form; None: words alone.
@@ -127,7 +127,7 @@ def aligned_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarra
 def reading_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
     """Return `chat_prompt` with filler tokens before the user's text, so that all of its tokens read neighbours.
 
-    The last token of the first chunk is the first one that reads. If the template is that long, nothing is inserted.
+    Reading begins with the last token of the first chunk. If the template is that long, nothing is inserted.
     """
     prompt = chat_prompt(tokenizer, text)
     at = _text_place(tokenizer, prompt)

@@ -75,7 +75,7 @@ class RetrofitReader(RetroReader):
     def find(self, text: str, options: Options) -> dict:
         """Return the passages that resemble a question: cards, best match first, of which the first k are read.
 
-        The cards have the fields of a reading's cards. `best` is the best match, `limit` the least one that is read,
+        The cards have the fields of a reading's cards. `best` is the best match, `limit` the least match that is read,
         and `read` the number of passages that `answer` puts into the prompt.
         """
         if not self.asks:

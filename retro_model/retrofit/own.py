@@ -137,7 +137,7 @@ class OwnAttention(FrozenDecoder):
 
     The decoder encodes each neighbour separately, after one leading token that acts as an attention sink. Each
     attending layer l stores the keys k and values v of the neighbour's R tokens, at positions 1 to R. Token p of the
-    text attends the neighbours of chunk (p+1)//M - 1. With i = (p+1) mod M, the logit of a neighbour's key is
+    text attends the neighbours of chunk (p+1)//M - 1. Let i = (p+1) mod M. The logit of a neighbour's key is
 
         logit = rotate(q, R+1+i)·k / sqrt(D) + bias[l, head]
 
@@ -434,7 +434,7 @@ def heads_of(config) -> tuple[int, int, int]:
 
 
 def check_served(config) -> None:
-    """Raise ValueError for a setting of a supported decoder that changes its attention to one that is not served."""
+    """Raise ValueError for a setting of a supported decoder that changes its attention to an unsupported kind."""
     ropes = [rope.get("rope_type", "default") for rope in ropes_of(config).values()]
     for rope in ropes:
         if DECODERS[config.model_type] is not None and rope in MOVING:

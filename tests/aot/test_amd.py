@@ -1,4 +1,4 @@
-"""AMD's processors: what a ROCm build of torch reports, and how kernels are chosen and compiled for them."""
+"""AMD's processors: the report of a ROCm build of torch, and how kernels are chosen and compiled for them."""
 
 import json
 from importlib import metadata

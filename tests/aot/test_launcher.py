@@ -94,7 +94,7 @@ def test_sixty_four_decode_steps_have_two_layouts_at_most(op):
             getattr(rk, op)(**kw | {name: position}, backend="triton")
             got.append(named([addresses(launch) for launch in heard], given))
             heard.clear()
-        assert len(layouts._MEMO) <= 4  # of each layout its check and its backend
+        assert len(layouts._MEMO) <= 4  # two values per layout: its check and its backend
         for position in range(64):
             layouts.forget()
             getattr(rk, op)(**kw | {name: position}, backend="triton")

@@ -221,7 +221,7 @@ def test_a_choice_beyond_the_causal_limit_is_no_candidate():
 
 
 def test_an_output_that_eager_does_not_return_is_held_to_the_first_outputs_limit():
-    """Its limit is not that of the last tensor, a gradient whose errors have another size."""
+    """The last tensor is a gradient with errors of another size; its limit does not apply to the first."""
     eager = {"out": numerics.Errors(1e-6, 1e-6), "d_query": numerics.Errors(1e-2, 1e-2)}
     for off, passes in ((1.5e-6, True), (1e-3, False)):
         verdict = numerics.judge({"out": eager["out"], "lse": numerics.Errors(off, off)}, eager, "float32", "all")

@@ -58,7 +58,7 @@ def outcome(module, x, context, dtype, **options) -> dict:
 @pytest.mark.parametrize("tokens", [M, 3 * M, 3 * M + 5, 4 * M - 1])
 def test_same_outputs_and_gradients_with_the_same_weights(package, tokens, positions):
     module, (x, context, mask) = original(package), inputs(tokens)
-    mask[0, 0] = False  # without neighbours a chunk attends only the null key
+    mask[0, 0] = False  # a chunk without neighbours attends only the null key
     options = {"context_mask": mask, "pos_emb": angles(package, positions)}
     want = outcome(module, x, context, torch.float64, **options)
     eager = outcome(module, x, context, torch.float32, **options)

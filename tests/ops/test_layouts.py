@@ -21,7 +21,7 @@ from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
-MOST_FUNCTIONS = 34  # functions of the package in a call that is not its layout's first, without those of `native`
+MOST_FUNCTIONS = 34  # functions of the package in a repeated call of a layout, apart from functions of `native`
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="of calls on the CPU")
 CALLS = {
     "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
@@ -110,7 +110,7 @@ def test_alignment_is_part_of_the_key_of_kernels_alone():
 
 
 def test_whether_a_gradient_is_wanted_is_no_part_of_a_key():
-    """Autograd's decision is made anew by each call."""
+    """Each call decides again whether autograd records it."""
     kw = inputs.leaky(1)
     rk.leaky_average(**kw)
     before = len(layouts._MEMO)
@@ -174,7 +174,7 @@ def test_a_position_that_moves_does_not_grow_the_memo(op):
 
 
 def test_an_invalid_position_is_refused_after_a_valid_one():
-    """Whatever the key of the valid one."""
+    """The key of a valid position must not admit an invalid one."""
     for op, (position, sizes) in DECODING.items():
         build = inputs.cross_attention if op == "chunked_cross_attention" else inputs.self_attention
         kw = build(1, **sizes)

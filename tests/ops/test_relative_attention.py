@@ -186,7 +186,7 @@ def test_rows_that_see_nothing(backend):
     for batch, rows in ((0, [0]), (1, [0, 1, 2, 3])):
         assert (got["out0"][batch, rows] == 0).all() and (got["out1"][batch, :, rows] == -torch.inf).all()
         assert (got["grad_query"][batch, rows] == 0).all()
-    assert (got["grad_key"][:, -1] == 0).all() and (got["grad_value"][:, -1] == 0).all()  # the last key: nobody sees it
+    assert (got["grad_key"][:, -1] == 0).all() and (got["grad_value"][:, -1] == 0).all()  # no query sees the last key
 
 
 def test_positions_matter(backend):

@@ -1,4 +1,4 @@
-"""time launches on a GPU beside their estimates
+"""time launches on a GPU next to their estimates
 
 Reads the records of `bench estimate` (bench/results/predicted-*.jsonl), makes each launch on random data of the shipped
 shape, and times it by device events with a cold L2. Prints both times and their ratio, then how many are within 25% and
@@ -71,7 +71,7 @@ def execute(arguments: argparse.Namespace) -> int:
 def predictions(path: Path | None, device: str | None) -> dict[str, list[dict]]:
     """Return the predictions by id, oldest first, of one file or of bench/results, and of a device by its full name.
 
-    Raises UsageError where there is no prediction for it.
+    Raises UsageError if the record lacks a prediction for it.
     """
     folder = environment.ROOT / "bench" / "results"
     paths = [path] if path else sorted(folder.glob("predicted-*.jsonl"), key=lambda file: file.stem)

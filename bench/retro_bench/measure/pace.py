@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-LEAST_SHARE = 0.1  # of the usual effort; below it a time means nothing
-CALLS = 2  # of a slow baseline: one is checked, one is timed
+LEAST_SHARE = 0.1  # share of the usual effort; a time with less means nothing
+CALLS = 2  # calls of a slow baseline: one is checked, one is timed
 LEARNT = 3  # steps after which this machine's speed is known
 
 
@@ -48,7 +48,7 @@ class Pace:
         return min(1.0, max(LEAST_SHARE, (self.limit - self.spent) / needed)) if needed else 1.0
 
     def count(self, dtype: str, seconds: float, slow: float) -> None:
-        """Note the seconds that a baseline took, and those of a call if the baseline is slow (else 0).
+        """Note the seconds that a baseline took, and the seconds of a call if the baseline is slow (else 0).
 
         A first call may import a library or compile, which says nothing about the next baseline.
         """

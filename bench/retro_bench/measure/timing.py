@@ -1,4 +1,4 @@
-"""Timing by raw samples. Contenders take turns, so that drift of the machine hits all alike.
+"""Timing by raw samples. Contenders take turns, so that drift of the machine affects all of them.
 
 CPU: wall clock, with inputs warm as in a training step. Every sample is kept. The minimum is the estimate, because it
 repeats best. If the first call takes long, then it is the only sample. GPU: device events. Before each sample other

@@ -30,7 +30,7 @@ LEAST_GAIN = 0.02  # share of the call's time that a tile must save to be kept: 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One row in place of the committed one: the time of the whole call, or why the row is not usable."""
+    """One row instead of the committed row: the time of the whole call, or why the row is not usable."""
 
     row: dict
     status: str  # ok | numerics | error
@@ -107,7 +107,7 @@ class Bench:
         return None if verdict.passed else ("numerics", verdict.complaint())
 
     def trials(self, op: str, kept: list[tuple[dict, dict]], old: dict, rows: list[dict]) -> list[Trial]:
-        """Check each of `rows` in place of `old`, then time the right ones in turns. `kept` changes stay in place."""
+        """Check each of `rows` instead of `old`, then time the right ones in turns. `kept` changes stay in place."""
         trials: dict[int, Trial] = {}
         calls: dict[str, Callable[[], Any]] = {}
         with contextlib.suppress(RuntimeError, ValueError):  # `fault` finds them again
@@ -154,7 +154,7 @@ def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, r
         fresh = [new for new in neighbours(centre) if new not in tried]
         tried += fresh
         say(f"{op} {row['kernel']}: {len(fresh)} tiles around {tile_text(centre)}")
-        # the centre runs again beside its neighbours: times of different rounds are not comparable
+        # the centre runs again next to its neighbours, because times of different rounds are not comparable
         first, *others = bench.trials(op, kept, row, [centre, *fresh])
         if first.status != "ok":
             raise ValueError(f"{op} {row['kernel']} {tile_text(centre)}: {first.status}: {first.reason}")

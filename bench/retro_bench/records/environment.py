@@ -38,7 +38,7 @@ measured: Path | None = None
 
 
 def git_state(root: Path | None = None) -> dict[str, Any]:
-    """Return {"sha", "dirty"} of a tree, by default the plug-in's or that of `retro_kernels`. None: no repository."""
+    """Return {"sha", "dirty"} of a tree (default: of the plug-in or `retro_kernels`). None: no repository."""
     nothing = {"sha": None, "dirty": None}
     if root is None:
         file = measured or Path(importlib.import_module("retro_kernels").__file__).resolve()
@@ -193,7 +193,7 @@ def _release(command: list[str]) -> str | None:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a command prints; None if it is not installed or fails."""
+    """Return the output of a command; None if it is not installed or fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):

@@ -89,7 +89,7 @@ POSITIVE += ("ceilings.bytes_per_s", "ceilings.flops_per_s.*")
 
 
 class BadRecord(ValueError):
-    """Error: a line is no record, or a record breaks the schema."""
+    """Raised for a line that is not a record, or for a record that breaks the schema."""
 
 
 def new_run() -> str:
@@ -315,7 +315,7 @@ def _unreadable(line: dict[str, Any]) -> list[str]:
 
 
 def case_content(one: dict[str, Any]) -> dict[str, Any]:
-    """Return what a record's case is beyond its name: letters and sizes, options, and the inputs that were drawn."""
+    """Return the content of a record's case: letters and sizes, options, and the inputs that were drawn."""
     case = one["case"]
     return {**case["shape"], **case.get("options", {}), **dict.fromkeys(case.get("extras", ()), "drawn")}
 

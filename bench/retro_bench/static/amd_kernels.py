@@ -8,7 +8,7 @@ from ptx_emulator.estimate import machine_code
 from retro_kernels.compile.aot import Resources
 from retro_kernels.compile.target import Target
 
-_SIMDS = 4  # of a compute unit (CDNA), or of a work-group processor of two compute units (RDNA)
+_SIMDS = 4  # per compute unit (CDNA), or per work-group processor with two compute units (RDNA)
 #: metrics that are read from NVIDIA's machine code only
 _UNREAD = ("async_copies", "copies_in_flight", "loop_issue_slots", "loop_tensor_instructions", "loop_cycles_at_least")
 
@@ -16,7 +16,7 @@ _UNREAD = ("async_copies", "copies_in_flight", "loop_issue_slots", "loop_tensor_
 def metrics(compiled: Resources, target: Target) -> dict[str, Any]:
     """Return the metrics of a kernel. registers: VGPRs, the AGPRs included. tensor_instructions: MFMA or WMMA."""
     shared = compiled.shared_static + compiled.shared_dynamic
-    lds = target.shared_memory * (1 if target.warp_size == 64 else 2)  # of a work-group processor
+    lds = target.shared_memory * (1 if target.warp_size == 64 else 2)  # bytes per compute unit or work-group processor
     fit = [compiled.waves * _SIMDS // compiled.num_warps, *([lds // shared] if shared else [])]
     return {
         "kernel": compiled.kernel,

@@ -129,7 +129,7 @@ class Service:
     def add(self, asked: dict) -> dict:
         """Add the whole held-out document of a passage, or a file of the user's."""
         if "passage" in asked:
-            self.reader.passage(asked["passage"])  # raises if there is no such passage
+            self.reader.passage(asked["passage"])  # raises for an unknown passage
             number = self.reader.passages[asked["passage"]]["document"]
             name, ids = self.reader.held_out.documents[number].name, self.reader.held_out.document_tokens(number)
             text = self.reader.tokenizer.decode_bytes(ids).decode("utf-8", "replace")

@@ -38,7 +38,7 @@ class Execution:
     compiled: Compiled = dataclasses.field(repr=False)
     counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
     finished: bool = False
-    notes: list[str] = dataclasses.field(default_factory=list)  # what is no fault, but worth knowing
+    notes: list[str] = dataclasses.field(default_factory=list)  # findings that are not faults
 
     def counted(self) -> list[Counted]:
         """Return the counts of every instruction over the whole grid."""

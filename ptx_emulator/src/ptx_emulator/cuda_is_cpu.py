@@ -170,7 +170,7 @@ _ANSWERS[Tensor.type] = _typed
 
 
 def _shape_and_type(tensor: Tensor) -> dict:
-    """What activation checkpointing compares: not devices, because its hooks run with and without modes."""
+    """Metadata that activation checkpointing compares: not devices, because its hooks run with and without modes."""
     return {"shape": tensor.shape, "dtype": tensor.dtype}
 
 

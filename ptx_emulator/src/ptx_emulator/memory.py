@@ -41,7 +41,7 @@ class Arguments:
     packed: list = dataclasses.field(default_factory=list)
     regions: dict[tuple[int, int], str] = dataclasses.field(default_factory=dict)  # (host, bytes): the argument's name
     bounds: str = "tensor"
-    #: of each region: bytes of the tensor's storage before and after it
+    #: bytes of the tensor's storage before and after each region
     around: list[tuple[int, int]] = dataclasses.field(default_factory=list)
 
     def add(self, kind: Any, value: Any, name: str, descriptors: Iterator) -> None:

@@ -1,4 +1,4 @@
-// What CTAs do to global memory: bytes read and written per tensor, and races between CTAs.
+// Accesses of CTAs to global memory: bytes read and written per tensor, and races between CTAs.
 //
 // CTAs are executed one after another, so a race never shows in the values. Each access is recorded by CTA and clock. A
 // CTA's clock ticks at each release. An acquire joins the clocks that a release stored at the same address. Two
@@ -23,7 +23,7 @@ namespace ptx {
 // How an access takes part in the order between CTAs: bits of an instruction's option
 constexpr int64_t ACQUIRES = 1, RELEASES = 2, STRONG = 4;
 
-struct Traffic {  // of one tensor: distinct sectors per CTA, summed over CTAs
+struct Traffic {  // for one tensor: distinct sectors per CTA, summed over CTAs
   int64_t read = 0, written = 0, in_part = 0, bytes_written = 0;
 };
 

@@ -87,8 +87,8 @@ class ChunkedCrossAttention(NamedTuple):
     empty_outputs = _attention_call.attention_outputs
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the numbers that kernels take of a position, and what the position decides: the number of chunks that
-        the rows attend. first_chunk is -1 if the first rows attend nothing.
+        """Return the numbers that kernels take of a position, and its branch, which is the number of chunks that the
+        rows attend. first_chunk is -1 if the first rows attend nothing.
 
         If batch entries have their own starts, the number is the largest of any entry, and first_chunk is unused.
         """

@@ -34,8 +34,8 @@ def merge_attention(
 
     Returns:
         out [B,N,H,D] in the type of outs, and lse [B,H,N]. A part with lse -inf is ignored, even if its out is NaN.
-        If all parts have lse -inf, out is 0 and lse is -inf. The gradients are then zero, even if those of out or lse
-        are NaN.
+        If all parts have lse -inf, out is 0 and lse is -inf. The gradients are then zero, even if the gradient of out
+        or lse is NaN.
 
     Differentiable in all outs and lses, once.
 

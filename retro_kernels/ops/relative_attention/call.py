@@ -78,8 +78,8 @@ class RelativeAttention(NamedTuple):
     empty_outputs = _attention_call.attention_outputs
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the number that kernels take of a position, and what the position decides: whether a visible pair may
-        be outside the table.
+        """Return the number that kernels take of a position, and its branch, which tells whether a visible pair may be
+        outside the table.
         """
         fixed = _attention_call.fixed(self, position)
         return {"offset": position}, (position,) if fixed else self.bounded(position)

@@ -43,7 +43,7 @@ class RelativeLogits(NamedTuple):
         return (self.query.new_empty((b, h, n, self.key_len)),)
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the number that kernels take of a position, and what the position decides."""
+        """Return the number that kernels take of a position, and its branch."""
         fixed = _attention_call.fixed(self, position)
         return {"shift": position - (self.rel_start or 0)}, (position,) if fixed else None
 

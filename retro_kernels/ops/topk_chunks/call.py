@@ -63,9 +63,7 @@ class TopkChunks(NamedTuple):
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the number that kernels take of a position, and what the position decides. Without causal_gap it must
-        be 0.
-        """
+        """Return the number that kernels take of a position, and its branch. It is 0 without causal_gap."""
         free = self.causal_gap is not None and -INDEX_MAX <= position <= INDEX_MAX
         return {"causal_shift": self.shift(position)}, None if free else (position,)
 

@@ -86,7 +86,7 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
     kept = sum(size for size in sizes if size <= L1_KEPT)
     hbm = sum(moved(size, number, *one) for size, one in traffic)
     l2 = number * work * statistics.fmean(counters.summary(counted)["global_bytes"] for _, counted, _ in samples)
-    # a CTA that reads its data again finds them in L2 if those of all resident CTAs fit
+    # a CTA that reads its data again finds them in L2 if the data of all resident CTAs fit
     own = counters.SECTOR_BYTES * sum(max(read, written) for _, (read, written, *_) in traffic)
     once = number * counters.SECTOR_BYTES * sum(read + written for _, (read, written, *_) in traffic)
     if min(number, resident * machine.multiprocessors) * own > machine.l2:

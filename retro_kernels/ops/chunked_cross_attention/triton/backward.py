@@ -414,7 +414,7 @@ def _cca_backward_key_kernel(
     group = pid % groups
     j0 = (pid // groups) % key_blocks * BLOCK_N
     a = (pid // groups) // key_blocks % K
-    item = (pid // groups) // key_blocks // K * blocks  # of the chunk's first time block
+    item = (pid // groups) // key_blocks // K * blocks  # the chunk's first time block
     batch = (item // (blocks * chunks)).to(tl.int64)
     query_start, first_chunk = first_position(query_start, first_chunk, M, batch_start_ptr, stride_batch_start, batch)
     chunk = first_chunk + item // blocks % chunks

@@ -134,7 +134,7 @@ class Layout:
     block).
     """
 
-    core: configs.Tile  # of the query kernel, which writes the keys too where `fused`
+    core: configs.Tile  # for the query kernel, which also writes the keys if `fused`
     key: configs.Tile
     table: configs.Tile
     fused: bool

@@ -205,7 +205,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
 
 class _Work(NamedTuple):
     """A backward pass. given: tensors and the position that all kernels share; arguments: scalars that they share;
-    known: what follows from the layout.
+    known: the values that the layout determines.
     """
 
     call: RelativeAttention
@@ -240,7 +240,7 @@ def _unstored(work: _Work) -> dict[str, Tensor]:
 
 
 class _QueryPass(NamedTuple):
-    """What the launches of the query kernel share: its tile, the number of query blocks, and what it writes.
+    """Shared by the launches of the query kernel: its tile, the number of query blocks, and its outputs.
     `results` has the gradients among these tensors, or their parts.
     """
 
@@ -251,7 +251,7 @@ class _QueryPass(NamedTuple):
 
 
 def _query_pass(work: _Work, whole: bool) -> _QueryPass:
-    """Allocate what the query kernel writes for the whole call. whole: as `joint`."""
+    """Allocate the outputs of the query kernel for the whole call. whole: as `joint`."""
     call, need, target = work.call, work.need, work.target
     b, n, h, d = call.query.shape
     e = 0 if call.rel_key is None else call.rel_key.shape[-1]

@@ -26,9 +26,9 @@ SIZES = (*PLAIN_SIZES, "T", "rel_start", "blocks", "keys_per_split", "dropout_li
 SIZES += ("first_batch", "first_block", "first_head", "heads", "ring")  # sizes of a slab
 SIZES += ("X", "count", "per_first", "per_second", "per_item", "items", "last_item", "again")  # of its products
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: longer than any call
-# Queries that a warp group multiplies at a time. With fewer, the backward pass computes products transposed, with keys
-# along the rows. With this many or more, queries are along the rows: a query's lse, delta, first and last key then take
-# two registers a thread, and not a column each.
+# Queries that a warp group multiplies at a time. Tiles with fewer queries compute products transposed, with keys
+# along the rows. Other tiles have queries along the rows: a query's lse, delta, first and last key then take
+# two registers per thread instead of a column each.
 TALL = tl.constexpr(64)
 
 
