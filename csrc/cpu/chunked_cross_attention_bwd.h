@@ -1,20 +1,11 @@
-// Memory of chunked cross-attention's backward pass: of a unit, of a thread, and the sums over chunks.
+// Data that the stages of chunked cross-attention's backward pass share: the context, the state of a unit, the memory
+// of a thread, and the sums over chunks.
 #pragma once
 #include <vector>
 
 #include "chunked_cross_attention_rows.h"
 
 namespace retro::RETRO_ISA {
-
-// Returns x, and prevents the compiler from fusing a product into a sum, so that it has the same value in every use.
-RETRO_INLINE Vec rounded(Vec x) {
-#ifdef __x86_64__
-  asm("" : "+x"(x));
-#else
-  asm("" : "+w"(x));
-#endif
-  return x;
-}
 
 inline void add_rows(const float* rows, int count, int width, float* to) {
   for (int i = 0; i < count; ++i)
@@ -29,12 +20,12 @@ template <class T> float row_product(const T* a, const T* b, int width) {
   return sum(acc);
 }
 
-// Running values of a vector of rows over blocks of keys: the greatest score (base 2), the sum of the weights
-// 2^(score - greatest), dP at the greatest score (at_max), and the sum of weights times (dP - at_max).
+// Running values of a vector of rows over blocks of keys: the largest score (base 2), the sum of the weights
+// 2^(score - largest), dP at the largest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMeans {
   Vec row_max = broadcast(-INFINITY), row_sum = zero(), at_max = zero(), rest = zero();
 
-  // scores and dP: [count][QUERY_BLOCK]
+  // Adds a block of keys. `scores` and `dp` are [count][QUERY_BLOCK].
   void add(const float* scores, const float* dp, int count) {
     Vec new_max = row_max, new_at = at_max;
     for (int r = 0; r < count; ++r) {
@@ -42,7 +33,7 @@ struct RunningMeans {
       new_at = select(gt(s, new_max), load(dp + r * QUERY_BLOCK), new_at);
       new_max = max(s, new_max);
     }
-    const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
+    const Vec shift = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // avoid -inf - -inf
     const Vec alpha = exp2(row_max - shift);
     row_sum = row_sum * alpha;
     rest = fma(row_sum, at_max - new_at, rest * alpha);
@@ -56,7 +47,8 @@ struct RunningMeans {
   }
 };
 
-// Epilogue for gradients of keys or values: adds to the sums of earlier units in `sums`; the last unit writes `rows`.
+// Epilogue of the products for the gradients of keys or values. Adds a tile to the sums of earlier units in `sums`, if
+// there are any (`more`). The `last` unit writes the total times `factor` to `rows`, the others write it to `sums`.
 template <class T> struct GradTiles {
   float* sums;
   T* const* rows;
@@ -77,10 +69,14 @@ template <class T> struct GradTiles {
   }
 };
 
-// State of a unit over the blocks of keys.
+// State that a unit keeps from one block of keys to the next.
 template <class Elem> struct ChunkedState {
-  Elem *query, *query_a, *query_b, *grad, *grad_a, *grad_b;         // transposed, row-major A, B with k = row
-  float *z, *dz, *lse2, *inverse, *at_max, *delta, *dlse, *dquery;  // the mean of dP is at_max + delta
+  Elem *query, *query_a, *query_b;  // transposed, as row-major A, as B with k = row
+  Elem *grad, *grad_a, *grad_b;     // dout in the same layouts
+  float *z, *dz;                    // position logits and their gradients, [R][QUERY_BLOCK]
+  float *lse2, *inverse, *dlse;     // per row: lse in base 2, the factor of its rounding error, its gradient
+  float *at_max, *delta;            // per row: the mean of dP is at_max + delta
+  float* dquery;                    // [QUERY_BLOCK][pad(D)]
 
   ChunkedState(const Sizes& n, Arena& arena) {
     const int width = row_width<Elem>(n.D);
@@ -100,19 +96,24 @@ template <class Elem> struct ChunkedState {
 
 template <class T, class Elem> struct ChunkedWorkspace {
   RelativeCache<Elem> relative;
-  Tokens tokens[2];  // of this chunk and of the next one
+  Tokens tokens[2];  // visible tokens of this chunk and of the next one
   BlockRows<T, Elem> keys, values;
   KeyFactors factors;
-  T **key_grads, **value_grads;  // rows of a block
-  Elem *p_a, *ds_a, *ds_t, *rel_a, *rel_b, *band_a, *band_t;
-  float *p, *ds, *x, *keep, *dk, *dv, *strip, *bias, *dgate, *drel_query;
+  T **key_grads, **value_grads;  // per key of a block: its row in dK and dV
+  float *p, *ds, *x, *keep;      // probabilities, gradients of scores, (q + u)·k, dropout; [KEY_BLOCK][QUERY_BLOCK]
+  Elem *p_a, *ds_a, *ds_t;       // p and ds as operands A, and ds transposed
+  float *dk, *dv;                // dK and dV of a block, [KEY_BLOCK][pad(D)]
+  float *strip, *drel_query;     // the band or its gradient, by query; gradient of the relative queries
+  Elem *rel_a, *rel_b, *band_a, *band_t;  // relative queries and the band as operands
+  float *bias, *dgate;                    // scratch memory of a bias; gradients of the gate [KEY_BLOCK][LANES]
   States<ChunkedState<Elem>> states;
 
+  // units: maximum number of units per chunk and key head.
   ChunkedWorkspace(const Sizes& n, int units, bool gate, bool dropout, Arena& arena)
       : relative(n, arena), tokens{{n, arena}, {n, arena}}, keys(n, true, true, arena), values(n, true, false, arena),
         factors(arena), states(n, units, arena) {
     constexpr int block = KEY_BLOCK * QUERY_BLOCK;
-    // pairs, or the floats that they would be made of
+    // memory of pairs; floats are used in place
     const auto pairs = [&](int64_t count, float* floats) {
       return PAIRS<Elem> ? arena.take<Elem>(count) : reinterpret_cast<Elem*>(floats);
     };
@@ -139,12 +140,14 @@ template <class T, class Elem> struct ChunkedWorkspace {
   }
 };
 
-constexpr int TASKS = 128;                         // least number of tasks, for balance
-constexpr int64_t SLOT_BYTES = int64_t{16} << 20;  // of all partial sums together, unless one slot takes more
+constexpr int TASKS = 128;  // minimum number of tasks, so that threads end at about the same time
+// Maximum size, in bytes, of all partial sums together, unless a single slot takes more.
+constexpr int64_t SLOT_BYTES = int64_t{16} << 20;
 
-// Sums over chunks, for each slot and head.
+// Sums over chunks, per slot and head.
 struct ChunkedPartials {
-  int64_t rel, content, position, each, slots;  // sizes in floats, number
+  int64_t rel, content, position, each;  // number of floats: relative keys, biases, all of one slot and head
+  int64_t slots;
   std::vector<float> sums;
 
   ChunkedPartials(const Sizes& n, const CrossAttentionGrads& want)
@@ -155,6 +158,23 @@ struct ChunkedPartials {
     sums.resize(slots * n.H * each);
   }
   float* of(const Sizes& n, int64_t slot, int head) { return sums.data() + (slot * n.H + head) * each; }
+};
+
+// Constants of the whole pass, and the partial sums of all tasks. T: type of the tensors in memory. Elem: type of the
+// operands of products.
+template <class T, class Elem> struct ChunkedContext {
+  const CrossAttention& call;
+  const View &out, &lse, &dout, &dlse;
+  const CrossAttentionGrads& want;
+  int64_t first_batch;
+  Sizes n{call};
+  Dropout dropout{call.seed, call.dropout_p, first_batch};
+  uint64_t id = next_call();
+  float scale = static_cast<float>(call.scale), scale2 = scale * LOG2E;
+  bool want_rel_query = n.E && (want.position_bias || want.rel_query || (want.query && !call.rel_query));
+  ChunkedPartials partials{n, want};
+  // [B*L, G, K]; double, because the terms of the tokens nearly cancel
+  std::vector<double> gate_sums = std::vector<double>(want.neighbour_gate ? n.B * n.L * n.G * n.K : 0);
 };
 
 }  // namespace retro::RETRO_ISA

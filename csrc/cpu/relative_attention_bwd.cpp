@@ -1,367 +1,367 @@
-// Backward pass: one pass over tiles, each recomputed once. A task has some query blocks of one key head's query heads.
-// It sums dQ in scratch memory, and dK, dV and the sums over rows in partial buffers of its own, which are added
-// afterwards in a fixed order. The tasks depend only on the sizes.
-#include <cmath>
-#include <memory>
+// Backward pass of relative attention, from the saved log-sum-exp:
+//
+//   P = exp(S - lse)    dS = P * (dO V^T - delta), delta = rowsum(dO * O) - dlse
+//   dV = P^T dO         dK = dS^T Q         dQ = dS K        and the same for the band of position logits
+//
+// One pass over tiles of scores recomputes each tile once. A task has some blocks of query rows, for all query heads of
+// one key head (partition.h). It sums dQ in scratch memory. It sums dK, dV and the sums over rows in partial buffers of
+// its own, and afterwards the buffers of all tasks are added in a fixed order. The tasks depend only on the sizes.
+//
+// The stages follow in the order in which they run. `block` calls them for a block of query rows.
 #include <vector>
 
-#include "partition.h"
 #include "relative_attention_bwd.h"
 #include "row_attention.h"
 
 namespace retro::RETRO_ISA {
 namespace {
 
-// T: type of the tensors in memory. Elem: type of the products' operands.
-template <class T, class Elem> struct Backward {
-  const RelativeAttention& c;
-  const View &out, &lse, &dout, &dlse;
-  const RelativeAttentionGrads& grads;
-  int64_t first_batch;
-  AttentionSizes n{c};
-  Partition partition{n.B, n.G, n.N};
-  Dropout dropout{c.seed, c.dropout_p, first_batch};
-  float scale = static_cast<float>(c.scale), scale2 = scale * LOG2E;
-  bool any_key = grads.key || grads.value, any_query = grads.query || grads.content_bias;
-  bool any_rel_query = n.band && (grads.rel_query || grads.position_bias || (!c.rel_query && grads.query));
-  int64_t chunks = n.band.last - n.band.first, key_blocks = (n.S + BLOCK - 1) / BLOCK;
-  // of a task's partial sums
-  int64_t table_size = grads.rel_key ? (n.band.tables() > 1 ? n.share : 1) * chunks * n.band.E * BLOCK : 0;
-  int64_t content_size = grads.content_bias ? n.share * n.D_pad : 0;
-  int64_t sums_size = table_size + content_size + (grads.position_bias ? n.share * n.band.E_pad : 0);
-  int64_t key_size =
-      partition.parts > 1 && any_key ? key_blocks * BLOCK * n.D_pad : 0;  // 0: a task's own sums are whole
-  std::unique_ptr<float[]> partial_keys{new float[partition.tasks * 2 * key_size]};
-  std::unique_ptr<float[]> partial_sums{new float[partition.tasks * sums_size]};
+template <class T, class Elem> using Context = RelativeContext<T, Elem>;
+template <class Elem> using Workspace = RelativeWorkspace<Elem>;
 
-  void pack(int64_t b, int64_t block, int g, RelativeWorkspace<Elem>& w) const {
-    const int64_t k = block - w.visible.first_block;
-    if (w.ready[k])
-      return;
-    w.ready[k] = 1;
-    const int kc = kc_of<Elem>(n.D);
-    Elem *const key = w.key + k * kc * BLOCK, *const key_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK),
-                *none = nullptr;
-    pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, w.value + k * kc * BLOCK, none, c.key, block);
-    pack_keys<T>(c.key, n, w.visible, b, block, g, w.rows, key, key_b, c.value, block + 1);
+// Starts a block of query rows. Reads query, relative query, dout, out, lse and dlse. Writes the operands of products,
+// the values per row (lse, inverse, at_max, delta, dlse), and zeros for dQ.
+template <class T, class Elem> void begin(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
+  pack_operands<T>(c.call, n, rows, w.bias, w.query, w.rel_query);
+  pack_queries<T>(c.dout, View(), rows.b, rows.i, rows.count, rows.head, n.D, w.bias, w.dout);
+  pack_queries<T>(c.out, View(), rows.b, rows.i, rows.count, rows.head, n.D, w.bias, w.rows);
+  clear(w.d_query, BLOCK * n.D_pad);
+  clear(w.d_rel_query, BLOCK * n.band.E_pad);
+  for (int r = 0; r < rows.count; r += DELTAS)
+    deltas(n.D, r, std::min(DELTAS, rows.count - r), w);
+  for (int r = 0; r < rows.count; ++r) {
+    const float l = *c.lse.template at<const float>(rows.b, rows.head, rows.i + r);
+    const bool empty = l == -INFINITY;
+    base2(l, w.lse[r], w.inverse[r]);
+    w.at_max[r] = 0.f;
+    w.dlse[r] = c.dlse && !empty ? scalar(c.dlse, rows.b, rows.head, rows.i + r) : 0.f;
+    if (!empty)
+      continue;
+    // The row sees no key. Its probabilities become 0, and its operands are cleared, because they may be NaN.
+    w.lse[r] = INFINITY;
+    w.inverse[r] = 1.f;
+    w.delta[r] = 0.f;
+    clear(w.dout + r * lda, lda);
+    clear(w.query + r * lda, lda);
+    clear(w.rel_query + r * rel_lda, rel_lda);
   }
+  w.query_b = pack_b(w.query, rows.count, n.D, w.pairs.query);
+  w.dout_b = pack_b(w.dout, rows.count, n.D, w.pairs.dout);
+  if (n.band)
+    w.rel_query_b = pack_b(w.rel_query, rows.count, n.band.E, w.pairs.rel_query);
+}
 
-  // Probabilities of the scores, in w.weights; with dropout also the factor of each, in w.keep.
-  template <bool MASKED>
-  void probabilities(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head,
-                     RelativeWorkspace<Elem>& w) const {
-    const int columns = blocks * BLOCK;
-    for (int r = 0; r < rows; ++r) {
-      const float* s = w.strip + n.start + r * n.row;
-      float* p = w.weights + r * BLOCK * GROUP;
-      Visibility::Row row{};
-      if (MASKED)
-        row = w.visible.row(i + r);
-      for (int x = 0; x < columns; x += LANES) {
-        const Vec excess = fma(load(s + x), broadcast(scale2), broadcast(-w.lse[r]));
-        const Vec e = exp2(excess, HIGHEST_EXCESS) * broadcast(w.inverse[r]);
-        store(p + x, MASKED ? row.hide(e, x, zero()) : e);
-      }
-      if (dropout)
-        dropout.factors_of_row(block * BLOCK, i + r, head, b, columns, w.keep + r * BLOCK * GROUP);
+// Packs the keys and values of a key block, unless an earlier tile of the task did.
+template <class T, class Elem>
+void pack(const Context<T, Elem>& c, int64_t b, int64_t block, int g, Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  const int64_t k = block - w.visible.first_block;
+  if (w.ready[k])
+    return;
+  w.ready[k] = 1;
+  const int kc = kc_of<Elem>(n.D);
+  Elem *const key = w.key + k * kc * BLOCK, *const key_b = w.key_b + k * n.D_pad * kc_of<Elem>(BLOCK), *none = nullptr;
+  pack_keys<T>(c.call.value, n, w.visible, b, block, g, w.rows, w.value + k * kc * BLOCK, none, c.call.key, block);
+  pack_keys<T>(c.call.key, n, w.visible, b, block, g, w.rows, key, key_b, c.call.value, block + 1);
+}
+
+// Computes the scores of a tile before scaling. The strip holds the position logits before, the scores afterwards.
+template <class T, class Elem>
+void scores(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  const Elem* keys[GROUP];
+  for (int k = 0; k < tile.blocks; ++k) {
+    pack(c, rows.b, tile.block + k, rows.head / n.share, w);
+    keys[k] = w.key + (tile.block + k - w.visible.first_block) * kc_of<Elem>(n.D) * BLOCK;
+  }
+  multiply_keys(n, rows.count, tile.blocks, w.query, keys, w.strip + n.start);
+  w.visible.enter(tile);
+}
+
+// Computes dP = dO V^T of a tile and stores it to `to`, whose rows are `ld` apart.
+template <class T, class Elem>
+void value_products(const Context<T, Elem>& c, int rows, const KeyTile& tile, const Workspace<Elem>& w, float* to,
+                    int ld) {
+  const int kc = kc_of<Elem>(c.n.D), lda = row_width<Elem>(c.n.D);
+  for (int k = 0; k < tile.blocks; ++k) {
+    const Elem* values = w.value + (tile.block + k - w.visible.first_block) * kc * BLOCK;
+    gemm<true>(rows, BLOCK / LANES, kc, w.dout, lda, values, BLOCK,
+               [=](int r, int x, Vec dp) { store(to + r * ld + k * BLOCK + x, dp); });
+  }
+}
+
+// Replaces `lse` and `delta` of few rows. Their forward pass added the terms of a score in another order than `scores`
+// does. So the probabilities would not add up to 1 with its log-sum-exp, and the mean of dP would belong to other
+// probabilities with its output. This stage goes over all tiles once. It computes the maximum, the sum and the mean of
+// dP from the scores that the next stages compute again.
+template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  RunningMean total[FEW_ROWS];
+  for (KeyTile tile = w.visible.first_tile(rows); tile.blocks; tile = w.visible.next_tile(tile, rows)) {
+    slide<T>(c.n, w.chunks, rows, tile, 0, w.rel_query, w.strip);
+    scores(c, rows, tile, w);
+    value_products(c, rows.count, tile, w, w.weights, w.LD);
+    for (int r = 0; r < rows.count; ++r)
+      total[r].add(w.strip + c.n.start + r * c.n.row, w.weights + r * w.LD, tile.columns(), broadcast(c.scale2),
+                   w.visible.row(rows.i + r));
+  }
+  for (int r = 0; r < rows.count; ++r) {
+    // if logits are huge, the factor of the maximum's rounding error may be too large for a float
+    if (w.lse[r] == INFINITY || !total[r].finite())
+      continue;
+    w.lse[r] = total[r].row_max;
+    w.inverse[r] = 1.f / total[r].row_sum;
+    w.at_max[r] = total[r].at_max;
+    w.delta[r] = total[r].rest / total[r].row_sum;
+  }
+}
+
+// Reads the scores of a tile from the strip. Writes the probabilities to w.weights and, with dropout, the factor of
+// each probability to w.keep.
+template <bool MASKED, class T, class Elem>
+void probabilities(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
+  for (int r = 0; r < rows.count; ++r) {
+    const float* s = w.strip + c.n.start + r * c.n.row;
+    float* p = w.weights + r * w.LD;
+    Visibility::Row row{};
+    if (MASKED)
+      row = w.visible.row(rows.i + r);
+    for (int x = 0; x < tile.columns(); x += LANES) {
+      const Vec excess = fma(load(s + x), broadcast(c.scale2), broadcast(-w.lse[r]));
+      const Vec e = exp2(excess, HIGHEST_EXCESS) * broadcast(w.inverse[r]);
+      store(p + x, MASKED ? row.hide(e, x, zero()) : e);
+    }
+    if (c.dropout)
+      c.dropout.factors_of_row(tile.block * BLOCK, rows.i + r, rows.head, rows.b, tile.columns(), w.keep + r * w.LD);
+  }
+}
+
+// Computes dS = P * (dP - mean of dP + dlse), which replaces the scores in the strip. Then applies dropout to
+// w.weights, for the gradient of the values. If a row sees no key outside this tile, the mean is computed from the
+// tile: where one or two keys dominate, dP and its mean nearly cancel, and `delta` has the rounding error of the
+// output.
+template <class T, class Elem>
+void score_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const int columns = tile.columns();
+  value_products(c, rows.count, tile, w, w.strip + c.n.start, c.n.row);
+  for (int r = 0; r < rows.count; ++r) {
+    float *s = w.strip + c.n.start + r * c.n.row, *p = w.weights + r * w.LD;
+    const float* keep = w.keep + r * w.LD;
+    if (w.lse[r] == INFINITY) {
+      clear(p, columns);
+      clear(s, columns);
+      continue;
+    }
+    for (int x = 0; c.dropout && x < columns; x += LANES)
+      store(s + x, load(s + x) * load(keep + x));
+    Vec at_max = broadcast(w.at_max[r]), rest = broadcast(w.delta[r]);
+    if (w.visible.only(rows.i + r, tile)) {
+      const WeightedMean mean(s, p, columns);
+      at_max = mean.at_max;
+      rest = mean.rest;
+    }
+    rest = rest - broadcast(w.dlse[r]);
+    for (int x = 0; x < columns; x += LANES) {
+      store(s + x, load(p + x) * (load(s + x) - at_max - rest));
+      if (c.dropout)
+        store(p + x, load(p + x) * load(keep + x));
     }
   }
+}
 
-  // Calls to(row, column, Vec) with dP = dO V^T of a tile.
-  template <class To>
-  void multiply_values(int rows, int64_t block, int blocks, const RelativeWorkspace<Elem>& w, To to) const {
-    const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
-    for (int k = 0; k < blocks; ++k) {
-      const Elem* values = w.value + (block + k - w.visible.first_block) * kc * BLOCK;
-      gemm<true>(rows, BLOCK / LANES, kc, w.dout, lda, values, BLOCK,
-                 [=](int r, int x, Vec dp) { to(r, x + k * BLOCK, dp); });
-    }
-  }
-
-  // Gradients of the scores, p * (dP - mean of dP + d lse), which replace the scores; then applies dropout to the
-  // weights for the values' gradient. If a row sees no other tile, the mean is computed from this one: where one or two
-  // keys dominate, dP and its mean nearly cancel, and `delta`, from the rounded output, has another rounding error.
-  void score_gradients(int64_t i, int rows, int64_t block, int blocks, RelativeWorkspace<Elem>& w) const {
-    constexpr int LD = BLOCK * GROUP;
-    float* strip = w.strip + n.start;
-    const int ld = n.row;
-    multiply_values(rows, block, blocks, w, [=](int r, int x, Vec dp) { store(strip + r * ld + x, dp); });
-    const int columns = blocks * BLOCK;
-    for (int r = 0; r < rows; ++r) {
-      float *s = w.strip + n.start + r * n.row, *p = w.weights + r * LD;
-      const float* keep = w.keep + r * LD;
-      if (w.lse[r] == INFINITY) {
-        clear(p, columns);
-        clear(s, columns);
-        continue;
-      }
-      for (int x = 0; dropout && x < columns; x += LANES)
-        store(s + x, load(s + x) * load(keep + x));
-      Vec at_max = broadcast(w.at_max[r]), rest = broadcast(w.delta[r]);
-      if (w.visible.only(i + r, block, block + blocks)) {
-        const WeightedMean mean(s, p, columns);
-        at_max = mean.at_max;
-        rest = mean.rest;
-      }
-      rest = rest - broadcast(w.dlse[r]);
-      for (int x = 0; x < columns; x += LANES) {
-        store(s + x, load(p + x) * (load(s + x) - at_max - rest));
-        if (dropout)
-          store(p + x, load(p + x) * load(keep + x));
-      }
-    }
-  }
-
+// Reads P (w.weights) and dS (the strip) of a tile. Adds P^T dO to dV, dS^T Q to dK and dS K to dQ.
+template <class T, class Elem>
+void operand_grads(const Context<T, Elem>& c, int rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  const int64_t first = tile.block - w.visible.first_block, at = first * BLOCK * n.D_pad;
+  const int columns = tile.columns();
+  const float* const grad = w.strip + n.start;
   // to[m][D_pad] += A B for B = [k][D_pad]
-  template <class A> void add(int m, int k, const A& a, const Elem* b, float* to) const {
+  const auto add = [&](int m, int k, const auto& a, const Elem* b, float* to) {
     gemm(m, n.D_pad / LANES, kc_of<Elem>(k), a, PackedB<Elem>{b, n.D_pad}, AddTo{to, n.D_pad});
-  }
+  };
+  if (c.want.value)
+    add(columns, rows, to_column_major(w.weights, w.LD, rows, columns, w.pairs.weights, w.LD), w.dout_b,
+        w.sums.value + at);
+  if (c.want.key)
+    add(columns, rows, to_column_major(grad, n.row, rows, columns, w.pairs.strip, w.LD), w.query_b, w.sums.key + at);
+  if (c.any_query)
+    add(rows, columns, to_row_major(grad, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(w.LD)),
+        w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
+}
 
-  // Scores of a tile, before scaling, onto the position logits in the strip.
-  void make_scores(int64_t b, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w) const {
-    const Elem* keys[GROUP];
-    for (int k = 0; k < blocks; ++k) {
-      pack(b, block + k, head / n.share, w);
-      keys[k] = w.key + (block + k - w.visible.first_block) * kc_of<Elem>(n.D) * BLOCK;
-    }
-    multiply_keys(n, rows, blocks, w.query, keys, w.strip + n.start);
-    w.visible.enter(block, blocks);
+// Adds the chunks of the strip that are complete to the gradients of relative queries and relative keys. The strip
+// holds dS, and position logits in the columns of keys outside of all tiles: before the tile unless it `follows` an
+// adjacent one, and after it if it is the `last`. These columns are cleared. Unless the tile is the last, its last
+// chunk is not complete, because the next tile adds to it.
+template <class T, class Elem>
+void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, bool follows, bool last,
+                Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  for (int r = 0; r < rows.count; ++r) {
+    float* row = w.strip + r * n.ld;
+    if (!follows)
+      std::fill(row, row + BLOCK - 1 - r, 0.f);
+    if (last)
+      std::fill(row + BLOCK - 1 - r + tile.columns(), row + tile.columns() + BLOCK, 0.f);
   }
-
-  // The forward pass of few rows summed scores in another order than tiles do. So maximum, sum and mean of dP are
-  // computed again from tiles, in place of `lse` and `delta`: otherwise probabilities would not add up to 1, and the
-  // mean would belong to other probabilities.
-  void sum_rows(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
-    RunningMean total[FEW_ROWS];
-    int64_t at, end;
-    w.visible.range(i, rows, at, end);
-    for (int blocks; (blocks = w.visible.next(at, end, i, rows)); at += blocks) {
-      slide<T>(n, w.chunks, head, i / BLOCK, rows, at, blocks, 0, w.rel_query, w.strip);
-      make_scores(b, rows, at, blocks, head, w);
-      multiply_values(rows, at, blocks, w, [&](int r, int x, Vec dp) { store(w.weights + r * BLOCK * GROUP + x, dp); });
-      for (int r = 0; r < rows; ++r)
-        total[r].add(w.strip + n.start + r * n.row, w.weights + r * BLOCK * GROUP, blocks * BLOCK, broadcast(scale2),
-                     w.visible.row(i + r));
-    }
-    for (int r = 0; r < rows; ++r) {
-      // at huge logits, the rounding error of the maximum is a factor that a float cannot represent
-      if (w.lse[r] == INFINITY || !total[r].finite())
-        continue;
-      w.lse[r] = total[r].row_max;
-      w.inverse[r] = 1.f / total[r].row_sum;
-      w.at_max[r] = total[r].at_max;
-      w.delta[r] = total[r].rest / total[r].row_sum;
-    }
+  const int table = n.band.tables() > 1 ? rows.head % n.share : 0;
+  for (int k = 0; k < (last ? tile.blocks + 1 : tile.blocks); ++k) {
+    const int64_t m = tile.block - rows.i / BLOCK - 1 + k;
+    float* const d_table = c.want.rel_key && n.band.holds(m)
+                               ? w.sums.table + (table * c.chunks + m - n.band.first) * n.band.E * BLOCK
+                               : nullptr;
+    band_gradients<T>(n.band, w.chunks, rows.head, m, rows.count, w.rel_query_b, w.strip + k * BLOCK, n.ld,
+                      w.pairs.strip, c.any_rel_query ? w.d_rel_query : nullptr, d_table);
   }
+}
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, RelativeWorkspace<Elem>& w,
-            const RelativeSums& sums) const {
-    const int64_t first = block - w.visible.first_block;
-    float* scores = w.strip + n.start;
-    make_scores(b, rows, block, blocks, head, w);
-    if (w.visible.all(block, blocks, i, rows))
-      probabilities<false>(b, i, rows, block, blocks, head, w);
+// Ends a block of query rows. Adds its dQ to the gradients of the biases, and writes the gradients of query and
+// relative query.
+template <class T, class Elem> void finish(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  const AttentionSizes& n = c.n;
+  const int own = rows.head % n.share;
+  for (int r = 0; r < rows.count; ++r)
+    if (w.lse[r] == INFINITY) {  // the row sees no key; its dQ is 0 times keys that may be NaN
+      clear(w.d_query + r * n.D_pad, n.D_pad);
+      clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
+    }
+  if (c.want.content_bias)
+    add_rows(w.sums.content + own * n.D_pad, w.d_query, rows.count, n.D_pad, broadcast(c.scale));
+  if (c.want.position_bias)
+    add_rows(w.sums.position + own * n.band.E_pad, w.d_rel_query, rows.count, n.band.E_pad, broadcast(c.scale));
+  for (int r = 0; r < rows.count; ++r) {
+    const float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
+    if (c.want.rel_query)
+      scale_row(dr, c.scale, n.band.E, c.want.rel_query.template at<T>(rows.b, rows.i + r, rows.head));
+    if (c.want.query)
+      scale_row(dq, c.scale, n.D, c.want.query.template at<T>(rows.b, rows.i + r, rows.head),
+                n.band && !c.call.rel_query ? dr : nullptr);
+  }
+}
+
+// Runs all stages for a block of query rows.
+template <class T, class Elem> void block(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  begin(c, rows, w);
+  if (few_rows(c.call))
+    sum_rows(c, rows, w);
+  int previous = 0;  // number of key blocks of the previous tile if it is adjacent
+  for (KeyTile tile = w.visible.first_tile(rows), next{}; tile.blocks; tile = next) {
+    next = w.visible.next_tile(tile, rows);
+    const bool last = !next.blocks || next.block != tile.block + tile.blocks;
+    slide<T>(c.n, w.chunks, rows, tile, previous, w.rel_query, w.strip);
+    scores(c, rows, tile, w);
+    if (w.visible.all(tile, rows))
+      probabilities<false>(c, rows, tile, w);
     else
-      probabilities<true>(b, i, rows, block, blocks, head, w);
-    score_gradients(i, rows, block, blocks, w);
-    constexpr int LD = BLOCK * GROUP;
-    const int columns = blocks * BLOCK;
-    const int64_t at = first * BLOCK * n.D_pad;
-    if (grads.value)
-      add(columns, rows, to_column_major(w.weights, LD, rows, columns, w.pairs.weights, LD), w.dout_b, sums.value + at);
-    if (grads.key)
-      add(columns, rows, to_column_major(scores, n.row, rows, columns, w.pairs.strip, LD), w.query_b, sums.key + at);
-    if (any_query)
-      add(rows, columns, to_row_major(scores, n.row, rows, columns, w.pairs.strip, kc_of<Elem>(LD)),
-          w.key_b + first * n.D_pad * kc_of<Elem>(BLOCK), w.d_query);
+      probabilities<true>(c, rows, tile, w);
+    score_grads(c, rows, tile, w);
+    operand_grads(c, rows.count, tile, w);
+    if (c.n.band)
+      band_grads(c, rows, tile, previous > 0, last, w);
+    previous = last ? 0 : tile.blocks;
   }
+  finish(c, rows, w);
+}
 
-  // Adds the first `count` chunks of the strip, which are complete, to the gradients of relative queries and keys.
-  void band(int64_t chunk, int count, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
-    const int table = n.band.tables() > 1 ? head % n.share : 0;
-    for (int k = 0; k < count; ++k) {
-      const int64_t m = chunk + k;
-      float* d_table = grads.rel_key && n.band.holds(m)
-                           ? sums.table + (table * chunks + m - n.band.first) * n.band.E * BLOCK
-                           : nullptr;
-      band_gradients<T>(n.band, w.chunks, head, m, rows, w.rel_query_b, w.strip + k * BLOCK, n.ld, w.pairs.strip,
-                        any_rel_query ? w.d_rel_query : nullptr, d_table);
-    }
-  }
-
-  void begin(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w) const {
-    pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
-    clear(w.d_query, BLOCK * n.D_pad);
-    clear(w.d_rel_query, BLOCK * n.band.E_pad);
-    pack_queries<T>(dout, View(), b, i, rows, head, n.D, w.bias, w.dout);
-    pack_queries<T>(out, View(), b, i, rows, head, n.D, w.bias, w.rows);
-    const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
-    for (int r = 0; r < rows; r += DELTAS)
-      deltas(n.D, r, std::min(DELTAS, rows - r), w);
-    for (int r = 0; r < rows; ++r) {
-      const float l = *lse.at<const float>(b, head, i + r);
-      const bool empty = l == -INFINITY;
-      base2(l, w.lse[r], w.inverse[r]);
-      w.at_max[r] = 0.f;
-      w.dlse[r] = dlse && !empty ? scalar(dlse, b, head, i + r) : 0.f;
-      if (!empty)
-        continue;
-      // no weight; the gradients and query may be NaN
-      w.lse[r] = INFINITY;
-      w.inverse[r] = 1.f;
-      w.delta[r] = 0.f;
-      clear(w.dout + r * lda, lda);
-      clear(w.query + r * lda, lda);
-      clear(w.rel_query + r * rel_lda, rel_lda);
-    }
-    w.query_b = pack_b(w.query, rows, n.D, w.pairs.query);
-    w.dout_b = pack_b(w.dout, rows, n.D, w.pairs.dout);
-    if (n.band)
-      w.rel_query_b = pack_b(w.rel_query, rows, n.band.E, w.pairs.rel_query);
-  }
-
-  void finish(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
-    const Vec f = broadcast(scale);
-    const int own = head % n.share;
-    for (int r = 0; r < rows; ++r)  // a row that sees nothing: its gradient is 0 times keys that may be NaN
-      if (w.lse[r] == INFINITY) {
-        clear(w.d_query + r * n.D_pad, n.D_pad);
-        clear(w.d_rel_query + r * n.band.E_pad, n.band.E_pad);
+// Writes dK and dV of the keys [first, last): the sum over `parts` buffers, in order. key[p] points to the buffer of
+// dK, and dV follows `stride` elements later.
+template <class T, class Elem>
+void write_keys(const Context<T, Elem>& c, int64_t b, int g, int64_t first, int64_t last, const float* const* key,
+                int parts, int64_t stride) {
+  for (int which = 0; which < 2; ++which) {
+    const View& to = which ? c.want.value : c.want.key;
+    if (!to)
+      continue;
+    const Vec f = broadcast(which ? 1.f : c.scale);
+    for (int64_t j = first; j < last; ++j)
+      for (int d = 0; d < c.n.D; d += LANES) {
+        Vec s = zero();
+        for (int p = 0; p < parts; ++p)
+          s = s + load(key[p] + which * stride + (j - first) * c.n.D_pad + d);
+        store(to.at<T>(b, j, g) + d, s * f, c.n.D - d);
       }
-    if (grads.content_bias)
-      add_rows(sums.content + own * n.D_pad, w.d_query, rows, n.D_pad, f);
-    if (grads.position_bias)
-      add_rows(sums.position + own * n.band.E_pad, w.d_rel_query, rows, n.band.E_pad, f);
-    for (int r = 0; r < rows; ++r) {
-      float *dq = w.d_query + r * n.D_pad, *dr = w.d_rel_query + r * n.band.E_pad;
-      if (grads.rel_query)
-        scale_row(dr, scale, n.band.E, grads.rel_query.at<T>(b, i + r, head));
-      if (grads.query)
-        scale_row(dq, scale, n.D, grads.query.at<T>(b, i + r, head), n.band && !c.rel_query ? dr : nullptr);
-    }
   }
+}
 
-  void block(int64_t b, int64_t i, int rows, int head, RelativeWorkspace<Elem>& w, const RelativeSums& sums) const {
-    begin(b, i, rows, head, w);
-    if (few_rows(c))
-      sum_rows(b, i, rows, head, w);
-    int64_t at, end, after = -1, a = i / BLOCK;
-    int previous = 0;
-    w.visible.range(i, rows, at, end);
-    for (int blocks; (blocks = w.visible.next(at, end, i, rows)); at += blocks) {
-      const bool slides = previous && at == after;
-      slide<T>(n, w.chunks, head, a, rows, at, blocks, slides ? previous : 0, w.rel_query, w.strip);
-      tile(b, i, rows, at, blocks, head, w, sums);
-      previous = blocks;
-      after = at + blocks;
-      if (!n.band)
-        continue;
-      int64_t next = after;
-      const bool last = !w.visible.next(next, end, i, rows) || next != after;
-      for (int r = 0; r < rows; ++r) {  // columns of keys outside the tiles have position logits, not gradients
-        float* row = w.strip + r * n.ld;
-        if (!slides)
-          std::fill(row, row + BLOCK - 1 - r, 0.f);
-        if (last)
-          std::fill(row + BLOCK - 1 - r + blocks * BLOCK, row + (blocks + 1) * BLOCK, 0.f);
-      }
-      band(at - a - 1, last ? blocks + 1 : blocks, rows, head, w, sums);
+// Runs a task: all blocks of its rows. Writes its partial sums and, if no other task adds to them, dK and dV.
+template <class T, class Elem> void task(const Context<T, Elem>& c, int64_t t) {
+  const TileScope tiles;
+  const AttentionSizes& n = c.n;
+  const Partition::Share mine = c.partition.share(t);
+  auto w = in_scratch<Workspace<Elem>>(c, mine);
+  const int64_t size = w.visible.blocks() * BLOCK * n.D_pad;
+  w.sums.key = c.alone ? w.own : c.partial_keys.get() + mine.slot * 2 * c.key_size;
+  w.sums.value = w.sums.key + (c.alone ? size : c.key_size);
+  w.sums.table = c.partial_sums.get() + mine.slot * c.sums_size;
+  w.sums.content = w.sums.table + c.table_size;
+  w.sums.position = w.sums.content + c.content_size;
+  clear(w.sums.table, c.sums_size);
+  if (n.band)
+    w.chunks.reset();
+  for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
+    w.visible.load(b);
+    clear(w.ready, w.visible.blocks());
+    if (c.any_key) {
+      clear(w.sums.key, size);
+      clear(w.sums.value, size);
     }
-    finish(b, i, rows, head, w, sums);
-  }
-
-  void write_keys(int64_t b, int g, int64_t first, int64_t last, const float* const* key, int parts,
-                  int64_t stride) const {
-    for (int which = 0; which < 2; ++which) {
-      const View& to = which ? grads.value : grads.key;
-      if (!to)
-        continue;
-      const Vec f = broadcast(which ? 1.f : scale);
-      for (int64_t j = first; j < last; ++j)
-        for (int d = 0; d < n.D; d += LANES) {
-          Vec s = zero();
-          for (int p = 0; p < parts; ++p)
-            s = s + load(key[p] + which * stride + (j - first) * n.D_pad + d);
-          store(to.at<T>(b, j, g) + d, s * f, n.D - d);
-        }
+    for (int head = mine.head * n.share; head < (mine.head + 1) * n.share; ++head) {
+      if (n.band && n.band.tables() > 1 && n.share > 1)
+        w.chunks.reset();
+      for (int64_t i = mine.first_row; i < mine.last_row; i += BLOCK)
+        block(c, {b, i, static_cast<int>(std::min<int64_t>(BLOCK, mine.last_row - i)), head}, w);
     }
+    if (!c.alone)
+      continue;
+    const int64_t first = std::min(w.visible.first_block * BLOCK, n.S);
+    const int64_t last = std::min(w.visible.last_block * BLOCK, n.S);
+    const float* key = w.own;
+    write_keys(c, b, mine.head, 0, first, nullptr, 0, 0);
+    write_keys(c, b, mine.head, first, last, &key, 1, size);
+    write_keys(c, b, mine.head, last, n.S, nullptr, 0, 0);
   }
+}
 
-  void task(int64_t t) const {
-    const TileScope tiles;
-    const Partition::Share mine = partition.share(t);
-    const int64_t first_row = mine.first_row, last_row = mine.last_row, slot = mine.slot;
-    const int g = mine.head;
-    const bool alone = partition.parts == 1 && any_key;
-    auto w = in_scratch<RelativeWorkspace<Elem>>(c, n, dropout, first_row, last_row, alone);
-    const int64_t blocks = w.visible.last_block - w.visible.first_block, size = blocks * BLOCK * n.D_pad;
-    RelativeSums sums;
-    sums.key = alone ? w.own : partial_keys.get() + slot * 2 * key_size;
-    sums.value = sums.key + (alone ? size : key_size);
-    sums.table = partial_sums.get() + slot * sums_size;
-    sums.content = sums.table + table_size;
-    sums.position = sums.content + content_size;
-    clear(sums.table, sums_size);
-    if (n.band)
-      w.chunks.reset();
-    for (int64_t b = mine.first_batch; b < mine.last_batch; ++b) {
-      w.visible.load(b);
-      clear(w.ready, blocks);
-      if (any_key) {
-        clear(sums.key, size);
-        clear(sums.value, size);
-      }
-      for (int head = g * n.share; head < (g + 1) * n.share; ++head) {
-        if (n.band && n.band.tables() > 1 && n.share > 1)
-          w.chunks.reset();
-        for (int64_t i = first_row; i < last_row; i += BLOCK)
-          block(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w, sums);
-      }
-      if (!alone)
-        continue;
-      const int64_t first = std::min(w.visible.first_block * BLOCK, n.S),
-                    last = std::min(w.visible.last_block * BLOCK, n.S);
-      const float* key = w.own;
-      write_keys(b, g, 0, first, nullptr, 0, 0);
-      write_keys(b, g, first, last, &key, 1, size);
-      write_keys(b, g, last, n.S, nullptr, 0, 0);
-    }
+// Writes dK and dV of key block t: adds the partial sums of all tasks that see the block, in the order of their rows.
+template <class T, class Elem> void sum_parts(const Context<T, Elem>& c, int64_t t) {
+  const AttentionSizes& n = c.n;
+  const int64_t at = t % c.key_blocks, b = t / c.key_blocks / n.G, part_rows = c.partition.part_rows;
+  const int g = static_cast<int>(t / c.key_blocks % n.G);
+  std::vector<const float*> found;
+  for (int64_t part = 0; part < c.partition.parts; ++part) {
+    Arena none(nullptr);
+    const Visibility seen(c.call, n, part * part_rows, std::min(n.N, (part + 1) * part_rows), none);
+    if (at < seen.first_block || at >= seen.last_block)
+      continue;
+    found.push_back(c.partial_keys.get() + c.partition.slot(b, g, part) * 2 * c.key_size +
+                    (at - seen.first_block) * BLOCK * n.D_pad);
   }
+  write_keys(c, b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()),
+             c.key_size);
+}
 
-  // dK, dV of a key block: adds the parts of the rows in order.
-  void sum_parts(int64_t t) const {
-    const int64_t at = t % key_blocks, b = t / key_blocks / n.G;
-    const int g = static_cast<int>(t / key_blocks % n.G);
-    std::vector<const float*> found;
-    for (int64_t part = 0; part < partition.parts; ++part) {
-      Arena none(nullptr);
-      const Visibility seen(c, n, part * partition.part_rows, std::min(n.N, (part + 1) * partition.part_rows), none);
-      if (at < seen.first_block || at >= seen.last_block)
-        continue;
-      found.push_back(partial_keys.get() + partition.slot(b, g, part) * 2 * key_size +
-                      (at - seen.first_block) * BLOCK * n.D_pad);
-    }
-    write_keys(b, g, at * BLOCK, std::min(n.S, (at + 1) * BLOCK), found.data(), static_cast<int>(found.size()),
-               key_size);
-  }
-
-  void run(int threads) const {
-    parallel_for(partition.tasks, threads, [&](int64_t t) { task(t); });
-    if (key_size)
-      parallel_for(n.B * n.G * key_blocks, threads, [&](int64_t t) { sum_parts(t); });
-    const float *tables = partial_sums.get(), *content = tables + table_size, *position = content + content_size;
-    write_bias_gradient<float>(partition, n.share, content, sums_size, n.D, grads.content_bias);
-    write_bias_gradient<float>(partition, n.share, position, sums_size, n.band.E, grads.position_bias);
-    if (grads.rel_key)
-      write_table_gradient<float>(partition, n.band, n.share, tables, sums_size, scale, grads.rel_key, threads);
-  }
-};
+// Runs the whole pass: all tasks, then the sums over their partial buffers.
+template <class T, class Elem> void backward(const Context<T, Elem>& c, int threads) {
+  const AttentionSizes& n = c.n;
+  parallel_for(c.partition.tasks, threads, [&](int64_t t) { task(c, t); });
+  if (c.key_size)
+    parallel_for(n.B * n.G * c.key_blocks, threads, [&](int64_t t) { sum_parts(c, t); });
+  const float *tables = c.partial_sums.get(), *content = tables + c.table_size, *position = content + c.content_size;
+  write_bias_gradient<float>(c.partition, n.share, content, c.sums_size, n.D, c.want.content_bias);
+  write_bias_gradient<float>(c.partition, n.share, position, c.sums_size, n.band.E, c.want.position_bias);
+  if (c.want.rel_key)
+    write_table_gradient<float>(c.partition, n.band, n.share, tables, c.sums_size, c.scale, c.want.rel_key, threads);
+}
 
 }  // namespace
 
 void relative_attention_backward(const RelativeAttention& call, const View& out, const View& lse, const View& dout,
                                  const View& dlse, const RelativeAttentionGrads& grads, int threads) {
-  attention_backward<Backward>(call, call.batch_offset, out, lse, dout, dlse, grads, threads);
+  attention_backward(call, call.batch_offset, out, lse, dout, dlse, grads, [&](auto t, auto e, const auto&... given) {
+    backward(RelativeContext<decltype(t), decltype(e)>{given...}, threads);
+  });
 }
 
 }  // namespace retro::RETRO_ISA

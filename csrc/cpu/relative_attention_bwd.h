@@ -1,29 +1,66 @@
-// Memory of relative attention's backward pass: of a task, its sums, and the mean of a row's dP.
+// Data that the stages of relative attention's backward pass share: the context, the memory of a task, and means of dP.
 #pragma once
 #include <cmath>
+#include <memory>
 
+#include "partition.h"
 #include "relative_attention_tile.h"
 
 namespace retro::RETRO_ISA {
+
+// Sums over rows that a task writes: for biases [share][width], for relative keys [tables][chunks][E][BLOCK]. dK and dV
+// are sums of the current batch entry, [key blocks of the task][BLOCK][D_pad].
+struct RelativeSums {
+  float *key, *value, *table, *content, *position;
+};
+
+// Constants of the whole pass, and the partial sums of all tasks. T: type of the tensors in memory. Elem: type of the
+// operands of products.
+template <class T, class Elem> struct RelativeContext {
+  const RelativeAttention& call;
+  const View &out, &lse, &dout, &dlse;
+  const RelativeAttentionGrads& want;
+  int64_t first_batch;
+  AttentionSizes n{call};
+  Partition partition{n.B, n.G, n.N};
+  Dropout dropout{call.seed, call.dropout_p, first_batch};
+  float scale = static_cast<float>(call.scale), scale2 = scale * LOG2E;
+  bool any_key = want.key || want.value, any_query = want.query || want.content_bias;
+  bool any_rel_query = n.band && (want.rel_query || want.position_bias || (!call.rel_query && want.query));
+  int64_t chunks = n.band.last - n.band.first, key_blocks = (n.S + BLOCK - 1) / BLOCK;
+  bool alone = partition.parts == 1 && any_key;  // whether no other task adds to the dK and dV of a task
+  // Sizes, in elements, of one task's partial sums.
+  int64_t table_size = want.rel_key ? (n.band.tables() > 1 ? n.share : 1) * chunks * n.band.E * BLOCK : 0;
+  int64_t content_size = want.content_bias ? n.share * n.D_pad : 0;
+  int64_t sums_size = table_size + content_size + (want.position_bias ? n.share * n.band.E_pad : 0);
+  int64_t key_size = partition.parts > 1 && any_key ? key_blocks * BLOCK * n.D_pad : 0;
+  std::unique_ptr<float[]> partial_keys{new float[partition.tasks * 2 * key_size]};
+  std::unique_ptr<float[]> partial_sums{new float[partition.tasks * sums_size]};
+};
 
 template <class Elem> struct RelativeWorkspace {
   Visibility visible;
   BandChunks<Elem> chunks;
   Elem *key, *key_b, *value;              // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad], [kc(D)][BLOCK]
+  uint8_t* ready;                         // per key block: whether it is packed
   Elem *rows, *query, *rel_query, *dout;  // row-major A
   struct {
     Elem *query, *rel_query, *dout, *strip, *weights;
-  } pairs;  // further layouts of pairs; floats need none
+  } pairs;  // further layouts of pairs; floats do not need them
   const Elem *query_b, *rel_query_b, *dout_b;
-  float *strip, *weights, *keep, *d_query, *d_rel_query, *bias, *lse, *inverse, *at_max, *delta,
-      *dlse;  // the mean of a row's dP is at_max + delta
-  uint8_t* ready;
-  float* own;  // dK, dV of the task, if no other task adds to them
+  float *strip, *weights, *keep;  // scores or their gradients; probabilities and their dropout factors, [BLOCK][LD]
+  float *d_query, *d_rel_query, *bias;
+  float *lse, *inverse, *dlse;  // per row: log-sum-exp in base 2, the factor of its rounding error, its gradient
+  float *at_max, *delta;        // per row: the mean of dP is at_max + delta
+  float* own;                   // dK and dV of the task if no other task adds to them
+  RelativeSums sums{};
+  static constexpr int LD = BLOCK * GROUP;
 
-  RelativeWorkspace(const RelativeAttention& c, const AttentionSizes& n, const Dropout& dropout, int64_t first_row,
-                    int64_t last_row, bool alone, Arena& arena)
-      : visible(c, n, first_row, last_row, arena), chunks(visible.chunks<Elem>(true, arena)) {
-    const int64_t blocks = visible.last_block - visible.first_block;
+  template <class T>
+  RelativeWorkspace(const RelativeContext<T, Elem>& c, const Partition::Share& mine, Arena& arena)
+      : visible(c.call, c.n, mine.first_row, mine.last_row, arena), chunks(visible.chunks<Elem>(true, arena)) {
+    const AttentionSizes& n = c.n;
+    const int64_t blocks = visible.blocks();
     const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
     const auto paired = [&](int64_t count) { return arena.take<Elem>(PAIRS<Elem> ? count : 0); };
     key = arena.take<Elem>(blocks * kc_of<Elem>(n.D) * BLOCK);
@@ -34,33 +71,29 @@ template <class Elem> struct RelativeWorkspace {
     dout = arena.take<Elem>(BLOCK * lda);
     query = arena.take<Elem>(BLOCK * lda);
     rel_query = arena.take<Elem>(BLOCK * rel_lda);
-    pairs = {paired(BLOCK * lda), paired(BLOCK * rel_lda), paired(BLOCK * lda), paired(BLOCK * BLOCK * GROUP / 2),
-             paired(BLOCK * BLOCK * GROUP / 2)};
+    pairs = {paired(BLOCK * lda), paired(BLOCK * rel_lda), paired(BLOCK * lda), paired(BLOCK * LD / 2),
+             paired(BLOCK * LD / 2)};
     strip = arena.take<float>(BLOCK * n.ld);
-    weights = arena.take<float>(BLOCK * BLOCK * GROUP);
-    keep = arena.take<float>(dropout ? BLOCK * BLOCK * GROUP : 0);
+    weights = arena.take<float>(BLOCK * LD);
+    keep = arena.take<float>(c.dropout ? BLOCK * LD : 0);
     d_query = arena.take<float>(BLOCK * n.D_pad);
     d_rel_query = arena.take<float>(BLOCK * n.band.E_pad);
     bias = arena.take<float>(std::max(n.D_pad, n.band.E_pad));
     for (float** row : {&lse, &inverse, &at_max, &delta, &dlse})
       *row = arena.take<float>(BLOCK);
-    own = arena.take<float>(alone ? 2 * blocks * BLOCK * n.D_pad : 0);
+    own = arena.take<float>(c.alone ? 2 * blocks * BLOCK * n.D_pad : 0);
   }
 };
 
-// Sums of a task over its rows: biases [share], relative keys [tables of the task][chunks][E][BLOCK].
-struct RelativeSums {
-  float *key, *value;  // [key blocks of the task][BLOCK][D_pad], of the current batch entry
-  float *table, *content, *position;
-};
-
-constexpr int DELTAS = 8;  // rows whose delta is summed at a time; divides BLOCK
-// terms summed in sequence; with more, the rounding error outweighs the gain of the common order
+constexpr int DELTAS = 8;  // number of rows whose delta is summed at a time; divides BLOCK
+// Maximum number of terms that are summed in sequence. The rounding error of a longer sum outweighs the gain of the
+// common order.
 constexpr int LONGEST_CHAIN = 128;
 
-// delta = dout . out (in w.rows), summed in the order in which `gemm` sums dout . value: where a query sees one key,
-// the two cancel exactly. Several rows at a time hide the latency of the sums. Heads wider than LONGEST_CHAIN are
-// summed by lanes, because the error of delta affects every score of its row, that of dP only one.
+// Computes delta = dout · out for the rows [r, r + count); w.rows holds `out`. The terms are added in the order in
+// which `gemm` adds the terms of dout · value, so that delta and dP cancel exactly if a query sees a single key.
+// Several rows at a time hide the latency of the additions. The sums of heads wider than LONGEST_CHAIN are divided
+// among lanes, because an error of delta affects every score of its row, whereas an error of dP affects one score.
 template <class Elem> void deltas(int width, int r, int count, const RelativeWorkspace<Elem>& w) {
   const int kc = kc_of<Elem>(width), lda = row_width<Elem>(width);
   const Elem *a = w.dout + r * lda, *o = w.rows + r * lda;
@@ -82,7 +115,8 @@ template <class Elem> void deltas(int width, int r, int count, const RelativeWor
     store(w.delta + r + k, total[k], 1);
 }
 
-// sum += f * (the sum of the block's rows), so that the rounding error does not grow with the number of rows.
+// Adds f times the sum of a block's rows to `sum`. The rows of the block are added up first, because a running sum over
+// all rows would have a larger rounding error.
 inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
   for (int d = 0; d < ld; d += LANES) {
     Vec total = zero();
@@ -92,7 +126,7 @@ inline void add_rows(float* sum, const float* block, int rows, int ld, Vec f) {
   }
 }
 
-// Mean of a row's dP, weighted by p, in two parts: dP at the greatest p, and the difference from it.
+// Mean of a row's dP, weighted by p, in two parts: dP at the largest p, and the mean's difference from it.
 struct WeightedMean {
   Vec at_max, rest;
   WeightedMean(const float* dp, const float* p, int columns) {
@@ -113,13 +147,13 @@ struct WeightedMean {
   }
 };
 
-// Running values of a row over tiles: the greatest score (base 2), the sum of the weights 2^(score - greatest), dP at
-// the greatest score (at_max), and the sum of weights times (dP - at_max).
+// Running values of a row over tiles: the largest score (base 2), the sum of the weights 2^(score - largest), dP at the
+// largest score (at_max), and the sum of weights times (dP - at_max).
 struct RunningMean {
   float row_max = -INFINITY, row_sum = 0.f, at_max = 0.f, rest = 0.f;
 
   bool finite() const { return std::isfinite(row_max) && row_sum > 0 && std::isfinite(row_sum) && std::isfinite(rest); }
-  // Adds a tile. `scores` are not yet scaled by `scale2`; weights replace them.
+  // Adds a tile. Scales `scores` by scale2, and replaces them by weights.
   void add(float* scores, const float* dp, int columns, Vec scale2, const Visibility::Row& row) {
     Vec tile_max = broadcast(row_max), total = zero();
     for (int x = 0; x < columns; x += LANES)

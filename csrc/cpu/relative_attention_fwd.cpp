@@ -1,5 +1,6 @@
-// Forward pass: a task is some query blocks of the heads of one key head. It packs keys, values and relative keys at
-// their first use. The softmax runs over tiles of keys.
+// Forward pass of relative attention. A task computes the output of some blocks of query rows, for the query heads of
+// one key head. It walks over tiles of keys with an online softmax, and packs keys, values and relative keys at their
+// first use.
 #include <cmath>
 
 #include "relative_attention_tile.h"
@@ -8,9 +9,10 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-// queries of a task, so that packing the keys takes about 1% of the time of multiplying them; fewer if threads are idle
+// Number of query rows per task, so that packing the keys takes about 1% of the time of multiplying them. It is reduced
+// if threads would be idle.
 constexpr int TASK_ROWS = 4 * BLOCK;
-constexpr int64_t FEW_TASKS = 16;  // with fewer tasks the heads of a key head are split
+constexpr int64_t FEW_TASKS = 16;  // with fewer tasks, each query head gets tasks of its own
 
 template <class Elem> struct Workspace {
   Visibility visible;
@@ -18,15 +20,16 @@ template <class Elem> struct Workspace {
   Elem *key, *value;  // per key block: [kc(D)][BLOCK], [kc(BLOCK)][D_pad]
   Elem *rows, *query, *rel_query, *weights;
   float *strip, *out, *bias, *row_max, *row_sum, *alpha, *keep;
-  int weight_ld;  // weights [BLOCK][keys], by row
+  int weight_ld;  // leading dimension of `weights` [BLOCK][keys]
   uint8_t* ready;
-  int64_t slots;  // key blocks held packed
+  int64_t slots;  // number of key blocks that stay packed
 
   Workspace(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, int heads,
             Arena& arena)
       : visible(c, n, first_row, last_row, arena), chunks(visible.chunks<Elem>(false, arena)) {
-    const int64_t blocks = visible.last_block - visible.first_block;
-    const bool once = heads == 1 && first_row / BLOCK == (last_row - 1) / BLOCK;  // blocks used once are not kept
+    const int64_t blocks = visible.blocks();
+    const bool once =
+        heads == 1 && first_row / BLOCK == (last_row - 1) / BLOCK;  // then each block is used once and does not stay
     slots = once ? std::min<int64_t>(blocks, GROUP) : blocks;
     key = arena.take<Elem>(slots * kc_of<Elem>(n.D) * BLOCK);
     value = arena.take<Elem>(slots * n.D_pad * kc_of<Elem>(BLOCK));
@@ -76,17 +79,17 @@ template <class T, class Elem> struct Forward {
     pack_keys<T>(c.value, n, w.visible, b, block, g, w.rows, none, values_of(w, block), c.key, block + 1);
   }
 
-  // One step of the online softmax. Weights replace the scores.
-  template <bool MASKED>
-  void softmax(int64_t b, int64_t i, int rows, int64_t block, int blocks, int head, Workspace<Elem>& w) const {
+  // One step of the online softmax: updates the running maximum and sum of each row, and replaces the scores by
+  // weights.
+  template <bool MASKED> void softmax(const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) const {
     constexpr int VECTORS = GROUP * BLOCK / LANES;
-    const int vectors = blocks * BLOCK / LANES;
-    for (int r = 0; r < rows; ++r) {
+    const int vectors = tile.columns() / LANES;
+    for (int r = 0; r < rows.count; ++r) {
       float* s = w.strip + n.start + r * n.row;
       Vec x[VECTORS], tile_max = broadcast(-INFINITY);
       Visibility::Row row{};
       if (MASKED)
-        row = w.visible.row(i + r);
+        row = w.visible.row(rows.i + r);
       for (int v = 0; v < vectors; ++v) {
         x[v] = load(s + v * LANES) * broadcast(scale2);
         if (MASKED)
@@ -94,13 +97,13 @@ template <class T, class Elem> struct Forward {
         tile_max = max(tile_max, x[v]);
       }
       const float old_max = w.row_max[r], new_max = std::max(old_max, max_of(tile_max));
-      const float row_max = new_max == -INFINITY ? 0.f : new_max;  // -inf minus -inf would be NaN
+      const float row_max = new_max == -INFINITY ? 0.f : new_max;  // avoid -inf - -inf
       const Vec alpha = exp2(broadcast(old_max - row_max));
       w.row_max[r] = new_max;
       store(w.alpha + r, alpha, 1);
       if (dropout)
-        dropout.factors_of_row(block * BLOCK, i + r, head, b, blocks * BLOCK, w.keep);
-      Vec row_sum = load(w.row_sum + r * LANES) * alpha;
+        dropout.factors_of_row(tile.block * BLOCK, rows.i + r, rows.head, rows.b, tile.columns(), w.keep);
+      Vec row_sum = rounded(load(w.row_sum + r * LANES) * alpha);
       for (int v = 0; v < vectors; ++v) {
         Vec p = exp2(x[v] - broadcast(row_max));
         row_sum = row_sum + p;
@@ -115,23 +118,23 @@ template <class T, class Elem> struct Forward {
     }
   }
 
-  void tile(int64_t b, int64_t i, int rows, int64_t block, int blocks, int previous, int head,
-            Workspace<Elem>& w) const {
-    slide<T>(n, w.chunks, head, i / BLOCK, rows, block, blocks, previous, w.rel_query, w.strip);
+  // Processes a tile: scores, softmax, and the products of weights and values, which are added to w.out.
+  void tile(const QueryRows& rows, const KeyTile& tile, int previous, Workspace<Elem>& w) const {
+    slide<T>(n, w.chunks, rows, tile, previous, w.rel_query, w.strip);
     const Elem* keys[GROUP];
-    for (int k = 0; k < blocks; ++k) {
-      pack(b, block + k, head / n.share, w);
-      keys[k] = keys_of(w, block + k);
+    for (int k = 0; k < tile.blocks; ++k) {
+      pack(rows.b, tile.block + k, rows.head / n.share, w);
+      keys[k] = keys_of(w, tile.block + k);
     }
-    multiply_keys(n, rows, blocks, w.query, keys, w.strip + n.start);
-    w.visible.enter(block, blocks);
-    if (w.visible.all(block, blocks, i, rows))
-      softmax<false>(b, i, rows, block, blocks, head, w);
+    multiply_keys(n, rows.count, tile.blocks, w.query, keys, w.strip + n.start);
+    w.visible.enter(tile);
+    if (w.visible.all(tile, rows))
+      softmax<false>(rows, tile, w);
     else
-      softmax<true>(b, i, rows, block, blocks, head, w);
-    for (int k = 0; k < blocks; ++k) {
-      const Elem *weights = w.weights + k * kc_of<Elem>(BLOCK), *values = values_of(w, block + k);
-      gemm<true>(rows, n.D_pad / LANES, kc_of<Elem>(BLOCK), weights, w.weight_ld, values, n.D_pad,
+      softmax<true>(rows, tile, w);
+    for (int k = 0; k < tile.blocks; ++k) {
+      const Elem *weights = w.weights + k * kc_of<Elem>(BLOCK), *values = values_of(w, tile.block + k);
+      gemm<true>(rows.count, n.D_pad / LANES, kc_of<Elem>(BLOCK), weights, w.weight_ld, values, n.D_pad,
                  [&](int r, int d, Vec x) {
                    float* to = w.out + r * n.D_pad + d;
                    store(to, k ? load(to) + x : fma(load(to), broadcast(w.alpha[r]), x));
@@ -139,41 +142,42 @@ template <class T, class Elem> struct Forward {
     }
   }
 
-  void attend(int64_t b, int64_t i, int rows, int head, Workspace<Elem>& w) const {
-    pack_operands<T>(c, n, b, i, rows, head, w.bias, w.query, w.rel_query);
+  // Computes out and lse of a block of query rows.
+  void attend(const QueryRows& rows, Workspace<Elem>& w) const {
+    pack_operands<T>(c, n, rows, w.bias, w.query, w.rel_query);
     std::fill(w.row_max, w.row_max + BLOCK, -INFINITY);
     clear(w.row_sum, BLOCK * LANES);
     clear(w.out, BLOCK * n.D_pad);
-    int64_t block, end, after = -1;
-    int previous = 0;
-    w.visible.range(i, rows, block, end);
-    for (int blocks; (blocks = w.visible.next(block, end, i, rows));
-         block += blocks, previous = blocks, after = block) {
-      if (w.slots < w.visible.last_block - w.visible.first_block)
-        clear(w.ready + block - w.visible.first_block, blocks);
-      tile(b, i, rows, block, blocks, block == after ? previous : 0, head, w);
+    int previous = 0;  // number of key blocks of the previous tile if it is adjacent
+    for (KeyTile at = w.visible.first_tile(rows), next{}; at.blocks; at = next) {
+      if (w.slots < w.visible.blocks())
+        clear(w.ready + at.block - w.visible.first_block, at.blocks);
+      tile(rows, at, previous, w);
+      next = w.visible.next_tile(at, rows);
+      previous = next.block == at.block + at.blocks ? at.blocks : 0;
     }
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0; r < rows.count; ++r) {
       const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
       if (row_sum == 0)
-        clear(w.out + r * n.D_pad, n.D_pad);  // values that the row does not see may be NaN
-      scale_row(w.out + r * n.D_pad, inverse, n.D, out.at<T>(b, i + r, head));
-      *lse.at<float>(b, head, i + r) = log_sum_exp(w.row_max[r], row_sum);
+        clear(w.out + r * n.D_pad, n.D_pad);  // because hidden values may be NaN
+      scale_row(w.out + r * n.D_pad, inverse, n.D, out.at<T>(rows.b, rows.i + r, rows.head));
+      *lse.at<float>(rows.b, rows.head, rows.i + r) = log_sum_exp(w.row_max[r], row_sum);
     }
   }
 
+  // Runs a task: query rows [first_row, last_row) of the heads [first_head, last_head).
   void task(int64_t b, int64_t first_row, int64_t last_row, int first_head, int last_head) const {
     const TileScope tiles;
     auto w = in_scratch<Workspace<Elem>>(c, n, first_row, last_row, last_head - first_head);
     w.visible.load(b);
-    clear(w.ready, w.visible.last_block - w.visible.first_block);
+    clear(w.ready, w.visible.blocks());
     if (n.band)
       w.chunks.reset();
     for (int head = first_head; head < last_head; ++head) {
       if (n.band && n.band.tables() > 1)
         w.chunks.reset();
       for (int64_t i = first_row; i < last_row; i += BLOCK)
-        attend(b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head, w);
+        attend({b, i, static_cast<int>(std::min<int64_t>(BLOCK, last_row - i)), head}, w);
     }
   }
 
@@ -181,7 +185,7 @@ template <class T, class Elem> struct Forward {
     const auto parts_of = [&](int64_t rows) { return (n.N + rows - 1) / rows; };
     const int heads = n.B * n.G * parts_of(TASK_ROWS) < FEW_TASKS ? 1 : n.share;
     const int64_t groups = n.H / heads;
-    int64_t rows = TASK_ROWS;  // a block of queries has the same bits in any task
+    int64_t rows = TASK_ROWS;  // the bits of a block of queries do not depend on its task
     while (rows > BLOCK && n.B * groups * parts_of(rows) < threads)
       rows /= 2;
     const int64_t parts = parts_of(rows);

@@ -1,7 +1,8 @@
-// Functions of the forward and backward pass of relative attention: sizes, visible keys, packed keys, a tile of scores.
+// Functions that the forward and the backward pass of relative attention share: sizes, blocks of query rows, tiles of
+// keys, visible keys, packing, and the scores of a tile.
 //
-// Scores are query-major with keys as lanes, and skewed in the strip of position logits (band.h):
-// S[r][x] = strip[start + r*row + x].
+// Scores are query-major: a row of scores belongs to one query, and its lanes are keys. They are stored in the strip of
+// position logits, at skewed positions (band.h): S[r][x] = strip[start + r*row + x].
 #pragma once
 #include "band.h"
 #include "dropout.h"
@@ -10,17 +11,29 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int GROUP = 2;  // key blocks of a tile; a softmax step has GROUP * BLOCK keys
+constexpr int GROUP = 2;  // maximum number of key blocks in a tile: one softmax step covers up to GROUP * BLOCK keys
+
+// Query rows [i, i + count) of one batch entry and one head. i is a multiple of BLOCK, and count is at most BLOCK.
+struct QueryRows {
+  int64_t b, i;
+  int count, head;
+};
+
+// Key blocks [block, block + blocks). The scores of these keys and one QueryRows are a tile.
+struct KeyTile {
+  int64_t block;
+  int blocks;
+  int columns() const { return blocks * BLOCK; }
+};
 
 struct AttentionSizes {
   int64_t B, N, S;
-  int H, G, D, D_pad, share;  // share: query heads of a key head
+  int H, G, D, D_pad, share;  // share: query heads per key head
   int64_t offset, gap, window, block;
   bool causal;
   Band band;
-  int64_t first_key, last_key;  // keys that some query sees, by causality and window
-  // the strip
-  int ld, row, start;
+  int64_t first_key, last_key;  // keys that causality and window let some query see
+  int ld, row, start;  // the strip: its leading dimension, the row stride of its scores, and their first element
 
   explicit AttentionSizes(const RelativeAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), S(c.key.size[1]), H(int(c.query.size[2])), G(int(c.key.size[2])),
@@ -34,7 +47,8 @@ struct AttentionSizes {
     row = band ? ld - 1 : ld;
     start = band ? BLOCK - 1 : 0;
   }
-  // Keys [low, high) are visible to query row i by causality and window, both ascending with i; may be empty.
+  // Causality and window let query row i see the keys [low(i), high(i)). Both bounds ascend with i. The range may be
+  // empty.
   int64_t low(int64_t i) const {
     if (window >= 0)
       return std::clamp<int64_t>(i + offset - window + 1, 0, S);
@@ -42,39 +56,39 @@ struct AttentionSizes {
       return std::clamp<int64_t>(block * (floor_divide(i + offset, block) - 1), 0, S);
     return 0;
   }
-  // Bound of the displacements inside the window; negative: no window.
-  int64_t reach() const { return window >= 0 ? window : block >= 0 ? 2 * block : -1; }
   int64_t high(int64_t i) const { return causal ? std::clamp<int64_t>(i + offset - gap + 1, 0, S) : S; }
+  // Upper bound of the displacements inside the window; negative without a window.
+  int64_t reach() const { return window >= 0 ? window : block >= 0 ? 2 * block : -1; }
 };
 
-// Visibility of keys for the queries [first_row, last_row) of a batch entry by key mask and segments, in addition to
-// causality and window.
+// Says which keys the queries [first_row, last_row) see: by causality and window, key mask and segments.
 class Visibility {
  public:
   Visibility(const RelativeAttention& c, const AttentionSizes& n, int64_t first_row, int64_t last_row, Arena& arena)
       : c_(c), n_(n), first_row_(first_row), rows_(last_row - first_row) {
     first_block = n.low(first_row) / BLOCK;
     last_block = std::max(first_block, (n.high(last_row - 1) + BLOCK - 1) / BLOCK);
-    const int64_t blocks = last_block - first_block;
     filtered_ = c.key_mask || c.query_segment;
-    seen_ = arena.take<uint8_t>(filtered_ ? blocks * BLOCK : 0);
-    some_ = arena.take<uint8_t>(blocks);
-    keys_ = arena.take<int64_t>(c.query_segment ? blocks * BLOCK + rows_ + 2 * blocks : 0);
-    queries_ = keys_ + blocks * BLOCK;
+    seen_ = arena.take<uint8_t>(filtered_ ? blocks() * BLOCK : 0);
+    some_ = arena.take<uint8_t>(blocks());
+    keys_ = arena.take<int64_t>(c.query_segment ? blocks() * BLOCK + rows_ + 2 * blocks() : 0);
+    queries_ = keys_ + blocks() * BLOCK;
     lowest_ = queries_ + rows_;
-    highest_ = lowest_ + blocks;
+    highest_ = lowest_ + blocks();
     allowed_ = arena.take<float>(GROUP * BLOCK);
   }
 
+  int64_t blocks() const { return last_block - first_block; }
   // Chunks of the band that the rows need.
   template <class Elem> BandChunks<Elem> chunks(bool with_rows_b, Arena& arena) const {
     const int64_t first = first_row_ / BLOCK, last = (first_row_ + rows_ - 1) / BLOCK;
     return {n_.band, first_block - last - 1, last_block - first, with_rows_b, arena};
   }
 
+  // Reads the key mask and the segments of batch entry b.
   void load(int64_t b) {
-    const int64_t begin = first_block * BLOCK, blocks = last_block - first_block;
-    for (int64_t k = 0; k < blocks; ++k) {
+    const int64_t begin = first_block * BLOCK;
+    for (int64_t k = 0; k < blocks(); ++k) {
       some_[k] = !c_.key_mask;
       for (int64_t j = k * BLOCK; filtered_ && j < (k + 1) * BLOCK; ++j) {
         seen_[j] = exists(begin + j) && (!c_.key_mask || *c_.key_mask.at<const uint8_t>(b, begin + j));
@@ -86,7 +100,7 @@ class Visibility {
     const View &q = c_.query_segment, &k = c_.key_segment;
     for (int64_t i = 0; i < rows_; ++i)
       queries_[i] = integer(q, b, first_row_ + i);
-    for (int64_t block = 0; block < blocks; ++block) {
+    for (int64_t block = 0; block < blocks(); ++block) {
       int64_t low = INT64_MAX, high = INT64_MIN;
       for (int64_t j = block * BLOCK; j < (block + 1) * BLOCK; ++j) {
         keys_[j] = seen_[j] ? integer(k, b, begin + j) : 0;
@@ -100,57 +114,48 @@ class Visibility {
     }
   }
 
-  bool exists(int64_t j) const { return j >= n_.first_key && j < n_.last_key; }  // some query may see it
+  // Whether causality and window let some query see key j.
+  bool exists(int64_t j) const { return j >= n_.first_key && j < n_.last_key; }
+  // The same, and the key mask does not hide key j.
   bool seen(int64_t j) const { return exists(j) && (!filtered_ || seen_[j - first_block * BLOCK]); }
 
-  // Key blocks [begin, end) that the query rows [i, i+rows) may see.
-  void range(int64_t i, int rows, int64_t& begin, int64_t& end) const {
-    const int64_t low = n_.low(i), high = n_.high(i + rows - 1);
-    begin = low / BLOCK;
-    end = low < high ? (high + BLOCK - 1) / BLOCK : begin;
-  }
-  // Whether query row i may see a key of a key block by mask and segments.
-  bool may_see(int64_t block, int64_t i) const {
-    const int64_t k = block - first_block;
-    if (!some_[k] || !c_.query_segment)
-      return some_[k];
-    const int64_t s = queries_[i - first_row_];
-    return s >= lowest_[k] && s <= highest_[k];
-  }
-  bool hidden(int64_t block, int64_t i, int rows) const {
-    for (int r = 0; r < rows; ++r)
-      if (may_see(block, i + r))
-        return false;
-    return true;
-  }
-  // Whether query row i sees no key outside the key blocks [begin, end).
-  bool only(int64_t i, int64_t begin, int64_t end) const {
+  // Whether query row i sees no key outside the tile.
+  bool only(int64_t i, const KeyTile& tile) const {
     const int64_t low = n_.low(i), last = n_.high(i) > low ? (n_.high(i) + BLOCK - 1) / BLOCK : 0;
     for (int64_t block = low / BLOCK; block < last; ++block)
-      if ((block < begin || block >= end) && may_see(block, i))
+      if ((block < tile.block || block >= tile.block + tile.blocks) && may_see(block, i))
         return false;
     return true;
   }
-  // Moves `block` to the next tile and returns its number of key blocks, up to GROUP; 0 if there is none before `end`.
-  int next(int64_t& block, int64_t end, int64_t i, int rows) const {
-    while (block < end && hidden(block, i, rows))
-      ++block;
-    int count = 0;
-    while (count < GROUP && block + count < end && !hidden(block + count, i, rows))
-      ++count;
-    return count;
+  // Whether every query row sees every key of the tile.
+  bool all(const KeyTile& tile, const QueryRows& rows) const {
+    const int64_t begin = tile.block * BLOCK, end = begin + tile.columns();
+    return !filtered_ && n_.low(rows.i + rows.count - 1) <= begin && n_.high(rows.i) >= end;
   }
 
-  // Whether every query of the tile sees every key.
-  bool all(int64_t block, int blocks, int64_t i, int rows) const {
-    const int64_t begin = block * BLOCK, end = begin + blocks * BLOCK;
-    return !filtered_ && n_.low(i + rows - 1) <= begin && n_.high(i) >= end;
+  // Returns the first tile of keys that some of the rows may see; it has no blocks if there is none.
+  KeyTile first_tile(const QueryRows& rows) const { return next_tile({n_.low(rows.i) / BLOCK, 0}, rows); }
+  // Returns the tile that follows `tile`, without the key blocks that are hidden from all rows.
+  KeyTile next_tile(const KeyTile& tile, const QueryRows& rows) const {
+    const int64_t high = n_.high(rows.i + rows.count - 1);
+    const int64_t end = n_.low(rows.i) < high ? (high + BLOCK - 1) / BLOCK : 0;
+    KeyTile next{tile.block + tile.blocks, 0};
+    while (next.block < end && hidden(next.block, rows))
+      ++next.block;
+    while (next.blocks < GROUP && next.block + next.blocks < end && !hidden(next.block + next.blocks, rows))
+      ++next.blocks;
+    return next;
   }
-  // Prepares row(...) for a tile of these key blocks.
-  void enter(int64_t block, int blocks) { block_ = block, blocks_ = blocks, known_ = false; }
+
+  // Prepares row(...) for a tile.
+  void enter(const KeyTile& tile) {
+    tile_ = tile;
+    known_ = false;
+  }
   struct Row {
-    int low, high;         // columns of the tile by causality and window
-    const float* allowed;  // 1 or 0 by mask and segment, or null
+    int low, high;         // columns of the tile that causality and window let the row see
+    const float* allowed;  // per column: 0 if the mask or the segments hide it, else 1; null if neither is given
+    // Replaces the lanes of hidden columns, from column x on, by the lanes of `hidden`.
     RETRO_INLINE Vec hide(Vec s, int x, Vec hidden) const {
       s = select(first(high - x), s, hidden);
       if (low > x)
@@ -160,8 +165,9 @@ class Visibility {
       return s;
     }
   };
+  // Visible columns of the tile for query row i. `allowed` is valid until the next call.
   Row row(int64_t i) {
-    const int64_t begin = block_ * BLOCK, width = blocks_ * BLOCK;
+    const int64_t begin = tile_.block * BLOCK, width = tile_.columns();
     const int low = static_cast<int>(std::clamp<int64_t>(n_.low(i) - begin, 0, width));
     const int high = static_cast<int>(std::clamp<int64_t>(n_.high(i) - begin, 0, width));
     if (!filtered_)
@@ -177,22 +183,40 @@ class Visibility {
     return {low, high, allowed_};
   }
 
-  int64_t first_block = 0, last_block = 0;  // key blocks that the rows may see by causality and window
+  int64_t first_block = 0, last_block = 0;  // key blocks that causality and window let some of the rows see
 
  private:
+  // Whether the mask lets query row i see some key of the block, and its segment is in the range of the block's.
+  bool may_see(int64_t block, int64_t i) const {
+    const int64_t k = block - first_block;
+    if (!some_[k] || !c_.query_segment)
+      return some_[k];
+    const int64_t s = queries_[i - first_row_];
+    return s >= lowest_[k] && s <= highest_[k];
+  }
+  bool hidden(int64_t block, const QueryRows& rows) const {
+    for (int r = 0; r < rows.count; ++r)
+      if (may_see(block, rows.i + r))
+        return false;
+    return true;
+  }
+
   const RelativeAttention& c_;
   const AttentionSizes& n_;
   int64_t first_row_, rows_;
-  bool filtered_, known_ = false;
-  uint8_t *seen_, *some_;
-  int64_t *keys_, *queries_, *lowest_, *highest_;  // segments of keys and queries, their range in a key block
-  float* allowed_;
-  int64_t block_ = 0, blocks_ = 0, segment_of_allowed_ = 0;
+  bool filtered_;               // whether there is a key mask or segments
+  uint8_t *seen_, *some_;       // per key: whether it is not masked; per key block: whether some key is not masked
+  int64_t *keys_, *queries_;    // segments of keys and queries
+  int64_t *lowest_, *highest_;  // per key block: range of its segments
+  float* allowed_;              // of `Row`, for the segment below
+  bool known_ = false;          // whether allowed_ is valid for tile_
+  int64_t segment_of_allowed_ = 0;
+  KeyTile tile_{};
 };
 
-// Packs one key block of a head of `from` [B,rows,heads,D], zeros for keys that no query sees: unless null,
-// `transposed` [kc(D)][BLOCK] and, as B with k = key, `rows_b` [kc(BLOCK)][D_pad]. `rows`: room for [BLOCK][row_width].
-// `next` and its block are packed afterwards.
+// Packs key block `block` of key head g of `from` [B,rows,heads,D], with zeros for keys that no query sees. Unless they
+// are null, writes `transposed` [kc(D)][BLOCK] and `rows_b`, an operand B with k = key, [kc(BLOCK)][D_pad]. `rows` is
+// scratch memory of [BLOCK][row_width]. Prefetches `next` and its block, which the caller packs afterwards.
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
                Elem* rows, Elem* transposed, Elem* rows_b, const View& next, int64_t next_block) {
@@ -215,36 +239,36 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
     pack_b(to, BLOCK, n.D, rows_b);
 }
 
-// The operands of a block of query rows: query and, if there is a band, relative query, each plus its bias.
+// Packs the operands of query rows: queries and, if there is a band, relative queries, each plus its bias.
 template <class T, class Elem>
-void pack_operands(const RelativeAttention& c, const AttentionSizes& n, int64_t b, int64_t i, int rows, int head,
-                   float* bias, Elem* query, Elem* rel_query) {
-  pack_queries<T>(c.query, c.content_bias, b, i, rows, head, n.D, bias, query);
+void pack_operands(const RelativeAttention& c, const AttentionSizes& n, const QueryRows& rows, float* bias, Elem* query,
+                   Elem* rel_query) {
+  pack_queries<T>(c.query, c.content_bias, rows.b, rows.i, rows.count, rows.head, n.D, bias, query);
   const View& relative = c.rel_query ? c.rel_query : c.query;
   if (n.band)
-    pack_queries<T>(relative, c.position_bias, b, i, rows, head, n.band.E, bias, rel_query);
+    pack_queries<T>(relative, c.position_bias, rows.b, rows.i, rows.count, rows.head, n.band.E, bias, rel_query);
 }
 
-// Moves the strip to the key blocks [block, block+blocks) of query block `a`. It has the `previous_blocks` before them,
-// or nothing (0).
+// Moves the strip to a tile: afterwards the strip holds the position logits of the tile. `previous` is the number of
+// key blocks of the previous tile if the two are adjacent, so that one chunk of the strip is used again; otherwise 0.
 template <class T, class Elem>
-void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, int head, int64_t a, int rows, int64_t block, int blocks,
-           int previous_blocks, const Elem* rel_query, float* strip) {
+void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& rows, const KeyTile& tile, int previous,
+           const Elem* rel_query, float* strip) {
   if (!n.band)
     return;
-  const int64_t chunk = block - a - 1;
-  if (previous_blocks)
-    for (int r = 0; r < rows; ++r)
+  const int64_t chunk = tile.block - rows.i / BLOCK - 1;
+  if (previous)
+    for (int r = 0; r < rows.count; ++r)
       for (int x = 0; x < BLOCK; x += LANES)
-        store(strip + r * n.ld + x, load(strip + r * n.ld + previous_blocks * BLOCK + x));
+        store(strip + r * n.ld + x, load(strip + r * n.ld + previous * BLOCK + x));
   else
-    band_logits<T>(n.band, chunks, head, chunk, rows, rel_query, strip, n.ld);
-  for (int k = 1; k <= blocks; ++k)
-    band_logits<T>(n.band, chunks, head, chunk + k, rows, rel_query, strip + k * BLOCK, n.ld);
+    band_logits<T>(n.band, chunks, rows.head, chunk, rows.count, rel_query, strip, n.ld);
+  for (int k = 1; k <= tile.blocks; ++k)
+    band_logits<T>(n.band, chunks, rows.head, chunk + k, rows.count, rel_query, strip + k * BLOCK, n.ld);
 }
 
-// Scores of a tile before scaling: adds the products with the transposed keys [kc(D)][BLOCK] of each block to the
-// position logits.
+// Computes the scores of a tile before scaling: adds the products of queries and keys to the position logits. keys[k]
+// points to the transposed keys [kc(D)][BLOCK] of block k.
 template <class Elem>
 void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, const Elem* const* keys,
                    float* scores) {

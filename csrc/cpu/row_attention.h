@@ -1,8 +1,11 @@
-// Attention of single query rows, all heads at once, over keys in place: packing a key costs more than using it once.
+// Attention of single query rows, for example in a decode step. The kernel computes all heads of a row together.
 //
-// A task is a range of keys of one row. It walks over all heads of a few keys, then of the next keys, because heads are
-// adjacent in memory while the rows of one head are a page apart. Ranges depend only on the sizes, and their results
-// are merged in order.
+// Keys are read in place instead of being packed, because packing a key costs more than using it once. A task processes
+// one row and one range of its keys. It loads a few keys with all their heads before it moves to the next keys: the
+// heads of a key are adjacent in memory, whereas consecutive keys of one head are about a page apart.
+//
+// The ranges depend only on the sizes, and their results are merged in a fixed order, so the output does not depend on
+// the number of threads.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -14,15 +17,16 @@
 
 namespace retro::RETRO_ISA {
 
-// up to so many queries of a sequence keys are not packed; with 4 the faster way depends on sizes, with 8 it is packing
+// Maximum number of queries per sequence for which keys are not packed. With 4 queries, the faster method depends on
+// the sizes; with 8, packing is faster.
 constexpr int64_t FEW_ROWS = 2;
 
 template <class Call> bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
-// Forward pass: row by row if there are few rows; otherwise of the whole batch, or entry by entry if entries have their
-// own positions.
+// Forward pass. Few rows are processed row by row. Otherwise the whole batch is processed at once, unless each batch
+// entry has its own position: then the entries are processed one after another.
 template <template <class, class> class Forward, class Call>
 void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
   by_storage(call.query.type, [&](auto t, auto e) {
@@ -36,33 +40,36 @@ void attention_forward(const Call& call, const View& positions, const View& out,
   });
 }
 
-// Backward pass. The forward pass of few rows had scores from float operands, so the backward pass computes them from
-// floats too: rounding a bf16 query plus its bias to bf16 would change a probability by a percent.
-template <template <class, class> class Backward, class Call, class Grads>
+// Backward pass: calls pass(t, e, call, out, lse, dout, dlse, grads, b) for the whole batch, or for each batch entry b
+// if the entries have their own positions. The type of t is the type of the tensors, and the type of e is the type of
+// the operands of products. For few rows the forward pass computed its scores from float operands, so the backward pass
+// does the same. If it rounded the sum of a bf16 query and its bias to bf16, a probability could change by one percent.
+template <class Call, class Grads, class Pass>
 void attention_backward(const Call& call, const View& positions, const View& out, const View& lse, const View& dout,
-                        const View& dlse, const Grads& grads, int threads) {
-  const auto pass = [&](auto t, auto e) {
-    using Pass = Backward<decltype(t), decltype(e)>;
+                        const View& dlse, const Grads& grads, Pass&& pass) {
+  const auto each = [&](auto t, auto e) {
     if (!positions)
-      return Pass{call, out, lse, dout, dlse, grads, 0}.run(threads);
+      return pass(t, e, call, out, lse, dout, dlse, grads, 0);
     for (int64_t b = 0; b < call.query.size[0]; ++b)
-      Pass{entry(call, b), out.entry(b), lse.entry(b), dout.entry(b), dlse.entry(b), entry(grads, b), b}.run(threads);
+      pass(t, e, entry(call, b), out.entry(b), lse.entry(b), dout.entry(b), dlse.entry(b), entry(grads, b), b);
   };
-  by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? pass(t, float{}) : pass(t, e); });
+  by_storage(call.query.type, [&](auto t, auto e) { few_rows(call) ? each(t, float{}) : each(t, e); });
 }
 
-// Natural log-sum-exp of a row, from the maximum of its scores in base 2 and the sum relative to it. It is rounded
-// once, because at 50 an ulp is 4e-6 of a probability.
+// Returns the natural log-sum-exp of a row. row_max is the largest score in base 2, and row_sum is the sum of
+// 2^(score - row_max). The result is rounded only once, because at a value of 50 one ulp changes a probability by a
+// relative 4e-6.
 inline float log_sum_exp(float row_max, float row_sum) {
   constexpr double LN2_EXACT = 0.69314718055994531;
   return row_sum == 0 ? -INFINITY : static_cast<float>((row_max + std::log2(double{row_sum})) * LN2_EXACT);
 }
 
-// Bound of (score - lse2) in a backward pass. The difference is at most 0 except for the rounding of lse, which reaches
-// millions at huge logits. The bound keeps gradients finite there.
+// Upper bound of (score - lse2) in a backward pass. Without rounding errors the difference is at most 0. But at huge
+// logits the rounding error of lse reaches millions, and the bound keeps the gradients finite.
 constexpr float HIGHEST_EXCESS = 1.f;
 
-// For probabilities inverse * 2^(score - lse2): `lse` in base 2 as a float, and the factor of its rounding error.
+// Converts a natural log-sum-exp to base 2, so that a probability is inverse * 2^(score - lse2). `inverse` corrects the
+// rounding error of lse2.
 inline void base2(float lse, float& lse2, float& inverse) {
   const double exact = lse * 1.4426950408889634, rest = static_cast<float>(exact) - exact;
   lse2 = static_cast<float>(exact);
@@ -72,10 +79,11 @@ inline void base2(float lse, float& lse2, float& inverse) {
 }
 
 struct RowSizes {
-  // RANGE: keys of a range, fewer (LEAST_RANGE) if a row would have less than FEW ranges; MOST: ranges of all rows
+  // A range has up to RANGE keys, or down to LEAST_RANGE if a row would otherwise have fewer than FEW ranges. MOST
+  // limits the total number of ranges of all rows; ranges become longer where it would be exceeded.
   static constexpr int64_t RANGE = 256, LEAST_RANGE = 64, FEW = 4, MOST = 64;
-  int64_t batch, rows;  // rows: of a batch entry
-  int H, G, D, E;       // E: width of relative keys, 0: none
+  int64_t batch, rows;  // rows: number of rows per batch entry
+  int H, G, D, E;       // E: width of the relative keys, or 0 without relative keys
   int64_t ranges, range;
 
   RowSizes(int64_t batch_, int64_t rows_, int64_t keys, int h, int g, int d, int e)
@@ -85,20 +93,20 @@ struct RowSizes {
     ranges = std::max<int64_t>(1, (keys + range - 1) / range);
   }
   int64_t state() const { return H * (2 + int64_t{pad(D)}); }
-  // heads that a walk over heads prefetches ahead: rows of one head are too short for hardware prefetchers
+  // Number of heads to prefetch ahead. The rows of one head are too short for hardware prefetchers.
   int ahead() const { return std::clamp(512 / D, 1, G); }
 };
 
-// Up to COUNT keys that a row sees, listed by the caller. Pointers are to rows of head 0.
+// List of up to COUNT keys that are visible to a row. The caller fills it. All pointers refer to head 0.
 template <class T> struct RowKeys {
   static constexpr int COUNT = 128;
   const View& rel_key;
   int count = 0;
   const T *key[COUNT], *value[COUNT], *relative[COUNT];
-  float gate[COUNT], outside[COUNT];  // factor of key and value; 1: outside the table, where `relative` adds 0
+  float gate[COUNT], outside[COUNT];  // factor of key and value; 1 if outside the table, where `relative` adds 0
 
   explicit RowKeys(const View& table) : rel_key(table) {}
-  // row: of rel_key
+  // Adds a key. `row` is the row of rel_key for this key; it may be outside the table.
   void add(const T* k, const T* v, int64_t row, float g) {
     static const T NOTHING[LARGEST_D] = {};
     const bool inside = row >= 0 && row < rel_key.size[1];
@@ -111,7 +119,8 @@ template <class T> struct RowKeys {
   bool full() const { return count == COUNT; }
 };
 
-// Queries of a row [H][pad(width)], with biases and scaled for base 2, and the sums over a range of its keys.
+// Working state of one row: its queries [H][pad(width)] with biases added and scaled for base 2, and the running sums
+// over one range of keys.
 struct RowState {
   float *query, *rel_query, *scores;     // scores [H][COUNT]
   float *row_max{}, *row_sum{}, *out{};  // [H], [H], [H][pad(D)]
@@ -121,8 +130,9 @@ struct RowState {
         scores(arena.take<float>(n.H * count)) {}
 };
 
-// Loads two vectors of a row or of its factor. Of bf16 they are the even and the odd elements, which takes half the
-// operations of two adjacent vectors. The last elements of a row, less than two vectors, are loaded in order.
+// Loads two vectors of a row. For bf16, x holds the even and y the odd elements, because this takes half the operations
+// of loading two adjacent vectors. Vectors that are multiplied with such a row must have the same order. The remainder
+// of a row, if shorter than two vectors, is loaded in order by the caller.
 template <class T> RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
     const Pairs both = load(reinterpret_cast<const uint32_t*>(p));
@@ -142,7 +152,7 @@ template <class T> RETRO_INLINE void store_two(T* p, Vec x, Vec y) {
   }
 }
 
-// a · rows[u][0..n) in lane u
+// Returns the dot products of `a` with LANES rows of length n. Lane u holds the product with rows[u].
 template <class T> RETRO_INLINE Vec dots(const float* a, const T* const* rows, int64_t offset, int n) {
   Vec x[LANES];
   int d = 0;
@@ -164,7 +174,8 @@ template <class T> RETRO_INLINE Vec dots(const float* a, const T* const* rows, i
   return sums(x);
 }
 
-// Prefetches COUNT rows of key head g or, past the last head, the first heads of the `next` rows, unless null.
+// Prefetches head g of COUNT rows. If g is past the last head, it prefetches the first heads of the `next` rows
+// instead, or nothing if `next` is null.
 template <int COUNT, class T>
 RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* const* next, int64_t head, int g) {
   if (g >= n.G) {
@@ -178,7 +189,8 @@ RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* co
     prefetch_row<CLOSE>(rows[u] + g * head, n.D * int64_t{sizeof(T)});
 }
 
-// out[h] += sum of COUNT weighted values. `next`: the following COUNT rows, or null.
+// Adds the weighted sum of COUNT values to out[h], for every head h. `next` points to the following COUNT rows, which
+// are prefetched; it may be null.
 template <int COUNT, class T>
 RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
                              const float* weights, float* out) {
@@ -214,7 +226,8 @@ RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T*
   }
 }
 
-// `head_key`, `head_value`: elements from one key head to the next.
+// Processes the listed keys for one row: computes the scores, updates the running maximum and sum, and adds the
+// weighted values. head_key and head_value are the strides, in elements, from one key head to the next.
 template <class T>
 void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t head_value, const RowState& w) {
   constexpr int COUNT = RowKeys<T>::COUNT;
@@ -253,7 +266,7 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
     }
     for (int x = 0; x < count; x += LANES)
       block_max = max(load(s + x), block_max);
-    // -inf minus -inf would be NaN
+    // avoid -inf - -inf, which would be NaN
     const float new_max = std::max(w.row_max[h], max_of(block_max)), row_max = new_max == -INFINITY ? 0.f : new_max;
     const Vec alpha = exp2(broadcast(w.row_max[h] - row_max));
     for (int x = 0; x < count; x += LANES) {
@@ -275,7 +288,8 @@ void attend_row(const RowSizes& n, RowKeys<T>& keys, int64_t head_key, int64_t h
     add_values<1, T>(n, keys.value + x, nullptr, head_value, w.scores + x, w.out);
 }
 
-// Merge one head's results of all ranges, `stride` floats apart; return the log-sum-exp.
+// Merges the results of all ranges for head h into `out`, and returns the log-sum-exp. The states of consecutive ranges
+// are `stride` floats apart.
 inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t stride, float* out) {
   const int D_pad = pad(n.D);
   const auto max_of_range = [&](int64_t r) { return state[r * stride + h]; };
@@ -301,7 +315,8 @@ inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t 
   return log_sum_exp(row_max, row_sum);
 }
 
-// to[h] = factor * (from[b][i][h] + bias[h]) for every head, in the order of `load_two`; zeros beyond `width`.
+// Computes to[h] = factor * (from[b][i][h] + bias[h]) for every head h, in the element order of `load_two`. The padding
+// beyond `width` is set to zero.
 template <class T>
 void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width, float factor,
                  float* to) {
@@ -324,8 +339,8 @@ void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int h
   }
 }
 
-// list(b, i, at, end, keys): lists keys of [at, end) that row i of batch entry b sees, until `keys` is full; returns
-// the next key.
+// Computes attention for every row of the call. The callback list(b, i, at, end, keys) appends the keys in [at, end)
+// that are visible to row i of batch entry b until `keys` is full, and returns the index of the next key to consider.
 template <class T, class Call, class List>
 void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& lse, int threads, List&& list) {
   const int64_t head_key = c.key.stride[c.key.rank - 2], head_value = c.value.stride[c.value.rank - 2];
@@ -335,7 +350,7 @@ void attend_rows(const RowSizes& n, const Call& c, const View& out, const View& 
     return states.get() + ((b * n.rows + i) * n.ranges + range) * n.state();
   };
   parallel_for(n.batch * n.ranges * n.rows, threads, [&](int64_t task) {
-    // rows that share keys follow one another
+    // consecutive tasks are rows that share the same range of keys
     const int64_t i = task % n.rows, range = task / n.rows % n.ranges, b = task / n.rows / n.ranges;
     auto w = in_scratch<RowState>(n, RowKeys<T>::COUNT);
     w.row_max = state(b, i, range);

@@ -1,19 +1,20 @@
-// A thin vector of floats for each instruction set, in its namespace. Kernels are written once over it.
+// A thin vector of floats for each instruction set, in the namespace of the instruction set. Every kernel is written
+// once, with these types and functions.
 //
 //   LANES, Vec, Mask                     Vec supports + - * / (compiler vectors)
-//   REGISTERS MULTIPLIES_PAIRS           how many vectors; whether dot(acc, a, b) is one instruction
+//   REGISTERS MULTIPLIES_PAIRS           number of vector registers; whether dot(acc, a, b) is one instruction
 //   zero broadcast load store            load/store of float, bf16, fp16; (p, n): the first n lanes only, others read 0
 //   fma max min exp scale2 round         max(a, b) is b where either is NaN
 //   power_of_two times                   for exp2: n = power_of_two(x, p), the nearest integer; times(y, p) = y * 2^n
 //   gt ge either select bits first       Mask: select(m, a, b) = m ? a : b; first(n): the first n lanes
-//   sum max_of                           across lanes, a fixed order
+//   sum max_of                           across the lanes, in a fixed order
 //   exp exp2                             about 1 ulp
-//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is that of x[u]
+//   transpose sums                       of LANES vectors: x[r][c] becomes x[c][r]; lane u of sums(x) is sum(x[u])
 //   Pairs: 2*LANES bf16; dot(acc, a, b) adds a.even*b.even + a.odd*b.odd to each lane
-//   interleave to_pairs                  and load store broadcast, where a pair is an uint32_t
+//   interleave to_pairs                  and load store broadcast, where a pair is a uint32_t
 //
-// A header that uses it must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep the copy
-// of an inline function that was compiled for AVX-512.
+// A header that uses the vectors must stay inside namespace retro::RETRO_ISA as well. Otherwise the linker might keep a
+// copy of an inline function that was compiled for AVX-512, and an older processor would run this copy.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -21,7 +22,7 @@
 
 #include "../view.h"
 
-#ifndef RETRO_ISA_LEVEL  // an editor, or a plain compile of one file
+#ifndef RETRO_ISA_LEVEL  // in an editor, or if one file is compiled alone
 #define RETRO_ISA_LEVEL 0
 #define RETRO_ISA portable
 #endif
@@ -49,7 +50,7 @@ inline float to_float(fp16 x) {
   const uint32_t sign = (x.bits & 0x8000u) << 16, rest = x.bits & 0x7fffu;
   if (rest >= 0x7c00u)
     return as_float(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-  // exponent re-biased by a product, which also normalises subnormals
+  // the product changes the bias of the exponent, and also normalises subnormals
   return as_float(sign | as_bits(as_float(rest << 13) * 0x1p112f));
 }
 
@@ -66,7 +67,7 @@ inline void from_float(float x, fp16* to) {
     half = 0x7e00u;
   } else if (rest >= 0x477ff000u) {  // 65520 and beyond round to infinity
     half = 0x7c00u;
-  } else if (rest < 0x38800000u) {  // subnormal: the sum's low bits are the rounded result
+  } else if (rest < 0x38800000u) {  // subnormal: the low bits of the sum are the rounded result
     half = as_bits(as_float(rest) + 0.5f) - 0x3f000000u;
   } else {
     half = (rest + 0xfffu + (rest >> 13 & 1u) - 0x38000000u) >> 13;
@@ -74,7 +75,7 @@ inline void from_float(float x, fp16* to) {
   to->bits = static_cast<uint16_t>(sign | half);
 }
 
-// An element of any supported float type.
+// Returns an element of any supported float type.
 template <class... Index> RETRO_INLINE float scalar(const View& v, Index... index) {
   float x = 0;
   by_type(v.type, [&](auto t) { x = to_float(*v.at<const decltype(t)>(index...)); });
@@ -99,7 +100,18 @@ namespace retro::RETRO_ISA {
 
 RETRO_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// f(i, count...) for every vector of a row of `width` elements: without a count, but the last one if it is not whole.
+// Returns the product x, and prevents the compiler from fusing x into a sum. So x has the same value in every use, and
+// the bits of the sum do not depend on how the compiler unrolls a loop.
+RETRO_INLINE Vec rounded(Vec x) {
+#ifdef __x86_64__
+  asm("" : "+x"(x));
+#else
+  asm("" : "+w"(x));
+#endif
+  return x;
+}
+
+// Calls f(i) for every whole vector of a row of `width` elements, and f(i, count) for the rest of the row, if any.
 template <class Function> RETRO_INLINE void vectors(int64_t width, Function&& f) {
   int64_t i = 0;
   for (; i + LANES <= width; i += LANES)
@@ -108,7 +120,8 @@ template <class Function> RETRO_INLINE void vectors(int64_t width, Function&& f)
     f(i, static_cast<int>(width - i));
 }
 
-// f(r, c) for r < ROWS and c < COLUMNS, unrolled, so that arrays which it indexes stay in registers.
+// Calls f(r, c) for all r < ROWS and c < COLUMNS. The loops are unrolled, so that arrays indexed by r and c stay in
+// registers.
 template <int ROWS, int COLUMNS, class Function> RETRO_INLINE void unrolled(Function&& f) {
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; ++r)
@@ -117,26 +130,28 @@ template <int ROWS, int COLUMNS, class Function> RETRO_INLINE void unrolled(Func
       f(r, c);
 }
 
-// to[0..n) = from[0..n), in another type.
+// Copies from[0..n) to to[0..n), which may have another type.
 template <class From, class To> RETRO_INLINE void convert_row(const From* from, To* to, int64_t n) {
   vectors(n, [&](int64_t i, auto... count) { store(to + i, load(from + i, count...), count...); });
 }
 
-// to[0..n) = factor * (from[0..n) + more[0..n)); `from` and `more`, which may be null, have whole vectors.
+// Computes to[0..n) = factor * (from[0..n) + more[0..n)). `more` may be null. `from` and `more` are padded to whole
+// vectors.
 template <class T>
 RETRO_INLINE void scale_row(const float* from, float factor, int n, T* to, const float* more = nullptr) {
   for (int i = 0; i < n; i += LANES)
     store(to + i, (more ? load(from + i) + load(more + i) : load(from + i)) * broadcast(factor), n - i);
 }
 
-// Coefficients of the highest power first.
+// Evaluates a polynomial. The coefficient of the highest power comes first.
 template <class... Coefficients> RETRO_INLINE Vec polynomial(Vec x, float leading, Coefficients... others) {
   Vec p = broadcast(leading);
   ((p = fma(p, x, broadcast(others))), ...);
   return p;
 }
 
-// exp to about 1 ulp: 2^n * e^r, |r| <= ln2/2; 0 at -inf, inf above 88.7, NaN stays NaN. Polynomial: Cephes' expf.
+// Computes e^x to about 1 ulp, as 2^n * e^r with |r| <= ln2/2. The result is 0 at -inf and inf above 88.7, and NaN
+// stays NaN. The coefficients come from Cephes' expf.
 RETRO_INLINE Vec exp(Vec x) {
   constexpr float LN2_HIGH = 0.693359375f, LN2_LOW = -2.12194440e-4f;
   constexpr float LOWEST = -104.f, HIGHEST = 89.f;  // beyond these the result is 0 or inf
@@ -149,8 +164,8 @@ RETRO_INLINE Vec exp(Vec x) {
   return scale2(fma(p, r * r, r) + broadcast(1.f), n);
 }
 
-// 2^x to about 1 ulp, for a softmax in base 2: 0 below the least normal number, 2^highest above `highest`, NaN stays
-// NaN. Polynomial: Cephes' exp2f.
+// Computes 2^x to about 1 ulp, for a softmax in base 2. The result is 0 below the smallest normal number and 2^highest
+// above `highest`, and NaN stays NaN. The coefficients come from Cephes' exp2f.
 RETRO_INLINE Vec exp2(Vec x, float highest = HIGHEST_POWER) {
   x = min(broadcast(highest), max(broadcast(LOWEST_POWER), x));
   Vec power;
@@ -162,9 +177,9 @@ RETRO_INLINE Vec exp2(Vec x, float highest = HIGHEST_POWER) {
 
 constexpr int LINE = 64;  // bytes of a cache line
 
-enum Use { READ, CLOSE, WRITE };  // into L2, into L1, into L2 to be written
+enum Use { READ, CLOSE, WRITE };  // prefetch into L2 to be read, into L1 to be read, into L2 to be written
 
-// Prefetches a row; a hardware prefetcher stops at the end of a page.
+// Prefetches a row. Hardware prefetchers cannot do this, because they stop at the end of a page.
 template <Use USE = READ> RETRO_INLINE void prefetch_row(const void* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += LINE)
     __builtin_prefetch(static_cast<const char*>(row) + i, USE == WRITE, USE == CLOSE ? 3 : 2);
