@@ -1,5 +1,5 @@
-// Registration of the CUDA kernels. Tensors are passed as views, the stream as its handle. Functions enqueue and
-// return.
+// Registration of the CUDA kernels. Tensors are passed as views, and the stream is passed as its handle. The functions
+// enqueue the kernels and return.
 #include <cuda_runtime_api.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -16,7 +16,7 @@ int64_t stride(const retro::View& view, int dimension) {
 }
 int bytes(const retro::View& view) { return view.type == retro::Type::I64 ? 8 : 4; }
 
-// Returns 0, or the CUDA error.
+// Enqueues the kernels. Returns 0 or the CUDA error.
 int topk_chunks(const retro::View& query, const retro::View& key, const retro::View& query_doc,
                 const retro::View& key_doc, const retro::View& key_mask, const retro::View& partial,
                 const retro::View& scores, const retro::View& indices, int k, bool l2, bool causal, int causal_shift,
@@ -56,7 +56,8 @@ int topk_chunks(const retro::View& query, const retro::View& key, const retro::V
   return retro::topk_chunks(call, blocks, reinterpret_cast<void*>(stream));
 }
 
-// Version of this library's runtime, and the newest that the driver runs (0: no driver), as 1000 major + 10 minor.
+// Returns the version of this library's runtime, and the newest version that the driver runs (0 without a driver).
+// Versions are numbers 1000 * major + 10 * minor.
 std::pair<int, int> versions() {
   int runtime = 0, driver = 0;
   cudaRuntimeGetVersion(&runtime);
@@ -68,7 +69,7 @@ std::pair<int, int> versions() {
 
 PYBIND11_MODULE(_cuda, m) {
   m.doc() = "CUDA kernels over raw pointers; retro_kernels/ops/*/cuda.py are their only callers.";
-  m.attr("abi") = 2;  // `native.ABI`; the two change together
+  m.attr("abi") = 2;  // must change together with `native.ABI`
   m.attr("architectures") = RETRO_CUDA_ARCHES;
   m.def("versions", &versions);
   m.attr("topk_tile_q") = retro::TOPK_TILE_Q;

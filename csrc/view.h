@@ -1,4 +1,4 @@
-// A tensor as kernels see it: an address, a type, sizes and strides (in elements). No torch, no Python.
+// A tensor as kernels use it: an address, a type, sizes and strides (in elements), free of torch and Python.
 #pragma once
 #include <cstdint>
 
@@ -11,12 +11,12 @@ struct fp16 {
   uint16_t bits;
 };
 
-// Type codes of `retro_kernels/core/native.py`; the two tables change together.
+// Type codes, as in `retro_kernels/core/native.py`. The two tables must change together.
 enum class Type : int { NONE = 0, F32 = 1, BF16 = 2, F16 = 3, BOOL = 4, I64 = 5, I32 = 6, I16 = 7, I8 = 8, U8 = 9 };
 
 constexpr int MAX_RANK = 6;  // [B,L,K,R,G,D]
 
-// Bound to which positions from a tensor are clamped, so that sums with rows and lengths can't overflow.
+// Positions from a tensor are clamped to this bound, so that their sums with rows and lengths cannot overflow.
 constexpr int64_t FARTHEST = int64_t{1} << 29;
 
 struct View {
@@ -28,7 +28,7 @@ struct View {
 
   explicit operator bool() const { return data != nullptr; }
 
-  // Entry b of the first dimension, as a batch of one.
+  // Returns entry b of the first dimension, as a batch of one entry.
   View entry(int64_t b) const {
     constexpr int BYTES[] = {0, 4, 2, 2, 1, 8, 4, 2, 1, 1};  // by type
     View one = *this;
@@ -38,7 +38,7 @@ struct View {
     }
     return one;
   }
-  // Entry b of the first dimension, without that dimension.
+  // Returns entry b of the first dimension, without this dimension.
   View drop(int64_t b) const {
     View one = entry(b);
     for (int d = 0; d + 1 < rank; ++d) {
@@ -50,7 +50,7 @@ struct View {
     return one;
   }
 
-  // Offset in elements of the given leading indices; the remaining ones are 0.
+  // Returns the offset, in elements, of the given leading indices. The remaining indices are 0.
   template <class... Index> int64_t offset(Index... index) const {
     const int64_t i[] = {static_cast<int64_t>(index)..., 0};
     int64_t elements = 0;
@@ -63,7 +63,7 @@ struct View {
   }
 };
 
-// An element of any integer type.
+// Returns an element of any integer type.
 template <class... Index> int64_t integer(const View& v, Index... index) {
   const int64_t offset = v.offset(index...);
   switch (v.type) {
@@ -75,7 +75,7 @@ template <class... Index> int64_t integer(const View& v, Index... index) {
   }
 }
 
-// Position of batch entry b, from an int64 tensor [B]; 0 if the tensor is None.
+// Returns the position of batch entry b from an int64 tensor [B], or 0 if the tensor is None.
 inline int64_t position_of(const View& positions, int64_t b) {
   if (!positions)
     return 0;
@@ -83,7 +83,7 @@ inline int64_t position_of(const View& positions, int64_t b) {
   return p < -FARTHEST ? -FARTHEST : p > FARTHEST ? FARTHEST : p;
 }
 
-// Calls `f` with a value of the element type: by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
+// Calls `f` with a value of the element type, for example by_type(x.type, [&](auto t) { using T = decltype(t); ... }).
 template <class Function> inline void by_type(Type type, Function&& f) {
   switch (type) {
     case Type::BF16: f(bf16{}); break;

@@ -1,5 +1,5 @@
-// Conversion of Python's calls and tensors to structs and Views. A View is (address, type code, sizes, strides) in
-// Python, or None; see `retro_kernels/core/native.py: view`.
+// Conversion of calls and tensors from Python to structs and Views. In Python, a View is None or the tuple (address,
+// type code, sizes, strides) that `view` in `retro_kernels/core/native.py` returns.
 #pragma once
 #include <pybind11/pybind11.h>
 
@@ -39,7 +39,7 @@ template <> struct type_caster<retro::View> {
 
 namespace retro {
 
-// Element of a tuple that converts to the type of a field; an integer that is None becomes -1.
+// Element of a tuple, which converts to the type of a field. An integer that is None becomes -1.
 struct Field {
   pybind11::handle from;
   operator View() const { return from.cast<View>(); }
@@ -48,13 +48,13 @@ struct Field {
   operator bool() const { return from.cast<bool>(); }
 };
 
-// Whether a struct can be made of these fields.
+// Returns whether a struct can be made of these fields.
 template <class Struct, class... Fields> constexpr auto takes(int) -> decltype(Struct{Fields{}...}, true) {
   return true;
 }
 template <class Struct, class... Fields> constexpr bool takes(long) { return false; }
 
-// Number of fields of a struct, to be compared with that of the Python class of calls.
+// Returns the number of fields of a struct, which Python compares with the number of fields of its class of calls.
 template <class Struct, class... Fields> constexpr size_t fields() {
   if constexpr (takes<Struct, Fields..., Field>(0))
     return fields<Struct, Fields..., Field>();
@@ -66,8 +66,8 @@ template <class Struct, class... Fields> constexpr size_t fields() {
 
 namespace pybind11::detail {
 
-// Converts a tuple to a struct of Views and numbers, field by field: a call, or its gradients in the order of
-// DIFFERENTIABLE.
+// Converts a tuple to a struct of Views and numbers, field by field. The struct is a call, or the gradients of a call
+// in the order of DIFFERENTIABLE.
 template <class Struct>
 struct type_caster<Struct, enable_if_t<std::is_class_v<Struct> && std::is_aggregate_v<Struct>>> {
   PYBIND11_TYPE_CASTER(Struct, const_name("tuple of an op's arguments"));

@@ -5,7 +5,7 @@
 
 namespace retro::RETRO_ISA {
 
-// Allocates pieces of a buffer; with a null buffer it only counts bytes.
+// Hands out consecutive pieces of a buffer, each aligned to 64 bytes. With a null buffer it only counts bytes.
 class Arena {
  public:
   explicit Arena(void* base) : at_(reinterpret_cast<uintptr_t>(base)), start_(at_) {}
@@ -20,7 +20,8 @@ class Arena {
   uintptr_t at_, start_;
 };
 
-// A workspace in this thread's scratch memory. It is made twice: with a null buffer to count its bytes, then in memory.
+// Returns a workspace in this thread's scratch memory. Its constructor runs twice: first with a null buffer, to count
+// the bytes, and then with the memory.
 template <class Workspace, class... Arguments> Workspace in_scratch(const Arguments&... arguments) {
   Arena counted(nullptr);
   Workspace(arguments..., counted);

@@ -1,10 +1,11 @@
 // The band of position logits, for queries in blocks of BLOCK rows.
 //
-// Query row i and key j belong to column c = j - i, whose row of rel_key is query_offset - rel_start - c. Columns are
-// divided into chunks: chunk m has c = BLOCK*m + 1 .. BLOCK*(m+1). Query rows BLOCK*a.. and keys BLOCK*b.. need chunks
-// b-a-1 and b-a, and the next block of keys needs b-a again. So a strip [query][column] slides along the keys, and each
-// chunk is multiplied once: as much work as query times key. Scores are in the strip at their column; a row stride that
-// is shorter by one removes the skew.
+// Query row i and key j belong to column c = j - i of the band, whose row of rel_key is query_offset - rel_start - c.
+// Columns are divided into chunks: chunk m has the columns BLOCK*m + 1 .. BLOCK*(m+1). The query rows from BLOCK*a on
+// and the keys from BLOCK*b on need the chunks b-a-1 and b-a, and the next block of keys needs chunk b-a again. So a
+// strip [query][column] slides along the keys, and each chunk is multiplied once, which is as much work as the product
+// of queries and keys. The strip stores a score at its column. Reading it with a row stride that is shorter by one
+// removes the skew.
 //
 //        c:  1 2 3 4 | 5 6 7 8        BLOCK = 4, keys 4..7 of query rows 0..3 (a = 0, b = 1)
 //   row 0    . . . 4   5 6 7 .
@@ -20,9 +21,10 @@
 namespace retro::RETRO_ISA {
 
 constexpr int BLOCK = 64;  // rows of a query block, keys of a key block, columns of a chunk
-// rows to prefetch before they are packed: rows of a head are heads*D apart, where no hardware prefetcher follows
+// Number of rows to prefetch ahead of packing. The rows of a head are heads*D elements apart, and no hardware
+// prefetcher follows such a stride.
 constexpr int ROWS_AHEAD = 16;
-constexpr int NARROW = 4;  // up to this width gradients are inner products along the columns
+constexpr int NARROW = 4;  // maximum width for which gradients are computed as inner products along the columns
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
 
@@ -30,9 +32,9 @@ struct Band {
   View table;  // [H or 1,table_rows,E]
   int E = 0, E_pad = 0;
   int64_t table_rows = 0;
-  int64_t zero = 0;             // column c reads row zero - c
-  int64_t low = 0, high = 0;    // columns inside the table that are visible
-  int64_t first = 0, last = 0;  // their chunks
+  int64_t zero = 0;             // column c reads row zero - c of the table
+  int64_t low = 0, high = 0;    // visible columns inside the table: [low, high)
+  int64_t first = 0, last = 0;  // chunks of these columns: [first, last)
 
   Band(const View& rel_key, int64_t query_offset, int64_t rel_start, int64_t lowest, int64_t highest) : table(rel_key) {
     if (!rel_key)
@@ -51,7 +53,7 @@ struct Band {
   explicit operator bool() const { return E > 0; }
   int tables() const { return static_cast<int>(table.size[0]); }
   bool holds(int64_t m) const { return m >= first && m < last; }
-  // Columns of chunk m from `low` to `high`, as [begin, end) inside the chunk, in whole vectors.
+  // Returns the part [begin, end) of chunk m that is between `low` and `high`, in whole vectors.
   void inside(int64_t m, int& begin, int& end) const {
     if (!holds(m))
       return void(begin = end = 0);
@@ -60,8 +62,8 @@ struct Band {
   }
 };
 
-// Chunks of one head's relative keys, packed at the first use: transposed, and as rows in the order of columns, both as
-// B. Elem: type of the products' operands, float or a pair of bf16.
+// Chunks of one head's relative keys. A chunk is packed at its first use, in two layouts of an operand B: transposed,
+// and as rows in the order of columns. Elem: type of the operands of products, float or a pair of bf16.
 template <class Elem> struct BandChunks {
   const Band& n;
   const int kc = kc_of<Elem>(n.E), width = row_width<Elem>(n.E);
@@ -100,7 +102,8 @@ template <class Elem> struct BandChunks {
   uint8_t* ready_;
 };
 
-// `rows` rows of one head plus a bias, as row-major A: [rows][row_width]. `as_floats`: room for the bias.
+// Packs `rows` rows of one head, plus a bias, as row-major A: [rows][row_width]. `as_floats` is scratch memory for the
+// bias.
 template <class T, class Elem>
 void pack_queries(const View& from, const View& bias, int64_t b, int64_t i, int rows, int head, int width,
                   float* as_floats, Elem* to) {
@@ -118,7 +121,8 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
       store(strip + r * ld + x, zero());
 }
 
-// strip[r][0..BLOCK) = rel_query_r · the relative keys of chunk m, zeros outside `Band::inside`.
+// Computes strip[r][0..BLOCK), the products of relative query r and the relative keys of chunk m. Columns outside
+// `Band::inside` become 0.
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                  float* strip, int64_t ld) {
@@ -133,17 +137,17 @@ void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, i
              [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
 }
 
-// Column e of the relative keys in chunk columns of Elem.
+// Returns element e of LANES relative keys from the transposed layout of a chunk.
 RETRO_INLINE Vec key_column(const float* columns, int e, int x) { return load(columns + e * BLOCK + x); }
 RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
   const Pairs two = load(columns + e / 2 * BLOCK + x);
   return e % 2 ? odd_of(two) : even_of(two);
 }
 
-// Adds the contribution of a chunk of the strip, which holds the gradients of the scores, to
-//   d_query [rows][E_pad]   if not null: gradient · relative keys
-//   d_table [E][BLOCK]      if not null: the gradient of the chunk's relative keys, transposed
-// rel_query: B with k = row. `rounded`: BLOCK*BLOCK/2 elements for pairs.
+// Reads a chunk of the strip, which holds the gradients of the scores. Adds its contribution to
+//   d_query [rows][E_pad]   the products of the gradients and the relative keys, unless null
+//   d_table [E][BLOCK]      the gradient of the chunk's relative keys, transposed, unless null
+// rel_query is an operand B with k = row. `rounded` is scratch memory for BLOCK*BLOCK/2 pairs.
 template <class T, class Elem>
 void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                     const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {

@@ -1,4 +1,4 @@
-// Chunked cross-attention; letters and formula as in the Python docstring.
+// Chunked cross-attention. The letters and the formula are defined in the Python docstring.
 #pragma once
 #include "../view.h"
 #include "isa.h"
@@ -18,7 +18,7 @@ struct CrossAttention {
   View seed, batch_start;
 };
 
-// Batch entry b as a call of its own.
+// Returns the call of batch entry b alone.
 inline CrossAttention entry(CrossAttention c, int64_t b) {
   for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.neighbour_mask, &c.neighbour_gate})
     *x = x->entry(b);
@@ -27,8 +27,9 @@ inline CrossAttention entry(CrossAttention c, int64_t b) {
   return c;
 }
 
-// Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key, the biases and
-// the gate are float32. With batch_start, those of rel_key and the biases have one part for each batch entry.
+// Gradients of the differentiable inputs. A gradient with a null view is not computed. The gradients of rel_key, the
+// biases and the gate are float32. The gradients of rel_key and the biases have one part per batch entry if
+// batch_start is given.
 struct CrossAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias, neighbour_gate;
 };

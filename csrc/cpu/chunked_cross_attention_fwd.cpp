@@ -1,5 +1,8 @@
-// Forward pass: a task is one chunk and one key head (or some of its query heads). The softmax runs over blocks of
-// keys.
+// Forward pass of chunked cross-attention. A task computes the output of one chunk for the query heads of one key head,
+// or for some of them. It walks over blocks of keys with an online softmax.
+//
+// For each block of keys and each unit of queries, the stages `scores`, `softmax` and `values` run in this order,
+// between `begin` and `finish` of the unit.
 #include <cmath>
 
 #include "chunked_cross_attention_rows.h"
@@ -10,8 +13,9 @@ namespace {
 
 // State that a unit carries from one block of keys to the next.
 template <class Elem> struct State {
-  Elem* query;                         // B with k = d: [kc(D)][QUERY_BLOCK]
-  float *z, *row_max, *row_sum, *out;  // [R][QUERY_BLOCK], running maximum and sum [QUERY_BLOCK], [rows][pad(D)]
+  Elem* query;                     // B with k = d: [kc(D)][QUERY_BLOCK]
+  float* z;                        // position logits [R][QUERY_BLOCK]
+  float *row_max, *row_sum, *out;  // running maximum and sum [QUERY_BLOCK], running output [rows][pad(D)]
 
   State(const Sizes& n, Arena& arena) {
     query = arena.take<Elem>(kc_of<Elem>(n.D) * QUERY_BLOCK);
@@ -24,7 +28,7 @@ template <class Elem> struct State {
 
 template <class T, class Elem> struct Workspace {
   RelativeCache<Elem> relative;
-  Tokens tokens, after;  // of this task and of the next one
+  Tokens tokens, after;  // visible tokens of this task and of the next one
   BlockRows<T, Elem> keys, values;
   KeyFactors factors;
   Elem *rows, *p;
@@ -45,10 +49,11 @@ template <class T, class Elem> struct Workspace {
   }
 };
 
-// Epilogue that turns products of keys and queries into scores: row r times scaled[r], plus its position logits.
+// Epilogue that turns products of keys and queries into scores: it multiplies row r by scaled[r] and adds the row's
+// position logits. It also updates the maximum of the block.
 template <class T> struct ScoreTiles {
   const Ahead<T>& soon;
-  int at;  // row of the whole product that is row 0 here
+  int at;  // row 0 of the epilogue is row `at` of the whole product
   const float* scaled;
   const int32_t* z_row;
   const float* z;
@@ -78,7 +83,7 @@ template <class T> struct ScoreTiles {
   }
 };
 
-// Epilogue that adds products of probabilities and values to the rows' sums times alpha.
+// Epilogue that multiplies the running output by alpha, and adds the products of weights and values.
 template <class Soon> struct ValueTiles {
   const Soon& soon;
   int at;
@@ -108,6 +113,7 @@ template <class T, class Elem> struct Forward {
   uint64_t id = next_call();
   float scale2 = static_cast<float>(c.scale) * LOG2E;  // scores are in base 2
 
+  // Starts a unit: packs its queries, computes its position logits, and clears its running values.
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
     pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, w.rows);
@@ -121,7 +127,7 @@ template <class T, class Elem> struct Forward {
     position_logits(n, unit, w.relative.template get<T>(c, n, id, unit.head), w.rows, scale2, w.strip, st.z);
   }
 
-  // Scores of a block of keys and a unit, and their maximum over the keys. `asked`: rows to prefetch.
+  // Computes the scores of a block of keys and a unit in w.s, and their maximum over the keys. Prefetches `asked`.
   __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, Vec* block_max) const {
     const auto keys = w.keys.a();
@@ -133,7 +139,8 @@ template <class T, class Elem> struct Forward {
            ScoreTiles<T>{soon, k, w.factors.scaled + k, w.factors.z_row + k, st.z, w.s + k * QUERY_BLOCK, block_max});
   }
 
-  // Keys [at, at + count) of the tokens.
+  // One step of the online softmax, for the keys [at, at + count) of the tokens. Reads the scores, updates the running
+  // maximum and sum, and writes the weights to w.p and the factor of the running output to w.alpha.
   __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, Elem>& w,
                                          const State<Elem>& st, const Vec* block_max) const {
     constexpr int VECTORS = QUERY_BLOCK / LANES;
@@ -141,7 +148,7 @@ template <class T, class Elem> struct Forward {
     const int vectors = unit.lanes() / LANES;
     for (int v = 0; v < vectors; ++v) {
       const Vec old_max = load(st.row_max + v * LANES), new_max = max(old_max, block_max[v]);
-      row_max[v] = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // -inf minus -inf would be NaN
+      row_max[v] = select(gt(new_max, broadcast(-INFINITY)), new_max, zero());  // avoid -inf - -inf
       const Vec alpha = exp2(old_max - row_max[v]);
       store(st.row_max + v * LANES, new_max);
       store(w.alpha + v * LANES, alpha);
@@ -150,7 +157,7 @@ template <class T, class Elem> struct Forward {
     constexpr int STEP = PAIRS<Elem> ? 2 : 1;  // keys that one element of A holds
     const float *const s = w.s, *const gate = w.factors.gate, *const kept = w.keep;
     Elem* const to = w.p;
-    // Weights of key r and, in pairs, key r + 1, as operands of the product with the values.
+    // Writes the weights of key r, and of key r + 1 if operands are pairs, as operands of the product with the values.
     const auto weights = [=](auto gated, auto drop, int r, int v, Vec shift, Vec& sum) {
       const auto one = [&](int key) {
         Vec p = exp2(load(s + key * QUERY_BLOCK + v * LANES) - shift);
@@ -168,15 +175,16 @@ template <class T, class Elem> struct Forward {
         store(to + r / 2 * QUERY_BLOCK + v * LANES, to_pairs(even, odd));
       }
     };
-    const auto down = [&](auto gated) {  // down the keys, with sums and constants in registers
-      for (int v = 0; v < vectors; ++v) {
-        const Vec shift = row_max[v];
-        Vec sum = row_sum[v];
-        for (int r = 0; r < count; r += STEP)
-          weights(gated, std::false_type{}, r, v, shift, sum);
-        row_sum[v] = sum;
-      }
-    };
+    const auto down =
+        [&](auto gated) {  // goes over the keys of one vector of queries, so that sums and constants stay in registers
+          for (int v = 0; v < vectors; ++v) {
+            const Vec shift = row_max[v];
+            Vec sum = row_sum[v];
+            for (int r = 0; r < count; r += STEP)
+              weights(gated, std::false_type{}, r, v, shift, sum);
+            row_sum[v] = sum;
+          }
+        };
     if (dropout) {
       for (int r = 0; r < count; r += STEP) {
         keep(at + r, unit, w, w.keep);
@@ -194,12 +202,14 @@ template <class T, class Elem> struct Forward {
       store(st.row_sum + v * LANES, row_sum[v]);
   }
 
+  // Writes the dropout factors of key `at` to `to`.
   void keep(int at, const Unit& unit, const Workspace<T, Elem>& w, float* to) const {
     dropout.factors(w.tokens.index(n, at), unit.row, unit.head, w.tokens.b, unit.lanes(), to);
   }
 
-  // `packed`: whether an earlier unit has packed the values. `then`: null, or at the last block of keys the unit of
-  // batch entry b whose queries are prefetched, together with the outputs.
+  // Adds the products of weights and values to the running output, and prefetches `asked`. `packed` tells whether an
+  // earlier unit has packed the values. At the last block of keys, `then` is the next unit, of batch entry b, whose
+  // queries are prefetched together with the rows of the output; otherwise it is null.
   __attribute__((noinline)) void values(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, bool packed, const Unit* then, int64_t b) const {
     const int ld = pad(n.D), vectors = ld / LANES, rows = unit.rows;
@@ -218,6 +228,7 @@ template <class T, class Elem> struct Forward {
       });
   }
 
+  // Ends a unit: writes its rows of out and lse.
   __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<Elem>& st) const {
     for (int i = 0; i < unit.rows; ++i) {
       const float row_sum = st.row_sum[i], inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
@@ -231,7 +242,7 @@ template <class T, class Elem> struct Forward {
     int first, last;  // query heads of one key head
   };
 
-  // `next`: probable next task of this thread.
+  // Runs a task. `next` is the task that this thread probably runs next; its first rows are prefetched.
   void task(const Heads& here, const Heads& next) const {
     const TileScope tiles;
     const int share = n.H / n.G, g = here.first / share;
@@ -240,7 +251,7 @@ template <class T, class Elem> struct Forward {
     const int count = static_cast<int>(units.size());
     if (!count)
       return;
-    // the same for every task, so that the cache of relative keys keeps its address
+    // the number is equal for all tasks, so that the cache of relative keys keeps its address
     const int most = n.blocks * (here.last - here.first);
     auto w = in_scratch<Workspace<T, Elem>>(n, most);
     const bool stays = next.b == here.b && next.u == here.u;
@@ -276,7 +287,7 @@ template <class T, class Elem> struct Forward {
 
   void run(int threads) const {
     const int64_t chunks = n.last_chunk - n.first_chunk, whole = n.B * chunks * n.G;
-    const int share = n.H / n.G;  // query heads of a key head, split if there are too few tasks for the threads
+    const int share = n.H / n.G;  // query heads per key head; they are split if there are too few tasks for the threads
     int split = 1;
     while (split < share && whole * split < 2 * threads)
       ++split;
@@ -284,8 +295,8 @@ template <class T, class Elem> struct Forward {
       ++split;
     const int heads = share / split, parts = n.G * split;
     const int64_t tasks = whole * split;
-    // First as many parts of the heads as the cache of relative keys holds, because neighbouring heads share memory
-    // pages; then the same parts of the next chunks; then the next parts.
+    // The order of tasks: first as many parts of the heads as the cache of relative keys holds, because neighbouring
+    // heads share memory pages. Then the same parts of the next chunks. After all chunks, the next parts.
     const int64_t width = std::clamp(RelativeCache<Elem>::count(n) / heads, 1, parts), full = width * chunks * n.B;
     const auto heads_of = [&](int64_t t) {
       const int64_t first = t / full * width, here = std::min(width, parts - first), item = t % full / here;

@@ -1,16 +1,17 @@
-// Rows of keys and values: their addresses, as operands of products, and their prefetching.
+// Rows of keys and values: their addresses, their use as operands of products, and how they are prefetched.
 #pragma once
 #include "chunked_cross_attention_tile.h"
 
 namespace retro::RETRO_ISA {
 
-// Rows of one chunk and key head, a piece of the tensor of keys or values.
+// The keys or the values of one chunk, one key head and one block of tokens.
 template <class T> struct Piece {
   T* first = nullptr;
   const int64_t* offset = nullptr;
   int count = 0;
 
-  // A block of tokens from `at` on. `of_keys`: of the keys, otherwise of the values. Empty beyond the last head.
+  // The block starts at token `at` of the list. `of_keys` selects the keys, otherwise the values are selected. The
+  // piece is empty if `head` is beyond the last head.
   Piece(const CrossAttention& c, const Tokens& tokens, bool of_keys, int head, int at) {
     const View& from = of_keys ? c.key : c.value;
     if (head >= from.size[4] || at >= tokens.count)
@@ -22,18 +23,19 @@ template <class T> struct Piece {
   T* row(int r) const { return first + offset[r]; }
 };
 
-// Rows to prefetch: they are a page apart, where no hardware prefetcher follows. A product requests a few of them with
-// each of its tiles. Many requests at once would fill the line buffers, and the product's own loads would wait.
+// Rows to prefetch. They are about a page apart, and no hardware prefetcher follows such a stride. A product requests a
+// few of the rows with each of its tiles. Many requests at once would fill the line buffers, and the product's own
+// loads would have to wait.
 template <class T, Use USE = READ> struct Ahead {
   const T* first = nullptr;
-  const int64_t* offset = nullptr;  // of each row; null: `stride` apart
+  const int64_t* offset = nullptr;  // offset of each row from the first; null if the rows are `stride` elements apart
   int64_t stride = 0;
-  int count = 0, bytes = 0;  // rows, bytes of one
+  int count = 0, bytes = 0;  // number of rows, bytes per row
 
   Ahead() = default;
   Ahead(const Piece<const T>& piece, const Sizes& n)
       : first(piece.first), offset(piece.offset), count(piece.count), bytes(n.D * int{sizeof(T)}) {}
-  // A unit's rows of `tensor` [B,N,H,width], of any head.
+  // The rows of a unit in `tensor` [B,N,H,width], for the given head.
   Ahead(const View& tensor, int64_t b, const Unit& unit, int head) {
     if (!tensor || head >= tensor.size[2] || unit.row < 0 || unit.row >= tensor.size[1])
       return;
@@ -42,14 +44,14 @@ template <class T, Use USE = READ> struct Ahead {
     count = static_cast<int>(std::min<int64_t>(unit.rows, tensor.size[1] - unit.row));
     bytes = static_cast<int>(tensor.size[3]) * int{sizeof(T)};
   }
-  // For prefetching beside a product of so many rows and vectors.
+  // Returns the rows, to be prefetched during a product with the given numbers of rows and vectors.
   Ahead beside(int rows, int vectors) const {
     Ahead a = *this;
     a.share_ = static_cast<int>((int64_t{count} << 16) / rows + 1), a.each_ = (bytes + vectors - 1) / vectors;
     return a;
   }
-  // Prefetches the share of the product's tile of `rows` and `vectors`. It and its callers must be inlined: GCC treats
-  // a function that only prefetches as one without effects, and drops its calls.
+  // Prefetches the share of one tile of the product. This function and its callers must be inlined, because GCC treats
+  // a function that only prefetches as one without effects and removes the calls.
   RETRO_INLINE void ask(int row, int rows, int column, int vectors) const {
     const int end = std::min((row + rows) * share_ >> 16, count), v = column / LANES;
     const int begin = (v * each_ + LINE - 1) / LINE * LINE, until = std::min((v + vectors) * each_, bytes);
@@ -61,7 +63,8 @@ template <class T, Use USE = READ> struct Ahead {
   }
 
  private:
-  int share_ = 0, each_ = 0;  // rows for each row of the product, in 1/65536; bytes of a row for each vector of columns
+  // share_: rows to prefetch per row of the product, in 1/65536. each_: bytes of a row per vector of columns.
+  int share_ = 0, each_ = 0;
 };
 
 template <class T, Use USE> struct ThreeAhead {
@@ -74,7 +77,7 @@ template <class T, Use USE> struct ThreeAhead {
   }
 };
 
-// Epilogue that passes on a tile's vectors one by one, and prefetches. Row 0 is row `at` of the whole product.
+// Epilogue that prefetches, and passes the vectors of a tile on one by one. Its row 0 is row `at` of the whole product.
 template <class Soon, class Epilogue> struct AskingTiles {
   const Soon& soon;
   int at;
@@ -86,9 +89,9 @@ template <class Soon, class Epilogue> struct AskingTiles {
   }
 };
 
-// The rows of a block of keys or values, as an operand of products: pointers to them, and to a row of zeros, the
-// partner of the last row in a pair. As A they are used in place or widened; as B, with k = row, the first product
-// packs them.
+// The rows of a block of keys or values, as an operand of products. The block consists of pointers to the rows and to a
+// row of zeros, which is the partner of the last row in a pair. As A the rows are used in place, or widened if the
+// operands have another type. As B, with k = row, they are packed by the first product.
 template <class T, class Elem> struct BlockRows {
   static constexpr bool SAME = std::is_same_v<T, Elem> || (PAIRS<Elem> && std::is_same_v<T, bf16>);
   int width;
@@ -115,7 +118,7 @@ template <class T, class Elem> struct BlockRows {
     else
       return RowMajor<Elem>{widened, row_width<Elem>(width)};
   }
-  // Calls product(B). `again`: whether an earlier call has packed the rows.
+  // Calls product(B). `again` tells whether an earlier call has packed the rows.
   template <class Function> void as_b(int count, bool again, Function&& product) const {
     const int ld = pad(width);
     if constexpr (!SAME)

@@ -1,8 +1,9 @@
-// Functions of the forward and backward pass of chunked cross-attention: sizes, rows and keys of a task, packing,
-// position logits.
+// Functions that the forward and the backward pass of chunked cross-attention share: sizes, the queries and keys of a
+// task, packing, and position logits.
 //
-// Scores are key-major, S[key][query], with queries as lanes. So keys and values are used in place (rows to broadcast
-// from, or rows of B), only the few queries are transposed, and the softmax reduces within lanes.
+// Scores are key-major, S[key][query], and queries are the lanes of a vector. So keys and values are used in place (the
+// products broadcast their elements or read their rows as B), only the few queries are transposed, and the softmax
+// reduces within lanes.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -16,18 +17,19 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int QUERY_BLOCK = 64;  // queries of a unit: rows of S are 64 lanes apart
-constexpr int SLICE = 12;        // rows of a product that share operands in L1, a multiple of the tile's 6
-constexpr int BAND_SLICE = 6;    // of a product with the band; a smaller slice multiplies fewer zeros
-constexpr int KEY_BLOCK = 132;   // keys whose rows and scores stay in L2, and each product's operands in L1
+constexpr int QUERY_BLOCK = 64;  // maximum number of queries of a unit; rows of S are 64 elements apart
+constexpr int SLICE = 12;        // rows of a product that share operands in L1, a multiple of the tile's 6 rows
+constexpr int BAND_SLICE = 6;    // the same for products with the band, where a smaller slice multiplies fewer zeros
+// Maximum number of keys per block. The rows and scores of a block fit in L2, and the operands of each product in L1.
+constexpr int KEY_BLOCK = 132;
 
 struct Sizes {
   int64_t B, N, L, M;
   int H, D, K, R, G, E, table_rows;
-  int64_t first_chunk, last_chunk;  // chunks that some query attends, and that exist
-  int max_displacement, band;       // column t of the band is displacement max_displacement - t; `band` columns occur
+  int64_t first_chunk, last_chunk;  // existing chunks that some query attends: [first, last)
+  int max_displacement, band;       // the band has `band` columns; column t has displacement max_displacement - t
   int band_ld;
-  int blocks;  // units that the rows of a chunk and one head are cut into
+  int blocks;  // maximum number of units per chunk and head
 
   explicit Sizes(const CrossAttention& c)
       : B(c.query.size[0]), N(c.query.size[1]), L(c.key.size[1]), M(c.chunk_len), H(int(c.query.size[2])),
@@ -35,7 +37,7 @@ struct Sizes {
         E(c.rel_key ? int(c.rel_key.size[2]) : 0), table_rows(c.rel_key ? int(c.rel_key.size[1]) : 0) {
     first_chunk = std::clamp<int64_t>((c.query_start + 1) / M - 1, 0, L);
     last_chunk = std::clamp((c.query_start + N) / M, first_chunk, L);
-    int64_t low = M, high = 0;  // range of the indices inside attending chunks
+    int64_t low = M, high = 0;  // range of the indices that queries have inside the attending chunks
     for (int64_t u : {first_chunk, last_chunk - 1}) {
       const int64_t first = first_row(c, u), begin = std::max<int64_t>(first, 0), end = std::min(first + M, N);
       if (begin >= end)
@@ -44,27 +46,28 @@ struct Sizes {
       high = std::max(high, end - first);
     }
     if (last_chunk - first_chunk >= 2) {
-      low = 0;  // the first chunk has the last index, the second has index 0
+      low = 0;  // the first chunk has queries up to the last index, and the second chunk from index 0 on
       high = M;
     }
     const int64_t rows = std::max<int64_t>(high - low, 1);
     max_displacement = static_cast<int>(low + rows - 1);
     band = static_cast<int>(rows + R - 1);
-    band_ld = pad(band) + LANES;  // a unit may start at any column, and reads whole vectors
+    band_ld = pad(band) + LANES;  // because a unit may start at any column and reads whole vectors
     blocks = static_cast<int>((rows + QUERY_BLOCK - 1) / QUERY_BLOCK);
   }
-  // Row of the query that has index 0 in the chunk attending `u`; may be negative.
+  // Returns the row of the query that has index 0 in the chunk that attends `u`. It may be negative.
   static int64_t first_row(const CrossAttention& c, int64_t u) { return (u + 1) * c.chunk_len - 1 - c.query_start; }
 };
 
 // Up to QUERY_BLOCK consecutive queries of one head.
 struct Unit {
-  int64_t row;            // of the query tensor
-  int rows, index, head;  // index of the first one inside the attending chunk
+  int64_t row;            // row of the first query in the query tensor
+  int rows, index, head;  // number of queries; index of the first query inside the attending chunk
   int lanes() const { return pad(rows); }
 };
 
-// Calls f(batch entry, row, head) for every row that attends no chunk: before the first chunk's, and after the last's.
+// Calls f(batch entry, row, head) for every row that attends no chunk, because it comes before the rows of the first
+// chunk or after the rows of the last one.
 template <class Function> void each_idle_row(const CrossAttention& c, const Sizes& n, Function&& f) {
   const int64_t begin = std::clamp<int64_t>(Sizes::first_row(c, n.first_chunk), 0, n.N);
   const int64_t end = std::clamp<int64_t>(Sizes::first_row(c, n.last_chunk), begin, n.N);
@@ -74,7 +77,7 @@ template <class Function> void each_idle_row(const CrossAttention& c, const Size
         f(b, row, h);
 }
 
-// Units of the query heads [first, last) that attend chunk u.
+// Lists the units of the query heads [first, last) that attend chunk u.
 inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int first, int last,
                        std::vector<Unit>& units) {
   units.clear();
@@ -85,7 +88,7 @@ inline void list_units(const CrossAttention& c, const Sizes& n, int64_t u, int f
           {row, static_cast<int>(std::min<int64_t>(QUERY_BLOCK, end - row)), static_cast<int>(row - zero), h});
 }
 
-// The states of some units, adjacent in an arena.
+// The states of several units, which are adjacent in an arena.
 template <class State> class States {
  public:
   States(const Sizes& n, int units, Arena& arena) {
@@ -104,10 +107,10 @@ template <class State> class States {
   int64_t bytes_;
 };
 
-// The visible tokens of a chunk's neighbours, ascending. Masked tokens are never read, so they may be NaN.
+// The visible tokens of a chunk's neighbours, in ascending order. Masked tokens are never read, so they may be NaN.
 struct Tokens {
   int32_t *neighbour, *token;
-  int64_t *key, *value;  // offsets of their rows from the chunk's first
+  int64_t *key, *value;  // offsets of the tokens' rows from the first row of the chunk
   int64_t b = 0, u = 0;
   int count = 0;
 
@@ -146,12 +149,12 @@ inline float gate_of(const CrossAttention& c, int64_t b, int64_t u, int a) {
   return g ? scalar(g, b, u, a) : 1.f;
 }
 
-// Relative keys of one head in the order of band columns: column t has displacement max_displacement - t, zeros outside
-// the table.
+// Relative keys of one head in the order of band columns. Column t has displacement max_displacement - t. Displacements
+// outside the table have zeros.
 template <class Elem> struct RelativeKeys {
   Elem* rows_a;   // row-major A: [band][row_width(E)]
   Elem* columns;  // B with k = e: [kc(E)][band_ld]
-  Elem* rows_b;   // B with k = t: [kc(band)][pad(E)]; of floats the same as rows_a
+  Elem* rows_b;   // B with k = t: [kc(band)][pad(E)]; for floats the same memory as rows_a
 };
 
 template <class T, class Elem>
@@ -169,8 +172,8 @@ void pack_relative(const CrossAttention& c, const Sizes& n, int head, const Rela
   pack_b(to.rows_a, n.band, n.E, to.rows_b);
 }
 
-// Rows of `from` (query, relative query, gradient) of a unit, plus a bias: row-major A, [rows][row_width(D)].
-// `as_floats`: room for the bias.
+// Packs a unit's rows of `from` (queries, relative queries or gradients), plus a bias, as row-major A:
+// [rows][row_width(width)]. `as_floats` is scratch memory for the bias.
 template <class T, class Elem>
 void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, int width, float* as_floats, Elem* to) {
   const float* const more = bias_of<T>(bias, unit.head, width, as_floats);
@@ -178,11 +181,11 @@ void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, 
     pack_row(from.at<const T>(b, unit.row + i, unit.head), more, width, to + i * row_width<Elem>(width));
 }
 
-// Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows: the position term in the scores of token j,
-// which all neighbours share.
+// Computes Z[j][i] = factor * (rq_i + v)·rel_key[row(i - j)] for the unit's rows i. This is the position term in the
+// scores of token j, which all neighbours share.
 //
-// The product with the band, C[i][t] with t = j - i + const, is a small matrix product. The transpose to key-major
-// order reads its rows with a stride that is shorter by one element, which also removes the skew.
+// The product of the relative queries and the band is a small matrix C[i][t] with t = j - i + const. The transpose to
+// key-major order reads its rows with a stride that is shorter by one element, which also removes the skew.
 template <class Elem>
 void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel, const Elem* rel_query,
                      float factor, float* strip, float* z) {
@@ -190,7 +193,7 @@ void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>&
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);
   const int step = slice<Elem>(SLICE, TILE);
-  for (int row = 0; row < unit.rows; row += step) {  // of its columns only R + rows - 1 matter
+  for (int row = 0; row < unit.rows; row += step) {  // only R + rows - 1 columns are needed
     const int rows = std::min(step, unit.rows - row), begin = unit.rows - row - rows;
     gemm<true>(rows, pad(rows + n.R - 1) / LANES, kc_of<Elem>(n.E), rel_query + row * row_width<Elem>(n.E),
                row_width<Elem>(n.E), rel.columns + skip + begin, ld,
@@ -207,7 +210,7 @@ inline uint64_t next_call() {
 // Packed relative keys of the heads that a thread used last.
 template <class Elem> class RelativeCache {
  public:
-  // Number of heads that it holds.
+  // Returns the number of heads that the cache holds.
   static int count(const Sizes& n) {
     constexpr int64_t BYTES = 2 << 20;  // about a thread's L2 and its share of L3
     const int64_t each = std::max<int64_t>((rows(n) + columns(n)) * int64_t{sizeof(Elem)}, 1);
@@ -244,10 +247,10 @@ template <class Elem> class RelativeCache {
   RelativeKeys<Elem> entry_[MOST];
 };
 
-// Factor of each key's scores in a block, and row of its position logits.
+// Per key of a block: the factor of its scores, and the row of its position logits.
 struct KeyFactors {
-  float *gate, *scaled;  // g, g * scale * log2(e)
-  int32_t* z_row;        // offset of the row of position logits
+  float *gate, *scaled;  // gate; gate * scale * log2(e)
+  int32_t* z_row;        // offset of the key's row of position logits
 
   explicit KeyFactors(Arena& arena)
       : gate(arena.take<float>(KEY_BLOCK)), scaled(arena.take<float>(KEY_BLOCK)),

@@ -1,5 +1,6 @@
-// A task is a row. Its largest logit is found in a first pass, which reads memory; the passes for the exponentials and
-// their scaling read L2. Each lane has several sums, so that the error does not grow with the vocabulary.
+// Cross-entropy. A task processes one row. A first pass, which reads memory, finds the largest logit. The passes for
+// the exponentials and for their scaling read L2. Each lane has several sums, so that the error does not grow with the
+// vocabulary.
 #include "cross_entropy.h"
 
 #include <algorithm>
@@ -12,9 +13,10 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int AT_ONCE = 4;  // vectors of a row, each with its own maximum and sum
+constexpr int AT_ONCE = 4;  // number of vectors per step, each of which has its own maximum and sum
 
-// f(i, which, count...) for every vector of a row: `which` counts modulo AT_ONCE, a constant in the unrolled loop.
+// Calls f(i, which) for every whole vector of a row, and f(i, 0, count) for the rest of the row, if any. `which` counts
+// modulo AT_ONCE and is a constant in the unrolled loop.
 template <class Function> RETRO_INLINE void vectors(int64_t width, Function&& f) {
   int64_t i = 0;
   for (; i + AT_ONCE * LANES <= width; i += AT_ONCE * LANES)
@@ -69,11 +71,11 @@ float loss(float* row, int64_t width, int64_t target, float weight, bool gradien
     vectors(width, [&](int64_t i, int, auto... count) { store(row + i, load(row + i, count...) * scale, count...); });
     row[target] -= weight;
   }
-  // this order of the sum keeps log(total), which would be rounded away next to a large maximum
+  // This order of the sum keeps log(total), which would be rounded away next to a large maximum.
   return weight * (std::log(total) + (top - at_target));
 }
 
-// A target becomes an address, so the check is here, where no caller can bypass it.
+// Checks the targets. A target becomes an address, so the check is here, where callers cannot bypass it.
 void check_targets(const View& targets, int64_t classes, int64_t ignore_index) {
   for (int64_t t = 0; t < targets.size[0]; ++t) {
     const int64_t target = *targets.at<const int64_t>(t);

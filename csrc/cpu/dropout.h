@@ -1,5 +1,5 @@
-// Dropout of attention probabilities by Philox4x32-10, with the same words as every other backend (Salmon et al.,
-// 2011).
+// Dropout of attention probabilities. The random words come from Philox4x32-10 (Salmon et al., 2011), and are equal in
+// all backends.
 #pragma once
 #include "simd.h"
 
@@ -7,9 +7,9 @@ namespace retro::RETRO_ISA {
 
 struct Dropout {
   uint32_t seed_low = 0, seed_high = 0;
-  uint64_t threshold = 0;  // kept iff word >= threshold
+  uint64_t threshold = 0;  // a probability is kept if its word >= threshold
   float kept = 1.f;        // factor of a kept probability
-  uint32_t first_batch;    // batch entry of the whole call at which this part begins
+  uint32_t first_batch;    // index, in the whole call, of the first batch entry
 
   Dropout(const View& seed, double p, int64_t entry = 0)
       : kept(static_cast<float>(1.0 / (1.0 - p))), first_batch(static_cast<uint32_t>(entry)) {
@@ -22,13 +22,13 @@ struct Dropout {
   }
   explicit operator bool() const { return threshold > 0; }
 
-  // to[i] = kept or 0 for query rows row..row+n-1 and one key; the compiler vectorises the loop over i.
+  // Writes to[i] = kept or 0 for the query rows row..row+n-1 and one key. The compiler vectorises the loop over i.
   void factors(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
     const uint32_t k = uint32_t(key), first = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
     for (int i = 0; i < n; ++i)
       to[i] = factor(k, first + uint32_t(i), h, b);
   }
-  // The same for keys key..key+n-1 of one query row.
+  // Writes to[i] = kept or 0 for the keys key..key+n-1 and one query row.
   void factors_of_row(int64_t key, int64_t row, int head, int64_t batch, int n, float* to) const {
     const uint32_t first = uint32_t(key), r = uint32_t(row), h = uint32_t(head), b = first_batch + uint32_t(batch);
     for (int i = 0; i < n; ++i)

@@ -1,15 +1,16 @@
-// Small matrix products in registers: C[m][n] = sum over k of A[m][k] * B[k][n]. An epilogue gets C in vectors or
-// tiles.
+// Small matrix products in registers: C[m][n] = sum over k of A[m][k] * B[k][n]. An epilogue receives C, in vectors or
+// in tiles, while C is still in registers.
 //
-// A micro-kernel keeps mr rows by nr vectors of C in registers; for each k it loads a row of B as whole vectors, and
-// broadcasts elements of A. An element is a float, or a pair of bf16 that are consecutive in k (uint32_t): then one
-// multiply-add covers two k, one instruction where MULTIPLIES_PAIRS, and kc, the depth of the product, counts pairs.
+// A micro-kernel keeps mr rows by nr vectors of C in registers. For each k it loads a row of B as whole vectors and
+// broadcasts elements of A. An element is a float, or a pair of bf16 (uint32_t) that are consecutive in k. With pairs,
+// one multiply-add covers two values of k, and kc, the depth of the product, counts pairs. It is a single instruction
+// if MULTIPLIES_PAIRS is true.
 //
 //   gemm(m, vectors, kc, a, b, epilogue)
-//     a    RowMajor: data[r*lda + k]; ColumnMajor: data[k*lda + r]; RowPointers: a pointer for each row
-//     b    PackedB: data[k*ldb + c], c < vectors*LANES; UnpackedB: pointers to rows, packed on the way
-//     epilogue(row, column, Vec): LANES columns of C from `column` on, every (row, column) once; or
-//     epilogue.tile(row, column, Vec (&)[MR][NR]): a whole tile, for an epilogue that shares work among its vectors
+//     a    RowMajor: data[r*lda + k]; ColumnMajor: data[k*lda + r]; RowPointers: one pointer per row
+//     b    PackedB: data[k*ldb + c], c < vectors*LANES; UnpackedB: pointers to rows, which the product packs
+//     epilogue(row, column, Vec) is called for LANES columns of C from `column` on, once for every (row, column).
+//     epilogue.tile(row, column, Vec (&)[MR][NR]) is called instead, for a whole tile, if the epilogue defines it.
 //   gemm<ROW_MAJOR>(m, vectors, kc, a, lda, b, ldb, epilogue): RowMajor or ColumnMajor, and PackedB
 #pragma once
 #include <type_traits>
@@ -19,7 +20,8 @@
 
 namespace retro::RETRO_ISA {
 
-// Rows and vectors of the micro-kernel's tile of C: the most that registers hold beside a row of B and an element of A.
+// Number of vectors and rows of the micro-kernel's tile of C: the largest for which the tile, a row of B and an element
+// of A fit in the registers.
 constexpr int MAX_NR = REGISTERS >= 32 ? 4 : 2;  // 32 registers: 6x4, 8x3, 12x2, 12x1; 16 registers: 6x2, 12x1
 constexpr int mr_of(int nr) { return nr >= 4 ? 6 : nr == 3 ? 8 : nr == 2 && REGISTERS < 32 ? 6 : 12; }
 
@@ -29,7 +31,7 @@ constexpr int pad(int n) { return (n + LANES - 1) / LANES * LANES; }
 
 RETRO_INLINE Vec fma(Pairs a, Pairs b, Vec acc) { return dot(acc, a, b); }
 
-// Depth of a contraction over k: number of elements of type Elem that hold k values.
+// Returns the depth of a product over k values: the number of elements of type Elem that hold them.
 template <class Elem> constexpr int kc_of(int k) { return PAIRS<Elem> ? (k + 1) / 2 : k; }
 
 template <class Elem, bool BY_ROWS> struct Strided {
@@ -42,7 +44,7 @@ template <class Elem, bool BY_ROWS> struct Strided {
 template <class Elem> using RowMajor = Strided<Elem, true>;
 template <class Elem> using ColumnMajor = Strided<Elem, false>;
 
-// T: type of the rows in memory, Elem or, where Elem is a pair, bf16.
+// T is the type of the rows in memory: bf16 if Elem is a pair of bf16, otherwise Elem.
 template <class T, class Elem> struct RowPointers {
   const T* const* rows;
   template <int MR> struct Held {  // the pointers in registers
@@ -71,7 +73,7 @@ template <class Elem> struct PackedB {
   RETRO_INLINE auto row(int k, int c) const { return load(data + k * ldb + c); }
 };
 
-// A vector of row k of B from pointers to rows, or its first lanes. The first argument is only a type.
+// Loads a vector of row k of B, or its first lanes, through pointers to rows. The first argument only selects the type.
 template <class T, class... Count>
 RETRO_INLINE Vec b_row_of(const float*, const T* const* rows, int k, int c, Count... count) {
   return load(rows[k] + c, count...);
@@ -81,8 +83,8 @@ RETRO_INLINE Pairs b_row_of(const uint32_t*, const bf16* const* rows, int k, int
   return interleave(rows[2 * k] + c, rows[2 * k + 1] + c, count...);
 }
 
-// The first tile of rows reads B through the pointers and packs it into `data` for the others, while it multiplies.
-// Rows are read in whole vectors. A pair has elements of rows 2k and 2k + 1, which must both exist.
+// While the first tile of rows is multiplied, it reads B through the pointers and packs it into `data`, where the other
+// tiles read it. Rows are read in whole vectors. A pair has elements of the rows 2k and 2k + 1, which must both exist.
 template <class T, class Elem> struct UnpackedB {
   const T* const* rows;
   Elem* data;
@@ -130,7 +132,7 @@ RETRO_INLINE void micro_kernel(int kc, const A& a, const B& b, int row, int colu
   finish_tile(row, column, c, epilogue);
 }
 
-// Epilogue that adds C to floats, rows `ld` apart.
+// Epilogue that adds C to floats, whose rows are `ld` elements apart.
 struct AddTo {
   float* to;
   int64_t ld;
@@ -140,7 +142,7 @@ struct AddTo {
   }
 };
 
-// Rows from r on in tiles of MR, then of fewer.
+// Computes the rows from r on in tiles of MR rows, then in smaller tiles.
 template <int MR, int NR, class A, class B, class Epilogue>
 RETRO_INLINE void row_tiles(int r, int m, int kc, const A& a, const B& b, int column, Epilogue& epilogue) {
   for (; r + MR <= m; r += MR)
@@ -173,7 +175,7 @@ template <class A, class B, class Epilogue>
 void tile_gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue& epilogue);  // tile_gemm.h
 #endif
 
-// Rows of a product that share its other operand in L1: `few`, or all where AMX multiplies.
+// Returns the number of rows of a product that share its other operand in L1: `few`, or all if AMX multiplies.
 template <class Elem> RETRO_INLINE int slice(int few, int all) { return PAIRS<Elem> && tiles_ready ? all : few; }
 
 template <class A, class B, class Epilogue>

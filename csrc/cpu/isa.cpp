@@ -30,13 +30,14 @@ constexpr const char* NAMES[ISA_COUNT] = {"portable", "avx2", "avx512", "avx512b
 uint64_t saved_state() {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & (1u << 27)))
-    return 0;  // no OSXSAVE: xgetbv would fault
+    return 0;  // without OSXSAVE, xgetbv would fault
   unsigned low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (static_cast<uint64_t>(high) << 32) | low;
 }
 
-// Linux saves tile registers for a process that has asked; asking is for good, and costs nothing but room on stacks.
+// Asks Linux to save the tile registers of this process, and returns whether it does. The permission is permanent. Its
+// only cost is some memory on the stacks.
 bool may_use_tiles() {
 #ifdef __linux__
   constexpr long GET = 0x1022, REQUEST = 0x1023, TILE_DATA = 18;  // arch_prctl(2): ARCH_GET_XCOMP_PERM and so on
@@ -72,9 +73,9 @@ Isa best_of_processor() {
   return tiles ? AMX : AVX512BF16;
 }
 
-// Whether the processor multiplies pairs of bf16 faster than floats, outside of tile registers. Intel's processors with
-// AVX-512 execute vdpbf16ps at no more than half the rate of float multiply-adds, so the conversion of the operands to
-// pairs would be a loss. The kernels for AVX512 widen bf16 to float while they pack.
+// Returns whether the processor multiplies pairs of bf16 faster than floats, without tile registers. Intel's processors
+// with AVX-512 execute vdpbf16ps at no more than half the rate of float multiply-adds, so converting the operands to
+// pairs would be slower. The kernels for AVX512 widen bf16 to float while they pack.
 bool pairs_pay() {
   unsigned a, b, c, d;
   return !__get_cpuid(0, &a, &b, &c, &d) || b != signature_INTEL_ebx || c != signature_INTEL_ecx ||
@@ -106,7 +107,7 @@ bool pairs_pay() { return true; }
 Isa best_of_processor() { return PORTABLE; }
 #endif
 
-// A build has kernels for one family of processors, so the sets are ordered.
+// A build has kernels for one family of processors only, so a processor runs all sets up to its best one.
 bool supported(int isa) {
   constexpr bool COMPILED[ISA_COUNT] = {
       true,           RETRO_HAVE_AVX2, RETRO_HAVE_AVX512, RETRO_HAVE_AVX512BF16, RETRO_HAVE_NEON, RETRO_HAVE_NEONBF16,

@@ -1,12 +1,14 @@
-// A scan with a float32 state: one pass over memory, with the elements h,d of a row as lanes, and the state and decays
-// of a strip of lanes in cache.
+// A scan over time with a float32 state, in one pass over memory. The lanes are the elements h,d of a row. The states
+// and decays of a strip of lanes stay in cache.
 //
-// A task is a strip of one batch entry: whole rows, unless there are fewer entries than threads. A lane's sums don't
-// depend on its neighbours, so its bits don't depend on the strips. Where a segment begins, the state is cleared.
+// A task is a strip of one batch entry. Strips are whole rows unless there are fewer batch entries than threads. The
+// sum of a lane does not depend on its neighbours, so the strips do not change its bits. The state is cleared at the
+// start of each segment.
 //
-// With too few lanes for several threads, time is divided into spans too. A group of spans that fits in cache first
-// computes its final states from zero states. A short serial pass chains them, and a second scan starts from the true
-// states. The spans change the bits, but depend only on the sizes.
+// If there are too few lanes for several threads, time is divided into spans as well. The scan takes three steps for
+// each group of spans that fits in cache. First, the spans compute their final states from zero states. Then a short
+// serial pass chains these states. Finally, a second scan starts from the true states. The spans change the bits, but
+// they depend only on the sizes.
 #include "leaky_average.h"
 
 #include <algorithm>
@@ -20,9 +22,9 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t WIDEST = 8192;    // lanes of a strip, so that state, decays and products fit a part of L2
-constexpr int64_t FEW_LANES = 256;  // with a smaller B*H*D time is divided too
-constexpr int64_t SPAN = 1024;      // time steps of a span
+constexpr int64_t WIDEST = 8192;    // maximum lanes per strip, so that states, decays and products fit in a part of L2
+constexpr int64_t FEW_LANES = 256;  // if B*H*D is smaller, time is divided as well
+constexpr int64_t SPAN = 1024;      // time steps per span
 constexpr int STEPS = 4;            // time steps during which a state stays in its register
 
 struct Sizes {
@@ -36,7 +38,7 @@ struct Sizes {
     strip = (heads + strips - 1) / std::max<int64_t>(strips, 1);  // in heads
     strips = strip ? (heads + strip - 1) / strip : 0;
   }
-  // Whether threads would wait for the last tasks for more than an eighth of the time.
+  // Returns whether threads would be idle, waiting for the last tasks, for more than an eighth of the time.
   bool idle(int64_t cut, int64_t threads) const {
     const int64_t tasks = batch * spans * cut, rounds = (tasks + threads - 1) / threads;
     return 8 * tasks < 7 * rounds * threads;
@@ -46,20 +48,20 @@ struct Sizes {
 };
 
 struct Strip {
-  int64_t b, first, last;  // batch and heads
+  int64_t b, first, last;  // batch entry; heads [first, last)
   Strip(const Sizes& n, int64_t index) : b(index / n.strips) {
     first = index % n.strips * n.strip;
     last = std::min(n.heads, first + n.strip);
   }
 };
 
-// Tokens of a batch entry at which the sum restarts: those whose segment differs from that of the token before.
+// Tokens of a batch entry at which the sum restarts, because the segment differs from the previous token's segment.
 struct Restarts {
   const View& segment;
   int64_t b;
 
   bool at(int64_t t) const { return segment && t > 0 && of(t) != of(t - 1); }
-  // The first restart in (t, end), else end.
+  // Returns the first restart in (t, end), or `end` if there is none.
   int64_t next(int64_t t, int64_t end) const {
     if (!segment)
       return end;
@@ -68,7 +70,7 @@ struct Restarts {
     while (t < end && !at(t));
     return t;
   }
-  // The last restart in [begin, t], else begin.
+  // Returns the last restart in [begin, t], or `begin` if there is none.
   int64_t last(int64_t t, int64_t begin) const {
     if (!segment)
       return begin;
@@ -82,7 +84,7 @@ struct Restarts {
   int64_t of(int64_t t) const { return integer(segment, b, t); }
 };
 
-// Rows of a strip in the order of a scan. data is null if the tensor is None.
+// Rows of a strip in the order of a scan. `data` is null if the tensor is None.
 template <class T> struct Walk {
   T* data = nullptr;
   int64_t step = 0, head = 0;  // elements from row to row, from head to head
@@ -94,12 +96,13 @@ template <class T> struct Walk {
   T* at(int64_t row, int64_t h) const { return data + row * step + h * head; }
 };
 
-// State of a scan, for the lanes of a strip.
+// State of a scan for the lanes of a strip.
 struct Lanes {
   float *state, *decay;
-  // total + rest += new state * other, or null: one vector for `cell` adjacent lanes
+  // Sums of the products of the new states and another tensor, or null. `rest` is the rounding error of `total`. `cell`
+  // adjacent lanes share one vector of sums.
   float *total = nullptr, *rest = nullptr;
-  int64_t cell = LANES, totals = 0;  // of a head
+  int64_t cell = LANES, totals = 0;  // totals: number of sums per head
 
   Lanes from(int64_t head, int64_t dim) const {
     const int64_t lane = head * dim, at = head * totals;
@@ -107,14 +110,16 @@ struct Lanes {
   }
 };
 
-// total + rest += x, where rest is the rounding error of the total: a plain sum over thousands of steps would drift.
+// Adds x to total + rest, where `rest` is the rounding error of the total. The error of a plain sum would grow over
+// thousands of steps.
 template <class... Left> RETRO_INLINE void add(float* total, float* rest, Vec x, Left... left) {
   const Vec before = load(total, left...), after = before + x, taken = after - before;
   store(total, after, left...);
   store(rest, load(rest, left...) + ((before - (after - taken)) + (x - taken)), left...);
 }
 
-// `COUNT` steps over `n` lanes: state = in + decay * state, written to `out` unless null.
+// Computes COUNT steps, state = in + decay * state, for `n` lanes. Writes the states to `out`, unless it is null, and
+// adds their products with `other` to the totals, unless it is null.
 template <int COUNT, class T>
 RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step,
                         const Lanes& lanes, int64_t n) {
@@ -148,7 +153,7 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
     add(lanes.total + at, lanes.rest + at, products, left);
 }
 
-// `count` steps over `heads` heads. Heads that are adjacent in every tensor form one run of lanes.
+// Computes `count` steps for `heads` heads. Heads that are adjacent in every tensor are processed as one run of lanes.
 template <class T>
 void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads,
           int64_t dim, const Lanes& lanes) {
@@ -166,7 +171,7 @@ void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& othe
     some(std::integral_constant<int, 1>{}, t);
 }
 
-// The decay of each lane of a strip.
+// Writes the decay of each lane of a strip to `to`.
 void spread_decay(const View& decay, const Sizes& n, Strip s, float* to) {
   for (int64_t h = s.first; h < s.last; ++h)
     std::fill_n(to + (h - s.first) * n.dim, n.dim, scalar(decay, h));
@@ -176,30 +181,31 @@ struct Backward {
   const View &y, &dy, &decay, &initial, &segment, &dx;
 };
 
-// partial[h] += the totals of a head's lanes.
+// Adds the totals of each head's lanes to partial[h].
 void add_totals(const Lanes& lanes, int64_t heads, int64_t dim, double* partial) {
   for (int64_t h = 0; h < heads; ++h) {
     const Lanes mine = lanes.from(h, dim);
-    for (int64_t i = 0; i < lanes.totals; ++i)  // an infinite total has no rounding error
+    for (int64_t i = 0; i < lanes.totals; ++i)  // the rounding error of an infinite total is NaN
       partial[h] += static_cast<double>(mine.total[i]) + (std::isfinite(mine.total[i]) ? mine.rest[i] : 0.f);
   }
 }
 
-// partial[h] += the gradient of the first step times the initial state.
+// Adds the product of the first step's gradient and the initial state to partial[h].
 template <class T> void add_initial(const View& initial, Strip s, int64_t dim, const float* state, double* partial) {
   for (int64_t h = 0; h < s.last - s.first; ++h)
     for (int64_t d = 0; d < dim; ++d)
       partial[h] += static_cast<double>(state[h * dim + d]) * to_float(initial.at<const T>(s.b, s.first + h)[d]);
 }
 
-// From the last step to the first; `partial`, one number a head, += the gradient times the previous y, unless null.
-// `space`: three vectors of the strip.
+// Scans a span from its last step to its first, which turns dy into dx. Unless it is null, adds the products of dx and
+// the previous y to `partial`, which has one sum per head. `space` is scratch memory for three rows of the strip.
 template <class T>
 void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial,
                    float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
-  // lanes whose products are added at once: of one head, and few, to keep the error of a float32 sum small
+  // Number of lanes whose products share a sum. The lanes belong to one head, and they are few, so that the error of a
+  // float32 sum stays small.
   const int64_t cell = n.dim % (4 * LANES) == 0 ? 4 * LANES : n.dim % (2 * LANES) == 0 ? 2 * LANES : LANES;
   const int64_t totals = n.dim / cell * LANES + n.dim % cell;
   const Lanes lanes{state, space, space + width, space + 2 * width, cell, totals};
@@ -208,7 +214,7 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   for (int64_t t = end - 1, run = begin; t >= begin;) {
     if (t == end - 1 || t < run)
       run = restarts.last(t, begin);
-    const bool starts = run == 0 || restarts.at(run);  // the state before it is the initial state, or none
+    const bool starts = run == 0 || restarts.at(run);  // before it is the initial state, or no state
     const bool first = partial && starts && t == run;
     const int64_t count = first ? 1 : t + 1 - run - (partial && starts ? 1 : 0);
     if (partial)
@@ -225,8 +231,8 @@ void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, flo
   }
 }
 
-// The state with which span `to` starts, [B, heads, dim], from the sum of span `from` and the state with which it
-// starts.
+// Computes carry[to], the states with which span `to` starts, [B, heads, dim]. It holds the final states that span
+// `from` reaches from zero states, and this function adds the decayed states with which span `from` starts.
 void chain(const Sizes& n, const View& decay, const View& segment, std::vector<float>& carry, int64_t from,
            int64_t to) {
   const int64_t lanes = n.batch * n.heads * n.dim;
@@ -243,9 +249,10 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
   }
 }
 
-// Calls scan(span, strip, state, space, whole) for every span, in the order of the scan. `state` is the one with which
-// the span starts, at first that of start(strip, state); `space` has `vectors` vectors of the strip. Before it is
-// called with `whole`, it is called without for a group of spans: only their last states are wanted.
+// Calls scan(span, strip, state, space, whole) for every span, in the order of the scan. `state` is the state with
+// which the span starts; start(strip, state) sets the first one. `space` is scratch memory for `vectors` rows of the
+// strip. The spans of a group are scanned twice: the first scan has `whole` false, because only the final states are
+// needed, and the second one has `whole` true.
 template <class Start, class Scan>
 void in_spans(const Sizes& n, const View& decay, const View& segment, bool reverse, int64_t vectors, int threads,
               Start&& start, Scan&& scan) {

@@ -1,5 +1,5 @@
-// A task processes a few tokens with all their heads, because the heads of a token are adjacent in memory. Every
-// element of the outputs is written by one task, so the bits do not depend on the number of threads.
+// Merge of attentions. A task processes a few tokens with all their heads, because the heads of a token are adjacent in
+// memory. Every element of the outputs is written by one task, so the bits do not depend on the number of threads.
 #include "merge_attention.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t TOKENS = 32;  // tokens per task: neighbouring values of lse share cache lines
+constexpr int64_t TOKENS = 32;  // tokens per task; several, because neighbouring values of lse share cache lines
 
 // The parts that count for one row. A part with lse -inf does not count, even if its out is NaN.
 struct Parts {

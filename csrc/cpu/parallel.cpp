@@ -1,6 +1,6 @@
-// Threads take tasks from one atomic counter. They are the threads of torch's OpenMP, if the process has it: those spin
-// for milliseconds after each of torch's loops, and other threads would have to share their processors. Otherwise they
-// are workers of a pool, which sleep on a condition variable.
+// Threads take tasks from one atomic counter. If the process has loaded torch's OpenMP, the threads belong to OpenMP.
+// OpenMP threads spin for milliseconds after each of torch's loops, and other threads would compete with them.
+// Otherwise the threads are workers of a pool, which sleep on a condition variable.
 #include "parallel.h"
 
 #include <dlfcn.h>
@@ -29,9 +29,10 @@
 namespace retro {
 namespace {
 
-// threads that are allowed on any machine: more than it has processors gain no speed but reveal faults
+// Number of threads that is allowed on every machine. More threads than processors do not gain speed, but tests use
+// them to find races.
 constexpr int FEWEST = 16;
-constexpr int SPINS = 400;  // pauses before sleeping: about 10 us, a little more than a wake-up takes
+constexpr int SPINS = 400;  // pauses before a thread sleeps: about 10 us, a little longer than waking it up takes
 
 thread_local bool inside_task = false;
 
@@ -80,11 +81,11 @@ class Pool {
   }
 
  private:
-  // Starts workers until there are `helpers` or the system refuses; returns their number.
+  // Starts workers until there are `helpers` of them or the system refuses. Returns the number that the job can use.
   int grow(int helpers) {
     while (workers_ < helpers) {
       try {
-        // they live as long as the process; the pool is never destroyed
+        // workers live as long as the process, and the pool is never destroyed
         std::thread([this, index = workers_, seen = generation_.load()] { serve(index, seen); }).detach();
       } catch (const std::system_error&) {
         return workers_;
@@ -122,8 +123,8 @@ class Pool {
   Job* job_ = nullptr;
 };
 
-// A forked child has none of the parent's threads, and its locks are in an unknown state. So it starts its own pool and
-// does not use OpenMP, which would wait for the parent's threads.
+// A forked child does not have the threads of its parent, and its locks are in an unknown state. So the child starts a
+// pool of its own. It does not use OpenMP, which would wait for the parent's threads.
 std::atomic<Pool*> pool{nullptr};
 std::atomic<bool> forked{false};
 
@@ -140,7 +141,7 @@ Pool& the_pool() {
 
 using Parallel = void (*)(void (*)(void*), void*, unsigned threads, unsigned flags);
 
-// The function behind GCC's `#pragma omp parallel`, in the runtime that torch has loaded; null without one.
+// Returns the function behind GCC's `#pragma omp parallel` in the runtime that torch has loaded, or null without one.
 Parallel openmp() {
 #ifdef __SANITIZE_THREAD__
   return nullptr;  // the sanitizer does not know the synchronisation of OpenMP's threads

@@ -1,5 +1,6 @@
-// Division of a backward pass over [batch, row, head] into tasks. Each task has its own sums, which are added in a
-// fixed order. The division depends only on the sizes, so results don't depend on the number of threads.
+// Division of a backward pass over [batch, row, head] into tasks. Each task has sums of its own, and afterwards the
+// sums of all tasks are added in a fixed order. The division depends only on the sizes, so the results do not depend on
+// the number of threads.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -10,13 +11,14 @@
 namespace retro::RETRO_ISA {
 
 struct Partition {
-  static constexpr int64_t FEW = 16;  // with fewer tasks the rows of a head are cut into parts
-  // with more tasks several batch entries share a task's sums, which bounds their memory
+  static constexpr int64_t FEW = 16;  // with fewer tasks, the rows of a head are divided into parts
+  // Maximum number of tasks. Several batch entries share the sums of one task if there would be more, which limits the
+  // memory of the sums.
   static constexpr int64_t MANY = 64;
 
   int64_t batch, rows, heads;
-  int64_t part_rows, parts;  // of the rows
-  int64_t batches, groups;   // of the batch
+  int64_t part_rows, parts;  // rows per part, parts per head
+  int64_t batches, groups;   // batch entries per group, groups
   int64_t tasks;
 
   Partition(int64_t batch_, int64_t heads_, int64_t rows_) : batch(batch_), rows(rows_), heads(heads_) {
@@ -33,7 +35,7 @@ struct Partition {
     int64_t slot, first_batch, last_batch, first_row, last_row;
     int head;
   };
-  // Index of the sums of (batch entry, head, part).
+  // Returns the index of the sums (the slot) of a batch entry, head and part.
   int64_t slot(int64_t b, int64_t head, int64_t part) const { return (b / batches * heads + head) * parts + part; }
   Share share(int64_t task) const {
     // the last rows see the most keys, so they start first
@@ -41,7 +43,7 @@ struct Partition {
     const int64_t begin = group * batches, end = std::min(batch, begin + batches), row = part * part_rows;
     return {slot(begin, head, part), begin, end, row, std::min(rows, row + part_rows), static_cast<int>(head)};
   }
-  // Calls f(slot) for every slot of a head, in order; head < 0: of all heads.
+  // Calls f(slot) for every slot of a head, in order. A negative head stands for all heads.
   template <class Function> void each_slot(int64_t head, Function&& f) const {
     for (int64_t group = 0; group < groups; ++group)
       for (int64_t h = std::max<int64_t>(head, 0); h < (head < 0 ? heads : head + 1); ++h)
@@ -50,8 +52,8 @@ struct Partition {
   }
 };
 
-// Gradient of a bias: to[h] = the sum over slots of partial[slot * stride + (row of h) ..]. A slot has the rows of
-// `share` query heads, [share][pad(width)].
+// Writes the gradient of a bias: to[h] is the sum over slots of the row of head h. The sums of a slot start at
+// partial[slot * stride] and have one row per query head of the key head, [share][pad(width)].
 template <class T>
 void write_bias_gradient(const Partition& partition, int share, const float* partial, int64_t stride, int width,
                          const View& to) {
@@ -64,12 +66,13 @@ void write_bias_gradient(const Partition& partition, int share, const float* par
     }
 }
 
-// Gradient of relative keys: `factor` times the sums over slots. A slot has [tables of its heads][chunks][E][BLOCK].
+// Writes the gradient of the relative keys: `factor` times the sum over slots. The sums of a slot have the shape
+// [tables of its heads][chunks][E][BLOCK].
 template <class T>
 void write_table_gradient(const Partition& partition, const Band& n, int share, const float* partial, int64_t stride,
                           float factor, const View& to, int threads) {
   for (int h = 0; h < n.tables(); ++h)
-    for (int64_t row = 0; row < n.table_rows; ++row)  // rows in no chunk
+    for (int64_t row = 0; row < n.table_rows; ++row)  // rows outside all chunks
       if (!n.holds(floor_divide(n.zero - row - 1, BLOCK)))
         clear(to.at<T>(h, row), n.E);
   const bool each = n.tables() > 1;

@@ -1,11 +1,11 @@
-// Attention with relative-position logits; letters and formula as in the Python docstring.
+// Attention with relative-position logits. The letters and the formula are defined in the Python docstring.
 #pragma once
 #include "../view.h"
 #include "isa.h"
 
 namespace retro {
 
-// The fields of `call.RelativeAttention`, in its order; an integer that is None there is negative here.
+// The fields of `call.RelativeAttention`, in the same order. An integer that is None in Python is negative here.
 struct RelativeAttention {
   View query, key, value, rel_key, rel_query;
   int64_t rel_start;
@@ -20,7 +20,7 @@ struct RelativeAttention {
   View batch_offset;
 };
 
-// Batch entry b as a call of its own.
+// Returns the call of batch entry b alone.
 inline RelativeAttention entry(RelativeAttention c, int64_t b) {
   for (View* x : {&c.query, &c.key, &c.value, &c.rel_query, &c.key_mask, &c.query_segment, &c.key_segment})
     *x = x->entry(b);
@@ -29,8 +29,8 @@ inline RelativeAttention entry(RelativeAttention c, int64_t b) {
   return c;
 }
 
-// Gradients of the differentiable inputs; a gradient with a null view is not computed. Those of rel_key and the biases
-// are float32 and, with batch_offset, have one part for each batch entry.
+// Gradients of the differentiable inputs. A gradient with a null view is not computed. The gradients of rel_key and the
+// biases are float32. They have one part per batch entry if batch_offset is given.
 struct RelativeAttentionGrads {
   View query, key, value, rel_key, rel_query, content_bias, position_bias;
 };

@@ -1,5 +1,5 @@
-// Scratch memory holds one chunk of the band at a time (band.h). It is copied to the skewed positions of its logits, or
-// from those of their gradients.
+// Position logits. Scratch memory holds one chunk of the band at a time (band.h). The forward pass copies the chunk to
+// the skewed positions of the logits. The backward pass copies the gradients of the logits from there to the chunk.
 #include "relative_logits.h"
 
 #include <memory>
@@ -10,7 +10,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int TASK_ROWS = 4 * BLOCK;  // queries of a forward task, so that packing the relative keys takes little time
+constexpr int TASK_ROWS = 4 * BLOCK;  // queries per forward task, so that packing the relative keys takes little time
 
 struct Logits {
   const RelativeLogits& c;
@@ -19,10 +19,11 @@ struct Logits {
   int H = static_cast<int>(c.query.size[2]);
   Band n{c.rel_key, c.query_offset, c.rel_start, 1 - N, S};
 
-  // Chunks of the query rows of block a.
+  // Chunks [first_chunk(a), last_chunk(a)) have the logits of query block a.
   int64_t first_chunk(int64_t a) const { return -a - 1; }
   int64_t last_chunk(int64_t a) const { return floor_divide(S - 2 - a * BLOCK, BLOCK) + 1; }
-  // Calls f(r, begin, end, key of column 0) for each row: columns [begin, end) of chunk m whose key exists.
+  // Calls f(r, begin, end, zero) for each row. [begin, end) are the columns of chunk m whose key exists, and `zero` is
+  // the key of column 0.
   template <class Function> void each_row(int64_t m, int64_t i, int rows, Function&& f) const {
     for (int r = 0; r < rows; ++r) {
       const int64_t zero = m * BLOCK + 1 + i + r;
@@ -81,7 +82,7 @@ template <class T, class Elem> struct Backward : Logits {
   const View &dquery, &drel_key, &dbias;
   Partition partition{B, H, N};
   int64_t table_size = drel_key ? (n.last - n.first) * n.E * BLOCK : 0, sums_size = table_size + n.E_pad;
-  std::unique_ptr<float[]> sums{new float[partition.tasks * sums_size]};  // of each task: relative keys, then the bias
+  std::unique_ptr<float[]> sums{new float[partition.tasks * sums_size]};  // per task: relative keys, then the bias
 
   void block(int64_t b, int64_t i, int rows, int h, Workspace<Elem>& w, float* table, float* bias) const {
     pack_queries<T>(c.query, c.position_bias, b, i, rows, h, n.E, w.bias, w.query);

@@ -1,4 +1,4 @@
-// Position logits alone, (query_i + position_bias) · rel_key[i + query_offset - j - rel_start], and their gradients.
+// Position logits, (query_i + position_bias) · rel_key[i + query_offset - j - rel_start], and their gradients.
 #pragma once
 #include "../view.h"
 #include "isa.h"
@@ -17,6 +17,6 @@ struct RelativeLogits {
 
 RETRO_EVERY_ISA(
     void relative_logits_forward(const RelativeLogits& call, const View& logits, int threads);
-    // gradients have their inputs' types; a gradient with a null view is not computed
+    // Gradients have the types of their inputs. A gradient with a null view is not computed.
     void relative_logits_backward(const RelativeLogits& call, const View& dlogits, const View& dquery, const View& drel_key,
                                   const View& dposition_bias, int threads);)

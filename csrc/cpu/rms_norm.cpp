@@ -1,5 +1,6 @@
-// A row is read once from memory; the second pass over it reads L1. The weight's gradient is summed over groups of
-// rows, whose number the caller chooses, then over groups in order, so no bit depends on the threads.
+// Root-mean-square norm. A row is read from memory once, and the second pass over the row reads L1. The gradient of the
+// weight is summed within groups of rows, whose number the caller chooses, and then over the groups in order. So the
+// bits do not depend on the threads.
 #include "rms_norm.h"
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int ROWS = 32;  // of a task of the forward pass
+constexpr int ROWS = 32;  // rows per task of the forward pass
 
 void normalise(const float* x, const float* weight, int64_t width, float eps, float* y, float* rstd) {
   Vec squares = zero();
@@ -25,7 +26,8 @@ void normalise(const float* x, const float* weight, int64_t width, float eps, fl
   });
 }
 
-// dx = rstd * (g - xhat * mean(g * xhat)) of g = dy * weight and xhat = x * rstd; dweight += dy * xhat.
+// Computes dx = rstd * (g - xhat * mean(g * xhat)) with g = dy * weight and xhat = x * rstd. Adds dy * xhat to dweight.
+// dx and dweight may be null.
 void differentiate(const float* x, const float* weight, float rstd, const float* dy, int64_t width, float* dx,
                    float* dweight) {
   const Vec scale = broadcast(rstd);

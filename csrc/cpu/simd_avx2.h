@@ -1,4 +1,4 @@
-// 8 floats; AVX2, FMA, F16C. Included by simd.h.
+// Vectors of 8 floats with AVX2, FMA and F16C. simd.h includes this file.
 #pragma once
 #include <immintrin.h>
 
@@ -24,8 +24,8 @@ RETRO_INLINE Vec widen(__m128i halves, bf16) {
 }
 RETRO_INLINE Vec widen(__m128i halves, fp16) { return _mm256_cvtph_ps(halves); }
 
-// AVX2 has no masked load of 16-bit elements, so the tail is copied through the stack. For whole vectors too, that copy
-// would take a tenth of a backward pass.
+// AVX2 has no masked load of 16-bit elements, so the tail of a row is copied through the stack. Whole vectors are not
+// copied, because the copies would take a tenth of a backward pass.
 RETRO_INLINE __m128i load_halves(const void* p, int n) {
   if (n >= LANES)
     return _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -59,7 +59,7 @@ RETRO_INLINE __m128i narrow(Vec x, bf16) {
 RETRO_INLINE void store(float* p, Vec x) { _mm256_storeu_ps(p, x); }
 RETRO_INLINE void store(float* p, Vec x, int n) {
   if (n >= LANES)
-    return store(p, x);  // a masked store is dozens of operations on AMD's processors
+    return store(p, x);  // a masked store takes dozens of operations on AMD's processors
   _mm256_maskstore_ps(p, first_bits(n), x);
 }
 template <class T> RETRO_INLINE void store(T* p, Vec x) {
@@ -79,14 +79,14 @@ RETRO_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
-// The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
+// The low bits of the sum are n + 127. Shifted into the exponent, they give 2^n.
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
   power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(sum), 23));
   return sum - shift;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
+// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1);
   const auto power = [](__m256i e) {
@@ -149,7 +149,8 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds the halves of two vectors and stores the results in one vector. This takes a third of the shuffles of
+// a transpose.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   Vec y[4];
 #pragma GCC unroll 4

@@ -1,4 +1,4 @@
-// 16 floats; AVX-512 F, BW, VL, DQ, and BF16 at level 3. Included by simd.h.
+// Vectors of 16 floats with AVX-512 F, BW, VL and DQ, and BF16 at level 3. simd.h includes this file.
 #pragma once
 #include <immintrin.h>
 
@@ -54,7 +54,7 @@ RETRO_INLINE Vec fma(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 RETRO_INLINE Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 RETRO_INLINE Vec min(Vec a, Vec b) { return _mm512_min_ps(a, b); }
 RETRO_INLINE Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n, n integral
+RETRO_INLINE Vec scale2(Vec x, Vec n) { return _mm512_scalef_ps(x, n); }  // x * 2^n for an integer n
 constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;             // beyond these the result is 0 or inf
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
 RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
@@ -72,7 +72,7 @@ RETRO_INLINE Pairs load(const uint32_t* p) { return _mm512_loadu_si512(p); }
 RETRO_INLINE void store(uint32_t* p, Pairs x) { _mm512_storeu_si512(p, x); }
 RETRO_INLINE Pairs broadcast(uint32_t two) { return _mm512_set1_epi32(static_cast<int>(two)); }
 
-// Lane i of the two halves side by side: (low[i], high[i]).
+// Returns the pairs (low[i], high[i]) of the low and the high half of a vector.
 RETRO_INLINE Pairs zip(__m512i halves) {
   alignas(64) static constexpr uint16_t ORDER[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
@@ -82,7 +82,7 @@ RETRO_INLINE __m512i beside(__m256i low, __m256i high) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Lane i: (even[i], odd[i]).
+// Returns the pairs (even[i], odd[i]).
 RETRO_INLINE Pairs interleave(const bf16* even, const bf16* odd) {
   return zip(beside(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)),
                     _mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd))));
@@ -131,7 +131,8 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Each step adds halves of two vectors into one, with a third of a transpose's shuffles.
+// Each step adds the halves of two vectors and stores the results in one vector. This takes a third of the shuffles of
+// a transpose.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto halves = [](Vec a, Vec b) {
     return _mm512_mask_blend_ps(0xff00, a, b) + _mm512_shuffle_f32x4(a, b, 0x4e);

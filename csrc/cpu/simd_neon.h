@@ -1,4 +1,4 @@
-// 4 floats of 64-bit ARM; bf16 dot products at level 5. Included by simd.h.
+// Vectors of 4 floats on 64-bit ARM, with bf16 dot products at level 5. simd.h includes this file.
 #pragma once
 #include <arm_neon.h>
 
@@ -22,7 +22,7 @@ RETRO_INLINE Mask first(int n) {
 RETRO_INLINE Vec widen(uint16x4_t halves, bf16) { return vreinterpretq_f32_u32(vshll_n_u16(halves, 16)); }
 RETRO_INLINE Vec widen(uint16x4_t halves, fp16) { return vcvt_f32_f16(vreinterpret_f16_u16(halves)); }
 
-// Bytes of the first n lanes. There is no masked load, so they are copied through the stack.
+// Returns the size of the first n lanes. They are copied through the stack, because NEON does not have masked loads.
 RETRO_INLINE size_t bytes_of(int n, size_t each) {
   return each * static_cast<size_t>(n < 0 ? 0 : n < LANES ? n : LANES);
 }
@@ -94,7 +94,7 @@ RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   return n;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
+// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const int32x4_t whole = vcvtq_s32_f32(n), half = vshrq_n_s32(whole, 1), bias = vdupq_n_s32(127);
   return x * shifted_power(vaddq_s32(half, bias)) * shifted_power(vaddq_s32(vsubq_s32(whole, half), bias));

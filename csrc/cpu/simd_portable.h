@@ -1,4 +1,4 @@
-// 4 floats as the compiler's own vectors: SSE2 on x86-64. Included by simd.h.
+// Vectors of 4 floats as the compiler's own vector type, which is SSE2 on x86-64. simd.h includes this file.
 #pragma once
 
 namespace retro::RETRO_ISA {
@@ -43,19 +43,19 @@ RETRO_INLINE Mask either(Mask a, Mask b) { return a | b; }
 RETRO_INLINE Vec select(Mask m, Vec a, Vec b) { return m ? a : b; }
 RETRO_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 RETRO_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
-RETRO_INLINE Vec round(Vec x) {  // for |x| < 2^22; the sum rounds to nearest even
+RETRO_INLINE Vec round(Vec x) {  // requires |x| < 2^22; the sum is rounded to the nearest integer, ties to even
   const Vec shift = broadcast(0x1.8p23f);
   return (x + shift) - shift;
 }
 constexpr float LOWEST_POWER = -127.f, HIGHEST_POWER = 128.f;  // their powers are 0 and inf
-// The low bits of the sum are n + 127; shifted into the exponent they are 2^n.
+// The low bits of the sum are n + 127. Shifted into the exponent, they give 2^n.
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) {
   const Vec shift = broadcast(0x1.8p23f + 127.f), sum = x + shift;
   power = reinterpret_cast<Vec>(reinterpret_cast<Pairs>(sum) << 23);
   return sum - shift;
 }
 RETRO_INLINE Vec times(Vec x, Vec power) { return x * power; }
-// x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range
+// Returns x * 2^n for an integer n in [-252, 252], in two steps, because 2^n may be out of range.
 RETRO_INLINE Vec scale2(Vec x, Vec n) {
   const Mask whole = __builtin_convertvector(n, Mask), half = whole >> 1;
   const auto power = [](Mask e) { return reinterpret_cast<Vec>((e + 127) << 23); };

@@ -1,4 +1,5 @@
-// 8 floats of 64-bit ARM's scalable vectors, compiled for registers of 256 bits; bf16 dot products. Included by simd.h.
+// Vectors of 8 floats on 64-bit ARM with SVE, compiled for registers of 256 bits, with bf16 dot products. simd.h
+// includes this file.
 #pragma once
 #include <arm_sve.h>
 
@@ -22,7 +23,7 @@ RETRO_INLINE Mask first(int n) { return {lanes_below(n)}; }
 
 // Inactive lanes touch no memory and read 0.
 RETRO_INLINE Vec load(const float* p, Predicate lanes) { return svld1_f32(lanes, p); }
-RETRO_INLINE Pairs load_halves(const void* p, Predicate lanes) {  // one in the low half of each lane
+RETRO_INLINE Pairs load_halves(const void* p, Predicate lanes) {  // one element in the low half of each lane
   return svld1uh_u32(lanes, static_cast<const uint16_t*>(p));
 }
 RETRO_INLINE Vec load(const bf16* p, Predicate lanes) {
@@ -56,13 +57,15 @@ RETRO_INLINE uint32_t bits(Mask m) {
 }
 
 RETRO_INLINE Vec round(Vec x) { return svrintn_f32_x(all(), x); }
-// x * 2^n, n integral: rounded once, whether 2^n is in range or not
+// Returns x * 2^n for an integer n. The result is rounded once, even if 2^n is out of range.
 RETRO_INLINE Vec scale2(Vec x, Vec n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
 constexpr float LOWEST_POWER = -152.f, HIGHEST_POWER = 129.f;  // beyond these the result is 0 or inf
 RETRO_INLINE Vec power_of_two(Vec x, Vec& power) { return power = round(x); }
 RETRO_INLINE Vec times(Vec x, Vec power) { return scale2(x, power); }
 
-RETRO_INLINE float sum(Vec x) { return svaddv_f32(all(), x); }  // pairs of neighbours, their pairs, and so on
+RETRO_INLINE float sum(Vec x) {
+  return svaddv_f32(all(), x);
+}  // adds neighbouring lanes, then neighbouring sums, and so on
 RETRO_INLINE float max_of(Vec x) { return svmaxnmv_f32(all(), x); }
 
 RETRO_INLINE Pairs load(const uint32_t* p) { return svld1_u32(all(), p); }
@@ -81,7 +84,8 @@ RETRO_INLINE Vec dot(Vec acc, Pairs a, Pairs b) {
   return svbfdot_f32(acc, svreinterpret_bf16_u32(a), svreinterpret_bf16_u32(b));
 }
 
-// Each round moves the first bit of a number's place, row then column, behind the others.
+// The place of a number is a string of bits, the row followed by the column. Each round moves the
+// first bit of the string to its end, so that after three rounds row and column are exchanged.
 RETRO_INLINE void transpose(Vec (&x)[LANES]) {
 #pragma GCC unroll 3
   for (int round = 0; round < 3; ++round) {
@@ -97,7 +101,7 @@ RETRO_INLINE void transpose(Vec (&x)[LANES]) {
   }
 }
 
-// Each step adds neighbours of two vectors into one.
+// Each step adds the neighbouring lanes of two vectors and stores the sums in one vector.
 RETRO_INLINE Vec sums(Vec (&x)[LANES]) {
   const auto neighbours = [](Vec a, Vec b) { return Vec(svuzp1_f32(a, b)) + Vec(svuzp2_f32(a, b)); };
   const Vec a = neighbours(neighbours(x[0], x[1]), neighbours(x[2], x[3]));

@@ -1,12 +1,12 @@
-// Products of pairs in tile registers, from the operands of gemm.h, which includes this file. 16 rows of RowMajor are a
-// tile of A, 16 rows and one vector of PackedB a tile of B. Other operands, and what is no whole tile, are copied
-// beside zeros first. So a row has the same bits wherever it lies.
+// Products of pairs in tile registers. gemm.h includes this file, which reads the same operands. A tile of A is 16 rows
+// of RowMajor, and a tile of B is 16 rows and one vector of PackedB. Other operands and incomplete tiles are first
+// copied into whole tiles, which are padded with zeros. So the bits of a row do not depend on its place in the product.
 #pragma once
 #include "gemm.h"
 
 namespace retro::RETRO_ISA {
 
-// Rows [row, row + rows) and pairs [k, k + pairs) of A, in place or in `copy`.
+// Returns the rows [row, row + rows) and pairs [k, k + pairs) of A as a tile, in place or in `copy`.
 RETRO_INLINE TileOperand tile_of(const RowMajor<uint32_t>& a, int row, int rows, int k, int pairs, uint32_t* copy) {
   const uint32_t* from = a.data + row * a.lda + k;
   if (rows == TILE && pairs == TILE)
@@ -44,7 +44,7 @@ RETRO_INLINE TileOperand tile_of(const PackedB<uint32_t>& b, int k, int pairs, i
   return {copy, ROW_BYTES};
 }
 
-// Hands rows [r, r + MR) of the sums to the epilogue.
+// Passes the rows [r, r + MR) of the sums to the epilogue.
 template <int MR, int NR, class Epilogue>
 RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilogue& epilogue) {
   Vec c[MR][NR];
@@ -52,7 +52,7 @@ RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilo
   finish_tile(row + r, column, c, epilogue);
 }
 
-// Columns [column, column + NR vectors) of all rows.
+// Computes NR vectors of columns, from `column` on, for all rows.
 template <int NR, class A, class Epilogue>
 __attribute__((noinline)) void tile_panel(int m, int kc, const A& a, const PackedB<uint32_t>& b, int column,
                                           Epilogue& epilogue) {

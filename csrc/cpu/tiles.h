@@ -1,7 +1,7 @@
-// AMX: products of pairs in tile registers, of 16 rows by 16 pairs (operands) or 16 floats (sums).
+// AMX: products of pairs in tile registers. A register has 16 rows of 16 pairs (operands) or 16 floats (sums).
 //
-//   TileScope                             in a task: makes this thread's tile registers ready where AMX is to run
-//   tiles_ready                           whether they are; false at compile time where there are none
+//   TileScope                             in a task: makes this thread's tile registers ready if AMX is active
+//   tiles_ready                           whether they are ready; false at compile time if AMX was not compiled
 //   load_tile clear_tile store_tile       registers 0 to 3 hold sums, TILE_A and TILE_B the operands
 //   multiply_tiles<sum>()                 sum[i][j] += the products of the pairs A[i][k] and B[k][j], k = 0..15
 #pragma once
@@ -15,21 +15,21 @@
 
 namespace retro::RETRO_ISA {
 
-constexpr int TILE = 16;  // rows, pairs and sums of a tile
+constexpr int TILE = 16;  // rows per tile, and pairs or sums per row
 
 #if !RETRO_TILES
 constexpr bool tiles_ready = false;
 struct TileScope {
-  TileScope() {}  // so that no compiler calls it unused
+  TileScope() {}  // so that compilers do not warn about an unused variable
 };
 #else
 
-constexpr int TILE_A = 6, TILE_B = 7;                    // registers of the operands; sums are in 0 to 3
-constexpr int ROW_BYTES = TILE * int{sizeof(uint32_t)};  // of a tile
+constexpr int TILE_A = 6, TILE_B = 7;                    // registers of the operands; registers 0 to 3 hold sums
+constexpr int ROW_BYTES = TILE * int{sizeof(uint32_t)};  // bytes per row of a tile
 
-inline thread_local bool tiles_ready = false;  // in a TileScope
+inline thread_local bool tiles_ready = false;  // true inside a TileScope
 
-// In a task: this thread's tile registers are ready for products, where AMX is the instruction set that runs.
+// While it exists, this thread's tile registers are ready for products, if AMX is the active instruction set.
 class TileScope {
  public:
   TileScope() {
@@ -37,7 +37,7 @@ class TileScope {
       return;
     struct alignas(64) {
       uint8_t palette = 1, start_row = 0, reserved[14] = {};
-      uint16_t bytes[16] = {};  // of a row, register by register
+      uint16_t bytes[16] = {};  // bytes per row of each register
       uint8_t rows[16] = {};
     } layout;
     std::fill(layout.bytes, layout.bytes + 8, ROW_BYTES);
@@ -73,7 +73,7 @@ template <int REGISTER> RETRO_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c0, %%tmm%c1, %%tmm%c2" ::"i"(TILE_B), "i"(TILE_A), "i"(REGISTER));
 }
 
-// Calls f(i) with the constants i = 0..COUNT-1, as numbers of registers.
+// Calls f(i) with the constants i = 0..COUNT-1, which are register numbers.
 template <int COUNT, class Function> RETRO_INLINE void each_sum(Function&& f) {
   if constexpr (COUNT > 1)
     each_sum<COUNT - 1>(f);

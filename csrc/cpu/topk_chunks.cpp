@@ -1,10 +1,12 @@
-// A task scans a range of keys for a group of queries, a tile of keys at a time (topk_scan.h), and keeps each query's
-// k best in a sorted list: lane by lane if k is small, otherwise in the outputs. For few queries and many keys the keys
-// are divided into ranges too, and the partial lists are merged in the order of the keys. (score descending, index
-// ascending) is a total order, and a score's bits don't depend on the ranges, so neither does the result.
+// Exact top-k. A task scans a range of keys for a group of queries, one tile of keys at a time (topk_scan.h). It keeps
+// the k best keys of each query in a sorted list: lane by lane if k is small, otherwise in the outputs. If there are
+// few queries and many keys, the keys are divided into ranges as well, and the partial lists are merged in the order of
+// the keys. The ranges do not change the result, because (score descending, index ascending) is a total order, and
+// because the bits of a score do not depend on the ranges.
 //
-// l2: the scan compares 2 q.k - q.q - k.k, which cancels, with the k-th score minus a bound on the rounding error. Keys
-// above it are scored again by their differences. So the lists have exact scores, and no key is lost.
+// For l2 the scan computes 2 q.k - q.q - k.k, which suffers from cancellation, and compares it with the k-th score
+// minus a bound on the rounding error. Keys above this threshold are scored again from the differences of their
+// elements. So the lists have exact scores, and no key is lost.
 #include "topk_chunks.h"
 
 #include <algorithm>
@@ -17,12 +19,12 @@
 namespace retro::RETRO_ISA {
 namespace {
 
-constexpr int64_t GROUP_BYTES = 256 << 10;  // packed queries of a task: a part of L2
-constexpr int64_t PARTIAL_BYTES = 8 << 20;  // all partial lists together
-constexpr int64_t TASKS_PER_THREAD = 4;     // so that a slow thread delays the end little
-constexpr int64_t LEAST_KEYS = 2048;        // of a range; with fewer, filling lists takes longer than threads gain
-constexpr float HUGE_SQUARE = 1e37f;        // squared norms below it can't overflow a product or a difference
-constexpr float TINY = 1e-35f;              // more than D products can lose to subnormal numbers
+constexpr int64_t GROUP_BYTES = 256 << 10;  // maximum size of a task's packed queries, which stay in a part of L2
+constexpr int64_t PARTIAL_BYTES = 8 << 20;  // maximum size of all partial lists together
+constexpr int64_t TASKS_PER_THREAD = 4;     // so that a slow thread does not delay the end much
+constexpr int64_t LEAST_KEYS = 2048;        // keys per range; with fewer keys, filling the lists takes too long
+constexpr float HUGE_SQUARE = 1e37f;        // products and differences cannot overflow if squared norms are below it
+constexpr float TINY = 1e-35f;              // upper bound of the loss of D products that are subnormal numbers
 
 struct Call {
   const View &query, &key, &query_doc, &key_doc, &key_mask;
@@ -30,12 +32,12 @@ struct Call {
   int64_t shift, batch, queries, keys, dim, k;
 };
 
-// Index of batch entry b in a tensor that all entries may share.
+// Returns the index of batch entry b in a tensor that all entries may share.
 int64_t entry(const View& v, int64_t b) { return v.size[0] > 1 ? b : 0; }
 
 int64_t integer(const View& v, int64_t b, int64_t i) { return retro::integer(v, entry(v, b), i); }
 
-// Sorted lists of k scores and key indices, one a row.
+// Sorted lists of k scores and key indices, one list per row.
 struct Lists {
   float* scores;
   int64_t* indices;
@@ -47,7 +49,7 @@ struct Lists {
     std::fill_n(indices, rows * k, int64_t{-1});
   }
   float least() const { return scores[k - 1]; }
-  // Inserts behind equal scores, because keys ascend. NaN is never above least().
+  // Inserts a score behind equal scores, because keys come in ascending order. NaN is never above least().
   bool insert(float score, int64_t index) const {
     if (!(score > least()))
       return false;
@@ -62,7 +64,8 @@ struct Lists {
   }
 };
 
-// Division of the work: `groups` of `tiles` query tiles for each batch entry, `ranges` of keys for each group.
+// Division of the work: each batch entry has `groups` groups of `tiles` query tiles, and each group scans `ranges`
+// ranges of keys.
 struct Plan {
   int64_t tiles, groups, ranges, range;
 
@@ -85,7 +88,8 @@ template <class T> class Scan {
   using Key = KeyOf<T>;
   static constexpr bool SAME = std::is_same_v<T, Key>;
   const bool in_tiles_ = WIDTH<Key> == 2 && tiles_ready;
-  const int part_ = in_tiles_ ? TILE_PART : PART, keys_ = in_tiles_ ? TILE_KEYS : KEY_TILE;  // multiplied, gathered
+  const int part_ = in_tiles_ ? TILE_PART : PART,
+            keys_ = in_tiles_ ? TILE_KEYS : KEY_TILE;  // keys per product, keys per tile
 
  public:
   // Rows [first, last) of batch entry b; `lists` starts at row `first`.
@@ -93,7 +97,7 @@ template <class T> class Scan {
       : p_(p), b_(b), kb_(entry(p.key, b)), first_(first), last_(last), lists_(lists) {
     tiles_ = ceil_div(last - first, LANES);
     words_ = ceil_div(p.dim, WIDTH<Key>);
-    // of a copied row; one line more, so that equal elements of two rows never share a set
+    // stride of copied rows: one cache line longer, so that equal elements of two rows do not share a cache set
     stride_ = (words_ + LINE / 4) * WIDTH<Key>;
     const int64_t lanes = tiles_ * LANES;
     const int64_t lists_size = p.k <= LaneLists::LARGEST_K && p.keys < INT32_MAX ? LaneLists::floats(p.k) : 0;
@@ -104,13 +108,13 @@ template <class T> class Scan {
     discount_ = threshold_ + lanes;
     best_ = lists_size ? discount_ + lanes : nullptr;
     copy_ = reinterpret_cast<Key*>(discount_ + lanes + tiles_ * lists_size);
-    // the error of a sum of n products, times 4: twice for q.k, once for q.q, once for k.k and the distance itself
+    // The error of a sum of n products, times 4: twice for q.k, once for q.q, and once for k.k and the distance itself.
     const double n = static_cast<double>(std::min(p.dim, FOLD * WIDTH<Key>) + p.dim / FOLD + 8);
     kept_ = static_cast<float>(0.5 * (1 - 4 * n * 0x1p-24));
     pack();
   }
 
-  // Prefetches rows [first, last) of batch entry b, which this thread will probably pack next, between the products.
+  // Lets the products prefetch the rows [first, last) of batch entry b, which this thread will probably pack next.
   void expect(int64_t b, int64_t first, int64_t last) {
     if (p_.query.stride[1] != p_.dim)
       return;
@@ -189,7 +193,7 @@ template <class T> class Scan {
     return copy_;
   }
 
-  // Puts the next unmasked keys of [begin, end) into the tile; returns the key after them.
+  // Puts the next unmasked keys of [begin, end) into the tile. Returns the key after them.
   int64_t gather(int64_t begin, int64_t end) {
     count_ = 0;
     int64_t j = begin;
@@ -212,9 +216,9 @@ template <class T> class Scan {
     return measure(), j;
   }
 
-  // Sets the address of the keys some tiles ahead, if `left` adjacent keys follow this tile.
+  // Sets the address of the keys to prefetch, which are some tiles ahead, if enough of the `left` adjacent keys follow.
   void look_ahead(int64_t left) {
-    const int64_t bytes = keys_ * p_.key.stride[1] * int64_t{sizeof(T)};  // of a tile
+    const int64_t bytes = keys_ * p_.key.stride[1] * int64_t{sizeof(T)};  // bytes per tile
     const int64_t tiles = std::max<int64_t>(1, KEYS_AHEAD / std::max<int64_t>(1, bytes));
     ahead_ = left >= tiles * keys_ ? reinterpret_cast<const char*>(p_.key.at<const T>(kb_, index_[0])) + tiles * bytes
                                    : nullptr;
@@ -232,25 +236,25 @@ template <class T> class Scan {
     }
   }
 
-  // The first key that no row of tile t sees.
+  // Returns the first key that causality hides from every row of tile t.
   int64_t limit(int64_t t) const {
     return p_.causal ? std::min(last_, first_ + (t + 1) * LANES) + p_.shift : INT64_MAX;
   }
 
-  // Query tiles [t, t + count), MQ at most.
+  // Scores the query tiles [t, t + count), at most MQ of them, against all keys of the tile.
   template <int MQ> void sweep(int64_t t, int count) {
     if constexpr (MQ > 1)
       if (count < MQ)
         return sweep<MQ - 1>(t, count);
     for (int from = 0; from < count_ && index_[from] < limit(t + MQ - 1); from += part_) {
-      int blind = 0;  // number of leading tiles that see none of these keys
+      int blind = 0;  // number of leading query tiles from which causality hides these keys
       while (index_[from] >= limit(t + blind))
         ++blind;
       part<MQ>(t, blind, from);
     }
   }
 
-  // Query tiles [t + blind, t + MQ) and the keys of the part that begins at `from`.
+  // Scores the query tiles [t + blind, t + MQ) against the part of the keys that begins at `from`.
   template <int MQ> void part(int64_t t, int blind, int from) {
     if constexpr (MQ > 1)
       if (blind)
@@ -260,7 +264,7 @@ template <class T> class Scan {
     Tile<Key> keys{tile_.rows + from * tile_.stride, tile_.stride, nullptr, norm_ + from, tile_.force};
     if (t == 0 && ahead_) {
       keys.ahead = ahead_ + from * p_.key.stride[1] * int64_t{sizeof(T)};
-    } else if (soon_ < soon_end_) {  // a line of memory for a word of each row, as for keys
+    } else if (soon_ < soon_end_) {  // one cache line per word of a row, as for keys
       keys.ahead = soon_;
       soon_ += words_ * LINE;
     }
@@ -299,7 +303,8 @@ template <class T> class Scan {
     return p_.l2 ? -squared_distance(p_.query.at<const T>(b_, row), p_.key.at<const T>(kb_, key), p_.dim) : score;
   }
 
-  // Offers the lanes `hits` of tile t: those of `above`, or all if `force` is set.
+  // Offers the scores of a key to the lists of tile t. The lanes `hits` are the lanes `above` their threshold, or all
+  // lanes if `force` is set.
   void offer_all(int64_t t, int64_t key, Mask above, uint32_t hits, const float* scores) {
     const int64_t row = first_ + t * LANES;
     Vec offered = select(above, load(scores), broadcast(-INFINITY));
@@ -325,13 +330,13 @@ template <class T> class Scan {
   int64_t b_, kb_, first_, last_;
   Lists lists_;
   int64_t tiles_, words_, stride_;
-  bool force_;        // some query is too large for the comparison of l2
+  bool force_;        // some query is too large for the comparison that l2 uses
   uint32_t* packed_;  // [tiles][words][LANES]
-  float* threshold_;  // [tiles][LANES] lower bound of q.k minus the key's discount
-  float* discount_;   // [tiles][LANES] l2: half of q.q, minus the error bound
-  float* best_;       // [tiles] lane lists; null if k is too large for them
+  float* threshold_;  // [tiles][LANES] a key is considered if q.k minus the key's discount is above it
+  float* discount_;   // [tiles][LANES] for l2: half of q.q, minus the error bound
+  float* best_;       // [tiles] lane lists, or null if k is too large for them
   Key* copy_;         // [keys_][stride]
-  float kept_;        // l2: half, minus the relative error bound
+  float kept_;        // for l2: one half, minus the relative error bound
   Tile<Key> tile_{};
   const char* ahead_ = nullptr;                       // keys to prefetch, or null
   const char *soon_ = nullptr, *soon_end_ = nullptr;  // queries of another task to prefetch

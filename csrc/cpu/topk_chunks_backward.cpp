@@ -1,6 +1,6 @@
-// Gradients of the chosen scores. dquery gathers the k keys of a query. dkey sorts the slots by key and gathers the
-// queries of each key; a counting sort keeps a key's slots in ascending order. So there are no atomics, and the order
-// of the sums does not depend on the threads.
+// Gradients of the chosen scores. For dquery, a task gathers the k keys of each query. For dkey, a counting sort orders
+// the slots by key and keeps the slots of one key in ascending order, and a task gathers the queries of each key. So
+// the kernel needs no atomics, and the order of the sums does not depend on the threads.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -14,9 +14,9 @@ namespace retro::RETRO_ISA {
 namespace {
 
 constexpr int64_t TASK_ROWS = 16;
-constexpr int COLUMNS = 4;  // vectors of a row held in registers
+constexpr int COLUMNS = 4;  // number of vectors of a row that are summed together in registers
 
-// A slot is an index into `indices` [B,Q,k]. A row of a tensor [B,N,D] is counted over its batch entries.
+// A slot is a flat index into `indices` [B,Q,k]. Rows of a tensor [B,N,D] are numbered across its batch entries.
 template <class T> struct Backward {
   const View &query, &key, &indices, &dscores;
   bool l2;
@@ -26,14 +26,15 @@ template <class T> struct Backward {
   template <class Element> static Element* row(const View& of, int64_t r) {
     return of.at<Element>(r / of.size[1], r % of.size[1]);
   }
-  // The row of `key` of a slot, or -1.
+  // Returns the row of `key` that a slot refers to, or -1.
   int64_t key_of(int64_t slot) const {
     const int64_t j = indices.at<const int64_t>()[slot];
     return j < 0 || key.size[0] == 1 ? j : slot / (query.size[1] * k) * key.size[1] + j;
   }
 
-  // Gradient of `own`: row r is the sum over its slots, slot_at(i) for i from begin(r) to begin(r + 1), of d score
-  // times other(slot), a row or null, or for l2 twice its difference from the own row.
+  // Writes the gradient of `own`. Row r is a sum over its slots, slot_at(i) for i from begin(r) to begin(r + 1). Each
+  // slot adds its dscore times the row other(slot), which may be null. For l2, it adds twice its dscore times the
+  // difference of the row other(slot) and the own row.
   template <class Begin, class SlotAt, class Other>
   void write(const View& own, const View& to, Begin&& begin, SlotAt&& slot_at, Other&& other) const {
     const int64_t rows = own.size[0] * own.size[1], dim = own.size[2];
@@ -87,18 +88,18 @@ template <class T> struct Backward {
     int64_t total = 0;
     for (int64_t& count : begin) {
       total += count;
-      count = total;  // the end of each row's slots ...
+      count = total;  // the end of each row's slots, ...
     }
     for (int64_t s = slots - 1; s >= 0; --s)
       if (const int64_t r = key_of(s); r >= 0)
-        sorted[--begin[r]] = s;  // ... is moved down to their begin
+        sorted[--begin[r]] = s;  // ... which becomes their beginning
     write(
         key, dkey, [&](int64_t r) { return begin[r]; }, [&](int64_t i) { return sorted[i]; },
         [&](int64_t slot) { return row<const T>(query, slot / k); });
   }
 };
 
-// An index becomes an address, so the check is here, where no caller can bypass it.
+// Checks the indices. An index becomes an address, so the check is here, where callers cannot bypass it.
 void check_indices(const View& indices, int64_t keys) {
   const auto* const index = indices.at<const int64_t>();
   const int64_t count = indices.size[0] * indices.size[1] * indices.size[2];

@@ -1,26 +1,28 @@
 // Scores of a tile of keys and a few tiles of queries. Queries are the lanes of a register, keys are broadcast from
-// memory, and every score has one accumulator. Only tiles with a score above a row's current k-th are written.
+// memory, and every score has its own accumulator. The scores of a query tile are written only if one of them is above
+// the current k-th score of its row.
 //
-// A score is always summed in the order of the embedding's elements, so its bits don't depend on the tiles.
+// The terms of a score are always added in the order of the embedding's elements, so the tiles do not change its bits.
 #pragma once
 #include "gemm.h"
 
 namespace retro::RETRO_ISA {
 
-// Keys of a part. Even if rows are 4096 bytes apart and share one set of L1, 6 of them leave room for packed queries.
+// Number of keys per part, which are multiplied together. Even if rows are 4096 bytes apart and share one set of L1, 6
+// rows leave room for packed queries.
 constexpr int PART = 6;
-// query tiles at a time: as many as registers hold accumulators for
+// Number of query tiles that are multiplied together. The registers hold accumulators for this many.
 constexpr int TILES = LANES == 16 ? 4 : 2;
-constexpr int KEY_TILE = 24;  // keys gathered at a time
-// The same in tile registers (tiles.h): keys are the rows of A, packed queries are B.
+constexpr int KEY_TILE = 24;  // number of keys that are gathered together
+// The same numbers for tile registers (tiles.h), where keys are the rows of A and packed queries are B.
 constexpr int TILE_PART = TILE, TILE_KEYS = 3 * TILE;
 constexpr int MOST_PART = RETRO_TILES ? TILE_PART : PART, MOST_KEYS = RETRO_TILES ? TILE_KEYS : KEY_TILE;
-constexpr int64_t FOLD = 512;    // steps after which sums are added to a second sum, to bound rounding errors
-constexpr int64_t Q_AHEAD = 16;  // steps that packed queries are prefetched ahead from L2
-// bytes that keys are prefetched ahead: they hide the latency and fit in cache
+constexpr int64_t FOLD = 512;    // steps after which the sums are added to a second sum, to limit rounding errors
+constexpr int64_t Q_AHEAD = 16;  // distance, in steps, at which packed queries are prefetched from L2
+// Distance, in bytes, at which keys are prefetched. It hides the latency, and the prefetched keys fit in cache.
 constexpr int64_t KEYS_AHEAD = 48 << 10;
 
-// Key: type in which keys of storage type T are multiplied. bf16: in pairs, without widening.
+// Type in which keys of storage type T are multiplied: bf16 (in pairs, without widening) or float.
 template <class T> using KeyOf = std::conditional_t<MULTIPLIES_PAIRS && std::is_same_v<T, bf16>, bf16, float>;
 // A step is one 32-bit word of a row: a float, or two bf16.
 template <class Key> using Word = std::conditional_t<std::is_same_v<Key, bf16>, uint32_t, float>;
@@ -39,15 +41,15 @@ template <class Key> struct Tile {
   const Key* rows;
   int64_t stride;         // elements
   const char* ahead;      // memory to prefetch, or null
-  const float* discount;  // [KEY_TILE] subtracted from a score before it is compared
-  bool force;             // every score is passed on, because the comparison is not reliable
+  const float* discount;  // [KEY_TILE] subtracted from a score before the score is compared
+  bool force;             // passes every score on, because the comparison is not reliable
 };
 
-// acc[m][j] += q_m . key_j over the steps [s, to)
+// Adds q_m . key_j over the steps [s, to) to acc[m][j].
 template <class Key, int MQ, int NK>
 RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
                            const char*& ahead, Vec (&acc)[MQ][NK]) {
-  // so that a row's address is loaded once for several products
+  // unrolled, so that the address of a row is loaded once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
   for (; s + UNROLL <= to; s += UNROLL) {
@@ -82,7 +84,7 @@ RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, in
 }
 
 #if RETRO_TILES
-// TILE keys from word s on: in place, or in `copy` if the rows end before the tile does.
+// Returns TILE keys, from word s on, as a tile: in place, or in `copy` if the rows end before the tile does.
 RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim, uint32_t* copy) {
   const int64_t left = dim - 2 * s;
   if (left >= 2 * TILE)
@@ -93,7 +95,7 @@ RETRO_INLINE TileOperand key_tile(const Tile<bf16>& tile, int64_t s, int64_t dim
   return {copy, ROW_BYTES};
 }
 
-// The same of a query tile, of which `words` words are left.
+// The same for packed queries, of which `words` words are left.
 RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_t* copy) {
   if (words >= TILE)
     return {from, ROW_BYTES};
@@ -102,7 +104,7 @@ RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_
   return {copy, ROW_BYTES};
 }
 
-// out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys
+// Computes out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys.
 template <int MQ>
 RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Tile<bf16>& tile, int64_t dim,
                                     float* out) {
@@ -128,8 +130,8 @@ RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Til
 }
 #endif
 
-// MQ query tiles against NK keys, whose products are in acc[m][j]. Bit m of the result: tile m holds a score that beats
-// its row's threshold.
+// Compares the scores of MQ query tiles and NK keys, score(m, j), with the thresholds. Bit m of the result is set if a
+// score of tile m is above the threshold of its row.
 template <int MQ, int NK, class Key, class Score>
 RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, const Score& score) {
   uint32_t hits = 0;
@@ -145,8 +147,8 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
   return hits;
 }
 
-// Scores of MQ query tiles and PART keys, or TILE_PART in tile registers. Bit m of the result: tile m has a score above
-// its row's threshold, and its scores are in out[m][j][lane].
+// Scores MQ query tiles against PART keys, or TILE_PART keys in tile registers. Bit m of the result is set if a score
+// of tile m is above the threshold of its row; the scores of such a tile are in out[m][j][lane].
 template <class Key, int MQ>
 __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
                                          const float* threshold, float* out) {
@@ -174,7 +176,7 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   }
   multiply<Key, MQ, NK>(q, q_tile, tile.rows, tile.stride, s, steps, ahead, acc);
   if constexpr (WIDTH<Key> == 2)
-    if (dim % 2)  // the memory after the last element may be NaN
+    if (dim % 2)  // the last element is read alone, because the memory after it may be NaN
       unrolled<MQ, NK>([&](int m, int j) {
         const Pairs k = broadcast(uint32_t{tile.rows[j * tile.stride + dim - 1].bits});
         acc[m][j] = fma(query_lanes<Key>(q + m * q_tile + steps * LANES), k, acc[m][j]);
@@ -189,14 +191,15 @@ __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, cons
   return hits;
 }
 
-// The k best keys of a tile's queries, lane by lane, without branches: one new score takes as long as 16.
+// Lists of the k best keys for the queries of a tile, lane by lane and without branches. To insert one score takes as
+// long as to insert one per lane.
 struct LaneLists {
-  static constexpr int64_t LARGEST_K = 16;  // for larger k, to insert one score at a time is faster
+  static constexpr int64_t LARGEST_K = 16;  // for a larger k, it is faster to insert one score at a time
   float* best;                              // [k] of { scores [LANES], key indices as bits [LANES] }
   int64_t k;
 
   static int64_t floats(int64_t k) { return k * 2 * LANES; }
-  // Lanes from `rows` on have no query; no score is above theirs.
+  // Empties the lists. The lanes from `rows` on have no query, and their lists hold inf, so that no score is inserted.
   void clear(int64_t rows) const {
     for (int64_t j = 0; j < k; ++j) {
       store(best + j * 2 * LANES, select(first(static_cast<int>(rows)), broadcast(-INFINITY), broadcast(INFINITY)));
@@ -208,10 +211,10 @@ struct LaneLists {
   int32_t index(int64_t j, int64_t lane) const {
     return static_cast<int32_t>(as_bits(best[j * 2 * LANES + LANES + lane]));
   }
-  // Inserts behind equal scores, because keys ascend. -inf and NaN are never inserted.
+  // Inserts a score per lane behind equal scores, because keys come in ascending order. -inf and NaN are not inserted.
   RETRO_INLINE void insert(Vec score, int32_t index) const {
     Vec at = broadcast(as_float(static_cast<uint32_t>(index)));
-    // false at first; once a lane's score has its place, the displaced scores move
+    // False at first. Once the score of a lane has found its place, the following scores of the lane move down.
     Mask moves = gt(score, broadcast(INFINITY));
     for (int64_t j = 0; j < k; ++j) {
       float* p = best + j * 2 * LANES;
@@ -225,14 +228,15 @@ struct LaneLists {
   }
 };
 
-// A row that is multiplied in pairs: the last element of an odd number gets a zero as its partner.
+// Copies a row that is multiplied in pairs. If the number of elements is odd, the last one gets a zero as its partner.
 inline void convert_row(const bf16* from, bf16* to, int64_t dim) {
   std::memcpy(to, from, 2 * static_cast<size_t>(dim));
   if (dim % 2)
     to[dim].bits = 0;
 }
 
-// Several sums, so that additions don't wait for one another. Their number and order depend only on `dim`.
+// Adds terms in several sums, so that additions do not wait for each other. Their number and order depend only on
+// `dim`.
 template <class Term> RETRO_INLINE float reduce(int64_t dim, Term&& term) {
   Vec sum[4] = {zero(), zero(), zero(), zero()};
   int64_t i = 0;

@@ -1,7 +1,7 @@
 // Instructions that the kernels need beyond C++.
 //
-// With RETRO_EMULATE_CUDA a host header defines them and the CUDA keywords, so that a C++ compiler can build a program
-// that runs a kernel's index arithmetic, barriers and fragment layouts without a GPU.
+// If RETRO_EMULATE_CUDA is defined, a host header defines these instructions and the CUDA keywords. A C++ compiler can
+// then build a program that runs a kernel's index arithmetic, barriers and fragment layouts without a GPU.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies 16 bytes from global to shared memory, zeros if not `valid`. After cp_async_wait this thread can read them.
+// Copies 16 bytes from global to shared memory, or writes 16 zero bytes if not `valid`. This thread can read them after
+// cp_async_wait.
 __device__ __forceinline__ void cp_async16(void* shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(bytes)
@@ -37,8 +38,8 @@ template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-// Four 8x8 matrices of 16-bit elements: lane l names row l%8 of
-// matrix l/8 and receives elements 2*(l%4), +1 of row l/4 of each.
+// Loads four 8x8 matrices of 16-bit elements. Lane l passes the address of row l%8 of matrix l/8, and receives the
+// elements 2*(l%4) and 2*(l%4) + 1 of row l/4 of each matrix.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&out)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
@@ -46,7 +47,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&out)[4], const void* row)
                : "memory");
 }
 
-// c[16x8] += a[16x16] b[16x8]: 16-bit factors (bfloat16 or float16), float32 sums.
+// Computes c[16x8] += a[16x16] b[16x8] with 16-bit factors (bfloat16 or float16) and float32 sums.
 template <bool BF16>
 __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (BF16) {
@@ -62,15 +63,17 @@ __device__ __forceinline__ void mma16816(float (&c)[4], const uint32_t (&a)[4], 
   }
 }
 
-// Makes this thread's writes to shared memory, also by cp.async, visible to the tensor cores after the next barrier.
+// Makes this thread's writes to shared memory, including writes by cp.async, visible to the tensor cores after the next
+// barrier.
 __device__ __forceinline__ void fence_proxy_async() {
 #ifdef RETRO_WGMMA
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// Descriptor of a tile of 128-byte rows in the 128-byte swizzle: its address, and 1024 bytes from one group of 8 rows
-// to the next, both in units of 16. The other offset is not used for rows of one span.
+// Returns the descriptor of a tile of 128-byte rows in the 128-byte swizzle. It has the address of the tile and the
+// distance of 1024 bytes from one group of 8 rows to the next, both in units of 16 bytes. The other offset is not used
+// if a row is one span of the swizzle.
 __device__ __forceinline__ uint64_t swizzled128_descriptor(const void* tile) {
   return uint64_t{1} << 62 | uint64_t{1024 >> 4} << 32 | uint64_t{1} << 16 | (shared_address(tile) & 0x3ffff) >> 4;
 }
@@ -81,7 +84,7 @@ __device__ __forceinline__ void wgmma_begin() {
 #endif
 }
 
-// Commits the products that were begun. Their sums must not be accessed before `wgmma_wait`.
+// Commits the products that were started. Their sums must not be accessed before `wgmma_wait`.
 __device__ __forceinline__ void wgmma_commit() {
 #ifdef RETRO_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -114,7 +117,7 @@ __device__ __forceinline__ void wgmma_wait() {
   "}, %128, %129, 1, 1, 1, 0, 0;"
 #endif
 
-// c[64x256] += a[64x16] b[256x16]^T for the warpgroup, both in shared memory with D contiguous.
+// Computes c[64x256] += a[64x16] b[256x16]^T for the warpgroup. Both factors are in shared memory, with D contiguous.
 template <bool BF16> __device__ __forceinline__ void wgmma_64x256x16(float (&c)[32][4], uint64_t a, uint64_t b) {
 #ifdef RETRO_WGMMA
   if constexpr (BF16) {
@@ -143,7 +146,7 @@ __device__ __forceinline__ int64_t shuffle(int64_t value, int lane) {
 
 namespace simt {
 
-// Two 16-bit elements of one word, widened.
+// Widens the two 16-bit elements of one word to float32.
 template <bool BF16> __device__ __forceinline__ void widen(uint32_t word, float& low, float& high) {
   if constexpr (BF16) {
     low = __uint_as_float(word << 16);

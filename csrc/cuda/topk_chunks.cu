@@ -1,17 +1,17 @@
-// Exact top-k of thousands of queries and up to 2^31 keys: the case that the tensor cores bound.
+// Exact top-k for thousands of queries and up to 2^31 keys. In this case the tensor cores limit the speed.
 //
-// A block has 128 queries and walks over tiles of 256 keys of one split, in ascending order. 8 warps multiply
-// (topk_tile.cuh). cp.async fills a ring of stages that continues across tiles, so the epilogue overlaps with the next
-// tile's loads.
+// A CTA processes 128 queries. It walks over tiles of 256 keys of one split, in ascending order. 8 warps multiply
+// (topk_tile.cuh). cp.async fills a ring buffer of stages that continues across tiles, so the epilogue of a tile
+// overlaps with the loads of the next tile.
 //
-// Epilogue: each sum is compared with the current k-th score of its row. A tile without a higher score costs only this
+// The epilogue compares each sum with the current k-th score of its row. A tile without a higher score costs only this
 // comparison. Otherwise 16 columns at a time go through shared memory to the warp that owns the row. The warp applies
 // the masks and appends the candidates to the row's pending list. A full pending list is sorted into the row's list of
 // k.
 //
-// Columns reach a row in ascending order, so comparing for "higher than the k-th" also decides ties. There are no
-// atomics: a position in a pending list is a count of votes. Values in a list are distinct, so the result depends
-// neither on the number of splits nor on the order of blocks.
+// Columns reach a row in ascending order, so the comparison "higher than the k-th" also decides ties. The kernel needs
+// no atomics, because a position in a pending list is a count of votes. The values in a list are distinct, so the
+// result depends neither on the number of splits nor on the order of CTAs.
 #include "topk_chunks.h"
 #include "topk_select.cuh"
 #include "topk_tile.cuh"
@@ -21,18 +21,18 @@ namespace topk {
 constexpr int ROWS_PER_WARP = TILE_Q / WARPS;  // rows whose lists a warp owns
 constexpr int CHUNK = 16;                      // columns that go through shared memory at once
 constexpr int CHUNKS = TILE_S / CHUNK;
-constexpr int PENDING = 48;  // length of a row's pending list; a chunk adds up to 16
+constexpr int PENDING = 48;  // length of a row's pending list; a chunk adds up to 16 candidates
 constexpr int STAGED_PITCH = CHUNK + 1;
 
 template <class Mma> struct Shared {
   unsigned char stage[Mma::STAGES][(TILE_Q + TILE_S) * Mma::STEP_D * 2];  // queries, then keys
   int64_t pending[TILE_Q][PENDING];
   float staged[TILE_Q][STAGED_PITCH];
-  float limit[TILE_Q];  // k-th score of the row's list; -inf while it is not full
+  float limit[TILE_Q];  // k-th score of the row's list; -inf while the list is not full
   float query_norm[TILE_Q];
   float key_norm[TILE_S];
   int count[TILE_Q];       // length of the pending list
-  int have[TILE_Q];        // 0, or k once the row's list exists
+  int have[TILE_Q];        // length of the row's list: 0 before the first merge, then k
   unsigned chunks[WARPS];  // bit c: chunk c of this warp's columns holds a survivor
 };
 
@@ -45,11 +45,11 @@ struct Work {
   int batch, first_query, first_key, end_key, split;
 };
 
-// Neighbouring blocks scan the same keys for different queries, so all but the first read them from L2.
+// Neighbouring CTAs scan the same keys for different queries, so all CTAs but the first read the keys from L2.
 __device__ __forceinline__ Work work_item(const retro::TopkChunks& call, int item) {
   const int q_blocks = (call.Q + TILE_Q - 1) / TILE_Q;
   Work work;
-  // causal: the last queries have the most keys to scan, so they start first
+  // with causality, the last queries have the most keys to scan, so they start first
   work.first_query = (q_blocks - 1 - item % q_blocks) * TILE_Q;
   work.split = item / q_blocks % call.splits;
   work.batch = item / q_blocks / call.splits;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const 
                                            int first_key, int step) {
   const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
   const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
-  constexpr int PIECES = Mma::STEP_D / 8;  // a row
+  constexpr int PIECES = Mma::STEP_D / 8;  // number of pieces per row
   const int piece = threadIdx.x % PIECES;
   const int d = step * Mma::STEP_D + piece * 8;
 #pragma unroll 4
@@ -104,7 +104,7 @@ __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const 
   }
 }
 
-// Sum of squares of key row `threadIdx.x` in this stage.
+// Returns the sum of squares of key row `threadIdx.x` in this stage.
 template <class Mma> __device__ __forceinline__ float stage_square(const unsigned char* stage) {
   float total = 0.0f;
 #pragma unroll
@@ -154,7 +154,8 @@ __device__ __forceinline__ void to_l2(typename Mma::Sums& sums, const Shared<Mma
   });
 }
 
-// Bit c: chunk c of this warp's columns has a score above its row's k-th. NaN and -inf are never above.
+// Returns a bit set: bit c is set if chunk c of this warp's columns has a score above the k-th score of its row. NaN
+// and -inf are never above.
 template <class Mma>
 __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& sums, const Shared<Mma>& shared,
                                                      int warp, int lane) {
@@ -269,7 +270,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   auto load_next = [&] {
     if (loaded < total)
       load_stage<Mma>(call, work, shared.stage[load_at], load_key, load_step);
-    simt::cp_async_commit();  // also an empty group past the end, because cp_async_wait counts groups
+    simt::cp_async_commit();  // past the end the group is empty, but it must exist, because cp_async_wait counts groups
     ++loaded;
     load_at = (load_at + 1) % Mma::STAGES;
     if (++load_step == steps) {
@@ -311,7 +312,7 @@ __device__ __forceinline__ void scan_item(const retro::TopkChunks& call, const W
   __syncthreads();
   for (int i = 0; i < ROWS_PER_WARP; ++i) {
     const int row = warp * ROWS_PER_WARP + i;
-    // an empty list is written too, because the merge reads it
+    // an empty list is also written, because the merge reads it
     if (work.first_query + row < call.Q && (shared.count[row] > 0 || shared.have[row] == 0))
       flush<Mma, PER_LANE>(call, work, shared, row, lane);
   }
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::Topk
   scan<MmaSync<BF16>, PER_LANE>(call, memory);
 }
 
-// Empty except for sm_90a, and launched only there.
+// The kernel has a body only for sm_90a, and is launched only there.
 template <bool BF16, int PER_LANE>
 __global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
 #ifdef RETRO_WGMMA
@@ -346,7 +347,7 @@ template <int PER_LANE> __global__ void __launch_bounds__(THREADS) topk_chunks_m
   const int lane = threadIdx.x % WARP;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * WARPS + threadIdx.x / WARP;
   if (row >= static_cast<int64_t>(call.B) * call.Q)
-    return;  // a whole warp
+    return;  // for the whole warp
   const int64_t many = static_cast<int64_t>(call.splits) * call.k;
   const int64_t* from = call.partial + row * many;
   int64_t v[PER_LANE];
@@ -385,7 +386,7 @@ template <bool BF16, int PER_LANE> cudaError_t launch(const TopkChunks& call, in
     error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   if (error != cudaSuccess)
     return error;
-  const bool hopper = major == 9 && RETRO_CUDA_HOPPER;  // only sm_90a has the wgmma scan; an old nvcc can't compile it
+  const bool hopper = major == 9 && RETRO_CUDA_HOPPER;  // only sm_90a has the wgmma scan, and an old nvcc lacks sm_90a
   const int bytes = hopper ? TOPK_CHUNKS_SCAN_WGMMA.shared_bytes : TOPK_CHUNKS_SCAN.shared_bytes;
   auto* scan = hopper ? topk::topk_chunks_scan_wgmma<BF16, PER_LANE> : topk::topk_chunks_scan<BF16, PER_LANE>;
   error = cudaFuncSetAttribute(scan, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -401,7 +402,7 @@ template <bool BF16, int PER_LANE> cudaError_t launch(const TopkChunks& call, in
 }  // namespace
 
 int topk_chunks(const TopkChunks& call, int blocks, void* stream) {
-  const bool narrow = call.k + topk::PENDING <= 128;  // lists of both are sorted together, as 32*PER_LANE values
+  const bool narrow = call.k + topk::PENDING <= 128;  // both lists are sorted together, as 32*PER_LANE values
   auto* run =
       call.bf16 ? (narrow ? &launch<true, 4> : &launch<true, 8>) : (narrow ? &launch<false, 4> : &launch<false, 8>);
   return run(call, blocks, static_cast<cudaStream_t>(stream));

@@ -1,8 +1,9 @@
-// Packed candidates, and a warp's lists of them.
+// Packed candidates, and how a warp sorts and merges lists of candidates.
 //
-// A candidate is one int64: the score's bits, mapped so that signed comparison orders them, above the inverted key
-// index. Larger is a higher score or, at equal scores, a lower index; no two keys pack to the same value.
-// retro_kernels/ops/topk_chunks/triton packs in the same way, which a test checks.
+// A candidate is one int64. Its high half has the bits of the score, mapped so that a signed comparison orders them.
+// Its low half has the inverted key index. A candidate is larger if its score is higher or, at equal scores, if its
+// index is lower. Different keys have different values. retro_kernels/ops/topk_chunks/triton uses the same layout,
+// which a test checks.
 #pragma once
 
 #include "simt.cuh"
@@ -15,7 +16,7 @@ constexpr int64_t NOTHING = INT64_MIN;  // below every candidate
 __device__ __forceinline__ int32_t ordered(int32_t bits) { return bits ^ ((bits >> 31) & 0x7fffffff); }
 
 __device__ __forceinline__ int64_t pack(float score, int index) {
-  score = score == 0.0f ? 0.0f : score;  // -0.0 equals 0.0: the same bits
+  score = score == 0.0f ? 0.0f : score;  // gives -0.0 the bits of 0.0, because the two are equal
   const uint64_t high = static_cast<uint32_t>(ordered(__float_as_int(score)));
   return static_cast<int64_t>(high << 32 | static_cast<uint32_t>(0x7fffffff - index));
 }
@@ -28,7 +29,7 @@ __device__ __forceinline__ int64_t index_of(int64_t packed) {
   return packed == NOTHING ? -1 : 0x7fffffff - static_cast<int64_t>(packed & 0x7fffffff);
 }
 
-// Bitonic sort, descending, of the 32*PER_LANE values of a warp; value e is v[e / 32] of lane e % 32.
+// Sorts the 32*PER_LANE values of a warp in descending order, with a bitonic sort. Value e is v[e / 32] of lane e % 32.
 template <int PER_LANE> __device__ __forceinline__ void sort_descending(int64_t (&v)[PER_LANE], int lane) {
 #pragma unroll
   for (int size = 2; size <= WARP * PER_LANE; size *= 2) {
@@ -53,18 +54,18 @@ template <int PER_LANE> __device__ __forceinline__ void sort_descending(int64_t 
   }
 }
 
-// Value e of a warp's 32*PER_LANE, in every lane. e is the same in all lanes.
+// Returns value e of a warp's 32*PER_LANE values in every lane. e must be the same in all lanes.
 template <int PER_LANE> __device__ __forceinline__ int64_t element(const int64_t (&v)[PER_LANE], int e) {
   int64_t mine = 0;
-  // masks, not selects: a chain of selects becomes an array in local memory
+  // masks instead of selects, because the compiler would turn a chain of selects into an array in local memory
 #pragma unroll
   for (int r = 0; r < PER_LANE; ++r)
     mine |= v[r] & -static_cast<int64_t>(e / WARP == r);
   return simt::shuffle(mine, e % WARP);
 }
 
-// list[0, k) = the k best of list[0, have) and extra[0, count), descending, then NOTHING; returns the new k-th. All
-// lanes of a warp call it; have is 0 or k, and k + count <= 32*PER_LANE.
+// Writes the k best of list[0, have) and extra[0, count) to list[0, k), in descending order, padded with NOTHING.
+// Returns the new k-th value. All lanes of a warp must call it. `have` is 0 or k, and k + count <= 32*PER_LANE.
 template <int PER_LANE>
 __device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k,
                                               int lane) {

@@ -1,6 +1,7 @@
-// Product of a block's 128 queries and 256 keys: one struct for each instruction. A struct defines the address of a
-// 16-byte piece in a stage and the rows and columns of a thread's sums, and adds the products of a stage: `begin`
-// starts products that run beside the block's other instructions, `finish` computes the others and waits.
+// Product of a CTA's 128 queries and 256 keys, in one struct per instruction. A struct defines the address of a 16-byte
+// piece in a stage, and the rows and columns of a thread's sums. It adds the products of a stage in two steps: `begin`
+// starts products that run while the CTA executes other instructions, and `finish` computes the remaining products and
+// waits for all of them.
 #pragma once
 
 #include "simt.cuh"
@@ -14,16 +15,16 @@ constexpr int TILE_S = retro::TOPK_TILE_S;
 constexpr int THREADS = retro::TOPK_CHUNKS_SCAN.threads;
 constexpr int WARPS = THREADS / WARP;
 
-// mma.sync, from sm_80 on: warps 2 x 4, 64x64 each, fragments by ldmatrix.
+// mma.sync, for sm_80 and newer. 2 x 4 warps compute 64x64 sums each, and load their fragments with ldmatrix.
 template <bool BF16_> struct MmaSync {
   static constexpr bool BF16 = BF16_;
-  static constexpr int STEP_D = 32;  // elements of D a stage: rows of 64 bytes
+  static constexpr int STEP_D = 32;  // elements of D per stage, which are rows of 64 bytes
   static constexpr int STAGES = 4;
   static constexpr int WARPS_N = 4;                       // warps side by side along the keys
   static constexpr int FRAGMENTS_M = 4, FRAGMENTS_N = 8;  // 16x8 sums each
   using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
 
-  // Eight rows that are read together are in eight different 16-byte banks.
+  // Places a piece so that eight rows that are read together are in eight different 16-byte banks.
   static __device__ __forceinline__ int place(int row, int piece) {
     return row * 64 + ((piece ^ ((row >> 1) & 3)) << 4);
   }
@@ -54,26 +55,28 @@ template <bool BF16_> struct MmaSync {
   }
 };
 
-// wgmma, sm_90a alone: two warpgroups, 64x256 each, both factors straight from shared memory.
+// wgmma, for sm_90a only. Two warpgroups compute 64x256 sums each, and read both factors directly from shared memory.
 template <bool BF16_> struct Wgmma {
   static constexpr bool BF16 = BF16_;
-  static constexpr int STEP_D = 64;  // rows of 128 bytes: one span of the 128-byte swizzle
+  static constexpr int STEP_D = 64;  // elements of D per stage; a row of 128 bytes is one span of the 128-byte swizzle
   static constexpr int STAGES = 3;
   static constexpr int WARPS_N = 1;
   static constexpr int FRAGMENTS_M = 1, FRAGMENTS_N = 32;
   using Sums = float[FRAGMENTS_M][FRAGMENTS_N][4];
 
-  // The hardware's swizzle: bits 4-6 of an address, exclusive-or bits 7-9. Stages start at multiples of 1024.
+  // The swizzle of the hardware: bits 4-6 of an address are combined with bits 7-9 by exclusive or. Stages start at
+  // multiples of 1024 bytes.
   static __device__ __forceinline__ int place(int row, int piece) { return row * 128 + ((piece ^ (row & 7)) << 4); }
 
-  // The tensor cores read shared memory through another proxy than cp.async writes it.
+  // A fence is needed, because the tensor cores read shared memory through the async proxy, and cp.async writes through
+  // the generic proxy.
   static __device__ __forceinline__ void publish() { simt::fence_proxy_async(); }
 
   static __device__ __forceinline__ void begin(Sums& sums, const unsigned char* stage, int warp) {
     const uint64_t a = simt::swizzled128_descriptor(stage + warp / 4 * 64 * 128);
     const uint64_t b = simt::swizzled128_descriptor(stage + TILE_Q * 128);
     simt::wgmma_begin();
-    // a step of 16 elements is 32 bytes, 2 units of a descriptor
+    // 16 elements are 32 bytes, which are 2 units of a descriptor
 #pragma unroll
     for (int k16 = 0; k16 < STEP_D / 16; ++k16)
       simt::wgmma_64x256x16<BF16>(sums[0], a + k16 * 2, b + k16 * 2);
@@ -83,13 +86,13 @@ template <bool BF16_> struct Wgmma {
   static __device__ __forceinline__ void finish(Sums&, const unsigned char*, int, int) { simt::wgmma_wait(); }
 };
 
-// The row of the tile, and the column of the warp's own, of sum `i` of fragment (m, n).
+// Sum `i` of fragment (m, n) belongs to this row of the tile and to this column of the warp's columns.
 template <class Mma> __device__ __forceinline__ int fragment_row(int warp, int lane, int m, int i) {
   return warp / Mma::WARPS_N * (Mma::FRAGMENTS_M * 16) + m * 16 + lane / 4 + i / 2 * 8;
 }
 __device__ __forceinline__ int fragment_column(int lane, int n, int i) { return n * 8 + lane % 4 * 2 + i % 2; }
 
-// f(m, n, i) for every sum a thread holds, unrolled: registers have no run-time index.
+// Calls f(m, n, i) for every sum of a thread. The loops are unrolled, because registers cannot be indexed at run time.
 template <class Mma, class Function> __device__ __forceinline__ void each_sum(Function&& f) {
 #pragma unroll
   for (int m = 0; m < Mma::FRAGMENTS_M; ++m) {

@@ -1,4 +1,5 @@
-// `retro_model._text`: arrays in C order, checked by retro_model/data; every call runs without the GIL.
+// The module `retro_model._text`. retro_model/data passes arrays in C order and checks them. Every call runs without
+// the GIL.
 #include "text.h"
 
 #include <pybind11/numpy.h>
@@ -9,7 +10,7 @@
 namespace py = pybind11;
 using namespace retro::text;
 
-// An array of exactly this type, which the caller keeps alive; it must be writable unless T is const.
+// Accepts arrays of exactly this type, which the caller keeps alive. The array must be writable unless T is const.
 template <class T> struct pybind11::detail::type_caster<Array<T>> {
   PYBIND11_TYPE_CASTER(Array<T>, const_name("numpy.ndarray"));
 
@@ -31,7 +32,7 @@ template <class T> struct pybind11::detail::type_caster<Array<T>> {
 
 PYBIND11_MODULE(_text, module) {
   module.doc() = "Token-sequence routines; called through retro_model.data.text";
-  module.attr("abi") = 1;  // `ABI` of retro_model/data/text.py; the two change together
+  module.attr("abi") = 1;  // must change together with `ABI` of retro_model/data/text.py
   const auto bind = [&](const char* name, auto function) {
     module.def(name, function, py::call_guard<py::gil_scoped_release>());
   };

@@ -1,4 +1,4 @@
-// BM25 over the chunks of one document. A query touches only the chunks that share a token with it.
+// BM25 over the chunks of one document. Only the chunks that share a token with a query are read for the query.
 #include <cmath>
 #include <vector>
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr double FLOOR = 0.25;  // a negative idf becomes FLOOR * mean idf, as in Python's rank_bm25
 
-// Inverted index: the chunks that hold each token, and the score that one occurrence in a query adds.
+// Inverted index: the chunks that contain each token, and the score that one occurrence of the token in a query adds.
 class Bm25 {
  public:
   Bm25(Tokens chunks, Integers lengths, double k1, double b) : chunks_(chunks.size[0]) {
@@ -66,7 +66,7 @@ class Bm25 {
 
   int64_t chunks_;
   std::vector<int32_t> distinct_;  // sorted tokens
-  std::vector<int64_t> begin_;     // start of each distinct token's postings, then the end of the last
+  std::vector<int64_t> begin_;     // start of each distinct token's postings, then the end of the last list
   std::vector<Posting> postings_;
 };
 

@@ -1,5 +1,5 @@
-// The inverted index of a block is rebuilt for each batch of queries. Building takes as long as a few queries, and no
-// index of the whole store has to fit in memory.
+// Lexical search. The inverted index of a block is built again for each batch of queries. Building it takes as long as
+// a few queries, and an index of the whole store does not have to fit in memory.
 #include <vector>
 
 #include "text.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t DENSE = 4;  // a token in more than 1/DENSE of the chunks gets a row of weights instead of a list
 
-// Call f(token, times) for every distinct token of a row, in ascending order.
+// Calls f(token, times) for every distinct token of a row, in ascending order.
 template <class Function> void each_token(Span row, Function&& f) {
   thread_local std::vector<int32_t> sorted;
   sorted.assign(row.data, row.data + row.size);
@@ -21,7 +21,8 @@ template <class Function> void each_token(Span row, Function&& f) {
   }
 }
 
-// Inverted index of a block: the chunks that hold each token, and the score that one occurrence in a query adds.
+// Inverted index of a block: the chunks that contain each token, and the score that one occurrence of the token in a
+// query adds.
 class LexicalBlock {
  public:
   LexicalBlock(Tokens chunks, Tokens lengths, Array<const float> idf, double k1, double b, double mean)
@@ -53,7 +54,7 @@ class LexicalBlock {
     }
   }
 
-  // Return the score of every chunk, valid until the thread's next call.
+  // Returns the score of every chunk. The scores are valid until the thread's next call.
   const float* scores(Span query) const {
     thread_local std::vector<float> sums;
     sums.assign(chunks_, 0);
@@ -79,7 +80,7 @@ class LexicalBlock {
   };
 
   int64_t chunks_;
-  std::vector<int64_t> begin_;  // start of each token's postings, then the end of the last
+  std::vector<int64_t> begin_;  // start of each token's postings, then the end of the last list
   std::vector<int64_t> row_;    // row of a frequent token in rows_, which replaces its postings; -1 for other tokens
   std::vector<float> rows_;     // [frequent tokens, chunks]
   std::vector<Posting> postings_;
@@ -103,7 +104,7 @@ void lexical_search(Tokens chunks, Tokens lengths, Integers documents, int64_t f
     int64_t* id = ids.row(q);
     for (int64_t c = 0; c < chunks.size[0]; ++c) {
       if (id[last] >= 0 && scores[c] <= score[last])
-        continue;  // an equal score of a lower id stays
+        continue;  // an equal score with a lower id keeps its place
       if (documents.data[c] == excluded.data[q])
         continue;
       int64_t at = last;

@@ -1,4 +1,4 @@
-// Common substrings by bit sets of positions. The memory is (distinct tokens of a) * (size of b) bits.
+// Common substrings, found with bit sets of positions. They take (number of distinct tokens of a) * (size of b) bits.
 #include <vector>
 
 #include "text.h"
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int64_t WORD = 64;
 
-// Bit set of the positions in b of each distinct token of a.
+// For each distinct token of a, the bit set of its positions in b.
 class Occurrences {
  public:
   void fill(Span a, Span b) {
@@ -36,7 +36,8 @@ class Occurrences {
     running_.resize(words_);
   }
 
-  // Length of the longest prefix of a[i:] in b. Bit j of `running_` is set while the prefix read so far ends at b[j].
+  // Returns the length of the longest prefix of a[i:] that occurs in b. Bit j of `running_` is set if the prefix read
+  // so far occurs in b and ends at b[j].
   int32_t longest_from(int64_t i) {
     const int64_t size = static_cast<int64_t>(numbers_.size());
     const uint64_t* mask = masks_.data() + numbers_[i] * words_;

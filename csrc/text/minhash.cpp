@@ -1,4 +1,5 @@
-// An n-gram's hash is a polynomial rolled over mixed tokens; permutation p of hash x is the high half of a_p * x + b_p.
+// MinHash. The hash of an n-gram is a rolling polynomial over mixed tokens. Permutation p of a hash x is the high half
+// of a_p * x + b_p.
 #include <iterator>
 #include <vector>
 
@@ -17,7 +18,7 @@ uint64_t mix(uint64_t x) {
 
 uint64_t token_hash(int32_t token) { return mix(static_cast<uint32_t>(token)); }
 
-// Call visit(start, hash) for every n-gram.
+// Calls visit(start, hash) for every n-gram.
 template <class Visit> void each_ngram(Span document, int64_t ngram, Visit&& visit) {
   constexpr uint64_t BASE = 0xD1342543DE82EF95ull;  // odd, so that no power of it vanishes
   const int64_t length = std::min(ngram, document.size);
@@ -26,7 +27,7 @@ template <class Visit> void each_ngram(Span document, int64_t ngram, Visit&& vis
   uint64_t hash = mix(static_cast<uint64_t>(length)), leaving = 1;
   for (int64_t i = 0; i < length; ++i)
     leaving *= BASE;
-  const uint64_t start = hash * leaving;  // hash of the length, added after the rolling sum
+  const uint64_t start = hash * leaving;  // hash of the length, which is added to the rolling sum
   hash = 0;
   for (int64_t i = 0; i < document.size; ++i) {
     hash = hash * BASE + token_hash(document.data[i]);
@@ -42,7 +43,7 @@ struct Gram {
   const int32_t* tokens;
 };
 
-// Order of n-grams of one length; equal ones have the same tokens.
+// Order of n-grams of one length. N-grams are equal only if their tokens are equal.
 struct Before {
   int64_t length;
   bool operator()(const Gram& a, const Gram& b) const {
