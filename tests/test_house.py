@@ -270,6 +270,32 @@ def test_tiles_of_the_attentions_have_a_shape_beside_them(path):
     assert not bare
 
 
+def misplaced(sources: list[str]) -> list[str]:
+    """Return positional arguments of long calls that have the name of another parameter of the called function."""
+    parsed = [node for source in sources for node in ast.walk(ast.parse(source))]
+    takes: dict[str, list[list[str]]] = {}
+    for node in parsed:
+        if isinstance(node, ast.FunctionDef):
+            takes.setdefault(node.name, []).append([argument.arg for argument in node.args.args])
+    calls = [node for node in parsed if isinstance(node, ast.Call) and len(node.args) > 8]
+    found = []
+    for call in [c for c in calls if isinstance(c.func, ast.Name) and len(takes.get(c.func.id, ())) == 1]:
+        (names,) = takes[call.func.id]
+        given = dict(zip(names, [getattr(argument, "id", None) for argument in call.args], strict=False))
+        # a value may be given twice, for its own parameter and for another one
+        wrong = [(at, name) for at, name in given.items() if name in given and name not in (at, given[name])]
+        found += [f"{call.func.id}: {name} at {at}" for at, name in wrong]
+    return found
+
+
+def test_arguments_of_device_functions_are_at_the_places_of_their_names():
+    """Triton's device functions take up to 54 arguments by position, and a swap of two would compile."""
+    paths = [*PACKAGE.glob("ops/*/triton/*.py"), *PACKAGE.glob("triton_lib/*.py")]
+    assert len(paths) > 30 and not misplaced([path.read_text() for path in paths])
+    long = ", ".join("abcdefghi")
+    assert misplaced([f"def f({long}): pass", f"f(b, a, {long[6:]})"]) == ["f: b at a", "f: a at b"]
+
+
 def test_only_rows_of_many_arguments_escape_the_formatter():
     escapes = []
     for path in [p for folder in SOURCES for p in (ROOT / folder).rglob("*.py") if "fmt: " + "skip" in p.read_text()]:

@@ -63,7 +63,10 @@ class TopkChunks(NamedTuple):
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the number that kernels take of a position, and its branch. It is 0 without causal_gap."""
+        """Return the number that kernels take of a position, and its branch.
+
+        Without causal_gap a position other than 0 is a branch of its own, which the check refuses.
+        """
         free = self.causal_gap is not None and -INDEX_MAX <= position <= INDEX_MAX
         return {"causal_shift": self.shift(position)}, None if free else (position,)
 
