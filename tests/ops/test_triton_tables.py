@@ -70,7 +70,7 @@ def rows_that_serve(name: str, call: dict) -> list[dict]:
     return [row for _, row in seen]
 
 
-@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("arch", [80, 90, 100, "gfx942", "gfx1100"])
 @pytest.mark.parametrize("op", CALLS, ids=lambda op: op.__name__.split(".")[-2])
 def test_every_tile_with_an_option_computes_right(op, arch):
     name = op.__name__.split(".")[-2]
