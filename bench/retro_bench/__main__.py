@@ -20,7 +20,7 @@ COMMANDS = (
     *("list", "check", "run", "profile", "static", "emulate", "estimate", "predicted", "host", "ab"),
     *("compare", "report", "history", "doctor", "compile", "tune", "gpu", "init"),
 )
-CODES = "0 ok, 1 regression, 2 wrong numbers, 3 inconclusive, 4 usage, 5 nothing measured, 6 not compared"
+CODES = ", ".join(f"{code} {meaning}" for code, meaning in enumerate(exits.MEANINGS))
 WIDTH = 80  # columns of a help text
 
 

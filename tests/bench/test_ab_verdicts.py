@@ -1,4 +1,4 @@
-"""`ab` on a small repository: what it says, and how it exits, where a tree can't be compared."""
+"""`ab` on a small repository: its words and its exit codes if a tree can't be compared."""
 
 import subprocess
 
@@ -62,10 +62,10 @@ def gate(tmp_path):
     ("base", "head", "code", "verdict", "said"),
     [
         (None, PLUGIN, 0, "new", "every measurement is new, so nothing was compared"),
-        (None, WRONG, 2, "numerics", "wrong result"),
+        (None, WRONG, 2, "numerics", "wrong numbers"),
         ("import no_such_module", PLUGIN, 6, "not compared", "base: --plugin kernels.plug"),
         (WRONG, PLUGIN, 6, "not compared", "base: y: error"),
-        (WRONG, WRONG, 2, "numerics", "wrong result"),
+        (WRONG, WRONG, 2, "numerics", "wrong numbers"),
         (
             PLUGIN,
             PLUGIN.replace("SIZE = 64", "SIZE = 96"),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ..compare import ab, ab_host, ab_static, affected
+from ..compare import ab, ab_host, ab_pytest, ab_static, affected
 from ..measure import choose
 from ..records import environment, record
 from ..registry import OPERATORS
@@ -40,12 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
     add("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
+    suite = "time this pytest-benchmark suite of the repository on both commits, and nothing else"
+    add("--pytest", metavar="PATH", help=suite)
     add("--quiet", action="store_true", help="print no progress")
     add("--markdown", type=Path, metavar="FILE", help="also write the result as Markdown for a pull request")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     options.arches(arguments.arch)
+    if arguments.pytest:
+        _alone(arguments)
+        arguments.no_static = True
     if not arguments.no_static and (why := emulator.missing()):
         print(f"static metrics: not compared: {why}")
         if arguments.static_only:
@@ -55,14 +60,16 @@ def execute(arguments: argparse.Namespace) -> int:
     for name in ("markdown", "json"):  # fail now and not after an hour
         if (path := getattr(arguments, name)) and not path.resolve().parent.is_dir():
             raise exits.UsageError(f"--{name} {path}: no such folder")
-    selection = options.selection(arguments)
+    selection = None if arguments.pytest else options.selection(arguments)
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     say = progress.Progress(0, arguments.quiet).note
     outcomes, slower, compared, lines = [], None, None, []
     try:
         with ab.checked_out(arguments.base, root) as base:
-            timed = [] if arguments.static_only else _items(selection, arguments, plugins, root, say)
-            if (timed or arguments.build) and not arguments.no_build:
+            timed = (
+                [] if arguments.static_only or arguments.pytest else _items(selection, arguments, plugins, root, say)
+            )
+            if (timed or arguments.build or arguments.pytest) and not arguments.no_build:
                 _build(arguments.build, base, root, say)
             narrowed = arguments.from_diff and environment.ours(root)
             if timed and not narrowed and any(not Path(folder).is_absolute() for _, folder in plugins):
@@ -76,6 +83,8 @@ def execute(arguments: argparse.Namespace) -> int:
                     ops = tuple(dict.fromkeys(item.op for item in timed))
                     slower = ab_host.compare(base, root, ops, say)
                     lines = ["host time: not compared: a tree can't be measured"] if slower is None else []
+            if arguments.pytest:
+                outcomes = ab_pytest.compare(base, root, arguments.pytest, arguments.threads, say, arguments.pairs)
             if not arguments.no_static:
                 parts = arguments.launch or [f"{name}/" for name in options.ops(arguments) if arguments.op]
                 here = tuple(one for one in plugins if present(base, *one))
@@ -90,7 +99,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if outcomes:
         print(tables.align([HEADER, *map(_cells, outcomes)]))
     lines += [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
-    lines += static_lines(compared)
+    lines += [] if arguments.pytest else static_lines(compared)
     code = exit_code(outcomes, compared)
     code = exits.REGRESSION if slower and code != exits.NUMERICS else code
     said = verdict(code, outcomes)
@@ -98,6 +107,15 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.markdown:
         arguments.markdown.write_text(as_markdown(outcomes, [said, *lines], arguments.base))
     return code
+
+
+def _alone(arguments: argparse.Namespace) -> None:
+    """Refuse options that `--pytest` cannot obey."""
+    names = ("plugin", "op", "case", "backend", "dtype", "mode", "baselines", "launch", "json", "from_diff")
+    if given := [name for name in (*names, "static_only") if getattr(arguments, name)]:
+        raise exits.UsageError(f"--pytest: times a suite alone; leave out --{given[0].replace('_', '-')}")
+    if Path(arguments.base).is_dir():
+        raise exits.UsageError("--pytest: --base must be a commit, because the suite is copied into its checkout")
 
 
 def repository(folder: Path | None) -> Path:
@@ -187,23 +205,13 @@ def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None)
     return exits.OK if measured else exits.NOTHING_MEASURED
 
 
-VERDICTS = {
-    exits.OK: "no regression",
-    exits.REGRESSION: "regression",
-    exits.NUMERICS: "wrong result",
-    exits.INCONCLUSIVE: "inconclusive, the machine is too noisy",
-    exits.NOTHING_MEASURED: "nothing was measured",
-    exits.NOT_COMPARED: "not everything could be compared",
-}
-
-
 def verdict(code: int, outcomes: list[ab.Outcome]) -> str:
     """Return the last line of the output: the verdict, and how many measurements have which."""
     counts = collections.Counter(outcome.verdict for outcome in outcomes)
     many = f": {', '.join(f'{n} {name}' for name, n in counts.items())}" if counts else ""
     if set(counts) == {"new"}:
         many = ": every measurement is new, so nothing was compared with the base"
-    return f"Verdict: {VERDICTS[code]} (exit code {code}){many}"
+    return f"Verdict: {exits.MEANINGS[code]} (exit code {code}){many}"
 
 
 def static_lines(compared: ab_static.Comparison | None) -> list[str]:

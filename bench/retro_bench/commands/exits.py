@@ -7,6 +7,8 @@ INCONCLUSIVE = 3
 USAGE = 4
 NOTHING_MEASURED = 5
 NOT_COMPARED = 6
+#: meaning of each code, in their order
+MEANINGS = ("ok", "regression", "wrong numbers", "inconclusive", "usage", "nothing measured", "not compared")
 
 
 class UsageError(ValueError):

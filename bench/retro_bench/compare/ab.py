@@ -165,9 +165,14 @@ def batch(
             for worker in workers.values():
                 worker.close()
         if check and number == 0:  # of the first batch
-            took = (time.monotonic() - begun) * worker_pairs / 60
-            say(f"about {took:.1f} min if nothing changed, at most {MOST_TAKES * took:.1f} min")
+            say(from_now_on(time.monotonic() - begun, worker_pairs))
     return samples
+
+
+def from_now_on(pair_s: float, worker_pairs: int) -> str:
+    """Say how long the timing takes, when the time of the first pair of processes is known."""
+    took = pair_s * worker_pairs / 60
+    return f"about {took:.1f} min if nothing changed, at most {MOST_TAKES * took:.1f} min"
 
 
 def longest(measurements: int, worker_pairs: int) -> str:
@@ -181,7 +186,7 @@ def _measure(
 ) -> gate_statistics.Pair | Refusal:
     wanted = vars(item) | {"seed": seed, "threads": threads, "check": check}
     answers = {side: worker.ask({"prepare": wanted}) for side, worker in workers.items()}
-    if refusal := _refusal(answers["base"], answers["head"]):
+    if refusal := refusal_of(answers["base"], answers["head"]):
         return refusal
     slowest = max(answer["seconds"] for answer in answers.values())
     repeats = max(int(LEAST_SAMPLE_S / slowest), 1)
@@ -200,7 +205,7 @@ def _measure(
     return times["base"], times["head"]
 
 
-def _refusal(base: dict, head: dict) -> Refusal | None:
+def refusal_of(base: dict, head: dict) -> Refusal | None:
     """Return why two prepared sides can't be compared. A head that is wrong comes first, whatever the base is."""
     if head.get("ok") and base.get("ok"):
         changed = record.differences(base["case"], head["case"])

@@ -18,7 +18,7 @@ HOME = next((p for p in HARNESS.parents if (p / "retro_kernels").is_dir()), HARN
 def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
     """Import modules of `root` from `tree` from now on, and return this harness. folders: of plug-ins."""
     tree, root = tree.resolve(), root.resolve()
-    kept = [_moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
+    kept = [moved(Path(p or ".").resolve(), tree, root) for p in sys.path]
     ours = (tree / "retro_kernels").is_dir()
     paths = [tree, *(tree / folder for folder in folders if not Path(folder).is_absolute()), tree / "src"]
     paths += [p for p in kept if p != HERE and not (ours and p == HOME)]
@@ -37,7 +37,7 @@ def load(tree: Path, root: Path, folders: tuple[str, ...] = ()):
     return sys.modules[HARNESS.name]
 
 
-def _moved(path: Path, tree: Path, root: Path) -> Path:
+def moved(path: Path, tree: Path, root: Path) -> Path:
     """Return the same folder in `tree`, or the folder itself if `tree` lacks it, as it lacks a virtual environment."""
     inside = tree / path.relative_to(root) if path.is_relative_to(root) else path
     return inside if inside.exists() else path
