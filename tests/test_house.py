@@ -138,6 +138,10 @@ def test_a_folder_stays_within_its_budget(folder):
     assert 0 < lines <= 1.1 * BUDGETS[folder], f"{folder}: {lines} lines"
 
 
+def test_the_guides_have_at_most_16_000_words():
+    assert 0 < sum(len(page.read_text(encoding="utf-8").split()) for page in (ROOT / "docs").glob("*.md")) <= 16_000
+
+
 #: the one file of each library's undocumented names, and the form of these names
 PRIVATE = {
     "core/private.py": re.compile(
