@@ -3,6 +3,7 @@
 import json
 from importlib import metadata
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -87,8 +88,8 @@ def test_a_processor_without_matrix_instructions_is_named(arch, served, monkeypa
 def test_a_rocm_build_without_a_gpu_does_not_speak_of_cuda(monkeypatch):
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    with standin.rocm():
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    # not by `monkeypatch`: it would restore the stand-in's function after the stand-in has gone
+    with standin.rocm(), mock.patch.object(torch.cuda, "is_available", lambda: False):
         assert triton_lib.unavailable().startswith("no ROCm GPU")
         assert "cuda: none (torch.cuda.is_available() is False; torch is built for ROCm)" in info.lines()
 
