@@ -73,7 +73,9 @@ def _answer(name: str, got: dict, known: bool) -> dict:
 
 def _run(root: Path, threads: int | None, tree: Path, words: list[str]) -> dict:
     """Run a part of the suite in a process of its own."""
-    environ = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    # in a worker of xdist, pytest-benchmark would refuse to measure
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    environ |= {"OMP_NUM_THREADS": str(threads)} if threads else {}
     with tempfile.TemporaryDirectory(prefix="retro-pytest-") as folder:
         out = Path(folder) / "side.json"
         command = [sys.executable, pytest_side.__file__, str(tree), str(root), str(out), *words]
