@@ -327,7 +327,7 @@ def test_records_of_several_libraries_make_one_picture_and_their_tables(compared
     rows = [line.split(" | ") for line in one.splitlines() if line.startswith("| ")]
     assert len(rows) == 1 + len(NAMES) and {len(row) for row in rows} == {len(record.COLUMNS)}
     with pytest.raises(SystemExit, match="expected the folder of a decoder"):
-        compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path)])
+        compare.main([str(tmp_path), "--texts", compared[1][2], "--out", str(tmp_path / "new")])
 
 
 class Near:

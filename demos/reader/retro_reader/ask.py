@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         reader = open_folder(options.folder, options.device)
         _change(reader, options.forget, options.add)
-        k = options.neighbours or reader.neighbours
+        k = reader.neighbours if options.neighbours is None else options.neighbours
         how = Options(k, not options.off, options.temperature, options.tokens, options.seed, options.least_match)
         if options.prompt is None and not reader.passages:
             raise ValueError(

@@ -147,6 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     sizes = Sizes(**{name: getattr(options, name) for name in SIZES})
     command = shlex.join(["retro-model", "compare", *arguments])
     try:
+        texts.check_results_folder(options.out, options.texts)
         if options.questions:
             if options.texts is None:
                 raise ValueError("--texts: expected the folder of the notes with --questions; got none")

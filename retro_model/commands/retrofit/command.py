@@ -63,6 +63,7 @@ def run(
     trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
     """
+    texts.check_results_folder(folder, folder_of_texts)
     decoder = decoder_folder(decoder, show)  # first: it says what is missing before anything slow is imported
     from retro_model.integrations.huggingface import RetrofitForCausalLM
 
@@ -208,7 +209,7 @@ def main(arguments: list[str] | None = None) -> None:
     held_out = Sizes.held_out if given.held_out is None else given.held_out
     lengths = {"held_out": held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
-    rate = given.lr or RATES["low-rank" if given.rank and own else given.attention]
+    rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {
         name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")

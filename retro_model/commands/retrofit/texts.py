@@ -16,7 +16,23 @@ from .roff import text_of
 MANUAL = Path("/usr/share/man")
 LEAST = 1000  # characters; shorter texts hold little more than their title
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # help texts and encoded data, not programs
+RESULTS = ("validation", "all", "notes")  # one of them is in a folder of results from the beginning
 MANY = 100  # smallest number of manual pages that make a library
+
+
+def check_results_folder(folder: Path, texts: Path | None) -> None:
+    """Refuse a folder for results whose files would become documents, or that holds files of something else.
+
+    Raises: ValueError.
+    """
+    if texts is not None and folder.resolve().is_relative_to(texts.resolve()):
+        raise ValueError(f"--out {folder}: expected a folder outside of --texts {texts}, or its files become documents")
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / name).exists() for name in RESULTS):
+        raise ValueError(
+            f"--out {folder}: expected a new or empty folder, or earlier results; got a folder of other files"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder}: expected a folder; got a file")
 
 
 def load(

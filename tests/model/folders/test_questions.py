@@ -37,11 +37,13 @@ def test_a_small_folder_is_ready_without_training(made):
 
 
 def test_held_out_documents_are_named(made, tmp_path, capsys):
+    notes = tmp_path / "notes"
+    notes.mkdir()
     for number in range(3):
-        (tmp_path / f"{number}.md").write_text(f"# {number}\n\nNothing here resembles the others, {number}{number}.\n")
-    folders.write_notes(tmp_path)
+        (notes / f"{number}.md").write_text(f"# {number}\n\nNothing here resembles the others, {number}{number}.\n")
+    folders.write_notes(notes)
     options = ["--held-out", "1", "--steps", "0", "--least-similarity", "0.99"]
-    retrofit.main([str(made[0]), "--texts", str(tmp_path), "--out", str(tmp_path / "out"), *SIZES, *options])
+    retrofit.main([str(made[0]), "--texts", str(notes), "--out", str(tmp_path / "out"), *SIZES, *options])
     said = capsys.readouterr().out
     assert "on minus off" in said and "95%" not in said
     assert "the limit is 0.99; nothing is trained; lower the limit: --least-similarity 0." in said

@@ -82,9 +82,29 @@ def test_what_it_claims_has_its_control(made):
 def test_what_cannot_work_is_named(made, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config\.json"):
         retrofit.run(tmp_path, tmp_path / "out", SIZES, HOW)
+    (tmp_path / "texts").mkdir()
     with pytest.raises(ValueError, match="at least five files"):
-        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, folder_of_texts=tmp_path)
+        retrofit.run(made[0], tmp_path / "out", SIZES, HOW, folder_of_texts=tmp_path / "texts")
     with pytest.raises(ValueError, match="attention: expected one of own, new"):
         retrofit.run(made[0], tmp_path / "out", SIZES, HOW, attention="old")
     with pytest.raises(SystemExit, match=r"retro-model retrofit: .*config"):
         retrofit.main([str(tmp_path)])
+
+
+@pytest.mark.parametrize("inside", ["", "out", "deep/out"])
+def test_results_never_become_documents(tmp_path, inside):
+    (tmp_path / "note.txt").write_text("The harbour moved.")
+    with pytest.raises(ValueError, match=r"--out .*: expected a folder outside of --texts"):
+        retrofit.run(tmp_path, tmp_path / inside, SIZES, HOW, folder_of_texts=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+
+
+def test_a_folder_of_other_files_is_not_written_to(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "model.json").write_text("precious")
+    with pytest.raises(ValueError, match=r"--out .*: expected a new or empty folder, or earlier results"):
+        retrofit.run(tmp_path, mine, SIZES, HOW)
+    with pytest.raises(ValueError, match=r"--out .*: expected a folder; got a file"):
+        retrofit.run(tmp_path, mine / "model.json", SIZES, HOW)
+    assert (mine / "model.json").read_text() == "precious" and len(list(mine.iterdir())) == 1
