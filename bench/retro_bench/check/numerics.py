@@ -10,8 +10,9 @@ as in a softmax; a zero or a wrong sign then fails. Outputs that cross zero have
 """
 
 import contextlib
+import functools
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -181,6 +182,19 @@ def worse(a: dict[str, Errors] | None, b: dict[str, Errors] | None) -> dict[str,
         return Errors(*(max((x for x in pair if x is not None), default=None) for pair in pairs))
 
     return {name: greater(a[name], b[name]) if name in a and name in b else (a | b)[name] for name in a | b}
+
+
+def of_draws(found: list[dict[str, Errors]]) -> dict[str, Errors]:
+    """Return the greatest error of each tensor over draws of its values. Of the worst row it is the mean, because many
+    rows are among each draw already, and the greatest would hide a wrong row. A few elements are one row.
+    """
+    together = functools.reduce(worse, found)
+
+    def row(name: str) -> float | None:
+        rows = [errors[name].row for errors in found if errors[name].row is not None]
+        return sum(rows) / len(rows) if rows and together[name].element is not None else together[name].row
+
+    return {name: replace(errors, row=row(name)) for name, errors in together.items()}
 
 
 def _output_errors(

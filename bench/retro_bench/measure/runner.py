@@ -161,17 +161,17 @@ def answers_of(
     def solve(wanted: bool, share: float = share * TIMED_SHARE) -> oracle.Oracle:
         return oracle.solve(operator, case, arguments, seed, wanted, share, inputs.row)
 
-    def more() -> dict[str, numerics.Errors] | None:
-        """Return the greatest errors of the yardstick for values of other seeds."""
-        found, eager, begun = None, CONTENDERS[case.op, choose.YARDSTICK], time.perf_counter()
+    def more() -> dict[str, numerics.Errors]:
+        """Return errors of the yardstick for values of other seeds."""
+        found, eager, begun = [], CONTENDERS[case.op, choose.YARDSTICK], time.perf_counter()
         for other in range(seed + 1, seed + 1 + DRAWS):
             if found and time.perf_counter() - begun > DRAWS_S:
                 break
             new = case.make(other, run.device, getattr(torch, dtype))
             new = without_positions(new) if bare else new
             truth = oracle.solve(operator, case, new, other, backward, share * TIMED_SHARE)
-            found = numerics.worse(found, numerics.errors(operator, eager, new, truth))
-        return found
+            found.append(numerics.errors(operator, eager, new, truth))
+        return numerics.of_draws(found)
 
     own = Answers(operator, dtype, inputs, arguments, oracle.kinds(operator, arguments), solve, more=more)
     for number, covered in ((0, share), (KNOWN, share * TIMED_SHARE)):

@@ -33,7 +33,7 @@ class Answers:
     """Answers for the two sets of values, sealed away, and for those of an edit; bare: without positions.
 
     solve: answers for the present values of the inputs, with or without gradients. upstream: the gradients of output 0
-    that belong to the two sets. more: returns the yardstick's greatest errors for further values.
+    that belong to the two sets. more: returns the yardstick's errors for further values.
     """
 
     operator: Operator
@@ -45,7 +45,7 @@ class Answers:
     sealed: tuple[Sealed | None, ...] = ()
     upstream: tuple[Tensor | None, ...] = ()
     yardstick: dict[str, numerics.Errors] | None = None
-    more: Callable[[], dict[str, numerics.Errors] | None] | None = None
+    more: Callable[[], dict[str, numerics.Errors]] | None = None
 
     def fault(self, contender: Contender, results: list[Tensor], others: list[Tensor]) -> str | None:
         """Return what is wrong with the form of the outputs, or with the memory in which they are.
