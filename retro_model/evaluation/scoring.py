@@ -121,7 +121,7 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
         for module in model.modules():
             if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
                 stack.enter_context(module.keeping())
-        yield next(model.parameters()).device
+        yield next(model.parameters(), torch.empty(0)).device
 
 
 @torch.no_grad()

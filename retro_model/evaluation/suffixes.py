@@ -79,7 +79,7 @@ def _row(context: Sequence[int], suffix: Sequence[int], multiple: int, longest: 
 
 
 def _score(model, rows: list[Tensor], counts: list[int], retrieve: Retrieve | None) -> list[Suffix]:
-    device, columns = next(model.parameters()).device, max(len(row) for row in rows)
+    device, columns = next(model.parameters(), torch.empty(0)).device, max(len(row) for row in rows)
     rows = [row.to(device) for row in rows]
     tokens = torch.zeros(len(rows), columns, dtype=torch.int64, device=device)
     real = torch.zeros(len(rows), columns, dtype=torch.bool, device=device)

@@ -258,7 +258,7 @@ def _check_decodes(model, retrieves: bool) -> None:
 
 def _prompts(model, prompts) -> list[Tensor]:
     """Return every prompt as int64 [length] on the model's device, checked."""
-    device = next(model.parameters()).device
+    device = next(model.parameters(), torch.empty(0)).device
     if isinstance(prompts, (Tensor, np.ndarray)):
         if prompts.ndim != 2:
             raise ValueError(f"prompts: expected [B,N] (2 dimensions); got shape {list(prompts.shape)}")

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from retro_model import evaluation, generate, training
+from retro_model.evaluation.scoring import evaluating
 from retro_model.training import Batch
 
 V, M = 11, 4
@@ -95,6 +96,12 @@ class Decoder(Plain):
 
     def last_logits(self, tokens, *, cache=None):
         return self(tokens, cache=cache)[:, -1]
+
+
+def test_a_model_without_parameters_is_scored_on_the_cpu():
+    """A baseline that gives every token the same probability has none."""
+    with evaluating(nn.Identity()) as device:
+        assert device == torch.device("cpu")
 
 
 def test_the_shortest_decoder_is_sampled():

@@ -35,7 +35,7 @@ class Inputs:
 
     def __init__(self, operator: Operator, arguments: dict[str, Any], other: dict[str, Any], seed: int):
         self.operator, self.arguments, self.random = operator, arguments, random.Random(seed)
-        # `data` shares the memory but not the version counter, so that nobody is told of a write
+        # `data` shares the memory but not the version counter, so that a write notifies nobody
         self.memory = {name: t.data for name, t in tensors(arguments) if not overlaps(t)}
         drawn = dict(tensors(other))
         same = all(name in drawn and _alike(drawn[name], t) for name, t in self.memory.items())
@@ -103,7 +103,7 @@ def overlaps(tensor: Tensor) -> bool:
 def fault(
     operator: Operator, results: list[Tensor], kinds: Sequence[torch.dtype | None], device: torch.device
 ) -> str | None:
-    """Return why results are no outputs of the operator: no plain tensors, or of other types than the reference's."""
+    """Return why results cannot be outputs of the operator, such as another type than the reference returns."""
     for name, result, kind in zip(operator.outputs, results, kinds, strict=False):
         if type(result) is not Tensor or result.layout != torch.strided or result.is_conj() or result.is_neg():
             form = f"{type(result).__name__}, {getattr(result, 'layout', 'no layout')}"

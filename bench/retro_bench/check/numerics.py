@@ -185,7 +185,7 @@ def worse(a: dict[str, Errors] | None, b: dict[str, Errors] | None) -> dict[str,
 
 
 def of_draws(found: list[dict[str, Errors]]) -> dict[str, Errors]:
-    """Return the greatest error of each tensor over draws of its values. Of the worst row it is the mean, because many
+    """Return the greatest error of each tensor over draws of its values. The worst row has the mean, because many
     rows are among each draw already, and the greatest would hide a wrong row. A few elements are one row.
     """
     together = functools.reduce(worse, found)

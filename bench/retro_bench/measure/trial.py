@@ -30,7 +30,7 @@ class WrongResult(Exception):
 
 @dataclass
 class Answers:
-    """Answers for the two sets of values, sealed away, and for those of an edit; bare: without positions.
+    """Float64 answers: those for the two sets of values are sealed in files, and `solve` computes those for edits.
 
     solve: answers for the present values of the inputs, with or without gradients. upstream: the gradients of output 0
     that belong to the two sets. more: returns the yardstick's errors for further values.
