@@ -11,6 +11,7 @@
 #include "cpu/relative_attention.h"
 #include "cpu/relative_logits.h"
 #include "cpu/rms_norm.h"
+#include "cpu/stages.h"
 #include "cpu/topk_chunks.h"
 #include "view_caster.h"
 
@@ -40,6 +41,8 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("supported_isas", &retro::supported_isas);
   m.def("watch_forks", &retro::watch_forks);
   m.def("advise_huge_pages", &retro::advise_huge_pages);
+  m.def("start_stage_times", &retro::start_stage_times);
+  m.def("stop_stage_times", &retro::stop_stage_times);
   BIND_BOTH(chunked_cross_attention);
   BIND_BOTH(leaky_average);
   BIND_BOTH(topk_chunks);

@@ -81,6 +81,7 @@ template <class Elem> struct BandChunks {
     if (ready_[m - first_])
       return;
     ready_[m - first_] = 1;
+    const InStage stage(PACK);
     Elem* to = keep_rows_b_ && !PAIRS<Elem> ? rows_b(m) : rows_a_;
     const int h = n.tables() == 1 ? 0 : head;
     for (int x = 0; x < BLOCK; ++x) {
@@ -126,6 +127,7 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
                  float* strip, int64_t ld) {
+  const InStage stage(POSITION_LOGITS);
   int begin, end;
   n.inside(m, begin, end);
   clear_columns(strip, ld, rows, 0, begin);

@@ -39,6 +39,7 @@ template <class T, class Elem> void clear_hidden(const Context<T, Elem>& c, cons
 // products, the values per row, the position logits, and zeros for the sums over blocks of keys.
 template <class T, class Elem>
 void begin(const Context<T, Elem>& c, int64_t b, const Unit& unit, Workspace<T, Elem>& w, const State<Elem>& st) {
+  const InStage stage(PACK);
   const Sizes& n = c.n;
   const int width = row_width<Elem>(n.D);
   pack_unit<T>(c.call.query, c.call.content_bias, b, unit, n.D, w.bias, st.query_a);
@@ -88,6 +89,7 @@ void multiply(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const
 template <class T, class Elem, class To>
 void scores(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const Unit& unit, const Workspace<T, Elem>& w,
             const State<Elem>& st, To to) {
+  const InStage stage(SCORES);
   // local pointers, because the compiler must assume that a store of scores changes the pointers in the workspace
   const float *const scaled = w.factors.scaled, *const z = st.z;
   const int32_t* const z_row = w.factors.z_row;
@@ -154,13 +156,17 @@ void probabilities(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, 
 template <class T, class Elem>
 void score_grads(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const Unit& unit,
                  const Workspace<T, Elem>& w, const State<Elem>& st, bool all) {
+  const InStage stage(SOFTMAX);
   const bool gate = static_cast<bool>(c.want.neighbour_gate), drop = static_cast<bool>(c.dropout);
   const bool relative = c.n.E > 0;
   float *const ps = w.p, *const dss = w.ds, *const keeps = w.keep, *const dz = st.dz;
   const float* const gates = w.factors.gate;
   const int32_t* const z_row = w.factors.z_row;
-  multiply(c, count, ahead, unit, w.values.a(), st.grad,
-           [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
+  {
+    const InStage product(VALUES);
+    multiply(c, count, ahead, unit, w.values.a(), st.grad,
+             [=](int r, int i, Vec y) { store(dss + r * QUERY_BLOCK + i, y); });
+  }
   const Vec s = broadcast(c.scale);
   for (int i = 0; i < unit.lanes(); i += LANES) {
     const auto dp_of = [=](int at, Vec g) {
@@ -210,6 +216,7 @@ void score_grads(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, co
 template <class T, class Elem>
 void operand_grads(const Context<T, Elem>& c, int count, const Unit& unit, int at, int units,
                    const Workspace<T, Elem>& w, const State<Elem>& st, int64_t next_b, const Unit& next) {
+  const InStage stage(GRADIENTS);
   const int ld = pad(c.n.D), vectors = ld / LANES, lda = kc_of<Elem>(QUERY_BLOCK), kc = kc_of<Elem>(unit.rows);
   // pairs for the three products; floats need no packing
   to_row_major(w.p, QUERY_BLOCK, count, unit.lanes(), w.p_a, lda);
@@ -242,6 +249,7 @@ void operand_grads(const Context<T, Elem>& c, int count, const Unit& unit, int a
 template <class T, class Elem>
 void band_grads(const Context<T, Elem>& c, int64_t b, const Unit& unit, const Workspace<T, Elem>& w,
                 const State<Elem>& st, const RelativeKeys<Elem>& rel, float* slot) {
+  const InStage stage(BAND);
   const Sizes& n = c.n;
   const int ld = n.band_ld, E_pad = pad(n.E), last = n.max_displacement - unit.index, lda = kc_of<Elem>(ld);
   constexpr int STEP = PAIRS<Elem> ? 2 : 1;
@@ -275,6 +283,7 @@ void band_grads(const Context<T, Elem>& c, int64_t b, const Unit& unit, const Wo
 template <class T, class Elem>
 void finish(Context<T, Elem>& c, int64_t b, int64_t slot, const Unit& unit, Workspace<T, Elem>& w,
             const State<Elem>& st) {
+  const InStage stage(STORE);
   const Sizes& n = c.n;
   float* const sums = c.partials.of(n, slot, unit.head);
   if (n.E && (c.want_rel_query || c.want.rel_key))
@@ -297,6 +306,7 @@ void finish(Context<T, Elem>& c, int64_t b, int64_t slot, const Unit& unit, Work
 // Prepares the block of keys from token `first` on for all units, and returns its number of keys.
 template <class T, class Elem>
 int take_keys(const Context<T, Elem>& c, const Tokens& tokens, int g, int first, Workspace<T, Elem>& w) {
+  const InStage stage(PACK);
   const Piece<const T> keys(c.call, tokens, true, g, first);
   w.keys.take(keys);
   w.values.take(Piece<const T>(c.call, tokens, false, g, first));

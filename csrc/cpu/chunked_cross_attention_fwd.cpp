@@ -116,6 +116,7 @@ template <class T, class Elem> struct Forward {
   // Starts a unit: packs its queries, computes its position logits, and clears its running values.
   __attribute__((noinline)) void begin(int64_t b, const Unit& unit, Workspace<T, Elem>& w,
                                        const State<Elem>& st) const {
+    const InStage stage(PACK);
     pack_unit<T>(c.query, c.content_bias, b, unit, n.D, w.bias, w.rows);
     transpose(w.rows, row_width<Elem>(n.D), unit.rows, kc_of<Elem>(n.D), st.query, QUERY_BLOCK);
     std::fill(st.row_max, st.row_max + QUERY_BLOCK, -INFINITY);
@@ -130,6 +131,7 @@ template <class T, class Elem> struct Forward {
   // Computes the scores of a block of keys and a unit in w.s, and their maximum over the keys. Prefetches `asked`.
   __attribute__((noinline)) void scores(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, Vec* block_max) const {
+    const InStage stage(SCORES);
     const auto keys = w.keys.a();
     const Ahead<T> soon = asked.beside(count, unit.lanes() / LANES);
     const int step = slice<Elem>(SLICE, count);
@@ -143,6 +145,7 @@ template <class T, class Elem> struct Forward {
   // maximum and sum, and writes the weights to w.p and the factor of the running output to w.alpha.
   __attribute__((noinline)) void softmax(int at, int count, const Unit& unit, const Workspace<T, Elem>& w,
                                          const State<Elem>& st, const Vec* block_max) const {
+    const InStage stage(SOFTMAX);
     constexpr int VECTORS = QUERY_BLOCK / LANES;
     Vec row_max[VECTORS], row_sum[VECTORS];
     const int vectors = unit.lanes() / LANES;
@@ -212,6 +215,7 @@ template <class T, class Elem> struct Forward {
   // queries are prefetched together with the rows of the output; otherwise it is null.
   __attribute__((noinline)) void values(int count, const Ahead<T>& asked, const Unit& unit, const Workspace<T, Elem>& w,
                                         const State<Elem>& st, bool packed, const Unit* then, int64_t b) const {
+    const InStage stage(VALUES);
     const int ld = pad(n.D), vectors = ld / LANES, rows = unit.rows;
     Ahead<T> queries;
     Ahead<T, WRITE> outputs;
@@ -230,6 +234,7 @@ template <class T, class Elem> struct Forward {
 
   // Ends a unit: writes its rows of out and lse.
   __attribute__((noinline)) void finish(int64_t b, const Unit& unit, const State<Elem>& st) const {
+    const InStage stage(STORE);
     for (int i = 0; i < unit.rows; ++i) {
       const float row_sum = st.row_sum[i], inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
       scale_row(st.out + i * pad(n.D), inverse, n.D, out.at<T>(b, unit.row + i, unit.head));

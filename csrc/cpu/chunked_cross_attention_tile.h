@@ -189,6 +189,7 @@ void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, 
 template <class Elem>
 void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel, const Elem* rel_query,
                      float factor, float* strip, float* z) {
+  const InStage stage(POSITION_LOGITS);
   const int skip = n.max_displacement - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;
   const Vec f = broadcast(factor);

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "simd.h"
+#include "stages.h"
 #include "tiles.h"
 
 namespace retro::RETRO_ISA {
@@ -180,6 +181,7 @@ template <class Elem> RETRO_INLINE int slice(int few, int all) { return PAIRS<El
 
 template <class A, class B, class Epilogue>
 inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& epilogue) {
+  count_product((std::is_same_v<decltype(b.packed()), PackedB<uint32_t>> ? 2. : 1.) * m * vectors * LANES * kc);
 #if RETRO_TILES
   if constexpr (std::is_same_v<decltype(b.packed()), PackedB<uint32_t>>)
     if (tiles_ready)

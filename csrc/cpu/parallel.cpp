@@ -19,6 +19,8 @@
 #include <system_error>
 #include <thread>
 
+#include "stages.h"
+
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
 #define RETRO_PAUSE() _mm_pause()
@@ -45,6 +47,7 @@ struct Job {
   std::exception_ptr error{};
 
   void work() {
+    const InStage rest(REST);
     inside_task = true;
     for (int64_t t; (t = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
       try {
@@ -164,6 +167,7 @@ void run_tasks(int64_t tasks, int threads, Task task, void* context) {
   if (tasks <= 0)
     return;
   if (tasks == 1 || threads <= 1 || inside_task) {
+    const InStage rest(REST);
     for (int64_t t = 0; t < tasks; ++t)
       task(context, t);
     return;

@@ -22,6 +22,7 @@ template <class Elem> using Workspace = RelativeWorkspace<Elem>;
 // Starts a block of query rows. Reads query, relative query, dout, out, lse and dlse. Writes the operands of products,
 // the values per row (lse, inverse, at_max, delta, dlse), and zeros for dQ.
 template <class T, class Elem> void begin(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  const InStage stage(PACK);
   const AttentionSizes& n = c.n;
   const int lda = row_width<Elem>(n.D), rel_lda = row_width<Elem>(n.band.E);
   pack_operands<T>(c.call, n, rows, w.bias, w.query, w.rel_query);
@@ -84,6 +85,7 @@ void scores(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& til
 template <class T, class Elem>
 void value_products(const Context<T, Elem>& c, int rows, const KeyTile& tile, const Workspace<Elem>& w, float* to,
                     int ld) {
+  const InStage stage(VALUES);
   const int kc = kc_of<Elem>(c.n.D), lda = row_width<Elem>(c.n.D);
   for (int k = 0; k < tile.blocks; ++k) {
     const Elem* values = w.value + (tile.block + k - w.visible.first_block) * kc * BLOCK;
@@ -121,6 +123,7 @@ template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const Qu
 // each probability to w.keep.
 template <bool MASKED, class T, class Elem>
 void probabilities(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const InStage stage(SOFTMAX);
   for (int r = 0; r < rows.count; ++r) {
     const float* s = w.strip + c.n.start + r * c.n.row;
     float* p = w.weights + r * w.LD;
@@ -143,6 +146,7 @@ void probabilities(const Context<T, Elem>& c, const QueryRows& rows, const KeyTi
 // output.
 template <class T, class Elem>
 void score_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const InStage stage(SOFTMAX);
   const int columns = tile.columns();
   value_products(c, rows.count, tile, w, w.strip + c.n.start, c.n.row);
   for (int r = 0; r < rows.count; ++r) {
@@ -173,6 +177,7 @@ void score_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile
 // Reads P (w.weights) and dS (the strip) of a tile. Adds P^T dO to dV, dS^T Q to dK and dS K to dQ.
 template <class T, class Elem>
 void operand_grads(const Context<T, Elem>& c, int rows, const KeyTile& tile, Workspace<Elem>& w) {
+  const InStage stage(GRADIENTS);
   const AttentionSizes& n = c.n;
   const int64_t first = tile.block - w.visible.first_block, at = first * BLOCK * n.D_pad;
   const int columns = tile.columns();
@@ -198,6 +203,7 @@ void operand_grads(const Context<T, Elem>& c, int rows, const KeyTile& tile, Wor
 template <class T, class Elem>
 void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, bool follows, bool last,
                 Workspace<Elem>& w) {
+  const InStage stage(BAND);
   const AttentionSizes& n = c.n;
   for (int r = 0; r < rows.count; ++r) {
     float* row = w.strip + r * n.ld;
@@ -220,6 +226,7 @@ void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile&
 // Ends a block of query rows. Adds its dQ to the gradients of the biases, and writes the gradients of query and
 // relative query.
 template <class T, class Elem> void finish(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
+  const InStage stage(STORE);
   const AttentionSizes& n = c.n;
   const int own = rows.head % n.share;
   for (int r = 0; r < rows.count; ++r)
@@ -270,6 +277,7 @@ template <class T, class Elem> void block(const Context<T, Elem>& c, const Query
 template <class T, class Elem>
 void write_keys(const Context<T, Elem>& c, int64_t b, int g, int64_t first, int64_t last, const float* const* key,
                 int parts, int64_t stride) {
+  const InStage stage(STORE);
   for (int which = 0; which < 2; ++which) {
     const View& to = which ? c.want.value : c.want.key;
     if (!to)

@@ -82,6 +82,7 @@ template <class T, class Elem> struct Forward {
   // One step of the online softmax: updates the running maximum and sum of each row, and replaces the scores by
   // weights.
   template <bool MASKED> void softmax(const QueryRows& rows, const KeyTile& tile, Workspace<Elem>& w) const {
+    const InStage stage(SOFTMAX);
     constexpr int VECTORS = GROUP * BLOCK / LANES;
     const int vectors = tile.columns() / LANES;
     for (int r = 0; r < rows.count; ++r) {
@@ -132,6 +133,7 @@ template <class T, class Elem> struct Forward {
       softmax<false>(rows, tile, w);
     else
       softmax<true>(rows, tile, w);
+    const InStage stage(VALUES);
     for (int k = 0; k < tile.blocks; ++k) {
       const Elem *weights = w.weights + k * kc_of<Elem>(BLOCK), *values = values_of(w, tile.block + k);
       gemm<true>(rows.count, n.D_pad / LANES, kc_of<Elem>(BLOCK), weights, w.weight_ld, values, n.D_pad,
@@ -156,6 +158,7 @@ template <class T, class Elem> struct Forward {
       next = w.visible.next_tile(at, rows);
       previous = next.block == at.block + at.blocks ? at.blocks : 0;
     }
+    const InStage stage(STORE);
     for (int r = 0; r < rows.count; ++r) {
       const float row_sum = sum(load(w.row_sum + r * LANES)), inverse = row_sum == 0 ? 0.f : 1.f / row_sum;
       if (row_sum == 0)

@@ -220,6 +220,7 @@ class Visibility {
 template <class T, class Elem>
 void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
                Elem* rows, Elem* transposed, Elem* rows_b, const View& next, int64_t next_block) {
+  const InStage stage(PACK);
   const int width = row_width<Elem>(n.D);
   Elem* const to = rows_b && !PAIRS<Elem> ? rows_b : rows;
   for (int r = 0; r < BLOCK; ++r) {
@@ -243,6 +244,7 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
 template <class T, class Elem>
 void pack_operands(const RelativeAttention& c, const AttentionSizes& n, const QueryRows& rows, float* bias, Elem* query,
                    Elem* rel_query) {
+  const InStage stage(PACK);
   pack_queries<T>(c.query, c.content_bias, rows.b, rows.i, rows.count, rows.head, n.D, bias, query);
   const View& relative = c.rel_query ? c.rel_query : c.query;
   if (n.band)
@@ -256,6 +258,7 @@ void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& r
            const Elem* rel_query, float* strip) {
   if (!n.band)
     return;
+  const InStage stage(POSITION_LOGITS);
   const int64_t chunk = tile.block - rows.i / BLOCK - 1;
   if (previous)
     for (int r = 0; r < rows.count; ++r)
@@ -272,6 +275,7 @@ void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& r
 template <class Elem>
 void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, const Elem* const* keys,
                    float* scores) {
+  const InStage stage(SCORES);
   const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
   for (int k = 0; k < blocks; ++k) {
     float* s = scores + k * BLOCK;

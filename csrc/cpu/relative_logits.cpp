@@ -62,6 +62,7 @@ template <class T, class Elem> struct Forward : Logits {
       pack_queries<T>(c.query, c.position_bias, b, i, rows, h, n.E, w.bias, w.query);
       for (int64_t m = first_chunk(i / BLOCK); m < last_chunk(i / BLOCK); ++m) {
         band_logits<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK);
+        const InStage stage(STORE);
         each_row(m, i, rows, [&](int r, int begin, int end, int64_t zero) {
           convert_row(w.strip + r * BLOCK + begin, logits.at<T>(b, h, i + r) + zero + begin, end - begin);
         });

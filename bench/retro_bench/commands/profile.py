@@ -2,8 +2,10 @@
 
 Checks kernels first and times only those that pass. --trace writes a trace for each kernel, case, type and mode, with
 the profiler's table next to it; chrome://tracing and Perfetto open them. --calls measures no time; it is for Nsight
-Compute and Nsight Systems. --cuda-graph times and traces the replay of each call. The exit code is 3 if the GPU
-throttled its clock, or if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
+Compute and Nsight Systems. --cuda-graph times and traces the replay of each call. --stages shows where the time of a
+CPU kernel goes: the share of each stage of its pass, and the rate of its products as a share of the library's product,
+in the case and in a small case whose operands stay in the cache. The exit code is 3 if the GPU throttled its clock, or
+if a share of the roofline exceeds 100%, which means that the ceiling is wrong.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="append records to this file")
     add("--cuda-graph", action="store_true", help="GPU: time and trace the replay of each call as a CUDA graph")
     add("--calls", type=options.positive, metavar="N", help=calls)
+    add("--stages", action="store_true", help="CPU: show the time of each stage of a pass")
     add("--trace", type=Path, metavar="DIR", help="write Chrome traces to this folder")
 
 
@@ -47,6 +50,8 @@ def execute(arguments: argparse.Namespace) -> int:
     selection = options.selection(arguments)
     if arguments.cuda_graph and selection.device != "cuda":
         raise exits.UsageError(f"--cuda-graph: needs a GPU; this runs on {selection.device}")
+    if arguments.stages and selection.device != "cpu":
+        raise exits.UsageError(f"--stages: measures CPU kernels; this runs on {selection.device}")
     if arguments.calls:
         seed = secrets.randbits(31) if arguments.seed is None else arguments.seed
         called = profilers.calls(selection, arguments.calls, seed, arguments.quiet)
@@ -60,6 +65,8 @@ def execute(arguments: argparse.Namespace) -> int:
         if measured["time"] and (why := environment.throttled(selection.device)):
             slow.add(why)
             return
+        if arguments.stages and measured["time"] and measured["backend"] == "cpu":
+            measured["counters"] = _stages(measured)
         latest[measured["id"]] = measured
         writer.write(measured)
 
@@ -76,6 +83,9 @@ def execute(arguments: argparse.Namespace) -> int:
     for op in dict.fromkeys(record["op"] for record in timed):
         own = [record for record in timed if record["op"] == op]
         print(f"{op}\n{tables.align([header, *map(_cells, own)], DROP)}\n")
+    for record in timed:
+        if record["counters"]:
+            print(f"{record['id']}\n{tables.align(_stage_table(record))}\n")
     if not timed:
         print("nothing was timed")
     if arguments.trace:
@@ -99,6 +109,38 @@ def _cells(record: dict) -> tuple[str, ...]:
     rates = (f"{flops / 1e12:.3g}", f"{moved / 1e9:.3g}", summary.megabytes(record), launches)
     names = (record["case"]["name"], record["dtype"], record["mode"], record["backend"])
     return (*names, *times, summary.percent(row.fraction), *rates)
+
+
+def _stages(record: dict) -> dict:
+    """Return {"case", "in cache"}: the times of a record's stages, in its case and in a small one."""
+    from ..measure import stages
+
+    op, case = record["op"], CASES[record["op"], record["case"]["name"]]
+    rest = (record["dtype"], record["mode"], record["seed"])
+    contender = CONTENDERS[op, record["backend"]]
+    return {"case": stages.of(contender, case, *rest), "in cache": stages.of(contender, stages.small(case), *rest)}
+
+
+def _stage_table(record: dict) -> list[tuple[str, ...]]:
+    """Return the rows of a record's stages. A product's rate counts all threads, like the ceiling."""
+    from ..measure import ceilings
+
+    product = ceilings.rate(record["ceilings"], record["dtype"]) if record["ceilings"] else None
+    threads = record["environment"]["threads"]
+    case, small = record["counters"]["case"], record["counters"]["in cache"]
+    total = sum(stage["seconds"] for stage in case.values())
+
+    def share(stage: dict | None) -> str:
+        if product is None or not stage or not stage["flops"]:
+            return "-"
+        return f"{stage['flops'] / stage['seconds'] * threads / product:.0%}"
+
+    header = ("stage", "ms", "of the time", "of the library's rate", "the same in cache")
+    rows = [
+        (name, f"{stage['seconds'] / threads * 1e3:.3f}", summary.percent(stage["seconds"] / total), share(stage))
+        for name, stage in sorted(case.items(), key=lambda item: -item[1]["seconds"])
+    ]
+    return [header, *((*row, share(small.get(row[0]))) for row in rows)]
 
 
 def _trace(record: dict, run: runner.Run, path: Path) -> None:

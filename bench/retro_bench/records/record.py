@@ -46,7 +46,7 @@ FIELDS: dict[str, tuple[tuple[type, ...], bool]] = {
     "speedup": (OBJECT, True),  # baseline -> its time over this one's
     "memory": (OBJECT, True),  # peak_extra_bytes
     "launches": ((int,), True),
-    "counters": (OBJECT, True),  # null; older records may hold instruction counts
+    "counters": (OBJECT, True),  # of `profile --stages`: "case" and "in cache", each with seconds and flops by stage
     "static": (OBJECT, True),
 }
 #: fields of results: null in the record of a case that did not run
