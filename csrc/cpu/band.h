@@ -24,6 +24,9 @@ constexpr int BLOCK = 64;  // rows of a query block, keys of a key block, column
 // Number of rows to prefetch ahead of packing. The rows of a head are heads*D elements apart, and no hardware
 // prefetcher follows such a stride.
 constexpr int ROWS_AHEAD = 16;
+// Number of rows or columns that a product of a diagonal part takes at a time: fewer multiply fewer products that are
+// not needed, and more share operands in registers.
+constexpr int DIAGONAL_ROWS = 12, DIAGONAL_COLUMNS = 2 * LANES;
 constexpr int NARROW = 4;  // maximum width for which gradients are computed as inner products along the columns
 
 inline int64_t floor_divide(int64_t a, int64_t b) { return a >= 0 ? a / b : -((b - 1 - a) / b); }
@@ -122,11 +125,34 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
       store(strip + r * ld + x, zero());
 }
 
+// The part of a chunk whose keys exist: row r has the columns [first - r, last - r). A whole chunk by default.
+struct Diagonals {
+  int first = 0, last = 2 * BLOCK;
+
+  // For the keys [first_key, last_key), with the query rows from i on, and chunk m.
+  static Diagonals of(int64_t m, int64_t i, int64_t first_key, int64_t last_key) {
+    const int64_t zero = m * BLOCK + 1 + i;  // key of row 0 and column 0
+    return {static_cast<int>(std::clamp<int64_t>(first_key - zero, 0, 2 * BLOCK)),
+            static_cast<int>(std::clamp<int64_t>(last_key - zero, 0, 2 * BLOCK))};
+  }
+  bool whole() const { return first <= 0 && last >= 2 * BLOCK - 1; }
+  // Limits [begin, end) to whole vectors that have columns of the rows [row, row + rows).
+  void columns(int row, int rows, int& begin, int& end) const {
+    begin = std::max(begin, std::max(first - row - rows + 1, 0) / LANES * LANES);
+    end = std::min(end, pad(std::max(last - row, 0)));
+  }
+  // Limits [begin, end) to pairs of rows that have columns of [column, column + columns).
+  void rows(int column, int columns, int& begin, int& end) const {
+    begin = std::max(begin, std::max(first - column - columns + 1, 0) / 2 * 2);
+    end = std::min(end, last - column);
+  }
+};
+
 // Computes strip[r][0..BLOCK), the products of relative query r and the relative keys of chunk m. Columns outside
-// `Band::inside` become 0.
+// `Band::inside` become 0. Columns that are not needed are undefined.
 template <class T, class Elem>
 void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
-                 float* strip, int64_t ld) {
+                 float* strip, int64_t ld, const Diagonals& need) {
   const InStage stage(POSITION_LOGITS);
   int begin, end;
   n.inside(m, begin, end);
@@ -135,8 +161,16 @@ void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, i
   if (begin >= end)
     return;
   chunks.template prepare<T>(head, m);
-  gemm<true>(rows, (end - begin) / LANES, chunks.kc, rel_query, chunks.width, chunks.columns(m) + begin, BLOCK,
-             [=](int r, int x, Vec s) { store(strip + r * ld + begin + x, s); });
+  const int step = need.whole() ? rows : slice<Elem>(DIAGONAL_ROWS, TILE);
+  for (int row = 0; row < rows; row += step) {
+    const int count = std::min(step, rows - row);
+    int from = begin, to = end;
+    need.columns(row, count, from, to);
+    if (from < to)
+      gemm<true>(count, (to - from) / LANES, chunks.kc, rel_query + row * chunks.width, chunks.width,
+                 chunks.columns(m) + from, BLOCK,
+                 [=](int r, int x, Vec s) { store(strip + (row + r) * ld + from + x, s); });
+  }
 }
 
 // Returns element e of LANES relative keys from the transposed layout of a chunk.
@@ -149,10 +183,12 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 // Reads a chunk of the strip, which holds the gradients of the scores. Adds its contribution to
 //   d_query [rows][E_pad]   the products of the gradients and the relative keys, unless null
 //   d_table [E][BLOCK]      the gradient of the chunk's relative keys, transposed, unless null
-// rel_query is an operand B with k = row. `rounded` is scratch memory for BLOCK*BLOCK/2 pairs.
+// The strip is 0 in columns that are not needed. rel_query is an operand B with k = row. `rounded` is scratch memory
+// for BLOCK*BLOCK/2 pairs.
 template <class T, class Elem>
 void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
-                    const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table) {
+                    const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table,
+                    const Diagonals& need) {
   int begin, end;
   n.inside(m, begin, end);
   if (begin >= end)
@@ -161,16 +197,33 @@ void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m
   const int columns = end - begin;
   if (d_table) {
     const auto a = to_column_major(grad, ld, rows, columns, rounded, BLOCK);
-    gemm<false>(n.E, columns / LANES, kc_of<Elem>(rows), rel_query, n.E_pad, a.data, a.lda,
-                AddTo{d_table + begin, BLOCK});
+    const int step = need.whole() ? columns : DIAGONAL_COLUMNS;
+    for (int x = 0; x < columns; x += step) {
+      const int width = std::min(step, columns - x);
+      int from = 0, to = rows;
+      need.rows(begin + x, width, from, to);
+      if (from < to)
+        gemm<false>(n.E, width / LANES, kc_of<Elem>(to - from), rel_query + kc_of<Elem>(from) * n.E_pad, n.E_pad,
+                    a.data + kc_of<Elem>(from) * a.lda + x, a.lda, AddTo{d_table + begin + x, BLOCK});
+    }
   }
   if (!d_query)
     return;
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
     const auto a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
-    const PackedB<Elem> keys{chunks.rows_b(m) + kc_of<Elem>(begin) * n.E_pad, n.E_pad};
-    return gemm(rows, n.E_pad / LANES, kc_of<Elem>(columns), a, keys, AddTo{d_query, n.E_pad});
+    const int step = need.whole() ? rows : slice<Elem>(DIAGONAL_ROWS, TILE);
+    for (int row = 0; row < rows; row += step) {
+      const int count = std::min(step, rows - row);
+      int from = begin, to = end;
+      need.columns(row, count, from, to);
+      if (from < to)
+        gemm(count, n.E_pad / LANES, kc_of<Elem>(to - from),
+             RowMajor<Elem>{a.data + row * a.lda + kc_of<Elem>(from - begin), a.lda},
+             PackedB<Elem>{chunks.rows_b(m) + kc_of<Elem>(from) * n.E_pad, n.E_pad},
+             AddTo{d_query + row * n.E_pad, n.E_pad});
+    }
+    return;
   }
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {

@@ -101,7 +101,7 @@ void value_products(const Context<T, Elem>& c, int rows, const KeyTile& tile, co
 template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const QueryRows& rows, Workspace<Elem>& w) {
   RunningMean total[FEW_ROWS];
   for (KeyTile tile = w.visible.first_tile(rows); tile.blocks; tile = w.visible.next_tile(tile, rows)) {
-    slide<T>(c.n, w.chunks, rows, tile, 0, w.rel_query, w.strip);
+    slide<T>(c.n, w.chunks, rows, tile, 0, true, w.rel_query, w.strip);
     scores(c, rows, tile, w);
     value_products(c, rows.count, tile, w, w.weights, w.LD);
     for (int r = 0; r < rows.count; ++r)
@@ -205,6 +205,7 @@ void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile&
                 Workspace<Elem>& w) {
   const InStage stage(BAND);
   const AttentionSizes& n = c.n;
+  const int64_t begin = tile.block * BLOCK, end = begin + tile.columns();
   for (int r = 0; r < rows.count; ++r) {
     float* row = w.strip + r * n.ld;
     if (!follows)
@@ -219,7 +220,8 @@ void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile&
                                ? w.sums.table + (table * c.chunks + m - n.band.first) * n.band.E * BLOCK
                                : nullptr;
     band_gradients<T>(n.band, w.chunks, rows.head, m, rows.count, w.rel_query_b, w.strip + k * BLOCK, n.ld,
-                      w.pairs.strip, c.any_rel_query ? w.d_rel_query : nullptr, d_table);
+                      w.pairs.strip, c.any_rel_query ? w.d_rel_query : nullptr, d_table,
+                      Diagonals::of(m, rows.i, follows ? begin - BLOCK : begin, last ? end : end + BLOCK));
   }
 }
 
@@ -257,7 +259,7 @@ template <class T, class Elem> void block(const Context<T, Elem>& c, const Query
   for (KeyTile tile = w.visible.first_tile(rows), next{}; tile.blocks; tile = next) {
     next = w.visible.next_tile(tile, rows);
     const bool last = !next.blocks || next.block != tile.block + tile.blocks;
-    slide<T>(c.n, w.chunks, rows, tile, previous, w.rel_query, w.strip);
+    slide<T>(c.n, w.chunks, rows, tile, previous, last, w.rel_query, w.strip);
     scores(c, rows, tile, w);
     if (w.visible.all(tile, rows))
       probabilities<false>(c, rows, tile, w);

@@ -120,8 +120,8 @@ template <class T, class Elem> struct Forward {
   }
 
   // Processes a tile: scores, softmax, and the products of weights and values, which are added to w.out.
-  void tile(const QueryRows& rows, const KeyTile& tile, int previous, Workspace<Elem>& w) const {
-    slide<T>(n, w.chunks, rows, tile, previous, w.rel_query, w.strip);
+  void tile(const QueryRows& rows, const KeyTile& tile, int previous, bool last, Workspace<Elem>& w) const {
+    slide<T>(n, w.chunks, rows, tile, previous, last, w.rel_query, w.strip);
     const Elem* keys[GROUP];
     for (int k = 0; k < tile.blocks; ++k) {
       pack(rows.b, tile.block + k, rows.head / n.share, w);
@@ -154,9 +154,10 @@ template <class T, class Elem> struct Forward {
     for (KeyTile at = w.visible.first_tile(rows), next{}; at.blocks; at = next) {
       if (w.slots < w.visible.blocks())
         clear(w.ready + at.block - w.visible.first_block, at.blocks);
-      tile(rows, at, previous, w);
       next = w.visible.next_tile(at, rows);
-      previous = next.block == at.block + at.blocks ? at.blocks : 0;
+      const bool last = !next.blocks || next.block != at.block + at.blocks;
+      tile(rows, at, previous, last, w);
+      previous = last ? 0 : at.blocks;
     }
     const InStage stage(STORE);
     for (int r = 0; r < rows.count; ++r) {

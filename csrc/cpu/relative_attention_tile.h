@@ -253,21 +253,24 @@ void pack_operands(const RelativeAttention& c, const AttentionSizes& n, const Qu
 
 // Moves the strip to a tile: afterwards the strip holds the position logits of the tile. `previous` is the number of
 // key blocks of the previous tile if the two are adjacent, so that one chunk of the strip is used again; otherwise 0.
+// `last` says that the next tile is not adjacent, so that it does not use the last chunk.
 template <class T, class Elem>
 void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& rows, const KeyTile& tile, int previous,
-           const Elem* rel_query, float* strip) {
+           bool last, const Elem* rel_query, float* strip) {
   if (!n.band)
     return;
   const InStage stage(POSITION_LOGITS);
-  const int64_t chunk = tile.block - rows.i / BLOCK - 1;
+  const int64_t chunk = tile.block - rows.i / BLOCK - 1, begin = tile.block * BLOCK, end = begin + tile.columns();
   if (previous)
     for (int r = 0; r < rows.count; ++r)
       for (int x = 0; x < BLOCK; x += LANES)
         store(strip + r * n.ld + x, load(strip + r * n.ld + previous * BLOCK + x));
   else
-    band_logits<T>(n.band, chunks, rows.head, chunk, rows.count, rel_query, strip, n.ld);
+    band_logits<T>(n.band, chunks, rows.head, chunk, rows.count, rel_query, strip, n.ld,
+                   Diagonals::of(chunk, rows.i, begin, end));
   for (int k = 1; k <= tile.blocks; ++k)
-    band_logits<T>(n.band, chunks, rows.head, chunk + k, rows.count, rel_query, strip + k * BLOCK, n.ld);
+    band_logits<T>(n.band, chunks, rows.head, chunk + k, rows.count, rel_query, strip + k * BLOCK, n.ld,
+                   Diagonals::of(chunk + k, rows.i, begin, last ? end : end + BLOCK));
 }
 
 // Computes the scores of a tile before scaling: adds the products of queries and keys to the position logits. keys[k]

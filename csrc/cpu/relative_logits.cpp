@@ -61,7 +61,7 @@ template <class T, class Elem> struct Forward : Logits {
       const int rows = static_cast<int>(std::min<int64_t>(BLOCK, last_row - i));
       pack_queries<T>(c.query, c.position_bias, b, i, rows, h, n.E, w.bias, w.query);
       for (int64_t m = first_chunk(i / BLOCK); m < last_chunk(i / BLOCK); ++m) {
-        band_logits<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK);
+        band_logits<T>(n, w.chunks, h, m, rows, w.query, w.strip, BLOCK, Diagonals::of(m, i, 0, S));
         const InStage stage(STORE);
         each_row(m, i, rows, [&](int r, int begin, int end, int64_t zero) {
           convert_row(w.strip + r * BLOCK + begin, logits.at<T>(b, h, i + r) + zero + begin, end - begin);
@@ -99,8 +99,8 @@ template <class T, class Elem> struct Backward : Logits {
         convert_row(logits.at<const T>(b, h, i + r) + zero * logits.stride[3] + begin, to + begin, end - begin);
       });
       band_gradients<T>(n, w.chunks, h, m, rows, query_b, w.strip, BLOCK, w.rounded,
-                        dquery || dbias ? w.d_query : nullptr,
-                        drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr);
+                        dquery || dbias ? w.d_query : nullptr, drel_key ? table + (m - n.first) * n.E * BLOCK : nullptr,
+                        Diagonals::of(m, i, 0, S));
     }
     for (int r = 0; r < rows; ++r)
       for (int e = 0; e < n.E; e += LANES) {
