@@ -16,7 +16,7 @@ enum Stage : int { REST, PACK, POSITION_LOGITS, SCORES, SOFTMAX, VALUES, GRADIEN
 constexpr const char* STAGE_NAMES[STAGE_COUNT] = {"rest",   "pack",      "position logits", "scores", "softmax",
                                                   "values", "gradients", "band gradients",  "write"};
 
-// What one thread measured. Outside of all scopes `stage` is STAGE_COUNT.
+// The measurements of one thread. Outside of all scopes `stage` is STAGE_COUNT.
 struct StageTimes {
   using Clock = std::chrono::steady_clock;
   Clock::duration time[STAGE_COUNT + 1]{};
@@ -34,7 +34,8 @@ struct StageTimes {
 
 inline std::atomic<bool> times_stages{false};
 inline std::mutex stage_lock;
-inline std::vector<StageTimes*> stage_times;  // of all threads; never freed, like the threads of the pool
+// The measurements of all threads. They are never freed, because the threads of the pool never end.
+inline std::vector<StageTimes*> stage_times;
 
 inline StageTimes& own_stage_times() {
   thread_local StageTimes* const own = [] {
