@@ -1,10 +1,14 @@
 """Compile every shipped Triton kernel without a GPU; list registers, stack (spills) and shared memory.
 
     python -m retro_kernels.compile.aot --arch 80,90,gfx942 [--kernel NAME] [--combinations] [--json F] [--keep DIR]
+    python -m retro_kernels.compile.aot --arch 90 --cache DIR
 
 Each `ops/<op>/triton` yields its launches from `aot_cases(target)`. Where tiles depend on options, `aot_combinations`
 yields the launches of every set of options. Both make them on meta tensors by the code that launches on a GPU;
 signature and divisibility come from Triton's own launch path. A process under TRITON_INTERPRET can't compile.
+
+--cache compiles into a folder that another machine takes over by `retro_kernels.warm_up(cache=DIR)`, if it has the same
+versions of triton, Python and this package. An interrupted export goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -204,6 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path, help="file for the rows")
     parser.add_argument("--keep", type=Path, help="folder for the cubins, and for AMD's assembly")
+    parser.add_argument("--cache", type=Path, help="compile into this folder for warm_up(cache=), and list nothing")
     parser.add_argument("--jobs", type=int, help="number of processes; default: one for each core")
     options = parser.parse_args(argv)
     try:
@@ -212,6 +217,12 @@ def main(argv: list[str] | None = None) -> int:
         parser.error(f"--arch: {error}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set: kernels are interpreted in this process, not compiled")
+    if options.cache:
+        from . import shipped
+
+        count = shipped.export(options.cache, arches, options.kernel, options.jobs)
+        print(f"{count} launches in {options.cache}")
+        return 0
     if options.keep:
         options.keep.mkdir(parents=True, exist_ok=True)
     listing = "aot_combinations" if options.combinations else "aot_cases"

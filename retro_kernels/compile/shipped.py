@@ -16,7 +16,7 @@ import platform
 import re
 import stat
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from . import triton_private
@@ -44,13 +44,7 @@ def identity() -> dict[str, str]:
     }
 
 
-def export(
-    folder: Path,
-    arches: Iterable[int | str],
-    only: str | None = None,
-    jobs: int | None = None,
-    progress: Callable[[int], None] = lambda count: None,
-) -> int:
+def export(folder: Path, arches: Iterable[int | str], only: str | None = None, jobs: int | None = None) -> int:
     """Compile the launches of the published models for GPUs of `arches` into `folder`, and return their number.
 
     After an interruption it continues. only: part of the kernels' names.
@@ -58,11 +52,10 @@ def export(
     from . import aot
 
     folder.mkdir(parents=True, exist_ok=True)
-    held, count = os.environ.get("TRITON_CACHE_DIR"), 0
+    held = os.environ.get("TRITON_CACHE_DIR")
     os.environ["TRITON_CACHE_DIR"] = str(folder.resolve())
     try:
-        for count, _ in enumerate(aot.compile_each(arches, only, jobs=jobs), 1):
-            progress(count)
+        count = sum(1 for _ in aot.compile_each(arches, only, jobs=jobs))
     finally:
         if held is None:
             del os.environ["TRITON_CACHE_DIR"]
@@ -89,7 +82,7 @@ def _checked(folder: Path) -> dict[str, dict[str, bytes]]:
         said = f"triton {made['triton']} on Python {made['python']}"
         keys = made["compiler"], made["kernels"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        made_by = "a folder that `retro-bench compile --presets --output` made"
+        made_by = "a folder that `python -m retro_kernels.compile.aot --cache` made"
         raise ValueError(f"cache: expected {made_by}; got {folder} ({error})") from error
     here = identity()
     if keys[0] != here["compiler"]:

@@ -30,7 +30,7 @@ def warm_up(
         rk.warm_up(lambda: torch.autograd.grad(loss(model(tokens), targets), list(model.parameters())))
         rk.warm_up((model, tokens))  # the same for a model and its inputs; without gradients in evaluation mode
 
-        # compiled on another machine: retro-bench compile --presets --arch 90 --output kernels
+        # compiled on another machine: python -m retro_kernels.compile.aot --arch 90 --cache kernels
         rk.warm_up(cache="kernels")
 
     Args:

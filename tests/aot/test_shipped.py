@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import retro_bench
 import retro_kernels as rk
-from retro_bench.commands import exits
 from retro_kernels.compile import aot, shipped
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.testing import stub
@@ -28,8 +26,7 @@ ONLY = "leaky_average/leaky_scan"
 def folder(tmp_path_factory):
     """A folder that was made in one place and moved to another."""
     made, moved = (tmp_path_factory.mktemp("kernels") / name for name in ("made", "moved"))
-    command = ["compile", "--presets", "--kernel", ONLY, "--output", str(made), "--jobs", "1"]
-    assert retro_bench.main(command) == exits.OK
+    assert aot.main(["--arch", "90", "--kernel", ONLY, "--cache", str(made), "--jobs", "1"]) == 0
     made.rename(moved)
     return moved
 
@@ -63,7 +60,7 @@ def test_what_was_compiled_elsewhere_is_not_compiled_again(folder, tmp_path, mon
 
 def test_a_folder_that_does_not_fit_is_told_so(folder, tmp_path):
     with pytest.raises(
-        ValueError, match=r"cache: expected a folder that `retro-bench compile --presets --output` made"
+        ValueError, match=r"cache: expected a folder that `python -m retro_kernels.compile.aot --cache` made"
     ):
         rk.warm_up(cache=tmp_path)
     other = tmp_path / "other"
@@ -119,9 +116,3 @@ def test_a_manifest_that_is_no_file(tmp_path):
     os.mkfifo(tmp_path / shipped.MANIFEST)
     with pytest.raises(ValueError, match=r"cache: expected a folder that .* made; got .*no regular file"):
         rk.warm_up(cache=tmp_path)
-
-
-def test_presets_want_a_folder(capsys):
-    assert retro_bench.main(["compile", "--presets"]) == exits.USAGE
-    assert retro_bench.main(["compile", "--output", str(Path("x"))]) == exits.USAGE
-    assert "--presets, --output: expected both or neither" in capsys.readouterr().err

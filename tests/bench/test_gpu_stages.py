@@ -14,8 +14,8 @@ import retro_bench
 from retro_bench.__main__ import parser
 from retro_bench.commands import exits
 from retro_bench.commands import gpu as gpu_command
-from retro_bench.commands import predicted as predicted_command
 from retro_bench.measure import choose as plan
+from retro_bench.measure import predictions
 from retro_bench.records import environment, record
 from tests.conftest import COMPILED, INTERPRETER
 
@@ -141,7 +141,7 @@ def prediction(machine, microseconds, fingerprint="a"):
     }
 
 
-def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch):
+def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "bench" / "results"
     folder.mkdir(parents=True)
     for name, row in {
@@ -150,11 +150,12 @@ def test_predictions_are_the_newest_of_this_machine(tmp_path, monkeypatch):
         "2026-11-23": prediction("A100", 3.0),
     }.items():
         (folder / f"predicted-h200-{name}.jsonl").write_text(json.dumps(row) + "\n")
+    (row,) = predictions.newest(folder, "NVIDIA H200").values()
+    assert row["predicted_us"] == 2.0
     monkeypatch.setattr(environment, "ROOT", tmp_path)
-    (rows,) = predicted_command.predictions(None, "NVIDIA H200").values()
-    assert [row["predicted_us"] for row in rows] == [1.0, 2.0]
-    with pytest.raises(exits.UsageError, match="no predictions for NVIDIA L40S; have A100, H200"):
-        predicted_command.predictions(None, "NVIDIA L40S")
+    monkeypatch.setattr(environment, "device", lambda kind: {"name": "NVIDIA L40S"})
+    assert predictions.main("cuda", "9", str(tmp_path / "out")) == exits.NOTHING_MEASURED
+    assert "no estimates for NVIDIA L40S" in capsys.readouterr().err
 
 
 def test_a_wrong_kernel_ends_red_and_a_tool_that_is_absent_is_named(tmp_path, monkeypatch, capsys):
@@ -197,11 +198,6 @@ def test_no_step_starts_without_time(tmp_path, monkeypatch, capsys):
     )
 
 
-def test_compile_passes_over_what_no_gpu_kernel_serves(capsys):
-    assert retro_bench.main(["compile", "--device", "cpu", "--case", "mosaics", "--jobs", "1"]) == exits.OK
-    assert capsys.readouterr().out.startswith("0 kernels of ")
-
-
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
 def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatch):
     """A rehearsal, whose launches do nothing. A changed launch is distinguished from a launch that is gone."""
@@ -211,14 +207,15 @@ def test_predictions_stand_beside_what_was_measured(tmp_path, capsys, monkeypatc
     monkeypatch.setattr(aot, "ops", lambda: ["leaky_average"])
     row = {"mode": "model", "machine": "H200", "fingerprint": "another", "predicted_us": 10.0, "bound": "L2"}
     names = ("leaky_scan:wide", "leaky_scan:gone")
-    predictions, out = tmp_path / "predicted.jsonl", tmp_path / "measured.jsonl"
+    folder, out = tmp_path / "bench" / "results", tmp_path / "measured.jsonl"
+    folder.mkdir(parents=True)
     lines = [row | {"id": f"leaky_average/triton/{name}:sm90/bfloat16/static"} for name in names]
-    predictions.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = ["predicted", "--device", "cpu", "--predictions", str(predictions), "--json", str(out)]
-    assert retro_bench.main(command) == exits.OK
+    (folder / "predicted-a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert predictions.main("cpu", "99", str(out)) == exits.OK
     said = capsys.readouterr()
     assert "leaky_scan:gone" in said.err and "changed since" in said.out and "of 1 within 25%" in said.out
     (measured,) = map(json.loads, out.read_text().splitlines())
     assert measured["measured_us"] > 0 and measured["predicted_us"] == 10.0 and not measured["same_code"]
-    assert retro_bench.main([*command, "--deadline", "0"]) == exits.INCONCLUSIVE
-    assert retro_bench.main([*command, "--op", "nothing"]) == exits.USAGE
+    assert predictions.main("cpu", "0", str(out)) == exits.INCONCLUSIVE
+    assert predictions.main("cpu", "99", str(out), "nothing") == exits.NOTHING_MEASURED

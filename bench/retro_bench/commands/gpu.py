@@ -53,8 +53,12 @@ class Step:
 _MEASURED = "--device {device} --case {cases} --quiet --deadline {left}"
 _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
 _FOUND = "--error-exitcode 2"
-#: Nsight Compute replays each launch some 40 times, so each shipped launch runs once and at most 60 are counted.
-_FEW, _ONCE = "--launch-count 60 --kill yes", "{python} -m retro_bench predicted --once --device {device} {launches}"
+_PREDICTIONS = "retro_bench.measure.predictions"
+#: Nsight Compute replays each launch some 40 times, so each call is made once and at most 60 launches are counted.
+_FEW, _ONCE = (
+    "--launch-count 60 --kill yes",
+    "{python} -m retro_bench profile --calls 1 --device {device} --case {cases}",
+)
 _CHECKED = "{python} -m retro_bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
 
 #: The caching allocator puts many tensors into one block: memcheck would miss accesses past the end of a tensor.
@@ -63,7 +67,6 @@ _UNCACHED = (("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),)
 STAGES = {
     "right": (
         Step("doctor", "doctor --no-noise", 15),
-        Step("compiled", "compile --device {device} --case {cases} --deadline {left}", 60),
         Step("check", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),
         Step("check again", f"check {_MEASURED} --json {{out}}/check.jsonl", 40),  # a race may show in one alone
         Step("check all", f"check {_EVERYTHING} --baselines none --json {{out}}/check.jsonl", 80),
@@ -75,9 +78,7 @@ STAGES = {
     "fast": (
         Step("headline", f"run {_MEASURED} {{run}}", 120),
         Step("table", "report {out}/run.jsonl --format md --output {out}/run.md", 5),
-        Step(
-            "predictions", "predicted --device {device} {launches} --deadline {left} --json {out}/predicted.jsonl", 60
-        ),
+        Step("predictions", f"-m {_PREDICTIONS} {{device}} {{left}} {{out}}/predicted.jsonl {{part}}", 60, "python"),
         Step("host time", "host --json {out}/host.json", 30),
         Step("baselines", f"run {_MEASURED} --baselines all {{baselines}}", 140),
         Step("all", f"run {_EVERYTHING} {{all}}", 200),
@@ -190,7 +191,7 @@ def words(step: Step, arguments: argparse.Namespace, left: float) -> list[str]:
         "small": small,
         "every": f"--case {small}" if rehearse else "",
         "tests": shlex.join(tests(rehearse)),
-        "launches": "--launch relative_delta" if rehearse else "",
+        "part": "relative_delta" if rehearse else "",
         "graphs": "" if rehearse else "--cuda-graph",
         **{name: records(arguments, name) for name in ("run", "baselines", "all")},
         "out": str(arguments.out),

@@ -97,7 +97,7 @@ def compile_ahead(selection: choose.Selection, limit: float | None, bar: progres
     from ..measure import compiling
 
     begun = time.monotonic()
-    count, _, _ = compiling.compile_selection(selection, lambda text: None, limit=limit and limit / 2)
+    count = compiling.compile_selection(selection, limit=limit and limit / 2)
     bar.note(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s")
 
 

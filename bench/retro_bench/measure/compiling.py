@@ -8,26 +8,25 @@ from .pace import Pace
 
 
 def compile_selection(
-    selection: choose.Selection, say: Callable[[str], None], jobs: int | None = None, limit: float | None = None
-) -> tuple[int, int, bool]:
-    """Return how many kernels are compiled now, how many cases failed, and whether `limit` seconds left some out."""
+    selection: choose.Selection, say: Callable[[str], None] = lambda text: None, limit: float | None = None
+) -> int:
+    """Return how many kernels are compiled now. `limit` seconds may leave some out. A kernel that does not compile is
+    named and fails again in its call.
+    """
     import torch
 
     import retro_kernels as rk
 
-    pace, failed, late = Pace([], limit), 0, False
+    pace = Pace([], limit)
 
     def planned(case, dtype: str, mode: str) -> None:
         """Make one call, whose launches `warm_up` replaces. Its inputs are freed at once."""
-        nonlocal failed, late
-        if late or pace.over():
-            late = True
+        if pace.over():
             return
         try:
             inputs = case.make(0, selection.device, getattr(torch, dtype))
             runner.step(CONTENDERS[case.op, "triton"], case, inputs, mode == "fwdbwd", 0)()
         except (RuntimeError, ValueError) as error:
-            failed += 1
             say(f"{case.op}/{case.name}/{dtype}: {error}")
 
     calls = [
@@ -38,11 +37,8 @@ def compile_selection(
         if not choose.unsupported(CONTENDERS[case.op, "triton"], case, dtype, selection.device, False)
         for mode in choose.modes(case, selection)
     ]
-    if not calls:
-        return 0, 0, False
     try:
-        count = rk.warm_up(*calls, jobs=jobs)
+        return rk.warm_up(*calls) if calls else 0
     except RuntimeError as error:  # the other kernels are compiled
         say(str(error))
-        return 0, failed + 1, late
-    return count, failed, late
+        return 0
