@@ -38,7 +38,7 @@ bench: setup
 
 # Rules of the tree, contracts, definitions, one model of each kind. Left out: the interpreter, compiled kernels, the
 # harness and torch.compile.
-CHECK = tests/test_house.py tests/reference tests/aot/test_configs.py tests/bench/test_record.py tests/bench/test_work.py \
+CHECK = tests/test_house.py tests/reference tests/aot/test_tiles.py tests/bench/test_record.py tests/bench/test_work.py \
   $(addprefix tests/ops/test_,validation.py contract.py empty_rows.py fallback.py leaky_average.py relative_logits.py) \
   $(addprefix tests/model/,test_config.py test_layers.py test_retro.py memory_mosaics/test_model.py rpt/test_model.py)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from triton import JITFunction
 
 from ..compile.aot import CompileCase
-from ..compile.configs import Tile
 from ..compile.target import Target, current_target
+from ..compile.tiles import Tile
 
 #: open contexts of `launches_to`, as (sink, zeros); the last one receives the launches
 _sinks: list[tuple[Callable[[Launch], object], bool]] = []

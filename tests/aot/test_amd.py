@@ -11,7 +11,7 @@ import torch
 import retro_kernels as rk
 from retro_bench.records import environment
 from retro_kernels import info, triton_lib
-from retro_kernels.compile import amdgcn, aot, configs, target
+from retro_kernels.compile import amdgcn, aot, target, tiles
 from retro_kernels.compile.target import AMD, KNOWN, Target
 from retro_kernels.core import dispatch
 from retro_kernels.ops.topk_chunks import cuda
@@ -20,7 +20,7 @@ from tests import standin
 from tests.conftest import COMPILED, INTERPRETER
 
 GPU = torch.device("cuda", 0)
-OPS = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
+OPS = sorted(path.parent.name for path in tiles._OPS.glob("*/tiles.json"))
 needs_compiler = pytest.mark.skipif(INTERPRETER or COMPILED, reason="kernels are replaced in this process")
 
 
@@ -44,7 +44,7 @@ def test_an_architecture_takes_the_nearest_tiles():
 @pytest.mark.parametrize("op", OPS)
 def test_every_table_has_rows_for_both_warp_sizes(op):
     """AMD's compiler has neither TF32 products in three steps nor a limit of registers."""
-    rows = configs.table(op)
+    rows = tiles.table(op)
     kinds = {(row["kernel"], row["bytes"]) for row in rows}
     for arch in ("gfx942", "gfx1100"):
         ours = [row for row in rows if row["arch"] == arch]
@@ -52,9 +52,9 @@ def test_every_table_has_rows_for_both_warp_sizes(op):
         assert {row["precision"] for row in ours} == {"ieee"} and not any("max_registers" in row for row in ours)
     limited = tuple({**row, "max_registers": 168} for row in rows)
     if op != "topk_chunks":  # whose tiles have no limit
-        query = configs.TileQuery(rows[0]["kernel"], 2, 64, 64, 64)
-        with configs.replaced(op, limited):
-            chosen = [configs.choose_tile(op, query, KNOWN[arch]).max_registers for arch in (90, "gfx942")]
+        query = tiles.TileQuery(rows[0]["kernel"], 2, 64, 64, 64)
+        with tiles.replaced(op, limited):
+            chosen = [tiles.choose_tile(op, query, KNOWN[arch]).max_registers for arch in (90, "gfx942")]
         assert chosen == [168, None]
 
 

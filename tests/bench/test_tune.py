@@ -12,13 +12,13 @@ import retro_bench
 from ptx_emulator.machines import MACHINES
 from retro_bench.measure import samples, timing, tune
 from retro_bench.records import environment
-from retro_bench.static import tiles
-from retro_kernels.compile import configs
+from retro_bench.static import tiles as static_tiles
+from retro_kernels.compile import tiles
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.core import layouts
 
 OP = "leaky_average"
-ROW = configs.table(OP)[0]
+ROW = tiles.table(OP)[0]
 
 
 class FakeBench(tune.Bench):
@@ -32,7 +32,7 @@ class FakeBench(tune.Bench):
         return [(OP, ROW)]
 
     def now(self):
-        return configs.table(OP)[0]
+        return tiles.table(OP)[0]
 
     def fault(self):
         return self.rule(self.now())
@@ -79,7 +79,7 @@ def test_neighbours_are_within_bounds_and_differ_in_one_or_two_numbers():
 
 
 def test_the_rows_of_topk_chunks_keep_what_they_are_chosen_by():
-    row = configs.table("topk_chunks")[0]
+    row = tiles.table("topk_chunks")[0]
     assert {new["block_m"] for new in tune.neighbours(row)} == {row["block_m"]} and "block_d" in row
 
 
@@ -87,7 +87,7 @@ def test_the_walk_ends_at_the_fastest_tile(by_rule):
     (best,) = tune.tune(by_rule(FakeBench(distance)), 9, lambda text: None)
     assert (best.best.row["block_m"], best.best.row["block_n"], best.best.row["num_warps"]) == (64, 256, 8)
     assert best.before == ROW == best.trials[0].row and best.best.seconds == 1
-    assert configs.table(OP)[0] == ROW  # the table is restored
+    assert tiles.table(OP)[0] == ROW  # the table is restored
 
 
 def test_rounds_bound_the_walk(by_rule):
@@ -112,25 +112,25 @@ def test_a_committed_tile_that_fails_is_an_error(by_rule):
 
 
 def test_watched_and_replaced():
-    problem = configs.TileQuery("scan", 2, 64, 512, 64)
+    problem = tiles.TileQuery("scan", 2, 64, 512, 64)
     layouts.once(("tile",), (1,), lambda: "an earlier choice")
-    with configs.watched() as seen:
+    with tiles.watched() as seen:
         assert layouts.once(("tile",), (1,), lambda: "a new choice") == "a new choice"  # so that its row is seen
-        first = configs.choose_tile(OP, problem, KNOWN[90])
-        configs.choose_tile(OP, problem, KNOWN[90])
+        first = tiles.choose_tile(OP, problem, KNOWN[90])
+        tiles.choose_tile(OP, problem, KNOWN[90])
     ((op, row),) = seen
-    assert op == OP and row in configs.table(OP)
+    assert op == OP and row in tiles.table(OP)
     with tune.in_place(OP, [(row, {**row, "num_warps": 2})]):
-        assert configs.choose_tile(OP, problem, KNOWN[90]).num_warps == 2
-    assert configs.choose_tile(OP, problem, KNOWN[90]) == first and first.num_warps != 2
+        assert tiles.choose_tile(OP, problem, KNOWN[90]).num_warps == 2
+    assert tiles.choose_tile(OP, problem, KNOWN[90]) == first and first.num_warps != 2
 
 
 def test_keep_changes_one_line(tmp_path, monkeypatch):
-    text = (configs._OPS / OP / "tiles.json").read_text()
+    text = (tiles._OPS / OP / "tiles.json").read_text()
     (tmp_path / OP).mkdir()
     (tmp_path / OP / "tiles.json").write_text(text)
-    monkeypatch.setattr(configs, "_OPS", tmp_path)
-    configs.write_row(OP, ROW, {**ROW, "num_warps": 1})
+    monkeypatch.setattr(tiles, "_OPS", tmp_path)
+    tiles.write_row(OP, ROW, {**ROW, "num_warps": 1})
     changed = [
         pair
         for pair in zip(text.splitlines(), (tmp_path / OP / "tiles.json").read_text().splitlines(), strict=True)
@@ -138,9 +138,9 @@ def test_keep_changes_one_line(tmp_path, monkeypatch):
     ]
     assert len(changed) == 1 and json.loads(changed[0][1].rstrip(","))["num_warps"] == 1
     with pytest.raises(ValueError, match="expected one row"):
-        configs.write_row(OP, ROW, ROW)
+        tiles.write_row(OP, ROW, ROW)
     monkeypatch.undo()
-    configs.reread()
+    tiles.reread()
 
 
 def test_the_command_tunes_interpreted_kernels(tmp_path):
@@ -181,12 +181,12 @@ def predicted(row, launches, machine, base=False):
 
 
 def test_without_a_gpu_the_walk_ends_at_the_tile_predicted_fastest_that_does_not_spill():
-    tuned = list(tiles.tune(*STATIC_CALL, **STATIC, judge=predicted))
-    assert [item.before for item in tuned] == tiles.rows_of(*STATIC_CALL[:3], 90)
+    tuned = list(static_tiles.tune(*STATIC_CALL, **STATIC, judge=predicted))
+    assert [item.before for item in tuned] == static_tiles.rows_of(*STATIC_CALL[:3], 90)
     for item in tuned:
         assert item.best.row["num_warps"] == 4 and item.best.row["block_n"] == 256
         assert any(trial.reason == "16 bytes of stack" for trial in item.trials)
-        assert item.before in configs.table(OP)  # the table is restored
+        assert item.before in tiles.table(OP)  # the table is restored
 
 
 def test_launches_that_follow_from_a_tile_count_by_their_difference():
@@ -200,14 +200,14 @@ def test_launches_that_follow_from_a_tile_count_by_their_difference():
 
     mine = [dict(block_m=32, block_n=64, num_warps=4, num_stages=2)]
     options = {**STATIC, "tiles": mine, "kernels": ("query_rel",)}
-    (item,) = tiles.tune(*call, **options, judge=a_second_each)
+    (item,) = static_tiles.tune(*call, **options, judge=a_second_each)
     assert told[0] == {"relative_query"} and "relative_columns" in told[1] & told[2]
     assert [trial.seconds for trial in item.trials] == [4.0, 4.0]
 
 
 def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_path, capsys):
     path = tmp_path / "ranked.jsonl"
-    monkeypatch.setattr(tiles, "tune", functools.partial(tiles.tune, judge=predicted))
+    monkeypatch.setattr(static_tiles, "tune", functools.partial(static_tiles.tune, judge=predicted))
     command = ["tune", "--static", "--op", OP, "--case", "wide", "--machine", "A100", "--json", str(path)]
     assert retro_bench.main(command) == retro_bench.main(command) == 0
     (line,) = map(json.loads, path.read_text().splitlines())
@@ -219,18 +219,20 @@ def test_a_ranking_is_recorded_for_its_gpu_and_not_made_twice(monkeypatch, tmp_p
 
 
 def test_only_tiles_that_are_named_are_tried_and_those_cut_to_the_problem_not_twice():
-    (row, *_) = tiles.rows_of(*STATIC_CALL[:3], 90)
+    (row, *_) = static_tiles.rows_of(*STATIC_CALL[:3], 90)
     mine = [dict(block_m=row["block_m"], block_n=row["block_n"], num_warps=2, num_stages=1), {"num_warps": 4}]
-    (item, *_) = tiles.tune(*STATIC_CALL, **{**STATIC, "tiles": mine, "kernels": (row["kernel"],)}, judge=predicted)
+    (item, *_) = static_tiles.tune(
+        *STATIC_CALL, **{**STATIC, "tiles": mine, "kernels": (row["kernel"],)}, judge=predicted
+    )
     assert [trial.row["num_warps"] for trial in item.trials][1:] == [n for n in (2, 4) if n != row["num_warps"]]
 
 
 def test_a_row_that_is_predicted_serves_as_any_other(tmp_path, monkeypatch):
     (tmp_path / OP).mkdir()
-    (tmp_path / OP / "tiles.json").write_text((configs._OPS / OP / "tiles.json").read_text())
-    monkeypatch.setattr(configs, "_OPS", tmp_path)
-    configs.write_row(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
-    problem = configs.TileQuery(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
-    assert configs.choose_tile(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
+    (tmp_path / OP / "tiles.json").write_text((tiles._OPS / OP / "tiles.json").read_text())
+    monkeypatch.setattr(tiles, "_OPS", tmp_path)
+    tiles.write_row(OP, ROW, {**ROW, "num_warps": 1, "predicted": True})
+    problem = tiles.TileQuery(ROW["kernel"], ROW["bytes"], ROW["width"], ROW["rows"], 64)
+    assert tiles.choose_tile(OP, problem, KNOWN[ROW["arch"]]).num_warps == 1
     monkeypatch.undo()
-    configs.reread()
+    tiles.reread()

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 from retro_kernels.core import layouts, native
 from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
@@ -287,9 +287,9 @@ NAMES = (("checked", "leaky_average"), ("leaky_average", None), ("leaky_average"
 @pytest.mark.parametrize("listening", [False, True], ids=["eager", "under a mode"])
 def test_a_tile_table_renews_the_memo(listening):
     kw = inputs.leaky(1)
-    for table in (configs.table("leaky_average"), configs.table("leaky_average")[:1]):
+    for table in (tiles.table("leaky_average"), tiles.table("leaky_average")[:1]):
         with (
-            configs.replaced("leaky_average", table),
+            tiles.replaced("leaky_average", table),
             FlopCounterMode(display=False) if listening else torch.enable_grad(),
         ):
             assert not layouts._MEMO

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 from retro_kernels.testing import inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
@@ -240,7 +240,7 @@ def test_calls_renew_what_followed_from_a_tile_table(op):
     wanted = floats(CALLS[op](1))
 
     def rows():
-        with configs.watched() as seen:
+        with tiles.watched() as seen:
             results(op, CALLS[op](1), "triton", wanted)
         return [row for _, row in seen]
 
@@ -251,8 +251,8 @@ def test_calls_renew_what_followed_from_a_tile_table(op):
     repeat()
     before = rows()
     assert before
-    others = tuple({**row, "num_warps": 2 * row["num_warps"]} for row in configs.table(op))
-    with configs.replaced(op, others):
+    others = tuple({**row, "num_warps": 2 * row["num_warps"]} for row in tiles.table(op))
+    with tiles.replaced(op, others):
         repeat()
         inside = rows()
     repeat()

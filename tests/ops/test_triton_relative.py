@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 from retro_kernels.ops.relative_attention import cases
 from retro_kernels.ops.relative_attention.triton import stored
 from retro_kernels.testing import compare, inputs, relative_error
@@ -130,7 +130,7 @@ def test_slabs_of_the_stored_gradient(sizes, columns, blocks, count, monkeypatch
     made, slabs = [], stored.slabs
     monkeypatch.setattr(stored, "STORED_BYTES", blocks * 64 * columns * 2 * 2)  # P and dS
     monkeypatch.setattr(stored, "slabs", lambda *of: made.append(list(slabs(*of))) or made[-1])
-    with configs.watched():  # skips earlier plans
+    with tiles.watched():  # skips earlier plans
         compare.check(OP, kw, "triton")
     assert len(made[0]) == count
 

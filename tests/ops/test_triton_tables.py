@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
 from retro_kernels.ops.chunked_cross_attention.triton.launch import FEW
@@ -65,7 +65,7 @@ MORE = {
 
 def rows_that_serve(name: str, call: dict) -> list[dict]:
     """Return the rows that the launches of a call, forward and backward, look up; nothing is launched."""
-    with launches_to(lambda launch: None), configs.watched() as seen:
+    with launches_to(lambda launch: None), tiles.watched() as seen:
         compare.run(name, call, "triton")
     return [row for _, row in seen]
 
@@ -77,7 +77,7 @@ def test_every_tile_with_an_option_computes_right(op, arch):
     make, options = CALLS[op]
     left = [
         row
-        for row in configs.table(name)
+        for row in tiles.table(name)
         if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row
     ]
     assert left

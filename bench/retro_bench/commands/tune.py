@@ -54,7 +54,7 @@ def _tiles(text: str) -> list[dict[str, int]]:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    from retro_kernels.compile import configs
+    from retro_kernels.compile import tiles
 
     tuned, pace, before = [], Pace([], arguments.deadline), _finished(arguments.json)
     for name, search in _estimated(arguments, pace) if arguments.static else _measured(arguments, pace):
@@ -66,7 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
             found.append(item)
             if arguments.write and item.best.row != item.before:
                 row = {key: value for key, value in item.best.row.items() if key != "predicted"}
-                configs.write_row(item.op, item.before, row | ({"predicted": True} if arguments.static else {}))
+                tiles.write_row(item.op, item.before, row | ({"predicted": True} if arguments.static else {}))
         tuned += found
         if arguments.json and not pace.over():
             _append(arguments.json, name, found)

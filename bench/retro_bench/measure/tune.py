@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import retro_kernels
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 
 from ..check import numerics, oracle
 from ..registry import CONTENDERS, OPERATORS, Case, Contender
@@ -69,10 +69,10 @@ def _steps(row: dict) -> Iterator[tuple[str, int]]:
 @contextlib.contextmanager
 def in_place(op: str, changes: list[tuple[dict, dict]]) -> Iterator[None]:
     """Replace each `old` row of the op's table by its `new` one, for `changes` of (old, new)."""
-    rows = list(configs.table(op))
+    rows = list(tiles.table(op))
     for old, new in changes:
         rows[rows.index(old)] = new
-    with configs.replaced(op, tuple(rows)):
+    with tiles.replaced(op, tuple(rows)):
         yield
 
 
@@ -93,7 +93,7 @@ class Bench:
 
     def rows(self) -> list[tuple[str, dict]]:
         """Return (op, row) of every tile that the call looks up."""
-        with configs.watched() as seen:
+        with tiles.watched() as seen:
             self.call()()
         return seen
 

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 
 from ptx_emulator import EmulationError, PtxError
 from ptx_emulator.estimate import Machine, estimate, static_record
-from retro_kernels.compile import aot, configs
+from retro_kernels.compile import aot
 from retro_kernels.compile.target import KNOWN
+from retro_kernels.compile.tiles import watched
 
 from ..commands import exits
 from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
@@ -31,7 +32,7 @@ def launches_of(op: str, case: str, dtype: str, arch: int) -> list:
 def rows_of(op: str, case: str, dtype: str, arch: int) -> list[dict]:
     """Return the rows of the op's table that serve a shipped case, each once, in the order of their look-ups."""
     rows = []
-    with configs.watched() as seen:
+    with watched() as seen:
         for one in _shipped(op, arch):  # a call's whole plan is made before its first launch
             if (one.case, one.dtype) == (case, dtype):
                 rows += [row for served, row in seen if served == op and row not in rows]

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ....compile import configs
+from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib import attention, beyond
@@ -41,16 +41,16 @@ def span(call: ChunkedCrossAttention) -> Span:
     return Span(numbers["first_chunk"], count)
 
 
-def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> configs.Tile:
+def choose_tile(call: ChunkedCrossAttention, kernel: str, target: Target, rows: int | None = None) -> tiles.Tile:
     """Return the committed tile of a kernel."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     rows = min(call.chunk_len, call.query.shape[1]) if rows is None else rows
-    problem = configs.TileQuery(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
-    return configs.choose_tile(OP, problem, target)
+    query = tiles.TileQuery(kernel, call.query.element_size(), width, rows, call.key.shape[3], options(call))
+    return tiles.choose_tile(OP, query, target)
 
 
 def options(call: ChunkedCrossAttention) -> tuple[str, ...]:
-    """Return the features of a call that cost a tile registers, for `configs.choose_tile`."""
+    """Return the features of a call that cost a tile registers, for `tiles.choose_tile`."""
     mask, gate = call.neighbour_mask is not None, call.neighbour_gate is not None
     flags = {
         "dropout": call.dropout_p > 0,
@@ -89,7 +89,7 @@ def _rel_query(call: ChunkedCrossAttention) -> Tensor | None:
     return None if call.rel_key is None else call.rel_query
 
 
-def splits(call: ChunkedCrossAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[dict, int]:
+def splits(call: ChunkedCrossAttention, tile: tiles.Tile, programs: int, target: Target) -> tuple[dict, int]:
     """Return the kernel's arguments that tell the splits, and their number: one split if the programs fill the device.
 
     Keys are split before neighbours, because the neighbours of a key block share its position logits.
@@ -134,9 +134,9 @@ class Layout:
     block).
     """
 
-    core: configs.Tile  # for the query kernel, which also writes the keys if `fused`
-    key: configs.Tile
-    table: configs.Tile
+    core: tiles.Tile  # for the query kernel, which also writes the keys if `fused`
+    key: tiles.Tile
+    table: tiles.Tile
     fused: bool
     blocks: int  # time blocks per chunk
     key_blocks: int
@@ -231,7 +231,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
 
     shared = known.once("arguments", arguments)
 
-    def run(kernel, grid: tuple[int, ...], tile: configs.Tile, given: dict = given) -> None:
+    def run(kernel, grid: tuple[int, ...], tile: tiles.Tile, given: dict = given) -> None:
         def made() -> Scalars:
             own = {"key_blocks": -(-keys // tile.block_n), "EVEN_KEYS": keys % tile.block_n == 0}
             return Scalars.of_tile(grid, shared | own, tile)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....compile import configs
+from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
@@ -46,12 +46,12 @@ def backward(call: LeakyAverage, outputs, grads, needs, target: Target) -> list[
     return [dx, None if partial is None else partial.sum((0, 1, 3)).to(call.decay.dtype), dinitial]
 
 
-def _tile(call: LeakyAverage, kernel: str, target: Target) -> configs.Tile:
+def _tile(call: LeakyAverage, kernel: str, target: Target) -> tiles.Tile:
     _, n, _, d = call.x.shape
-    return configs.choose_tile(OP, configs.TileQuery(kernel, call.x.element_size(), power_of_two(d), n, d), target)
+    return tiles.choose_tile(OP, tiles.TileQuery(kernel, call.x.element_size(), power_of_two(d), n, d), target)
 
 
-def _chunks(call: LeakyAverage, tile: configs.Tile, target: Target) -> tuple[int, int]:
+def _chunks(call: LeakyAverage, tile: tiles.Tile, target: Target) -> tuple[int, int]:
     """Return (length of a chunk, number of chunks): one chunk if its columns fill the device. The length is a power of
     two.
     """

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....compile import configs
+from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib import attention
@@ -32,7 +32,7 @@ _WAVES = 2  # programs per multiprocessor that the keys, or the items of a table
 _DELTA_ROWS, _DELTA_WARPS = 32, 4
 
 
-def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: bool = False) -> configs.Tile:
+def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: bool = False) -> tiles.Tile:
     """Return the committed tile of `<kernel>_<rel|plain>`. apart: content and position gradients are separate sums."""
     width = max(call.query.shape[-1], 0 if call.rel_key is None else call.rel_key.shape[-1])
     kernel += "_plain" if call.rel_key is None else "_rel"
@@ -40,7 +40,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
     names = options(call)
     if apart:
         names += ("apart",)
-    tile = configs.choose_tile(OP, configs.TileQuery(kernel, *sizes, names), target)
+    tile = tiles.choose_tile(OP, tiles.TileQuery(kernel, *sizes, names), target)
     if call.rel_key is None:
         return tile
     # upper blocks of the band that a walk keeps: at most two in the forward pass, one backward, none in tall tiles
@@ -49,7 +49,7 @@ def choose_tile(call: RelativeAttention, kernel: str, target: Target, apart: boo
 
 
 def options(call: RelativeAttention) -> tuple[str, ...]:
-    """Return the features of a call that cost a tile registers, for `configs.choose_tile`."""
+    """Return the features of a call that cost a tile registers, for `tiles.choose_tile`."""
     windowed = call.window is not None or call.window_block is not None
     edges = windowed and not call.causal  # two more comparisons for each element, which cost as much as a mask
     flags = {
@@ -118,7 +118,7 @@ def _rel_query(call: RelativeAttention) -> Tensor | None:
     return None if call.rel_key is None else call.query if call.rel_query is None else call.rel_query
 
 
-def splits(call: RelativeAttention, tile: configs.Tile, programs: int, target: Target) -> tuple[int, int]:
+def splits(call: RelativeAttention, tile: tiles.Tile, programs: int, target: Target) -> tuple[int, int]:
     """Return (keys per split, splits): one split unless the queries leave most of the device idle, as in decoding."""
     want = -(-_WAVES * target.multiprocessors // programs) if 2 * programs < target.multiprocessors else 1
     key_blocks = -(-call.key.shape[1] // tile.block_n)
@@ -190,7 +190,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
 
     def made() -> Scalars:
         precision = choose_tile(call, "query", target).precision
-        rows = configs.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
+        rows = tiles.Tile(_DELTA_ROWS, 0, _DELTA_WARPS if d <= 128 else 2 * _DELTA_WARPS, 1, precision)
         return Scalars.of_tile((-(-n // _DELTA_ROWS), h, b), arguments, rows)
 
     launch(_relative_delta_kernel, given, known.once("delta", made))
@@ -244,7 +244,7 @@ class _QueryPass(NamedTuple):
     `results` has the gradients among these tensors, or their parts.
     """
 
-    tile: configs.Tile
+    tile: tiles.Tile
     blocks: int
     given: dict[str, Tensor | None]
     results: dict[str, Tensor]
@@ -274,7 +274,7 @@ def _query_pass(work: _Work, whole: bool) -> _QueryPass:
     return _QueryPass(tile, blocks, given, results)
 
 
-def _keys_tile(work: _Work) -> configs.Tile:
+def _keys_tile(work: _Work) -> tiles.Tile:
     return work.known.once("keys tile", lambda: choose_tile(work.call, "keys", work.target))
 
 
@@ -310,13 +310,13 @@ def _stored(work: _Work) -> dict[str, Tensor]:
     parts = known.once("slabs", lambda: list(stored.slabs(call, columns, tile.block_m, sum(wanted.values()))))
     held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
     device = call.query.device
-    tiles = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
+    scratch = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
     for name in (name for name, stores in wanted.items() if stores):
-        tiles[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
+        scratch[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
     if call.key_mask is not None or call.key_segment is not None:
-        tiles["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
+        scratch["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
     blocks = {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
-    work = work._replace(given=given | tiles, arguments=arguments | {"stride_ds": columns, "ring": ring} | blocks)
+    work = work._replace(given=given | scratch, arguments=arguments | {"stride_ds": columns, "ring": ring} | blocks)
     # one float32 part where a slab has only some of the heads or queries that share a key
     partial = parts[0].blocks * tile.block_m < call.query.shape[1] or parts[0].heads % (h // call.key.shape[2]) > 0
     dtype = torch.float32 if partial else call.key.dtype
@@ -337,7 +337,7 @@ def _stored(work: _Work) -> dict[str, Tensor]:
 
 
 def _launch_columns(
-    work: _Work, part: Slab, tile: configs.Tile, x: Tensor, grid: tuple, given: dict, name: str, arguments: Callable
+    work: _Work, part: Slab, tile: tiles.Tile, x: Tensor, grid: tuple, given: dict, name: str, arguments: Callable
 ) -> None:
     """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH], for the gradient `name`. arguments: makes the
     scalars of this product alone.
@@ -362,9 +362,9 @@ def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, 
     tile, per_group = _keys_tile(work), h // groups
     blocks = -(-s // tile.block_n)
     at_once, group = min(part.heads, per_group), part.first_head // per_group
-    tiles, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
+    read, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
     out = results[name][part.first_batch :, :, group:]
-    given = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": work.given[tiles], "out_ptr": out}
+    given = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": work.given[read], "out_ptr": out}
     for bias in ("content", "position"):
         of = results.get(f"{bias}_bias") if whole else None
         if of is not None:
@@ -384,7 +384,7 @@ def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, 
 class _Table(NamedTuple):
     """How the gradient of the relative keys is divided: its parts [most, H or 1, T, E], summed afterwards."""
 
-    tile: configs.Tile
+    tile: tiles.Tile
     blocks: int
     most: int
     apart: bool  # each head has a table of its own

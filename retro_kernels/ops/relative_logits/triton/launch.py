@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....compile import configs
+from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, rel_table, strides
@@ -86,10 +86,10 @@ def _table_scalars(call: RelativeLogits, given: dict, target: Target) -> tuple[i
     return splits, Scalars.of_tile((count, tables, splits), arguments, tile)
 
 
-def _tile(call: RelativeLogits, kernel: str, target: Target) -> configs.Tile:
+def _tile(call: RelativeLogits, kernel: str, target: Target) -> tiles.Tile:
     _, n, _, e = call.query.shape
-    problem = configs.TileQuery(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
-    return configs.choose_tile(OP, problem, target)
+    query = tiles.TileQuery(kernel, call.query.element_size(), power_of_two(e), n, call.key_len)
+    return tiles.choose_tile(OP, query, target)
 
 
 def _given(call: RelativeLogits) -> dict:
@@ -98,7 +98,7 @@ def _given(call: RelativeLogits) -> dict:
     return tensors | call.place(call.query_offset)[0]
 
 
-def _arguments(call: RelativeLogits, tile: configs.Tile) -> dict:
+def _arguments(call: RelativeLogits, tile: tiles.Tile) -> dict:
     """Return the scalars of all kernels that follow from the call and the tile."""
     _, n, h, e = call.query.shape
     blocks = -(-(call.key_len + tile.block_m - 1) // tile.block_n)  # of displacements between block_m queries and keys

@@ -11,7 +11,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from ....compile import configs
+from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, strides
@@ -63,15 +63,15 @@ def choose_tile(call: TopkChunks, target: Target) -> Tile:
         block_q, block_s = row["block_m"], row["block_n"]
         blocks, parts = b * -(-q // block_q), max(1, -(-call.key.shape[1] // block_s) // TILES_PER_SPLIT)
         if q > block_q // 2 and blocks * parts >= _BUSY * target.multiprocessors:
-            return tile_of(configs.served(OP, row))
-    return tile_of(configs.served(OP, choices[-1]))
+            return tile_of(tiles.served(OP, row))
+    return tile_of(tiles.served(OP, choices[-1]))
 
 
 def rows(call: TopkChunks, target: Target) -> list[dict]:
     """Return the table's rows that fit the call, one for each number of queries: the one with the narrowest list. The
     most queries come first.
     """
-    ours = configs.newest(configs.table(OP), kernel(call), call.query.element_size(), target)
+    ours = tiles.newest(tiles.table(OP), kernel(call), call.query.element_size(), target)
     fits = [row for row in ours if row["width"] >= call.k]
     narrowest = {row["block_m"]: row for row in sorted(fits, key=lambda row: row["width"], reverse=True)}
     return [narrowest[block_q] for block_q in sorted(narrowest, reverse=True)]

@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from retro_kernels.compile import configs
+from retro_kernels.compile import tiles
 from retro_kernels.compile.target import KNOWN
 from retro_kernels.ops.chunked_cross_attention import triton as chunked_cross_attention
 from retro_kernels.ops.relative_attention import triton as relative_attention
 from retro_kernels.triton_lib.combinations import WIDTHS
 
-TABLES = sorted(path.parent.name for path in configs._OPS.glob("*/tiles.json"))
+TABLES = sorted(path.parent.name for path in tiles._OPS.glob("*/tiles.json"))
 EVERYTHING = dict(D=64, E=16, T=16, dropout_p=0.1, key_mask=True, window=512)
 #: by cost, the highest first: the order of rows in a table
 OPTIONS = ("dropout", "gated_mask", "edges", "many", "masked", "plain", "window", "narrow", "padded", "apart")
@@ -44,15 +44,15 @@ def test_options_of_a_call():
 
 @pytest.mark.parametrize("op", TABLES)
 def test_a_row_with_an_option_is_one_of_a_kernel_that_serves_all(op):
-    rows = configs.table(op)
+    rows = tiles.table(op)
     place = ("kernel", "arch", "bytes", "width", "rows")
     bare = {tuple(row.get(name) for name in place) for row in rows if "with" not in row}
     named = [row for row in rows if "with" in row]
     assert all(tuple(row.get(name) for name in place) in bare for row in named)
-    assert all(configs.named(row) == [name for name in OPTIONS if name in configs.named(row)] for row in named), (
+    assert all(tiles.named(row) == [name for name in OPTIONS if name in tiles.named(row)] for row in named), (
         "an unknown option or order"
     )
-    for one, two in itertools.pairwise(row for row in rows if len(configs.named(row)) == 1):
+    for one, two in itertools.pairwise(row for row in rows if len(tiles.named(row)) == 1):
         if all(one[name] == two[name] for name in place):
             assert OPTIONS.index(one["with"]) < OPTIONS.index(two["with"])
     written = [json.dumps(row) for row in rows]
@@ -71,9 +71,9 @@ def test_most_options_win_then_the_first_row(options):
     wider = {**row, "width": 128, "with": "dropout", "num_stages": 5}
     both = {**row, "with": "masked+window", "num_stages": 4}
     rows = (wider, row, {**row, "with": "dropout", "num_stages": 3}, {**row, "with": "masked", "num_stages": 2}, both)
-    query = configs.TileQuery("k", 2, 64, 512, 512, options)
-    with configs.replaced("relative_attention", rows):
-        assert configs.choose_tile("relative_attention", query, KNOWN[90]).num_stages == SERVED[options]
+    query = tiles.TileQuery("k", 2, 64, 512, 512, options)
+    with tiles.replaced("relative_attention", rows):
+        assert tiles.choose_tile("relative_attention", query, KNOWN[90]).num_stages == SERVED[options]
 
 
 @pytest.mark.parametrize("arch", KNOWN)
@@ -82,7 +82,7 @@ def test_most_options_win_then_the_first_row(options):
     [(relative_attention, relative_attention.cases), (chunked_cross_attention, chunked_cross_attention.cases)],
 )
 def test_every_row_with_an_option_serves_some_call(op, cases, arch):
-    with configs.watched() as seen:
+    with tiles.watched() as seen:
         launches = list(op.aot_combinations(KNOWN[arch]))
         for options in MORE if op is relative_attention else ():
             list(relative_attention._cases("", call(**options), KNOWN[arch]))
@@ -91,7 +91,7 @@ def test_every_row_with_an_option_serves_some_call(op, cases, arch):
     used = [row for _, row in seen]
     mine = [
         row
-        for row in configs.table(name)
+        for row in tiles.table(name)
         if row["arch"] == arch and row["bytes"] == 2 and row["width"] in WIDTHS and "with" in row
     ]
     assert not [row for row in mine if row not in used]

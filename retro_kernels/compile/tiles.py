@@ -52,7 +52,7 @@ def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
 
     A row that names options, "with": "dropout+masked", fits only calls that have all of them. Among rows of one width,
     the row that names most options is chosen, then the row with the fewest rows. The result depends only on the
-    arguments and the table. A block is at most as large as the problem, and at least 16, the smallest product of a
+    arguments and the table. A block is at most as large as the query says, and at least 16, the smallest product of a
     tensor core.
 
     >>> choose_tile("chunked_cross_attention", TileQuery("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
@@ -71,7 +71,7 @@ def _committed_choice(op: str, query: TileQuery, target: Target) -> tuple[dict, 
 
 
 def _choice(query: TileQuery, target: Target, rows: tuple[dict, ...]) -> tuple[dict, Tile]:
-    """Return the row that is chosen for a problem, and its tile, no larger than the query."""
+    """Return the row that is chosen for a query, and its tile, no larger than the sizes of the query."""
     ours = newest(rows, query.kernel, query.bytes, target)
     fits = [row for row in ours if row["width"] >= query.width and row["rows"] >= query.rows]
     fits = [row for row in fits if set(named(row)) <= set(query.options)]
