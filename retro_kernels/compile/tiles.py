@@ -48,10 +48,11 @@ class Tile:
 
 
 def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
-    """Return the committed tile: of the newest architecture up to the target's, the narrowest row that fits.
+    """Return the committed tile for a call: the most specific row of the op's table that fits it.
 
-    A row that names options, "with": "dropout+masked", fits only calls that have all of them. Among rows of one width,
-    the row that names most options is chosen, then the row with the fewest rows. The result depends only on the
+    Only rows of the newest architecture up to the target's are considered. A row fits if the call is within its sizes;
+    a row with "with": "dropout+masked" also requires that the call has these options. The row of the smallest width is
+    chosen, then the one that names most options, then the one with the fewest rows. The result depends only on the
     arguments and the table. A block is at most as large as the query says, and at least 16, the smallest product of a
     tensor core.
 

@@ -28,9 +28,11 @@ def tensors(arguments: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 
 
 class Inputs:
-    """Arguments of a case's calls. `write(0)` and `write(1)` set their values, `edit` makes a call that is new.
+    """Arguments of all calls of one case. Their memory stays the same, and their values are rewritten between calls.
 
-    other: the values of set 1, as another seed draws them. Tensors whose elements share memory are never rewritten.
+    `write(0)` and `write(1)` write one of two fixed sets of values. `edit()` changes a few values at a random
+    place, so that a remembered result is wrong. other: arguments drawn from another seed, whose values become set 1. A
+    tensor whose elements overlap in memory keeps its values.
     """
 
     def __init__(self, operator: Operator, arguments: dict[str, Any], other: dict[str, Any], seed: int):
@@ -103,7 +105,7 @@ def overlaps(tensor: Tensor) -> bool:
 def fault(
     operator: Operator, results: list[Tensor], kinds: Sequence[torch.dtype | None], device: torch.device
 ) -> str | None:
-    """Return why results cannot be outputs of the operator, such as another type than the reference returns."""
+    """Return why the results cannot be outputs of the operator, for example their type or device; else None."""
     for name, result, kind in zip(operator.outputs, results, kinds, strict=False):
         if type(result) is not Tensor or result.layout != torch.strided or result.is_conj() or result.is_neg():
             form = f"{type(result).__name__}, {getattr(result, 'layout', 'no layout')}"

@@ -39,8 +39,11 @@ ZERO_OR_SIGN = 0.99  # a zero where the exact value is not zero has a relative e
 
 @dataclass(frozen=True)
 class Errors(Error):
-    """Errors of a tensor. `row`: of the worst row, over its norm or that of a mean row, whichever is greater. `element`
-    and `typical`: greatest and median relative error of elements in the type's normal range.
+    """Relative errors of one tensor.
+
+    `row` is the error of the worst row. It is divided by the norm of that row or by the mean norm of all rows,
+    whichever is greater. `element` and `typical` are the greatest and the median relative error of single elements.
+    Both leave out elements below the normal range of the type.
     """
 
     row: float | None = None

@@ -74,8 +74,8 @@ class Entry:
 def run_case(run: Run, case: Case, dtype: str, modes: list[str], contenders: list[Contender]) -> Iterator[Record]:
     """Yield the records of every contender and mode. One check covers all modes of a type.
 
-    A contender's record is yielded as soon as its check ends, again when its timing ends, and again with the ratios to
-    the others. The last record of an id counts, and an interrupted case has those of the contenders that ended.
+    A contender and mode has up to three records of one id, of which the last counts: one after the check, one after
+    the timing, and one with the ratios to the other contenders. An interrupted case thus keeps the results that exist.
     """
     seed = secrets.randbits(31) if run.seed is None else run.seed
     why = choose.unsupported_case(case, run.device)

@@ -25,15 +25,16 @@ NEW_CALLS, CHEAP_S = 3, 0.1  # last calls on new values that are compared, if on
 
 
 class WrongResult(Exception):
-    """Error: a timed call returned something else than its checked twin."""
+    """Raised if the result of a call differs from its float64 answer, or lies in memory that it must not use."""
 
 
 @dataclass
 class Answers:
-    """Float64 answers: those for the two sets of values are sealed in files, and `solve` computes those for edits.
+    """Float64 answers of one case, with which the results of its contenders are compared.
 
-    solve: answers for the present values of the inputs, with or without gradients. upstream: the gradients of output 0
-    that belong to the two sets. more: returns the yardstick's errors for further values.
+    A case has two fixed sets of values. Their answers are computed once and kept in the files of `sealed`, where a
+    contender cannot read them. `solve(backward)` computes the answer for the values that the inputs hold now.
+    `upstream` holds, for each set, the gradient of output 0. `more()` returns the yardstick's errors for other seeds.
     """
 
     operator: Operator
@@ -93,9 +94,10 @@ class Answers:
 
 
 class Trial:
-    """Timed call of one contender. call: returns (outputs, gradients or None) and reads the gradient `upstream`.
+    """The call of one contender that is timed, with the rewriting of its inputs and the comparison of its results.
 
-    static: its outputs stay in one place, as those of a CUDA graph do.
+    `call()` returns (outputs, gradients or None). Its backward pass starts from `upstream`, the gradient of output 0.
+    `static` is true for a CUDA graph, which writes every result to the same memory.
     """
 
     def __init__(self, contender: Contender, answers: Answers, call: Callable[[], tuple], upstream: Tensor | None):

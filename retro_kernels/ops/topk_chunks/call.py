@@ -63,9 +63,10 @@ class TopkChunks(NamedTuple):
         return scores, self.query.new_empty(shape, dtype=torch.int64)
 
     def place(self, position: int) -> tuple[dict[str, int], object]:
-        """Return the number that kernels take of a position, and its branch.
+        """Split a position into the number that kernels take as an argument, and the part of the call's memo key.
 
-        Without causal_gap a position other than 0 is a branch of its own, which the check refuses.
+        All positions share one memo entry if causal_gap is given, because only the number differs. Without causal_gap a
+        position is meaningless, so it becomes part of the key, and the checks refuse any but 0.
         """
         free = self.causal_gap is not None and -INDEX_MAX <= position <= INDEX_MAX
         return {"causal_shift": self.shift(position)}, None if free else (position,)
