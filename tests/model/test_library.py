@@ -17,7 +17,7 @@ from retro_model.commands.compare import command as compare
 from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import prefix, roff, texts
+from retro_model.commands.retrofit import prefix, prepared, roff, texts
 from retro_model.commands.retrofit.fitting import fit
 from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
@@ -99,7 +99,11 @@ def test_what_is_held_out_is_not_in_the_library():
     assert len(held) == 6 and {d.name for d in held}.isdisjoint(d.name for d in library)
     assert all(len(d.content) == 1200 for d in held)
     assert 15_000 < sum(len(d.content) for d in library) <= 20_000
-    assert len(texts.divide(documents[:10], 6, 1200, 20_000)[1]) == 2  # a fifth at most
+    said = []
+    assert len(texts.divide(documents[:10], 6, 1200, 20_000, said.append)[1]) == 2  # a fifth at most
+    assert not said and texts.divide(documents, 6, 1200, 20_000, said.append)
+    left = 40 - 6 - len(library)
+    assert said == [f"{left} documents are left out of the library, beyond its 20,000 characters (--database-bytes)"]
     with pytest.raises(ValueError, match="texts: expected at least five files"):
         texts.divide(documents[:4], 6, 1200, 20_000)
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -284,6 +288,21 @@ def test_the_prefix_is_text_of_the_library_and_the_best_of_its_places(monkeypatc
     assert f"from {chosen.document}, at token {chosen.first}: 0.500 nats per token" in chosen.said()
 
 
+def test_the_whole_time_is_estimated_and_no_bar_is_in_a_log(compared, capfd):
+    said = (compared[0] / "said.txt").read_text()
+    assert f"  all {len(NAMES)} contenders: about " in said and said.count(" CPU minutes\n") == 1
+    transformers.utils.logging.enable_progress_bar()
+    prepared.read_decoder(texts.Path(compared[1][0]))
+    assert "Loading" not in capfd.readouterr().err
+
+
+def test_the_shares_are_of_the_documents_that_were_scored(compared):
+    found = json.loads((compared[0] / "compare.json").read_text())
+    found["library"]["bytes_by_leakage"] = {"r(C) <= 0.25": 0.111, "r(C) <= 0.5": 0.222}
+    found["contenders"]["alone"]["by_leakage"] = {"r(C) <= 0.25": {"share_of_bytes": 0.4, "minus_alone": [0, 0, 0]}}
+    assert "78% of the bytes share" in record.markdown(found) and "40% at most a quarter" in record.markdown(found)
+
+
 def test_the_table_fits_into_80_columns(compared):
     said = (compared[0] / "said.txt").read_text().splitlines()
     table = said[next(i for i, line in enumerate(said) if "bits/byte" in line) :]
@@ -433,7 +452,9 @@ def test_the_options_of_the_command_reach_the_retrofit(monkeypatch):
     retrofit.main(["--score-bias", "--prefix", "--rank", "2", "--layers", "3", "4", "--strict", "--text-field", "body"])
     assert (given["score_bias"], given["rank"], given["layers"]) == (True, 2, (3, 4))
     assert (given["prefix"], given["strict"], given["text_field"]) == (True, True, "body")
-    retrofit.main([])
+    monkeypatch.setattr(retrofit, "run", lambda *args, **options: given.update(options, sizes=args[2]))
+    retrofit.main(["--database-bytes", "5"])
+    assert given["sizes"].database_bytes == 5
     assert (given["score_bias"], given["rank"], given["layers"]) == (False, 0, None)
 
 

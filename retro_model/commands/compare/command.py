@@ -27,7 +27,7 @@ from ..retrofit.options import SIZES, Fit, Sizes
 from ..retrofit.prepared import decoder_folder, prepare, show_line
 from . import questions as asked
 from . import results as record
-from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting
+from .contenders import MAKERS, OWN, RETRIEVE_NOTHING, TRAINED, Setting, decoder_tokens
 from .options import CONTENDERS, parser
 
 GROUP = 8  # documents between two points from which a stopped run continues
@@ -45,6 +45,10 @@ def run(setting: Setting, names: list[str], documents: int, random_documents: in
         if any(result.facts["documents"][which] < count for which, count in wanted.items()):
             setting.show(CONTENDERS[name])
             _score(setting, name, result, wanted)
+            if name == "alone" and len(names) > 1:
+                tokens = {n: decoder_tokens(setting, n, documents, random_documents) for n in names}
+                seconds = result.facts["cpu_seconds"]["true"] * sum(tokens.values()) / tokens["alone"]
+                setting.show(f"  all {len(names)} contenders: about {max(1, round(seconds / 60))} CPU minutes")
             gc.collect()
 
 
@@ -159,7 +163,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
         title, documents = texts.load(options.texts, sizes.database_bytes, **how)
-        library, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
+        library, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes, show_line)
         print(f"{title}: {len(documents):,} documents", flush=True)
         decoder = decoder_folder(options.decoder, show_line)
         prepared = prepare(options.out, decoder, library, held, sizes, show_line)

@@ -201,6 +201,21 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "in-context": in_context,
     "in-context+prefix": functools.partial(in_context, prefix=True),
 }
+
+
+def decoder_tokens(s: Setting, name: str, documents: int, random_documents: int) -> float:
+    """Estimate the number of tokens that the decoder computes for a contender, with the training."""
+    sizes, read = s.sizes, s.sizes.neighbours * s.sizes.passage_chunks  # neighbours of a chunk, in chunks
+    passes = documents + (0 if name in RETRIEVE_NOTHING else random_documents)
+    if name.startswith("in-context"):
+        each = sizes.window / sizes.chunk_len + read
+    else:
+        each = sizes.window / sizes.stride + read * name.startswith("own")
+    scored = each * passes / len(s.library.held_out.documents) * s.library.facts["held_out_tokens"]
+    trained = s.fit.steps * s.fit.batch_size * sizes.window * (3 + read) if name in TRAINED else 0
+    return scored + trained + (s.datastore_tokens * sizes.window / sizes.stride if name == "knn" else 0)
+
+
 KEPT_BYTES = 2**31  # limit for neighbours' states in memory
 OWN = ("own-all", "own", "own+prefix", "own-gates", "own-gates+prefix", "own-score", "own-lora")
 TRAINED = ("new", "own-gates", "own-gates+prefix", "own-score", "own-lora")

@@ -82,7 +82,7 @@ def run(
         show(
             "too few documents to measure a gain: none is held out, and nothing is trained (--held-out N changes that)"
         )
-    rest, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes)
+    rest, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes, show)
     library = prepare(folder, decoder, rest, held, sizes, show)
     model = read_decoder(decoder)
     torch.manual_seed(how.seed)
@@ -208,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     least = given.least_similarity if own else -1.0
     held_out = Sizes.held_out if given.held_out is None else given.held_out
     lengths = {"held_out": held_out, "held_bytes": HELD_BYTES, "passage_chunks": given.passage_chunks}
+    lengths["database_bytes"] = given.database_bytes
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)

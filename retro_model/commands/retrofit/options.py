@@ -93,7 +93,7 @@ def parser() -> argparse.ArgumentParser:
     said = "also train one slope per head, which adds a passage's similarity to its logits"
     add("--score-bias", action="store_true", help=said)
     add("--prefix", action="store_true", help="choose 64 tokens of the library that every text and passage continues")
-    for name in ("neighbours", "least_similarity", "passage_chunks", "window"):
+    for name in ("neighbours", "least_similarity", "passage_chunks", "window", "database_bytes"):
         add_size(made, name)
     add_size(made, "chunk_len")
     said = f"{SIZES['held_out'].metadata['help']}; 0: none (default: {Sizes.held_out}, or none of a small folder)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -143,7 +144,10 @@ def decoder_folder(given: Path | None, show) -> Path:
 def read_decoder(folder: Path):
     """Load a decoder of the Hugging Face library. Nothing is fetched, no code of the folder is run."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()  # "Loading weights" would fill a log
     how = {"dtype": torch.float32, "local_files_only": True, "trust_remote_code": False}
     return AutoModelForCausalLM.from_pretrained(folder.resolve(), **how).eval()
 

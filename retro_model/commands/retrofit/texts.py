@@ -118,13 +118,17 @@ def is_small(documents: list[Document]) -> bool:
 
 
 def divide(
-    documents: list[Document], held_out: int, held_bytes: int, database_bytes: int
+    documents: list[Document],
+    held_out: int,
+    held_bytes: int,
+    database_bytes: int,
+    show: Callable[[str], None] = print,
 ) -> tuple[list[Document], list[Document]]:
     """Divide documents into the library's documents and held-out documents, by the digests of their names.
 
     held_out: number of held-out documents; at most a fifth of all documents are held out. held_bytes: characters that
     are kept of each, see `excerpt`. database_bytes: largest number of characters in the library; a document that does
-    not fit is left out.
+    not fit is left out. show: called with the number of documents that are left out.
 
     Raises: ValueError for too few documents.
     """
@@ -137,6 +141,9 @@ def divide(
         least = "at least five files" if held_out else "at least one file"
         wanted = f"{least} of {', '.join(SUFFIXES)}, within the sizes"
         raise ValueError(f"texts: expected {wanted}; got {len(documents)}")
+    if left := len(drawn) - len(held) - len(library):
+        limit = f"beyond its {database_bytes:,} characters (--database-bytes)"
+        show(f"{left:,} documents are left out of the library, {limit}")
     return library, [Document(d.name, d.group, excerpt(d, held_bytes)) for d in held]
 
 
