@@ -165,7 +165,11 @@ def score(
             batch = gather(store, padded_rows(jobs), neighbours, database, scores=scores).to(device)
             dtype = getattr(torch, autocast or "bfloat16")
             with torch.autocast(device.type, dtype=dtype, enabled=autocast is not None):
-                (_, losses), vocab_size = batch_loss(model, batch)
+                try:
+                    (_, losses), vocab_size = batch_loss(model, batch)
+                except IndexError as error:  # of an embedding
+                    most = max(int(t.max()) for t in (batch.tokens, batch.neighbours) if t is not None and t.numel())
+                    raise ValueError(f"model: expected a vocabulary of at least {most + 1} tokens; {error}") from error
             _add_losses(store, jobs, batch, losses, vocab_size, nats, tokens)
     return counted_scores(store, nats, tokens)
 

@@ -128,7 +128,7 @@ class Reader:
         if len(text) > LONGEST_TEXT:
             raise ValueError(f"text: expected at most {LONGEST_TEXT:,} characters; got {len(text):,}")
         ids = self._first_tokens(text, self.folder.window - 1)
-        if not len(ids):
+        if not len(ids) or not text.strip():
             raise ValueError("text: expected some text; got none")
         return np.concatenate([[self.bos_id], ids]) if self.folder.facts.get("bos") else np.asarray(ids)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Sequence
 from functools import partial
+from types import EllipsisType
 from typing import Any, Protocol
 
 import numpy as np
@@ -66,7 +68,7 @@ def generate(
     prompts: Tensor | np.ndarray | Sequence[Tensor | np.ndarray | Sequence[int]],
     max_new_tokens: int,
     *,
-    retrieve: Retrieve | None = None,
+    retrieve: Retrieve | EllipsisType | None = ...,
     temperature: float = 0.0,
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
@@ -92,7 +94,8 @@ def generate(
         max_new_tokens: tokens to add to each row. The longest row must fit config.max_len.
         retrieve: called at most once a step, with the complete chunks int64 [n,M] on the model's device. Returns
             neighbours int64 [n,K,R] and their mask, bool [n,K] or [n,K,R] or None, on any device; K and R are the same
-            in every call. For a model with score_bias it also returns scores [n,K]. None: no retrieval.
+            in every call. For a model with score_bias it also returns scores [n,K]. None: no retrieval. Left out: None,
+            with a warning if the model's configuration has a true `retrieves`.
         temperature: divides the logits before sampling; 0: take the most likely token.
         top_p: sample from the fewest tokens that have this probability together (nucleus sampling), 0 < top_p <= 1.
         generator: source of randomness, on the model's device; None: torch's.
@@ -113,6 +116,11 @@ def generate(
     Source: Borgeaud et al., arXiv 2112.04426, section 2.4 ("Sampling"); top_p: Holtzman et al., arXiv 1904.09751,
     section 3.1.
     """
+    if isinstance(retrieve, EllipsisType):
+        if getattr(getattr(model, "config", None), "retrieves", False):
+            wanted = "a function, or None to decode without retrieval"
+            warnings.warn(f"retrieve: expected {wanted}; got nothing", stacklevel=2)
+        retrieve = None
     _check_decodes(model, retrieve is not None)
     rows = _prompts(model, prompts)
     _check_options(model, rows, max_new_tokens, retrieve, temperature, top_p, stop_token, options)

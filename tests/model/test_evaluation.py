@@ -252,3 +252,13 @@ def test_table():
     console.print(evaluation.table({"on": scores}, r))
     text = console.export_text()
     assert f"{10 / 26:.4f}" in text and f"{6 / 18:.4f}" in text and f"{2 ** (10 / 14):.2f}" in text
+
+
+def test_a_vocabulary_that_is_too_small_is_named():
+    class Small(torch.nn.Embedding):
+        def forward(self, tokens):
+            return super().forward(tokens)
+
+    store = toys.store([[1, 2, 3, 9]], 4)
+    with pytest.raises(ValueError, match="model: expected a vocabulary of at least 10 tokens"):
+        evaluation.score(Small(5, 5), store, window=8, stride=4)

@@ -1,5 +1,7 @@
 """Sampling against a loop of whole forward passes; rows of different lengths against each alone; errors."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -233,3 +235,14 @@ def test_refuses_another_number_of_neighbours_later():
 def test_a_baseline_refuses_to_retrieve():
     with pytest.raises(ValueError, match="retrieve: expected None for a model without retrieval"):
         generate(tiny.model(cca_layers=()), [[1]], 3, retrieve=retrieve)
+
+
+def test_a_model_that_retrieves_warns_when_no_retrieve_is_given():
+    model = tiny.model()
+    with pytest.warns(UserWarning, match="retrieve: expected a function, or None to decode without retrieval"):
+        got = generate(model, prompts(5), 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        want = generate(model, prompts(5), 8, retrieve=None)
+        generate(tiny.model(cca_layers=()), [[1]], 3)
+    assert all(torch.equal(one, other) for one, other in zip(got, want))

@@ -60,6 +60,11 @@ def test_the_right_passage_is_found_first(made, question, name):
     assert found["read"] >= 1 and name.split(".")[0].capitalize() in "".join(found["cards"][0]["texts"])
 
 
+def test_a_blank_question_is_refused(made):
+    with pytest.raises(ValueError, match="text: expected some text"):
+        open_folder(made[2]).answer("  \n ", Options())
+
+
 def test_nothing_is_read_below_the_limit(made):
     reader = open_folder(made[2])
     found = reader.find("What does the cat drink on Mondays?", Options(least=1.0))
