@@ -108,9 +108,8 @@ template <class Elem> struct BandChunks {
 
 // Packs `rows` rows of one head, plus a bias, as row-major A: [rows][row_width]. `as_floats` is scratch memory for the
 // bias.
-template <class T, class Elem>
-void pack_queries(const View& from, const View& bias, int64_t b, int64_t i, int rows, int head, int width,
-                  float* as_floats, Elem* to) {
+template <class T, class Elem> void pack_queries(const View& from, const View& bias, int64_t b, int64_t i, int rows,
+                                                 int head, int width, float* as_floats, Elem* to) {
   const float* const more = bias_of<T>(bias, head, width, as_floats);
   for (int r = 0; r < rows; ++r) {
     if (const int64_t soon = i + r + ROWS_AHEAD; soon < from.size[1])
@@ -150,9 +149,9 @@ struct Diagonals {
 
 // Computes strip[r][0..BLOCK), the products of relative query r and the relative keys of chunk m. Columns outside
 // `Band::inside` become 0. Columns that are not needed are undefined.
-template <class T, class Elem>
-void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
-                 float* strip, int64_t ld, const Diagonals& need) {
+template <class T, class Elem> void band_logits(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows,
+                                                const Elem* rel_query, float* strip, int64_t ld,
+                                                const Diagonals& need) {
   const InStage stage(POSITION_LOGITS);
   int begin, end;
   n.inside(m, begin, end);
@@ -185,10 +184,10 @@ RETRO_INLINE Vec key_column(const uint32_t* columns, int e, int x) {
 //   d_table [E][BLOCK]      the gradient of the chunk's relative keys, transposed, unless null
 // The strip is 0 in columns that are not needed. rel_query is an operand B with k = row. `rounded` is scratch memory
 // for BLOCK*BLOCK/2 pairs.
-template <class T, class Elem>
-void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m, int rows, const Elem* rel_query,
-                    const float* strip, int64_t ld, Elem* rounded, float* d_query, float* d_table,
-                    const Diagonals& need) {
+template <class T, class Elem> void band_gradients(const Band& n, BandChunks<Elem>& chunks, int head, int64_t m,
+                                                   int rows, const Elem* rel_query, const float* strip, int64_t ld,
+                                                   Elem* rounded, float* d_query, float* d_table,
+                                                   const Diagonals& need) {
   int begin, end;
   n.inside(m, begin, end);
   if (begin >= end)

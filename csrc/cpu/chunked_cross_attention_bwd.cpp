@@ -86,9 +86,9 @@ void multiply(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const
 
 // Computes the scores of a block of keys and a unit. Calls to(at, score in base 2, (q + u)·k) per vector of queries,
 // where `at` is the vector's place in an array [KEY_BLOCK][QUERY_BLOCK].
-template <class T, class Elem, class To>
-void scores(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const Unit& unit, const Workspace<T, Elem>& w,
-            const State<Elem>& st, To to) {
+template <class T, class Elem, class To> void scores(const Context<T, Elem>& c, int count, const Ahead<T>& ahead,
+                                                     const Unit& unit, const Workspace<T, Elem>& w,
+                                                     const State<Elem>& st, To to) {
   const InStage stage(SCORES);
   // local pointers, because the compiler must assume that a store of scores changes the pointers in the workspace
   const float *const scaled = w.factors.scaled, *const z = st.z;
@@ -103,9 +103,8 @@ void scores(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const U
 // does. So the probabilities would not add up to 1 with its log-sum-exp, and the mean of dP would belong to other
 // probabilities with its output. This stage goes over all blocks of keys once. It computes the maximum, the sum and the
 // mean of dP from the scores that the next stages compute again.
-template <class T, class Elem>
-void sum_rows(const Context<T, Elem>& c, const Tokens& tokens, int g, const Unit& unit, const Workspace<T, Elem>& w,
-              const State<Elem>& st) {
+template <class T, class Elem> void sum_rows(const Context<T, Elem>& c, const Tokens& tokens, int g, const Unit& unit,
+                                             const Workspace<T, Elem>& w, const State<Elem>& st) {
   RunningMeans total;
   for (int first = 0; first < tokens.count; first += KEY_BLOCK) {
     const Piece<const T> keys(c.call, tokens, true, g, first);
@@ -134,9 +133,9 @@ void sum_rows(const Context<T, Elem>& c, const Tokens& tokens, int g, const Unit
 }
 
 // Writes the probabilities of a block of keys to w.p and, for the gate's gradient, (q + u)·k to w.x.
-template <class T, class Elem>
-void probabilities(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const Unit& unit,
-                   const Workspace<T, Elem>& w, const State<Elem>& st) {
+template <class T, class Elem> void probabilities(const Context<T, Elem>& c, int count, const Ahead<T>& ahead,
+                                                  const Unit& unit, const Workspace<T, Elem>& w,
+                                                  const State<Elem>& st) {
   const bool gate = static_cast<bool>(c.want.neighbour_gate);
   float *const p = w.p, *const products = w.x;
   const float *const lse2 = st.lse2, *const inverse = st.inverse;
@@ -153,9 +152,9 @@ void probabilities(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, 
 //
 // dS = P * (dP - mean of dP + dlse). If the block has `all` keys of the chunk, the mean is computed from the block:
 // where one or two keys dominate, dP and its mean nearly cancel, and `delta` has the rounding error of the output.
-template <class T, class Elem>
-void score_grads(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, const Unit& unit,
-                 const Workspace<T, Elem>& w, const State<Elem>& st, bool all) {
+template <class T, class Elem> void score_grads(const Context<T, Elem>& c, int count, const Ahead<T>& ahead,
+                                                const Unit& unit, const Workspace<T, Elem>& w, const State<Elem>& st,
+                                                bool all) {
   const InStage stage(SOFTMAX);
   const bool gate = static_cast<bool>(c.want.neighbour_gate), drop = static_cast<bool>(c.dropout);
   const bool relative = c.n.E > 0;
@@ -213,9 +212,9 @@ void score_grads(const Context<T, Elem>& c, int count, const Ahead<T>& ahead, co
 // Reads w.p and w.ds. Adds the gradients of values and keys of a block to the sums of earlier units, or writes them if
 // this is the last of `units` (unit number `at`). Adds dQ to st.dquery, and meanwhile prefetches the rows of `next` in
 // the tensors that `begin` reads.
-template <class T, class Elem>
-void operand_grads(const Context<T, Elem>& c, int count, const Unit& unit, int at, int units,
-                   const Workspace<T, Elem>& w, const State<Elem>& st, int64_t next_b, const Unit& next) {
+template <class T, class Elem> void operand_grads(const Context<T, Elem>& c, int count, const Unit& unit, int at,
+                                                  int units, const Workspace<T, Elem>& w, const State<Elem>& st,
+                                                  int64_t next_b, const Unit& next) {
   const InStage stage(GRADIENTS);
   const int ld = pad(c.n.D), vectors = ld / LANES, lda = kc_of<Elem>(QUERY_BLOCK), kc = kc_of<Elem>(unit.rows);
   // pairs for the three products; floats need no packing
@@ -246,9 +245,9 @@ void operand_grads(const Context<T, Elem>& c, int count, const Unit& unit, int a
 // The gradient of the band at row i and column t is the sum of dS over the pairs with column t's displacement i - j. A
 // transpose of dz restores the skew. The two products go over a slice of rows at a time, and over the nonzero part of
 // the band only: row i has the columns [last - i, last - i + R).
-template <class T, class Elem>
-void band_grads(const Context<T, Elem>& c, int64_t b, const Unit& unit, const Workspace<T, Elem>& w,
-                const State<Elem>& st, const RelativeKeys<Elem>& rel, float* slot) {
+template <class T, class Elem> void band_grads(const Context<T, Elem>& c, int64_t b, const Unit& unit,
+                                               const Workspace<T, Elem>& w, const State<Elem>& st,
+                                               const RelativeKeys<Elem>& rel, float* slot) {
   const InStage stage(BAND);
   const Sizes& n = c.n;
   const int ld = n.band_ld, E_pad = pad(n.E), last = n.max_displacement - unit.index, lda = kc_of<Elem>(ld);
@@ -280,9 +279,8 @@ void band_grads(const Context<T, Elem>& c, int64_t b, const Unit& unit, const Wo
 
 // Ends a unit. Adds its gradients of relative keys and biases to the sums of the slot, and writes the gradients of
 // query and relative query.
-template <class T, class Elem>
-void finish(Context<T, Elem>& c, int64_t b, int64_t slot, const Unit& unit, Workspace<T, Elem>& w,
-            const State<Elem>& st) {
+template <class T, class Elem> void finish(Context<T, Elem>& c, int64_t b, int64_t slot, const Unit& unit,
+                                           Workspace<T, Elem>& w, const State<Elem>& st) {
   const InStage stage(STORE);
   const Sizes& n = c.n;
   float* const sums = c.partials.of(n, slot, unit.head);
@@ -324,9 +322,8 @@ int take_keys(const Context<T, Elem>& c, const Tokens& tokens, int g, int first,
 
 // Runs all stages for a chunk and key head g. `after` and its key head `next` are what this thread probably processes
 // next; their rows are prefetched.
-template <class T, class Elem>
-void chunk(Context<T, Elem>& c, const Tokens& here, int g, const Tokens& after, int next, int64_t slot,
-           Workspace<T, Elem>& w) {
+template <class T, class Elem> void chunk(Context<T, Elem>& c, const Tokens& here, int g, const Tokens& after, int next,
+                                          int64_t slot, Workspace<T, Elem>& w) {
   const Sizes& n = c.n;
   const int share = n.H / n.G;
   thread_local std::vector<Unit> units;

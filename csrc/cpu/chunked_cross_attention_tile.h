@@ -186,9 +186,8 @@ void pack_unit(const View& from, const View& bias, int64_t b, const Unit& unit, 
 //
 // The product of the relative queries and the band is a small matrix C[i][t] with t = j - i + const. The transpose to
 // key-major order reads its rows with a stride that is shorter by one element, which also removes the skew.
-template <class Elem>
-void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel, const Elem* rel_query,
-                     float factor, float* strip, float* z) {
+template <class Elem> void position_logits(const Sizes& n, const Unit& unit, const RelativeKeys<Elem>& rel,
+                                           const Elem* rel_query, float factor, float* strip, float* z) {
   const InStage stage(POSITION_LOGITS);
   const int skip = n.max_displacement - (unit.index + unit.rows - 1);  // band column of the unit's largest displacement
   const int ld = n.band_ld;

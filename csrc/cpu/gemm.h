@@ -101,8 +101,8 @@ template <class T, class Elem> struct UnpackedB {
 };
 
 template <class Epilogue, class = void> constexpr bool TAKES_TILES = false;
-template <class Epilogue>
-constexpr bool TAKES_TILES<Epilogue, std::void_t<decltype(&Epilogue::template tile<1, 1>)>> = true;
+template <class Epilogue> constexpr bool TAKES_TILES<Epilogue, std::void_t<decltype(&Epilogue::template tile<1, 1>)>> =
+    true;
 
 template <int MR, int NR, class Epilogue>
 RETRO_INLINE void finish_tile(int row, int column, const Vec (&c)[MR][NR], Epilogue& epilogue) {
@@ -200,9 +200,9 @@ inline void gemm(int m, int vectors, int kc, const A& a, const B& b, Epilogue&& 
     column_panel<1>(m, kc, a, b, v * LANES, epilogue);
 }
 
-template <bool ROW_MAJOR, class Elem, class Epilogue>
-inline void gemm(int m, int vectors, int kc, const Elem* a, int64_t lda, const Elem* b, int64_t ldb,
-                 Epilogue&& epilogue) {
+template <bool ROW_MAJOR, class Elem, class Epilogue> inline void gemm(int m, int vectors, int kc, const Elem* a,
+                                                                       int64_t lda, const Elem* b, int64_t ldb,
+                                                                       Epilogue&& epilogue) {
   gemm(m, vectors, kc, Strided<Elem, ROW_MAJOR>{a, lda}, PackedB<Elem>{b, ldb}, epilogue);
 }
 

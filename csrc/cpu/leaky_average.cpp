@@ -120,9 +120,9 @@ template <class... Left> RETRO_INLINE void add(float* total, float* rest, Vec x,
 
 // Computes COUNT steps, state = in + decay * state, for `n` lanes. Writes the states to `out`, unless it is null, and
 // adds their products with `other` to the totals, unless it is null.
-template <int COUNT, class T>
-RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, const T* other, int64_t other_step,
-                        const Lanes& lanes, int64_t n) {
+template <int COUNT, class T> RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step,
+                                                      const T* other, int64_t other_step, const Lanes& lanes,
+                                                      int64_t n) {
   const auto some = [&](int64_t i, auto... left) {
     Vec state = load(lanes.state + i, left...), products = zero();
     const Vec decay = load(lanes.decay + i, left...);
@@ -154,9 +154,8 @@ RETRO_INLINE void steps(const T* in, int64_t in_step, T* out, int64_t out_step, 
 }
 
 // Computes `count` steps for `heads` heads. Heads that are adjacent in every tensor are processed as one run of lanes.
-template <class T>
-void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count, int64_t heads,
-          int64_t dim, const Lanes& lanes) {
+template <class T> void scan(const Walk<const T>& in, const Walk<T>& out, const Walk<const T>& other, int64_t count,
+                             int64_t heads, int64_t dim, const Lanes& lanes) {
   const bool dense = in.dense(dim) && out.dense(dim) && other.dense(dim);
   const int64_t runs = dense ? 1 : heads, width = dense ? heads * dim : dim;
   const auto some = [&](auto steps_at_once, int64_t t) {
@@ -199,9 +198,8 @@ template <class T> void add_initial(const View& initial, Strip s, int64_t dim, c
 
 // Scans a span from its last step to its first, which turns dy into dx. Unless it is null, adds the products of dx and
 // the previous y to `partial`, which has one sum per head. `space` is scratch memory for three rows of the strip.
-template <class T>
-void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state, double* partial,
-                   float* space) {
+template <class T> void scan_backward(const Backward& g, const Sizes& n, Strip s, int64_t span, float* state,
+                                      double* partial, float* space) {
   const int64_t begin = n.span_begin(span), end = n.span_end(span);
   const int64_t heads = s.last - s.first, width = heads * n.dim;
   // Number of lanes whose products share a sum. The lanes belong to one head, and they are few, so that the error of a
@@ -253,9 +251,8 @@ void chain(const Sizes& n, const View& decay, const View& segment, std::vector<f
 // which the span starts; start(strip, state) sets the first one. `space` is scratch memory for `vectors` rows of the
 // strip. The spans of a group are scanned twice: the first scan has `whole` false, because only the final states are
 // needed, and the second one has `whole` true.
-template <class Start, class Scan>
-void in_spans(const Sizes& n, const View& decay, const View& segment, bool reverse, int64_t vectors, int threads,
-              Start&& start, Scan&& scan) {
+template <class Start, class Scan> void in_spans(const Sizes& n, const View& decay, const View& segment, bool reverse,
+                                                 int64_t vectors, int threads, Start&& start, Scan&& scan) {
   const int64_t lanes = n.batch * n.heads * n.dim, most = n.strip * n.dim;
   const int64_t pieces = n.batch * n.strips, group = threads > 1 ? 2 * threads : 1;
   const auto span = [&](int64_t k) { return reverse ? n.spans - 1 - k : k; };

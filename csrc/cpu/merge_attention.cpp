@@ -79,9 +79,8 @@ template <class T> void merge(const View& outs, const View& lses, const View& ou
 
 // dout_p = w_p dout and dlse_p = w_p (dlse + dout · out_p - dout · out), where dout · out is the weighted mean of the
 // products dout · out_p, and 0 for parts that do not count.
-template <class T>
-void differentiate(const View& outs, const View& lses, const View& dout, const View& dlse, const View& douts,
-                   const View& dlses, int threads) {
+template <class T> void differentiate(const View& outs, const View& lses, const View& dout, const View& dlse,
+                                      const View& douts, const View& dlses, int threads) {
   const int64_t heads = outs.size[3], width = outs.size[4];
   each_token(lses, threads, [&](Parts& parts, int64_t b, int64_t n) {
     std::vector<float> products(outs.size[0]);

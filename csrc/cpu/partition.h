@@ -54,9 +54,8 @@ struct Partition {
 
 // Writes the gradient of a bias: to[h] is the sum over slots of the row of head h. The sums of a slot start at
 // partial[slot * stride] and have one row per query head of the key head, [share][pad(width)].
-template <class T>
-void write_bias_gradient(const Partition& partition, int share, const float* partial, int64_t stride, int width,
-                         const View& to) {
+template <class T> void write_bias_gradient(const Partition& partition, int share, const float* partial, int64_t stride,
+                                            int width, const View& to) {
   for (int h = 0; to && h < partition.heads * share; ++h)
     for (int d = 0; d < width; d += LANES) {
       Vec total = zero();
@@ -68,9 +67,8 @@ void write_bias_gradient(const Partition& partition, int share, const float* par
 
 // Writes the gradient of the relative keys: `factor` times the sum over slots. The sums of a slot have the shape
 // [tables of its heads][chunks][E][BLOCK].
-template <class T>
-void write_table_gradient(const Partition& partition, const Band& n, int share, const float* partial, int64_t stride,
-                          float factor, const View& to, int threads) {
+template <class T> void write_table_gradient(const Partition& partition, const Band& n, int share, const float* partial,
+                                             int64_t stride, float factor, const View& to, int threads) {
   for (int h = 0; h < n.tables(); ++h)
     for (int64_t row = 0; row < n.table_rows; ++row)  // rows outside all chunks
       if (!n.holds(floor_divide(n.zero - row - 1, BLOCK)))

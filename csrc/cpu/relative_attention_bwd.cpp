@@ -82,9 +82,8 @@ void scores(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& til
 }
 
 // Computes dP = dO V^T of a tile and stores it to `to`, whose rows are `ld` apart.
-template <class T, class Elem>
-void value_products(const Context<T, Elem>& c, int rows, const KeyTile& tile, const Workspace<Elem>& w, float* to,
-                    int ld) {
+template <class T, class Elem> void value_products(const Context<T, Elem>& c, int rows, const KeyTile& tile,
+                                                   const Workspace<Elem>& w, float* to, int ld) {
   const InStage stage(VALUES);
   const int kc = kc_of<Elem>(c.n.D), lda = row_width<Elem>(c.n.D);
   for (int k = 0; k < tile.blocks; ++k) {
@@ -200,9 +199,8 @@ void operand_grads(const Context<T, Elem>& c, int rows, const KeyTile& tile, Wor
 // holds dS, and position logits in the columns of keys outside of all tiles: before the tile unless it `follows` an
 // adjacent one, and after it if it is the `last`. These columns are cleared. Unless the tile is the last, its last
 // chunk is not complete, because the next tile adds to it.
-template <class T, class Elem>
-void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile, bool follows, bool last,
-                Workspace<Elem>& w) {
+template <class T, class Elem> void band_grads(const Context<T, Elem>& c, const QueryRows& rows, const KeyTile& tile,
+                                               bool follows, bool last, Workspace<Elem>& w) {
   const InStage stage(BAND);
   const AttentionSizes& n = c.n;
   const int64_t begin = tile.block * BLOCK, end = begin + tile.columns();
@@ -276,9 +274,8 @@ template <class T, class Elem> void block(const Context<T, Elem>& c, const Query
 
 // Writes dK and dV of the keys [first, last): the sum over `parts` buffers, in order. key[p] points to the buffer of
 // dK, and dV follows `stride` elements later.
-template <class T, class Elem>
-void write_keys(const Context<T, Elem>& c, int64_t b, int g, int64_t first, int64_t last, const float* const* key,
-                int parts, int64_t stride) {
+template <class T, class Elem> void write_keys(const Context<T, Elem>& c, int64_t b, int g, int64_t first, int64_t last,
+                                               const float* const* key, int parts, int64_t stride) {
   const InStage stage(STORE);
   for (int which = 0; which < 2; ++which) {
     const View& to = which ? c.want.value : c.want.key;

@@ -56,8 +56,7 @@ template <class Elem> struct RelativeWorkspace {
   RelativeSums sums{};
   static constexpr int LD = BLOCK * GROUP;
 
-  template <class T>
-  RelativeWorkspace(const RelativeContext<T, Elem>& c, const Partition::Share& mine, Arena& arena)
+  template <class T> RelativeWorkspace(const RelativeContext<T, Elem>& c, const Partition::Share& mine, Arena& arena)
       : visible(c.call, c.n, mine.first_row, mine.last_row, arena), chunks(visible.chunks<Elem>(true, arena)) {
     const AttentionSizes& n = c.n;
     const int64_t blocks = visible.blocks();

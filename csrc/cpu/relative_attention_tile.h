@@ -217,9 +217,9 @@ class Visibility {
 // Packs key block `block` of key head g of `from` [B,rows,heads,D], with zeros for keys that no query sees. Unless they
 // are null, writes `transposed` [kc(D)][BLOCK] and `rows_b`, an operand B with k = key, [kc(BLOCK)][D_pad]. `rows` is
 // scratch memory of [BLOCK][row_width]. Prefetches `next` and its block, which the caller packs afterwards.
-template <class T, class Elem>
-void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible, int64_t b, int64_t block, int g,
-               Elem* rows, Elem* transposed, Elem* rows_b, const View& next, int64_t next_block) {
+template <class T, class Elem> void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visible,
+                                              int64_t b, int64_t block, int g, Elem* rows, Elem* transposed,
+                                              Elem* rows_b, const View& next, int64_t next_block) {
   const InStage stage(PACK);
   const int width = row_width<Elem>(n.D);
   Elem* const to = rows_b && !PAIRS<Elem> ? rows_b : rows;
@@ -241,9 +241,8 @@ void pack_keys(const View& from, const AttentionSizes& n, const Visibility& visi
 }
 
 // Packs the operands of query rows: queries and, if there is a band, relative queries, each plus its bias.
-template <class T, class Elem>
-void pack_operands(const RelativeAttention& c, const AttentionSizes& n, const QueryRows& rows, float* bias, Elem* query,
-                   Elem* rel_query) {
+template <class T, class Elem> void pack_operands(const RelativeAttention& c, const AttentionSizes& n,
+                                                  const QueryRows& rows, float* bias, Elem* query, Elem* rel_query) {
   const InStage stage(PACK);
   pack_queries<T>(c.query, c.content_bias, rows.b, rows.i, rows.count, rows.head, n.D, bias, query);
   const View& relative = c.rel_query ? c.rel_query : c.query;
@@ -254,9 +253,9 @@ void pack_operands(const RelativeAttention& c, const AttentionSizes& n, const Qu
 // Moves the strip to a tile: afterwards the strip holds the position logits of the tile. `previous` is the number of
 // key blocks of the previous tile if the two are adjacent, so that one chunk of the strip is used again; otherwise 0.
 // `last` says that the next tile is not adjacent, so that it does not use the last chunk.
-template <class T, class Elem>
-void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& rows, const KeyTile& tile, int previous,
-           bool last, const Elem* rel_query, float* strip) {
+template <class T, class Elem> void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& rows,
+                                          const KeyTile& tile, int previous, bool last, const Elem* rel_query,
+                                          float* strip) {
   if (!n.band)
     return;
   const InStage stage(POSITION_LOGITS);
@@ -275,9 +274,8 @@ void slide(const AttentionSizes& n, BandChunks<Elem>& chunks, const QueryRows& r
 
 // Computes the scores of a tile before scaling: adds the products of queries and keys to the position logits. keys[k]
 // points to the transposed keys [kc(D)][BLOCK] of block k.
-template <class Elem>
-void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query, const Elem* const* keys,
-                   float* scores) {
+template <class Elem> void multiply_keys(const AttentionSizes& n, int rows, int blocks, const Elem* query,
+                                         const Elem* const* keys, float* scores) {
   const InStage stage(SCORES);
   const int kc = kc_of<Elem>(n.D), lda = row_width<Elem>(n.D);
   for (int k = 0; k < blocks; ++k) {

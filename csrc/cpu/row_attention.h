@@ -191,9 +191,9 @@ RETRO_INLINE void ask_ahead(const RowSizes& n, const T* const* rows, const T* co
 
 // Adds the weighted sum of COUNT values to out[h], for every head h. `next` points to the following COUNT rows, which
 // are prefetched; it may be null.
-template <int COUNT, class T>
-RETRO_INLINE void add_values(const RowSizes& n, const T* const* values, const T* const* next, int64_t head,
-                             const float* weights, float* out) {
+template <int COUNT, class T> RETRO_INLINE void add_values(const RowSizes& n, const T* const* values,
+                                                           const T* const* next, int64_t head, const float* weights,
+                                                           float* out) {
   const int share = n.H / n.G, ahead = n.ahead();
   for (int h = 0; h < n.H; ++h, weights += RowKeys<T>::COUNT, out += pad(n.D)) {
     const int64_t offset = h / share * head;
@@ -317,9 +317,8 @@ inline float merge_ranges(const RowSizes& n, int h, const float* state, int64_t 
 
 // Computes to[h] = factor * (from[b][i][h] + bias[h]) for every head h, in the element order of `load_two`. The padding
 // beyond `width` is set to zero.
-template <class T>
-void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width, float factor,
-                 float* to) {
+template <class T> void row_queries(const View& from, const View& bias, int64_t b, int64_t i, int heads, int width,
+                                    float factor, float* to) {
   const Vec f = broadcast(factor);
   for (int h = 0; h < heads; ++h, to += pad(width)) {
     const T *row = from.at<const T>(b, i, h), *more = bias ? bias.at<const T>(h) : nullptr;

@@ -15,9 +15,8 @@ RETRO_INLINE TileOperand tile_of(const RowMajor<uint32_t>& a, int row, int rows,
     copy_row(from + (r < rows ? r : 0) * a.lda, r < rows ? pairs : 0, copy + r * TILE);
   return {copy, ROW_BYTES};
 }
-template <class T>
-RETRO_INLINE TileOperand tile_of(const RowPointers<T, uint32_t>& a, int row, int rows, int k, int pairs,
-                                 uint32_t* copy) {
+template <class T> RETRO_INLINE TileOperand tile_of(const RowPointers<T, uint32_t>& a, int row, int rows, int k,
+                                                    int pairs, uint32_t* copy) {
   for (int r = 0; r < TILE; ++r)
     copy_row(reinterpret_cast<const uint32_t*>(a.rows[row + (r < rows ? r : 0)]) + k, r < rows ? pairs : 0,
              copy + r * TILE);
@@ -53,9 +52,9 @@ RETRO_INLINE void hand_over(const float* sums, int r, int row, int column, Epilo
 }
 
 // Computes NR vectors of columns, from `column` on, for all rows.
-template <int NR, class A, class Epilogue>
-__attribute__((noinline)) void tile_panel(int m, int kc, const A& a, const PackedB<uint32_t>& b, int column,
-                                          Epilogue& epilogue) {
+template <int NR, class A, class Epilogue> __attribute__((noinline)) void tile_panel(int m, int kc, const A& a,
+                                                                                     const PackedB<uint32_t>& b,
+                                                                                     int column, Epilogue& epilogue) {
   alignas(64) uint32_t copy_a[TILE * TILE], copy_b[TILE * TILE];
   alignas(64) float sums[TILE * NR * LANES];
   for (int row = 0; row < m; row += TILE) {

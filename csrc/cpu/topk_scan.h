@@ -46,9 +46,9 @@ template <class Key> struct Tile {
 };
 
 // Adds q_m . key_j over the steps [s, to) to acc[m][j].
-template <class Key, int MQ, int NK>
-RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key, int64_t stride, int64_t s, int64_t to,
-                           const char*& ahead, Vec (&acc)[MQ][NK]) {
+template <class Key, int MQ, int NK> RETRO_INLINE void multiply(const uint32_t* q, int64_t q_tile, const Key* key,
+                                                                int64_t stride, int64_t s, int64_t to,
+                                                                const char*& ahead, Vec (&acc)[MQ][NK]) {
   // unrolled, so that the address of a row is loaded once for several products
   constexpr int UNROLL = LANES == 16 ? (MQ < 4 ? 4 / MQ : 1) : (MQ == 1 ? 2 : 1);
   constexpr int LINES = (NK * UNROLL * 4 + LINE - 1) / LINE;
@@ -105,9 +105,8 @@ RETRO_INLINE TileOperand query_tile(const uint32_t* from, int64_t words, uint32_
 }
 
 // Computes out[m][j][lane] = q_m . key_j for MQ query tiles and TILE_PART keys.
-template <int MQ>
-RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Tile<bf16>& tile, int64_t dim,
-                                    float* out) {
+template <int MQ> RETRO_INLINE void multiply_in_tiles(const uint32_t* q, int64_t q_tile, const Tile<bf16>& tile,
+                                                      int64_t dim, float* out) {
   alignas(64) uint32_t key_copy[TILE * TILE], query_copy[TILE * TILE];
   alignas(64) float sums[MQ * TILE_PART * LANES];
   const char* ahead = tile.ahead;
@@ -149,9 +148,9 @@ RETRO_INLINE uint32_t hits_of(const Tile<Key>& tile, const float* threshold, con
 
 // Scores MQ query tiles against PART keys, or TILE_PART keys in tile registers. Bit m of the result is set if a score
 // of tile m is above the threshold of its row; the scores of such a tile are in out[m][j][lane].
-template <class Key, int MQ>
-__attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile, const Tile<Key>& tile, int64_t dim,
-                                         const float* threshold, float* out) {
+template <class Key, int MQ> __attribute__((noinline)) uint32_t score(const uint32_t* q, int64_t q_tile,
+                                                                      const Tile<Key>& tile, int64_t dim,
+                                                                      const float* threshold, float* out) {
   constexpr int NK = PART;
 #if RETRO_TILES
   if constexpr (WIDTH<Key> == 2)

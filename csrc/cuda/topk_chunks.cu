@@ -85,9 +85,8 @@ __device__ __forceinline__ bool is_candidate(const retro::TopkChunks& call, cons
 }
 
 // Starts to copy step `step` of the tile at `first_key` into a stage, in 16-byte pieces.
-template <class Mma>
-__device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work, unsigned char* stage,
-                                           int first_key, int step) {
+template <class Mma> __device__ __forceinline__ void load_stage(const retro::TopkChunks& call, const Work& work,
+                                                                unsigned char* stage, int first_key, int step) {
   const uint16_t* query = static_cast<const uint16_t*>(call.query) + work.batch * call.stride_qb;
   const uint16_t* key = static_cast<const uint16_t*>(call.key) + work.batch * call.stride_kb;
   constexpr int PIECES = Mma::STEP_D / 8;  // number of pieces per row
@@ -122,9 +121,8 @@ template <class Mma> __device__ __forceinline__ float stage_square(const unsigne
   return total;
 }
 
-template <class Mma>
-__device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
-                                            int warp, int lane) {
+template <class Mma> __device__ __forceinline__ void query_norms(const retro::TopkChunks& call, const Work& work,
+                                                                 Shared<Mma>& shared, int warp, int lane) {
   for (int i = 0; i < ROWS_PER_WARP; ++i) {
     const int row = warp * ROWS_PER_WARP + i, q = work.first_query + row;
     const uint16_t* source =
@@ -156,9 +154,9 @@ __device__ __forceinline__ void to_l2(typename Mma::Sums& sums, const Shared<Mma
 
 // Returns a bit set: bit c is set if chunk c of this warp's columns has a score above the k-th score of its row. NaN
 // and -inf are never above.
-template <class Mma>
-__device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& sums, const Shared<Mma>& shared,
-                                                     int warp, int lane) {
+template <class Mma> __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& sums,
+                                                                          const Shared<Mma>& shared, int warp,
+                                                                          int lane) {
   unsigned chunks = 0;
   each_sum<Mma>([&](int m, int n, int i) {
     chunks |= sums[m][n][i] > shared.limit[fragment_row<Mma>(warp, lane, m, i)] ? 1u << (n / 2) : 0u;
@@ -171,9 +169,8 @@ __device__ __forceinline__ unsigned surviving_chunks(const typename Mma::Sums& s
 }
 
 // Writes chunk `c` of this warp's columns to shared memory.
-template <class Mma>
-__device__ __forceinline__ void stage_chunk(const typename Mma::Sums& sums, Shared<Mma>& shared, int c, int warp,
-                                            int lane) {
+template <class Mma> __device__ __forceinline__ void stage_chunk(const typename Mma::Sums& sums, Shared<Mma>& shared,
+                                                                 int c, int warp, int lane) {
   each_sum<Mma>([&](int m, int n, int i) {
     if (n / 2 == c)
       shared.staged[fragment_row<Mma>(warp, lane, m, i)][fragment_column(lane, n % 2, i)] = sums[m][n][i];
@@ -200,9 +197,9 @@ __device__ void flush(const retro::TopkChunks& call, const Work& work, Shared<Mm
 }
 
 // Appends candidates of the staged chunk, whose first column is key `first_key`, for this warp's rows, two at a time.
-template <class Mma, int PER_LANE>
-__device__ __forceinline__ void append_chunk(const retro::TopkChunks& call, const Work& work, Shared<Mma>& shared,
-                                             int first_key, int warp, int lane) {
+template <class Mma, int PER_LANE> __device__ __forceinline__ void append_chunk(const retro::TopkChunks& call,
+                                                                                const Work& work, Shared<Mma>& shared,
+                                                                                int first_key, int warp, int lane) {
   const int half = lane / CHUNK, column = lane % CHUNK;
 #pragma unroll 1
   for (int i = 0; i < ROWS_PER_WARP; i += 2) {
@@ -327,15 +324,15 @@ __device__ __forceinline__ void scan(const retro::TopkChunks& call, unsigned cha
     scan_item<Mma, PER_LANE>(call, work_item(call, item), shared);
 }
 
-template <bool BF16, int PER_LANE>
-__global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan(const retro::TopkChunks call) {
+template <bool BF16, int PER_LANE> __global__ void __launch_bounds__(THREADS, 1)
+    topk_chunks_scan(const retro::TopkChunks call) {
   extern __shared__ __align__(1024) unsigned char memory[];
   scan<MmaSync<BF16>, PER_LANE>(call, memory);
 }
 
 // The kernel has a body only for sm_90a, and is launched only there.
-template <bool BF16, int PER_LANE>
-__global__ void __launch_bounds__(THREADS, 1) topk_chunks_scan_wgmma(const retro::TopkChunks call) {
+template <bool BF16, int PER_LANE> __global__ void __launch_bounds__(THREADS, 1)
+    topk_chunks_scan_wgmma(const retro::TopkChunks call) {
 #ifdef RETRO_WGMMA
   extern __shared__ __align__(1024) unsigned char memory[];
   scan<Wgmma<BF16>, PER_LANE>(call, memory);

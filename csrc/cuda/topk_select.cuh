@@ -66,9 +66,8 @@ template <int PER_LANE> __device__ __forceinline__ int64_t element(const int64_t
 
 // Writes the k best of list[0, have) and extra[0, count) to list[0, k), in descending order, padded with NOTHING.
 // Returns the new k-th value. All lanes of a warp must call it. `have` is 0 or k, and k + count <= 32*PER_LANE.
-template <int PER_LANE>
-__device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra, int count, int k,
-                                              int lane) {
+template <int PER_LANE> __device__ __forceinline__ int64_t merge_into(int64_t* list, int have, const int64_t* extra,
+                                                                      int count, int k, int lane) {
   int64_t v[PER_LANE];
 #pragma unroll
   for (int r = 0; r < PER_LANE; ++r) {
