@@ -7,10 +7,8 @@ shape. A contender computes the operator: a backend of `retro_kernels`, a baseli
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -57,22 +55,6 @@ def resolved(function: Callable[..., Any]) -> Callable[..., Any]:
     return function.function if isinstance(function, Later) else function
 
 
-def _once_kernel(cls: type) -> type:
-    """Accept `kernel=`, the name of `op=` before records of schema 3, with a warning."""
-    made = cls.__init__
-
-    @functools.wraps(made)
-    def init(self, *values, **named):
-        if "kernel" in named:
-            warnings.warn(f"{cls.__name__}(kernel=): pass op=", FutureWarning, stacklevel=2)
-            named["op"] = named.pop("kernel")
-        made(self, *values, **named)
-
-    cls.__init__ = init
-    return cls
-
-
-@_once_kernel
 @dataclass(frozen=True)
 class Case:
     """One shape of one operator. `shape` uses the letters of the op's docstring; `options` are passed to the op."""
@@ -150,7 +132,6 @@ class Operator:
         return [n for n in self.differentiable if arguments.get(n) is not None and arguments[n].is_floating_point()]
 
 
-@_once_kernel
 @dataclass(frozen=True)
 class Contender:
     """Implementation of an op. `function(**arguments)` returns the first output, or several outputs in order."""
@@ -199,9 +180,6 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
     table = {Operator: OPERATORS, Case: CASES, Contender: CONTENDERS}.get(type(item))
     if table is None:
         raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
-    if isinstance(item, Contender) and item.role == "kernel":
-        warnings.warn("register: role 'kernel': write 'ours'", FutureWarning, stacklevel=2)
-        item = dataclasses.replace(item, role="ours")
     op = item.name if isinstance(item, Operator) else item.op
     key = item.name if isinstance(item, Operator) else (op, item.name)
     _check_name("register", item.name, None if isinstance(item, Operator) else op)

@@ -229,16 +229,14 @@ def test_registered_names_are_checked(tables):
     assert not {key for key in (*retro_bench.CASES, *retro_bench.CONTENDERS) if key[1] in ("a", "a/b", "mine")}
 
 
-def test_the_old_name_of_an_op_is_accepted_with_a_warning(tables, capsys):
-    with pytest.warns(FutureWarning, match=r"Contender\(kernel=\): pass op="):
-        mine = retro_bench.Contender(kernel="relative_attention", name="mine", function=baselines.eager, role="kernel")
-    with pytest.warns(FutureWarning, match=r"role 'kernel': write 'ours'"):
+def test_the_old_names_of_an_op_are_refused(tables, capsys):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kernel'"):
+        retro_bench.Contender(kernel="relative_attention", name="mine", function=baselines.eager)
+    mine = retro_bench.Contender("relative_attention", "mine", baselines.eager, role="kernel")
+    with pytest.raises(ValueError, match="unknown role, kernel; known: baseline, ours, reference"):
         retro_bench.register(mine)
-    made = retro_bench.CONTENDERS["relative_attention", "mine"]
-    assert made.role == "ours" and made.function is baselines.eager
-    assert retro_bench.main(["list", "--device", "cpu", "--kernel", "leaky_average"]) == 0
-    out, err = capsys.readouterr()
-    assert "leaky_average" in out and "relative_attention" not in out and "--kernel: use --op" in err
+    assert retro_bench.main(["list", "--device", "cpu", "--kernel", "leaky_average"]) == 4
+    assert "--kernel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["static", "emulate", "estimate", "tune --static --op topk_chunks --case wide"])

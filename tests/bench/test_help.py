@@ -9,7 +9,7 @@ import pytest
 from retro_bench.__main__ import COMMANDS, WIDTH, described, parser
 from retro_bench.records import environment
 from retro_bench.registry import CASES, OPERATORS
-from retro_bench.report import html, markdown, ranges, terminal
+from retro_bench.report import html, markdown, terminal
 from tests.bench.test_reports import timed
 
 
@@ -81,13 +81,3 @@ def test_every_time_is_labelled_minimum_or_median():
     device = made | {"time": made["time"] | {"method": {"clock": "device events"}}}
     for draw in (terminal.times, markdown.table, html.page):
         assert "minimum" in draw([made]) and "median" in draw([device])
-
-
-def test_a_ratio_stands_beside_its_range(tmp_path):
-    from retro_bench.records import record
-
-    for number, ratio in enumerate((1.2, 1.9)):
-        record.Writer(tmp_path / f"{number}.jsonl").write(timed() | {"speedup": {"eager": 2.0, "toeplitz": ratio}})
-    other = timed() | {"speedup": {"eager": 2.0, "toeplitz": 9.0}}
-    record.Writer(tmp_path / "other.jsonl").write(other | {"device": other["device"] | {"name": "another"}})
-    assert ranges.of([timed()], tmp_path) == {timed()["id"]: (1.2, 1.9)}

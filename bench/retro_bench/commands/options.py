@@ -35,17 +35,8 @@ def add_selection(parser: argparse.ArgumentParser, device: bool = True) -> None:
 def add_ops(parser: argparse.ArgumentParser, cases: bool = True) -> None:
     """Add --op, and --case with `cases`."""
     _add_names(parser, "--op", f"select ops of {', '.join(OPERATORS)}; * and ? allowed")
-    parser.add_argument("--kernel", type=names, dest="op", action=_OldName, help=argparse.SUPPRESS)
     if cases:
         _add_names(parser, "--case", f"select cases of {', '.join(dict.fromkeys(n for _, n in CASES))}")
-
-
-class _OldName(argparse.Action):
-    """Serve --kernel as --op, and say so."""
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        progress.say("--kernel: use --op")
-        namespace.op = values
 
 
 def _add_names(parser: argparse.ArgumentParser, option: str, text: str) -> None:

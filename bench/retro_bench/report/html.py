@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import record as records_module
-from . import figures, panels, ranges, summary
+from . import figures, panels, summary
 
 HERE = Path(__file__).resolve().parent
 FULL_HEAT = 4.0  # ratio of full green; its inverse is full red
@@ -161,14 +161,11 @@ def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tupl
 
 
 def _timed(rows: list[summary.ReportRow]) -> str:
-    lines, kept = [], ranges.of([row.record for row in rows])
+    lines = []
     for row in rows:
         record = row.record
         case, dtype, mode, backend, *shown = summary.cells(row)
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
-        if known := kept.get(record["id"]):
-            place = summary.COLUMNS.index("vs best baseline") - 4
-            shown[place] += f" ({summary.ratio(known[0])} to {summary.ratio(known[1])} in the records kept)"
         values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
         failing = _heat(1 / row.margin) if row.margin and row.margin > 1 else ""
         styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
