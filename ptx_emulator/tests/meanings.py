@@ -250,6 +250,8 @@ FLOAT = {
     ),
     "min.ftz.f32": ("r", "rr", lambda a, b: bits32(np.fmin(flushed(f32(a)), flushed(f32(b))))),
     "min.NaN.f32": ("r", "rr", lambda a, b: bits32(np.minimum(f32(a), f32(b)))),
+    "max.xorsign.abs.f32": ("r", "rr", lambda a, b: bits32(np.fmax(abs(f32(a)), abs(f32(b)))) | (a ^ b) & 1 << 31),
+    "min.xorsign.abs.f32": ("r", "rr", lambda a, b: bits32(np.fmin(abs(f32(a)), abs(f32(b)))) | (a ^ b) & 1 << 31),
     "neg.ftz.f32": ("r", "r", lambda a: bits32(-flushed(f32(a)))),
     "abs.ftz.f32": ("r", "r", lambda a: bits32(abs(flushed(f32(a))))),
     "ex2.approx.f32": ("r", "r", lambda a: bits32(np.exp2(f32(a)))),

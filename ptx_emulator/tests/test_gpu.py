@@ -140,7 +140,7 @@ def test_cuda_as_the_cpu():
         assert out.device == torch.device("cuda", 0) == x.grad.device
         (again,) = torch.autograd.grad(Doubled.apply(x).sum(), x)
         with torch.cuda.device(x.device), torch.device("cuda"):
-            assert torch.zeros(3).cuda().cpu().device.type == "cuda"
+            assert torch.zeros(3).is_cuda and torch.zeros(3).cpu().device.type == "cpu"
         torch.randn(3, generator=torch.Generator(device="cuda").manual_seed(1), device=x.device)
     assert x.device.type == "cpu" and torch.equal(again, torch.full((1024,), 2.0))
     assert torch.allclose(x.grad, 2 * module.weight.sum(0))

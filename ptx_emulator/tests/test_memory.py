@@ -10,25 +10,9 @@ import probe
 from ptx_emulator.program import EmulationError, Program, Region
 
 COVERED = {
-    "ld",
-    "st",
-    "cp",
-    "bar",
-    "barrier",
-    "membar",
-    "fence",
-    "bra",
-    "ret",
-    "exit",
-    "trap",
-    "shfl",
-    "vote",
-    "redux",
-    "ldmatrix",
-    "stmatrix",
-    "cvta",
-    "createpolicy",
-}
+    "ld", "st", "cp", "bar", "barrier", "membar", "fence", "bra", "ret", "exit", "trap", "shfl", "vote", "redux",
+    "ldmatrix", "stmatrix", "cvta", "createpolicy", "griddepcontrol",
+}  # fmt: skip
 
 SMEM = "\tmov.b32 %r200, smem;\n\tshl.b32 %r201, %r300, 2;\n\tadd.s32 %r202, %r200, %r201;\n"
 
@@ -257,6 +241,8 @@ def test_votes_and_reductions():
 	vote.sync.all.pred %p3, %p1, -1;
 	selp.b32 %r4, 1, 0, %p2;
 	selp.b32 %r5, 1, 0, %p3;
+	griddepcontrol.wait;
+	griddepcontrol.launch_dependents;
 	redux.sync.max.s32 %r6, %r1, -1;
 	redux.sync.min.u32 %r7, %r1, -1;
 	redux.sync.add.s32 %r8, %r1, -1;

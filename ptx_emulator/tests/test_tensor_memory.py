@@ -271,9 +271,12 @@ def test_of_three_and_of_a_warp(opcode, meaning):
     assert same(got[~zeros], meaning(meaning(a, b), c)[~zeros])
     rows = np.zeros((256, 8), np.uint64)
     rows[:, 0] = values[:, 0]
-    body = f"\tld.global.b32 %r1, [%l33];\n\tredux.sync.{opcode} %r2, %r1, -1;\n\tst.global.b32 [%l34], %r2;"
-    reduced = probe.run(body, rows, threads=256)[:, 0].astype(np.uint32).view(np.float32)
-    assert same(reduced, np.repeat(meaning.reduce(a.reshape(8, 32), axis=1), 32))
+    number = np.maximum if "max" in opcode else np.minimum
+    for form, join in (("", meaning), (".abs", meaning), (".NaN", number), (".abs.NaN", number)):
+        redux = f"redux.sync.{opcode.replace('.', form + '.')} %r2, %r1, -1;"
+        reduced = probe.run(f"\tld.global.b32 %r1, [%l33];\n\t{redux}\n\tst.global.b32 [%l34], %r2;", rows, threads=256)
+        given = (abs(a) if "abs" in form else a).reshape(8, 32)
+        assert same(reduced[:, 0].astype(np.uint32).view(np.float32), np.repeat(join.reduce(given, axis=1), 32))
 
 
 def test_one_lane_is_elected():

@@ -207,8 +207,11 @@ template <class Pick> void extreme(Machine& m, Ins& i, double (*of_floats)(doubl
     return by_halves(m, i, pick);
   if (i.type >= F16)
     return float_op(m, i, [&](double a, double b, double c) {
-      double two = of_floats(a, b, i.option[1]);
-      return i.s.size() > 2 ? of_floats(two, c, i.option[1]) : two;
+      bool nan = i.option[1] & 1;
+      if (i.option[1] & 2)  // .xorsign.abs
+        return std::copysign(of_floats(std::fabs(a), std::fabs(b), nan), std::signbit(a) != std::signbit(b) ? -1. : 1.);
+      double two = of_floats(a, b, nan);
+      return i.s.size() > 2 ? of_floats(two, c, nan) : two;
     });
   integer_binary(m, i, [&](auto a, auto b) {
     auto v = pick(a, b);

@@ -130,8 +130,10 @@ def _arithmetic(s, parts):
         modifiers,
         *(("rn", "ftz", "full", "approx", "NaN") if floating else ("relu",) if root in ("min", "max") else ()),
         *(_DIRECTED if kind == "f32" and root in ("add", "sub", "fma") else ()),
+        *(("xorsign", "abs") if kind == "f32" and root in ("min", "max") else ()),
     )
-    return _plain(root, s, kind, (int("ftz" in flags), int("NaN" in flags), int("relu" in flags), _direction(flags)))
+    signs = int("NaN" in flags) + 2 * ("xorsign" in flags)
+    return _plain(root, s, kind, (int("ftz" in flags), signs, int("relu" in flags), _direction(flags)))
 
 
 def _direction(flags: set[str]) -> int:
@@ -358,6 +360,12 @@ def _fence(s, parts):
     return Instruction("fence", options=(int(parts[0] in ("gl", "sys") or bool({"gpu", "sys"} & set(parts))),))
 
 
+@form("griddepcontrol")
+def _dependent_launch(s, parts):
+    known(parts, "wait", "launch_dependents")
+    return Instruction("nothing")  # a launch ends before the next one begins
+
+
 @form("bra")
 def _branch(s, parts):
     known(parts, "uni")
@@ -400,8 +408,10 @@ def _vote(s, parts):
 
 @form("redux")
 def _reduce(s, parts):
-    _sync, how, kind = parts
+    _sync, how, *modifiers, kind = parts
+    flags = known(modifiers, *(("abs", "NaN") if kind == "f32" else ()))
     if kind.startswith("f") and (kind != "f32" or how not in ("min", "max")):
         raise NotUnderstood(s.opcode)
     target, source, _members = s.operands
-    return Instruction("redux", kind, [source], [target], options=(_REDUCTIONS.index(how),))
+    options = (_REDUCTIONS.index(how) + 16 * ("NaN" in flags), int("abs" in flags))
+    return Instruction("redux", kind, [source], [target], options=options)

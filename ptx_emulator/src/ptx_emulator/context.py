@@ -118,7 +118,7 @@ def gpu(
     if triton.knobs.runtime.interpret:
         raise ValueError("TRITON_INTERPRET is set: kernels are interpreted in this process, not compiled")
     log = Log()
-    state = _State(arch, checks, counts and runs, runs, log, bounds)
+    state = _State(arch, checks, counts and runs, runs, log, bounds, cuda)
 
     def data_ptr(tensor) -> int:
         storage = tensor.untyped_storage()
@@ -126,7 +126,7 @@ def gpu(
         return torch._C.TensorBase.data_ptr(tensor)
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(active(Driver(device, state.launched)))
+        stack.enter_context(active(Driver(device, state.launched, "cuda:0" if cuda else "cpu")))
         for patch in (
             mock.patch.object(triton.knobs.runtime, "add_stages_inspection_hook", until_ptx),
             mock.patch.object(Tensor, "data_ptr", data_ptr),
@@ -158,9 +158,9 @@ def until_ptx(backend=None, stages=None, *_):
 class _State:
     """State that the patches of one `gpu` share."""
 
-    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log, bounds: str):
+    def __init__(self, arch: int, checks: bool, counts: bool, runs: bool, log: Log, bounds: str, cuda: bool):
         self.arch, self.checks, self.counts, self.runs, self.log = arch, checks, counts, runs, log
-        self.bounds = bounds
+        self.bounds, self.cuda = bounds, cuda
         # memory by its address, for which a program asked: a kernel may find it in memory, as in a list of pointers
         self.known = weakref.WeakValueDictionary()
         self._caches: dict[int, dict] = {}  # the autotuners' choices: of this device
@@ -170,16 +170,16 @@ class _State:
     def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
         names = list(compiled.signature)
         options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "maxnreg")}
-        launch = Execution(
-            metadata.name,
-            self.arch,
-            getattr(source, "fn", None),
-            grid,
-            dict(zip(names, values, strict=True)),
-            {key: value for key, value in options.items() if value is not None},
+        options = {key: value for key, value in options.items() if value is not None}
+        chosen, given = (
             str(self._tuners[-1].best_config) if self._tuners else None,
-            compiled,
+            dict(zip(names, values, strict=True)),
         )
+        fn = getattr(source, "fn", None)
+        launch = Execution(metadata.name, self.arch, fn, grid, given, options, chosen, compiled)
+        for at, value in enumerate(values):
+            if self.cuda and isinstance(value, Tensor) and cuda_is_cpu.home(value) == "cpu":
+                raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?)")
         self.log.launches.append(launch)
         if not self.runs:
             return launch.notes.append("compiled only: nothing was executed")

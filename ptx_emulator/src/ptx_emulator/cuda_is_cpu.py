@@ -2,9 +2,9 @@
 
 `answers` alone leaves devices as they are: a program that asks for a GPU's name, capability or properties gets them,
 and tensors stay on the CPU. `mapped` is for programs that put their tensors on "cuda": every function of torch that
-takes a device takes the CPU in its place, and CPU tensors answer that they are on cuda:0. Not mapped: extensions that
-read a tensor's device in C++, CUDA graphs, torch.compile for a GPU, autocast inside torch's own operators, other
-processes.
+takes a device takes the CPU in its place, and tensors answer where they would be. Not mapped: extensions that read a
+tensor's device in C++, bodies of custom operators, CUDA graphs, torch.compile for a GPU, autocast inside torch's own
+operators, other processes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stream(contextlib.AbstractContextManager):
     cuda_stream = stream_id = device_index = 0
     device = _CUDA
     __init__ = __exit__ = synchronize = wait_stream = wait_event = _giving(None)
-    query = _giving(True)
+    query, is_capturing = _giving(True), _giving(False)
 
     def record_event(self, event=None):
         return event or Event()
@@ -71,23 +71,18 @@ def answers(device) -> list:
         **vars(device), major=major, minor=minor, shared_memory_per_multiprocessor=shared
     )
     functions = {
-        "is_available": lambda: True,
-        "is_bf16_supported": lambda *_, **__: True,
-        "is_initialized": lambda: False,  # so that torch seeds and saves nothing there
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
+        **dict.fromkeys(("is_available", "is_bf16_supported"), _giving(True)),
+        # not initialised, so that torch seeds and saves nothing there
+        **dict.fromkeys(("is_initialized", "is_current_stream_capturing"), _giving(False)),
+        **dict(device_count=lambda: 1, current_device=lambda: 0),
         "get_device_name": lambda *_: device.name,
         "get_device_capability": lambda *_: device.capability,
         "get_device_properties": lambda *_: properties,
         "get_arch_list": lambda: [f"sm_{device.arch}"],
         "mem_get_info": lambda *_: (device.total_memory, device.total_memory),
-        "current_stream": lambda *_: Stream(),
-        "default_stream": lambda *_: Stream(),
+        **dict.fromkeys(("current_stream", "default_stream"), lambda *_: Stream()),
         "stream": lambda stream: contextlib.nullcontext(),
-        "Stream": Stream,
-        "Event": Event,
-        "device": Device,
-        "device_of": Device,
+        **dict(Stream=Stream, Event=Event, device=Device, device_of=Device),
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
@@ -108,41 +103,104 @@ def _is_cuda(value) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
+def _place_of(value) -> str | None:
+    place = str(value).partition(":")[0] if isinstance(value, (str, torch.device)) else None
+    return place if place in ("cuda", "cpu") else None
+
+
+def home(tensor: Tensor) -> str | None:
+    """Return "cuda" or "cpu", where a tensor would be on a GPU's machine; None: not known, such as of a gradient."""
+    with contextlib.suppress(NotImplementedError, RuntimeError):  # a tensor without memory
+        return getattr(tensor.untyped_storage(), "_home", None)
+
+
+def _tensors(value) -> list[Tensor]:
+    if isinstance(value, (tuple, list, dict)):
+        return [one for part in (value.values() if isinstance(value, dict) else value) for one in _tensors(part)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _put(value, place: str | None):
+    """Note where new tensors are. A view is where its storage is."""
+    for tensor in _tensors(value) if place else ():
+        with contextlib.suppress(NotImplementedError, RuntimeError):
+            if home(tensor) is None:
+                tensor.untyped_storage()._home = place
+    return value
+
+
+#: operations that refuse tensors of two devices; those of no dimension are numbers
+_ONE_DEVICE = {
+    "add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "div", "truediv", "rtruediv", "itruediv",
+    "pow", "maximum", "minimum", "where", "eq", "ne", "lt", "le", "gt", "ge", "cat", "stack", "matmul", "rmatmul",
+    "mm", "bmm", "mv", "addmm", "baddbmm", "einsum", "linear", "embedding", "conv1d", "conv2d", "layer_norm",
+    "mse_loss", "scaled_dot_product_attention",
+}  # fmt: skip
+
+
 class CudaIsCpu(TorchFunctionMode):
-    """Gives functions of torch the CPU where they are given "cuda". CPU tensors say that they are on cuda:0."""
+    """Gives functions of torch the CPU where they are given "cuda". Tensors say that they are on cuda:0 or the CPU."""
+
+    default = "cpu"  # where new tensors are
 
     def __torch_function__(self, function, kinds, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in _ANSWERS:
             return _ANSWERS[function](function, args, kwargs)
+        place = next(map(_place_of, filter(_place_of, (kwargs.get("device"), *args))), None)
+        given = _tensors((args, kwargs))
+        homes = {home(one): bool(one.dim()) for one in sorted(given, key=Tensor.dim)}
+        if homes.get("cuda") and homes.get("cpu") and function.__name__.strip("_") in _ONE_DEVICE:
+            found = "found at least two devices, cuda:0 and cpu!"
+            raise RuntimeError(f"Expected all tensors to be on the same device, but {found}")
+        if place is None:
+            place = next((one for one in ("cuda", None, "cpu") if one in homes), None) if given else CudaIsCpu.default
         args = tuple("cpu" if _is_cuda(value) else value for value in args)
         kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
         if isinstance(kwargs.get("device"), int):
-            kwargs["device"] = "cpu"
+            kwargs["device"], place = "cpu", "cuda"
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
-        return function(*args, **kwargs)
+        return _put(function(*args, **kwargs), place)
 
 
-def _device(function, args, kwargs):
-    found = function(*args, **kwargs)
-    return _CUDA if found.type == "cpu" else found
+def _is_there(tensor: Tensor, place: str) -> bool:
+    return tensor.device.type == "cpu" and (home(tensor) == "cpu") == (place == "cpu")
 
 
 def _to_device_of(function, args, kwargs):
-    """Tensor.to, whose device may be anywhere among the arguments. The device of another tensor is the CPU already."""
+    """Tensor.to, whose device may be anywhere among the arguments, or the device of another tensor."""
+    places = [home(one) or "cuda" for one in _tensors((args[1:], kwargs))]
+    places += ["cuda" if type(one) is int else _place_of(one) for one in (*args[1:], kwargs.get("device"))]
+    place = next(filter(None, places), home(args[0]))
     args = tuple("cpu" if _is_cuda(value) or type(value) is int else value for value in args)
     kwargs = {key: "cpu" if _is_cuda(value) else value for key, value in kwargs.items()}
+    return _moved(args[0], function(*args, **kwargs), place)
+
+
+def _moved(tensor: Tensor, found: Tensor, place: str | None) -> Tensor:
+    """Return a tensor at a place: a copy if it came from another one."""
+    same = found is tensor and place is not None and not _is_there(tensor, place)
+    return _put(found.clone() if same and found.device.type == "cpu" else found, place)
+
+
+def _numpy(function, args, kwargs):
+    if home(args[0]) == "cuda":
+        remedy = "Use Tensor.cpu() to copy the tensor to host memory first."
+        raise TypeError(f"can't convert cuda:0 device type tensor to numpy. {remedy}")
     return function(*args, **kwargs)
 
 
 _ANSWERS = {
-    torch.device: lambda function, args, kwargs: function(*args, **kwargs),
-    Tensor.device.__get__: _device,
-    Tensor.is_cuda.__get__: lambda function, args, kwargs: not function(*args, **kwargs) and args[0].is_cpu,
-    Tensor.is_cpu.__get__: _giving(False),
-    Tensor.get_device: _giving(0),
-    Tensor.cuda: lambda function, args, kwargs: args[0],
+    **dict.fromkeys((torch.device, torch._C._nn._parse_to), lambda function, args, kwargs: function(*args, **kwargs)),
+    Tensor.device.__get__: lambda function, args, kwargs: _CUDA if _is_there(args[0], "cuda") else args[0].device,
+    Tensor.is_cuda.__get__: lambda function, args, kwargs: _is_there(args[0], "cuda"),
+    Tensor.is_cpu.__get__: lambda function, args, kwargs: _is_there(args[0], "cpu"),
+    Tensor.get_device: lambda function, args, kwargs: 0 if _is_there(args[0], "cuda") else -1,
+    Tensor.cuda: lambda function, args, kwargs: _moved(args[0], args[0], "cuda"),
+    Tensor.cpu: lambda function, args, kwargs: _moved(args[0], function(*args, **kwargs), "cpu"),
+    Tensor.numpy: _numpy,
+    Tensor.__array__: _numpy,
     Tensor.pin_memory: lambda function, args, kwargs: args[0],
     Tensor.record_stream: _giving(None),
     Tensor.to: _to_device_of,
@@ -156,6 +214,8 @@ class Generator(torch.Generator):
         return super().__new__(cls, "cpu" if _is_cuda(device) else device)
 
 
+_ACCELERATOR = {"current_accelerator": lambda *_, **__: torch.device("cuda"), "current_device_index": _giving(0)}
+_ACCELERATOR |= {"is_available": _giving(True), "current_stream": lambda *_: Stream(), "synchronize": _giving(None)}
 _TYPES = ("Float", "Double", "Half", "BFloat16", "Byte", "Char", "Short", "Int", "Long", "Bool")
 
 
@@ -186,7 +246,7 @@ def mapped() -> Iterator[None]:
     """Inside, "cuda" is the CPU for torch, in a backward pass too."""
     mode = CudaIsCpu()
     backward, default, load = torch.autograd._engine_run_backward, torch.set_default_device, torch.load
-    threads = threading.Thread._bootstrap_inner
+    threads, from_numpy = threading.Thread._bootstrap_inner, torch.from_numpy
 
     def with_mode(*args, **kwargs):  # torch calls `backward` and `grad` with modes off
         if any(isinstance(one, CudaIsCpu) for one in _get_current_function_mode_stack()):
@@ -197,6 +257,10 @@ def mapped() -> Iterator[None]:
     def loaded(file, map_location=None, **kwargs):
         return load(file, map_location=_place(map_location), **kwargs)
 
+    def defaults(device):
+        CudaIsCpu.default = "cuda" if _is_cuda(device) else "cpu"
+        default("cpu" if _is_cuda(device) else device)
+
     def in_thread(thread):  # torch keeps modes by thread
         with CudaIsCpu():
             threads(thread)
@@ -204,12 +268,13 @@ def mapped() -> Iterator[None]:
     with (
         mode,
         contextlib.ExitStack() as stack,
-        mock.patch.object(torch, "load", loaded),
+        mock.patch.multiple(torch, load=loaded, set_default_device=defaults, Generator=Generator),
+        mock.patch.object(torch, "from_numpy", lambda array: _put(from_numpy(array), "cpu")),
         mock.patch.dict(torch.utils.checkpoint._allowed_determinism_checks_to_fns, default=_shape_and_type),
         mock.patch.object(threading.Thread, "_bootstrap_inner", in_thread),
         mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
-        mock.patch.object(torch, "set_default_device", lambda device: default("cpu" if _is_cuda(device) else device)),
-        mock.patch.object(torch, "Generator", Generator),
+        mock.patch.object(CudaIsCpu, "default", "cpu"),
+        mock.patch.multiple(torch.accelerator, **_ACCELERATOR),
     ):
         for name in _TYPES:
             patch = mock.patch.object(torch.cuda, f"{name}Tensor", getattr(torch, f"{name}Tensor"), create=True)

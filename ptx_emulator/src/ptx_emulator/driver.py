@@ -20,6 +20,7 @@ from .program import Program
 
 #: Triton keeps compiled kernels by device; a real one has a small number
 _NUMBER = 1000
+_REGISTERS = 64  # of a thread, for programs that compute an occupancy: ptxas alone knows the number
 
 
 @functools.lru_cache(maxsize=200)  # some megabytes each
@@ -48,10 +49,10 @@ class Driver(DriverBase):
 
     launcher_cls = Launcher
 
-    def __init__(self, device: Device, launched: Callable | None = None):
-        """launched: called with every launch; None: kernels are compiled only."""
+    def __init__(self, device: Device, launched: Callable | None = None, tensors: str = "cpu"):
+        """launched: called with every launch; None: kernels are compiled only. tensors: where torch has them."""
         super().__init__()
-        self.device, self.launched, self.utils = device, launched, self
+        self.device, self.launched, self.utils, self.tensors = device, launched, self, tensors
 
     def _nothing(self, *_) -> None:
         pass
@@ -64,7 +65,7 @@ class Driver(DriverBase):
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
         """Return (module, function, registers, spills, most threads). The module is None: nothing is unloaded."""
-        return None, loaded(binary), 0, 0, self.device.max_threads_per_block
+        return None, loaded(binary), _REGISTERS, 0, self.device.max_threads_per_block
 
     def get_device_properties(self, device=None) -> dict[str, int]:
         return {
@@ -90,7 +91,7 @@ class Driver(DriverBase):
         return 0
 
     def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
+        return torch.device(self.tensors)
 
     def get_device_interface(self) -> Any:
         return torch.cuda

@@ -28,14 +28,10 @@ class Compiled:
         """Read a kernel that Triton compiled. Raises PtxError for parts that are not emulated."""
         if getattr(metadata, "num_ctas", 1) > 1:
             raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
-        return cls(
-            program,
-            dict(source.signature),
-            metadata.shared,
-            program.kernel.threads or 32 * metadata.num_warps,
-            (metadata.global_scratch_size, metadata.global_scratch_align),
-            tuple(getattr(metadata, "tensordesc_meta", None) or ()),
-        )
+        threads = program.kernel.threads or 32 * metadata.num_warps
+        scratch = (metadata.global_scratch_size, metadata.global_scratch_align)
+        layouts = tuple(getattr(metadata, "tensordesc_meta", None) or ())
+        return cls(program, dict(source.signature), metadata.shared, threads, scratch, layouts)
 
     def fresh(self) -> Compiled:
         """Return the same kernel with counters of its own."""
@@ -76,14 +72,7 @@ def execute(
         made.packed.append(made.region(scratch, "of the global scratch memory"))
     spare = len(kernel.program.kernel.parameters) - len(made.packed)  # Triton's scratch memory: unused
     kernel.program.run(
-        grid,
-        [*made.packed, *[0] * spare],
-        regions=list(made.regions),
-        names=list(made.regions.values()),
-        around=made.around,
-        known=known,
-        threads=kernel.threads,
-        shared_bytes=kernel.shared_bytes,
-        checks=checks,
+        grid, [*made.packed, *[0] * spare], regions=list(made.regions), names=list(made.regions.values()),
+        around=made.around, known=known, threads=kernel.threads, shared_bytes=kernel.shared_bytes, checks=checks,
         only=only,
-    )
+    )  # fmt: skip

@@ -198,9 +198,9 @@ inline void vote(Machine& m, Ins& i) {  // option 0: Vote; option 1: the predica
 
 enum Update { UADD, UMIN, UMAX, UAND, UOR, UXOR, EXCHANGE, COMPARE, INCREMENT, DECREMENT };
 
-// The value that joins two in a reduction or an atomic update; of floats sums and extremes
+// The value that joins two in a reduction or an atomic update; of floats sums and extremes (16: a NaN stays)
 inline double joined(int how, double x, double y) {
-  return how == UADD ? x + y : how == UMIN ? least(x, y, false) : most(x, y, false);
+  return how == UADD ? x + y : how % 16 == UMIN ? least(x, y, how > 15) : most(x, y, how > 15);
 }
 template <class T> T joined(int how, T x, T y) {
   switch (how) {
@@ -213,7 +213,7 @@ template <class T> T joined(int how, T x, T y) {
   }
 }
 
-inline void redux(Machine& m, Ins& i) {  // option 0: Update
+inline void redux(Machine& m, Ins& i) {  // option 0: Update, 1: of magnitudes
   uint64_t *d = m.reg(i.d[0]), *a = m.reg(i.s[0]);
   auto reduce = [&](auto read, auto write) {
     m.each_part([&](int w) {
@@ -226,8 +226,8 @@ inline void redux(Machine& m, Ins& i) {  // option 0: Update
       m.each_of(w, [&](int t) { d[t] = write(out); });
     });
   };
-  if (i.type == F32)  // NaN leaves to the others
-    return reduce([](uint64_t v) { return double(as<float>(v)); },
+  if (i.type == F32)
+    return reduce([&](uint64_t v) { return double(i.option[1] ? std::fabs(as<float>(v)) : as<float>(v)); },
                   [](double v) { return v != v ? uint64_t(0x7fffffff) : bits(float(v)); });
   with_integer(m, i.type, [&](auto zero) { reduce(as<decltype(zero)>, bits<decltype(zero)>); });
 }

@@ -101,14 +101,8 @@ def descriptor(address: int, value: Any, layout: dict[str, Any]) -> bytes:
         return [*reversed(numbers), *[0] * (5 - rank)]
 
     return struct.pack(
-        "<QII5Q5Q5IIII",
-        address,
-        rank,
-        _TF32 if getattr(value, "round_f32_to_tf32", False) else layout["elem_type"],
-        *five(value.shape),
-        *five([stride * layout["elem_size"] for stride in value.strides]),
-        *five(layout["block_size"]),
-        layout["swizzle"],
-        int(value.padding == "nan"),
-        1,
-    )
+        "<QII5Q5Q5IIII", address, rank,
+        _TF32 if getattr(value, "round_f32_to_tf32", False) else layout["elem_type"], *five(value.shape),
+        *five([stride * layout["elem_size"] for stride in value.strides]), *five(layout["block_size"]),
+        layout["swizzle"], int(value.padding == "nan"), 1,
+    )  # fmt: skip

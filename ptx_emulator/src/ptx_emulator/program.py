@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import math
 import os
 import re
+import shlex
 import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from . import assemble, module, products, tensor_map, tensor_memory  # noqa: F40
 from .parse import Constant, Decimal, Kernel, Memory, PtxError, Register, Statement, Symbol, size_of
 
 _HERE = Path(__file__).parent
+_PACKAGED = {"avx2", "bmi2", "f16c", "fma"}  # the processor's features that a wheel's library needs: setup.py
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
 _MESSAGE_BYTES = 400
@@ -56,32 +58,47 @@ class Counted:
 
 
 def built(name: str, command: Sequence[str], source: Path, others: Sequence[Path], version: str) -> Path:
-    """Return the file that `command -o file source` makes. It is kept in a cache folder.
+    """Return the file that `command -o file source` makes. It is kept in a cache folder, and one process makes it.
 
     Args:
         others: files that the source includes. version: of the compiler or the machine.
     Raises OSError: the source does not compile.
     """
-    parts = [version, *command[1:], *(path.read_text() for path in (source, *others))]
-    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\0".join([version, *command[1:]]).encode())
+    for path in (source, *others):
+        digest.update(path.read_bytes())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ptx-emulator"
     cache.mkdir(parents=True, exist_ok=True)
     stem, dot, suffix = name.partition(".")
-    target = cache / f"{stem}-{digest}{dot}{suffix}"
-    if not target.exists():
-        print(f"compiling {source.name}, once: some 20 s of a core", file=sys.stderr, flush=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / name
-            done = subprocess.run([*command, "-o", str(made), str(source)], capture_output=True, text=True)
+    target = cache / f"{stem}-{digest.hexdigest()[:16]}{dot}{suffix}"
+    made = cache / f"unfinished-{name}"
+    # The compiler has a session of its own and keeps the lock, so that it ends its work if this process is interrupted.
+    with open(cache / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            print(f"compiling {source.name}, once: some 20 s of a core", file=sys.stderr, flush=True)
+            words = [*command, "-o", str(made), str(source)]
+            line = f"{shlex.join(words)} && mv {shlex.join([str(made), str(target)])}"
+            options = {"start_new_session": True, "pass_fds": [lock.fileno()], "capture_output": True, "text": True}
+            done = subprocess.run(["sh", "-c", line], **options)
             if done.returncode:
                 raise OSError(f"{command[0]} does not compile {source.name}:\n{done.stderr.strip()}")
-            made.replace(target)
     return target
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Return the emulator's library. It is compiled at its first use for this machine, and kept in a cache folder."""
+    """Return the emulator's library: of the wheel, or compiled at its first use for this machine."""
+    processor = _processor()
+    packaged = list(_HERE.glob("ptx.*.so")) if set(processor.split()) >= _PACKAGED else []
+    loaded = ctypes.CDLL(str(packaged[0] if packaged else _compiled(processor)))
+    loaded.ptx_program.restype = ctypes.c_void_p
+    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
+    loaded.ptx_traffic.restype = loaded.ptx_equal.restype = ctypes.c_int64
+    return loaded
+
+
+def _compiled(processor: str) -> Path:
     found = next((c for c in ("c++", "g++", "clang++") if shutil.which(c)), "c++")
     command = [
         *(os.environ.get("CXX", "").split() or [found]),
@@ -91,12 +108,7 @@ def library() -> ctypes.CDLL:
         "-shared",
         "-fPIC",
     ]
-    target = built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), _processor())
-    loaded = ctypes.CDLL(str(target))
-    loaded.ptx_program.restype = ctypes.c_void_p
-    loaded.ptx_trace.restype = loaded.ptx_printed.restype = ctypes.c_int64
-    loaded.ptx_traffic.restype = loaded.ptx_equal.restype = ctypes.c_int64
-    return loaded
+    return built("ptx.so", command, _HERE / "emulator.cpp", sorted(_HERE.glob("*.h")), processor)
 
 
 def _processor() -> str:
@@ -182,25 +194,14 @@ class Program:
         only = only or range(math.prod(grid))
         where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
-            self.handle,
-            threads,
-            len(self._numbers),
-            _array(ctypes.c_uint32, grid),
-            ctypes.c_int64(only.start),
-            ctypes.c_int64(only.stop),
-            len(values),
-            _array(ctypes.c_int, values),
+            self.handle, threads, len(self._numbers), _array(ctypes.c_uint32, grid),
+            ctypes.c_int64(only.start), ctypes.c_int64(only.stop), len(values), _array(ctypes.c_int, values),
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
             _array(ctypes.c_int, (self._numbers.get(name, -1) for name in _SPECIALS)),
-            ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes),
-            ctypes.c_int64(size_of(self.kernel.local)),
-            len(places),
-            *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
-            int(checks),
-            ctypes.byref(where),
-            message,
-            _MESSAGE_BYTES,
-        )
+            ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes), ctypes.c_int64(size_of(self.kernel.local)),
+            len(places), *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
+            int(checks), ctypes.byref(where), message, _MESSAGE_BYTES,
+        )  # fmt: skip
         self._show_printed()
         if failed >= 0:
             statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
@@ -332,14 +333,9 @@ class Program:
         self.registers.append((targets, sources, predicate))
         fields = [*kinds, predicate, int(statement.negate), width, *options, *[0] * (8 - len(options))]
         library().ptx_append(
-            self.handle,
-            instruction.handler.encode(),
-            _array(ctypes.c_int64, fields),
-            len(targets),
-            _array(ctypes.c_int, targets),
-            len(sources),
-            _array(ctypes.c_int, sources),
-        )
+            self.handle, instruction.handler.encode(), _array(ctypes.c_int64, fields),
+            len(targets), _array(ctypes.c_int, targets), len(sources), _array(ctypes.c_int, sources),
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
