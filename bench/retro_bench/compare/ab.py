@@ -172,13 +172,17 @@ def batch(
 def from_now_on(pair_s: float, worker_pairs: int) -> str:
     """Say how long the timing takes, when the time of the first pair of processes is known."""
     took = pair_s * worker_pairs / 60
-    return f"about {took:.1f} min if nothing changed, at most {MOST_TAKES * took:.1f} min"
+    most = MOST_TAKES * took
+    return (
+        f"usually takes {took:.1f} min in all; at most {most:.1f} min, if all intervals are wide and all calls slower"
+    )
 
 
 def longest(measurements: int, worker_pairs: int) -> str:
     """Say how long the timing may take at most, before anything is known about the calls."""
     most = measurements * worker_pairs * MOST_TAKES * MOST_PAIR_S / 60
-    return f"{measurements} measurements: at most {most:.0f} min if no call takes 0.1 s"
+    limit = f"at most {most:.0f} min if no call takes 0.1 s"
+    return f"{measurements} measurements: {limit}; the first pair of processes tells the usual time"
 
 
 def _measure(
