@@ -2,6 +2,7 @@
 bits).
 """
 
+import functools
 import math
 import struct
 from fractions import Fraction
@@ -12,16 +13,11 @@ import torch
 M16, M32, M64 = 2**16 - 1, 2**32 - 1, 2**64 - 1
 
 
-def s32(v):
-    return v - 2**32 if v & 2**31 else v
+def signed(v, bits):
+    return v - 2**bits if v & 2 ** (bits - 1) else v
 
 
-def s16(v):
-    return v - 2**16 if v & 2**15 else v
-
-
-def s64(v):
-    return v - 2**64 if v & 2**63 else v
+s16, s32, s64 = (functools.partial(signed, bits=bits) for bits in (16, 32, 64))
 
 
 def f32(v):
@@ -54,6 +50,10 @@ def quotient(a, b):
 
 def flushed(v):
     return np.float32(math.copysign(0.0, v)) if abs(v) < np.float32(2.0**-126) else v
+
+
+def fused(a, b, c):
+    return np.float32(np.float64(a) * np.float64(b) + np.float64(c))
 
 
 def bfe(value, position, length, bits, signed):
@@ -129,11 +129,7 @@ INTEGER = {
     "max.s64": ("l", "ll", lambda a, b: max(s64(a), s64(b)) & M64),
     "min.relu.s32": ("r", "rr", lambda a, b: max(min(s32(a), s32(b)), 0)),
     "max.relu.s32": ("r", "rr", lambda a, b: max(s32(a), s32(b), 0)),
-    "min.s16x2": (
-        "r",
-        "rr",
-        lambda a, b: min(a & M16, b & M16, key=s16) | min(a >> 16, b >> 16, key=s16) << 16,
-    ),
+    "min.s16x2": ("r", "rr", lambda a, b: min(a & M16, b & M16, key=s16) | min(a >> 16, b >> 16, key=s16) << 16),
     "max.u16x2": ("r", "rr", lambda a, b: max(a & M16, b & M16) | max(a >> 16, b >> 16) << 16),
     "add.s16x2": ("r", "rr", lambda a, b: (a + b) & M16 | ((a >> 16) + (b >> 16) & M16) << 16),
     "neg.s32": ("r", "r", lambda a: -a & M32),
@@ -241,13 +237,7 @@ FLOAT = {
     "add.f32": ("r", "rr", lambda a, b: bits32(f32(a) + f32(b))),
     "add.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) + flushed(f32(b))))),
     "sub.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) - flushed(f32(b))))),
-    "fma.rn.ftz.f32": (
-        "r",
-        "rrr",
-        lambda a, b, c: bits32(
-            flushed(np.float32(np.float64(flushed(f32(a))) * np.float64(flushed(f32(b))) + np.float64(flushed(f32(c)))))
-        ),
-    ),
+    "fma.rn.ftz.f32": ("r", "rrr", lambda *bits: bits32(flushed(fused(*(flushed(f32(v)) for v in bits))))),
     "min.ftz.f32": ("r", "rr", lambda a, b: bits32(np.fmin(flushed(f32(a)), flushed(f32(b))))),
     "min.NaN.f32": ("r", "rr", lambda a, b: bits32(np.minimum(f32(a), f32(b)))),
     "max.xorsign.abs.f32": ("r", "rr", lambda a, b: bits32(np.fmax(abs(f32(a)), abs(f32(b)))) | (a ^ b) & 1 << 31),
@@ -285,7 +275,7 @@ FLOAT = {
     "sub.f32": ("r", "rr", lambda a, b: bits32(f32(a) - f32(b))),
     "mul.f32": ("r", "rr", lambda a, b: bits32(f32(a) * f32(b))),
     "mul.ftz.f32": ("r", "rr", lambda a, b: bits32(flushed(flushed(f32(a)) * flushed(f32(b))))),
-    "fma.rn.f32": ("r", "rrr", lambda a, b, c: bits32(np.float64(f32(a)) * np.float64(f32(b)) + np.float64(f32(c)))),
+    "fma.rn.f32": ("r", "rrr", lambda *bits: bits32(fused(*map(f32, bits)))),
     "div.full.f32": ("r", "rr", lambda a, b: bits32(f32(a) / f32(b))),
     "min.f32": ("r", "rr", lambda a, b: bits32(np.fmin(f32(a), f32(b)))),
     "max.f32": ("r", "rr", lambda a, b: bits32(np.fmax(f32(a), f32(b)))),
@@ -303,15 +293,7 @@ FLOAT = {
     "setp.geu.f32": ("p", "rr", lambda a, b: int(not f32(a) < f32(b))),
     "setp.num.f32": ("p", "rr", lambda a, b: int(not (np.isnan(f32(a)) or np.isnan(f32(b))))),
     "setp.nan.f32": ("p", "rr", lambda a, b: int(np.isnan(f32(a)) or np.isnan(f32(b)))),
-    "cvt.rzi.s32.f32": (
-        "r",
-        "r",
-        lambda a: (
-            0
-            if np.isnan(f32(a))
-            else max(-(2**31), min(2**31 - 1, math.trunc(max(-1e10, min(1e10, float(f32(a))))))) & M32
-        ),
-    ),
+    "cvt.rzi.s32.f32": ("r", "r", lambda a: integral(f32(a), math.trunc, 31)),
     "cvt.rn.bf16.f32": ("h", "r", lambda a: bits_bf16(f32(a))),
     "cvt.rn.f16.f32": ("h", "r", lambda a: bits16(f32(a))),
     "cvt.rn.bf16x2.f32": ("r", "rr", lambda a, b: bits_bf16(f32(a)) << 16 | bits_bf16(f32(b))),

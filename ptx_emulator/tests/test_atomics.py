@@ -31,13 +31,13 @@ THREADS = 64
 SMEM = "\tmov.b32 %r200, smem;\n"
 
 
-def shared_cell(letter, bits):
-    """One thread sets a shared cell to 5, behind a barrier; then the updates go to it."""
+def cell(letter, bits, place="shared", address="%r200"):
+    """One thread sets a cell to 5, behind a barrier; then the updates go to it."""
     return f"""
 	mov.b32 %r200, smem;
 	setp.eq.s32 %p9, %r300, 0;
 	mov.b{bits} %{letter}8, 5;
-	@%p9 st.shared.b{bits} [%r200], %{letter}8;
+	@%p9 st.{place}.b{bits} [{address}], %{letter}8;
 	bar.sync 0;
 """
 
@@ -46,18 +46,10 @@ def updates(how, kind, space, *, opcode="atom", after=""):
     """64 threads update one cell that is 5, each with its own value. Return the old values and the cell."""
     bits, letter = int(kind[1:]), "l" if kind.endswith("64") else "r"
     place = "%r200" if space == "shared" else "%l31+8"
-    first = shared_cell(letter, bits) if space == "shared" else ""
     target = f"%{letter}2, " if opcode == "atom" else ""
     keep = f"\tst.global.b{bits} [%l34], %{letter}2;\n" if opcode == "atom" else ""
-    if space == "global":
-        first = f"""
-	setp.eq.s32 %p9, %r300, 0;
-	mov.b{bits} %{letter}8, 5;
-	@%p9 st.global.b{bits} [%l31+8], %{letter}8;
-	bar.sync 0;
-"""
     body = f"""
-{first}
+{cell(letter, bits, space, place)}
 	ld.global.b{bits} %{letter}1, [%l33];
 	{opcode}.{space}.{"cta" if space == "shared" else "gpu"}.acq_rel.{how}.{kind} {target}[{place}], %{letter}1;
 {keep}

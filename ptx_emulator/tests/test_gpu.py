@@ -18,8 +18,7 @@ def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.autotune(
-    [triton.Config({"BLOCK": 64}, num_stages=7), triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 16})],
-    key=["n"],
+    [triton.Config({"BLOCK": 64}, num_stages=7), triton.Config({"BLOCK": 32}), triton.Config({"BLOCK": 16})], key=["n"]
 )
 @triton.heuristics({"EVEN": lambda given: given["n"] % given["BLOCK"] == 0})
 @triton.jit

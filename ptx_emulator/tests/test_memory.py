@@ -2,6 +2,9 @@
 reports of their misuse.
 """
 
+import functools
+import operator
+
 import numpy as np
 import pytest
 import torch
@@ -76,12 +79,8 @@ def test_out_of_bounds_and_alignment():
     fails("\tld.global.b64 %l1, [%l30+-8];", "out of bounds of argument tensor 0: byte -8")
     fails("\tst.global.b32 [%l34+2], %r300;", "misaligned global address: 4 bytes")
     fails("\tmov.b64 %l1, 64;\n\tld.global.b32 %r1, [%l1];", "outside every tensor")
-    fails(
-        "\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+64], %r300;",
-        "out of bounds of shared memory: byte 64 of 64",
-        shared_bytes=64,
-    )
-    fails("\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+2], %r300;", "misaligned shared address", shared_bytes=64)
+    for at, said in ((64, "out of bounds of shared memory: byte 64 of 64"), (2, "misaligned shared address")):
+        fails(f"\tmov.b32 %r1, smem;\n\tst.shared.b32 [%r1+{at}], %r300;", said, shared_bytes=64)
     fails("\ttrap;", "trap")
 
 
@@ -101,9 +100,7 @@ def test_uninitialised_shared_memory():
 
 
 def exchange(barrier):
-    return (
-        SMEM
-        + f"""
+    return f"""{SMEM}
 	st.shared.b32 [%r202], %r300;
 	{barrier}
 	xor.b32 %r1, %r201, 128;
@@ -111,7 +108,6 @@ def exchange(barrier):
 	ld.shared.b32 %r3, [%r2];
 	st.global.b32 [%l34], %r3;
 """
-    )
 
 
 def test_two_warps_exchange_behind_a_barrier():
@@ -135,9 +131,7 @@ def test_write_after_read_and_write_after_write_race():
 
 
 def copy(wait, read="ld.shared.b32 %r3, [%r202];", size="4"):
-    return (
-        SMEM
-        + f"""
+    return f"""{SMEM}
 	mov.b32 %r9, {size};
 	cp.async.ca.shared.global [ %r202 + 0 ], [ %l33 + 0 ], 0x4, %r9;
 	cp.async.commit_group;
@@ -147,7 +141,6 @@ def copy(wait, read="ld.shared.b32 %r3, [%r202];", size="4"):
 	{read}
 	st.global.b32 [%l34], %r3;
 """
-    )
 
 
 def test_asynchronous_copies():
@@ -160,19 +153,12 @@ def test_asynchronous_copies():
 
 
 def test_copies_not_waited_for():
-    fails(
-        copy("cp.async.wait_group 2;"), "reads shared memory that an asynchronous copy still writes", shared_bytes=512
-    )
+    fails(copy("cp.async.wait_group 2;"), "reads shared memory that an asyn.* copy still writes", shared_bytes=512)
     fails(copy("cp.async.wait_group 1;", read="ld.shared.b32 %r3, [%r202+256];"), "still writes", shared_bytes=512)
-    fails(
-        copy("", read="st.shared.b32 [%r202], %r300;"),
-        "writes shared memory that an asynchronous copy still writes",
-        shared_bytes=512,
-    )
-    other = copy(
-        "cp.async.wait_group 0;",
-        read="xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];",
-    )
+    writes = copy("", read="st.shared.b32 [%r202], %r300;")
+    fails(writes, "writes shared memory that an asynchronous copy still writes", shared_bytes=512)
+    read = "xor.b32 %r1, %r201, 128;\n\tadd.s32 %r2, %r200, %r1;\n\tld.shared.b32 %r3, [%r2];"
+    other = copy("cp.async.wait_group 0;", read=read)
     fails(other, "race: reads what another warp wrote", threads=64, shared_bytes=512)
 
 
@@ -252,9 +238,7 @@ def test_votes_and_reductions():
 """
     out = probe.run(body, values)[0].view(np.uint32)
     v = [int(x) & 0xFFFFFFFF for x in values[:, 0]]
-    xor = 0
-    for x in v:
-        xor ^= x
+    xor = functools.reduce(operator.xor, v)
     assert int(out[0]) == sum((x & 1) << k for k, x in enumerate(v))
     assert list(out[1:3]) == [int(any(not x & 1 for x in v)), int(all(x & 1 for x in v))]
     assert [int(x) for x in out[3:7]] == [max(v), min(v), sum(v) & 0xFFFFFFFF, xor]
@@ -265,9 +249,7 @@ def test_matrices_to_and_from_shared_memory(transposed):
     """stmatrix and ldmatrix by their layout: lane l holds row l/4, columns 2(l%4) and the next."""
     trans = ".trans" if transposed else ""
     rows = np.arange(4 * 64, dtype=np.uint16).reshape(4, 8, 8)
-    body = (
-        SMEM
-        + f"""
+    body = f"""{SMEM}
 	shl.b32 %r1, %r300, 4;
 	add.s32 %r2, %r200, %r1;
 	ld.global.v4.b32 {{%r10, %r11, %r12, %r13}}, [%l33];
@@ -281,7 +263,6 @@ def test_matrices_to_and_from_shared_memory(transposed):
 	ld.shared.v4.b32 {{%r30, %r31, %r32, %r33}}, [%r2];
 	st.global.v4.b32 [%l34+16], {{%r30, %r31, %r32, %r33}};
 """
-    )
     values = np.zeros((32, 8), np.uint64)
     values.view(np.uint16).reshape(32, 32)[:, :8] = rows.reshape(32, 8)  # thread 8k + r addresses row r of matrix k
     out = probe.run(body, values, shared_bytes=512).view(np.uint16).reshape(32, 32)

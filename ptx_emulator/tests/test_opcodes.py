@@ -1,5 +1,6 @@
 """Every instruction of one value against the PTX ISA, on random and special values."""
 
+import importlib
 import math
 import random
 
@@ -14,22 +15,8 @@ from ptx_emulator.parse import PtxError
 
 _AWKWARD = [0, 1, 2, 31, 32, 33, 63, 64, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x8000, 0x7FFF, 0xFFFF]
 _AWKWARD_FLOATS = [
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    1e-40,
-    -1e-42,
-    3e38,
-    math.inf,
-    -math.inf,
-    math.nan,
-    65504.0,
-    1e-7,
-    2.5,
-    3.5,
-    1.00390625,
+    *(0.0, -0.0, 1.0, -1.0, 0.5, 1e-40, -1e-42, 3e38, math.inf, -math.inf, math.nan),
+    *(65504.0, 1e-7, 2.5, 3.5, 1.00390625),
 ]
 ROUNDS = 8  # warps of values for each instruction
 
@@ -192,7 +179,7 @@ def test_carries():
         "add.sat.s32 %r1, %r2, %r3;",
         "cvt.rn.e4m3x2.f32 %h1, %r2, %r3;",
         "mma.sync.aligned.m16n8k32.row.col.s32.s4.s4.s32 {%r1}, {%r2}, {%r3}, {%r1};",
-        "bar.sync 1, 64;",
+        "bar.arrive 1;",
         "cvta.shared.u64 %l1, %l2;",
         "setp.lt.f16x2 %p1, %r1, %r2;",
     ],
@@ -204,13 +191,7 @@ def test_unknown_forms_are_refused(text):
 
 def test_every_opcode_has_a_test():
     """By root: instructions of one value are above, the others in neighbouring modules."""
-    import test_atomics
-    import test_memory
-    import test_messages
-    import test_products
-    import test_tensor_map
-    import test_tensor_memory
-
-    modules = (test_atomics, test_memory, test_messages, test_products, test_tensor_map, test_tensor_memory)
+    names = ("atomics", "memory", "messages", "products", "tensor_map", "tensor_memory", "warps")
+    covered = [importlib.import_module(f"test_{name}").COVERED for name in names]
     here = {opcode.split(".")[0] for opcode in [*INTEGER, *FLOAT]} | {"lop3", "bfi", "addc", "subc", "madc"}
-    assert set(assemble.FORMS) - here == set().union(*(module.COVERED for module in modules))
+    assert set(assemble.FORMS) - here == set().union(*covered)

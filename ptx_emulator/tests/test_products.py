@@ -19,11 +19,8 @@ def matrices(kind, m, n, k, seed=0):
 
 
 def raw(t):
-    return (
-        t.view(torch.int16).numpy().view(np.uint16)
-        if t.element_size() == 2
-        else t.view(torch.int32).numpy().view(np.uint32)
-    )
+    half = t.element_size() == 2
+    return t.view(torch.int16 if half else torch.int32).numpy().view(np.uint16 if half else np.uint32)
 
 
 def exact(kind, t):
@@ -210,10 +207,7 @@ def test_wgmma_with_b_transposed(n, swizzle):
             "an accumulator was written after the last wgmma.fence",
         ),
         (dict(wait=""), "reads a register of a wgmma that was not waited for"),
-        (
-            dict(wait="wgmma.wait_group.sync.aligned 1;"),
-            "reads a register of a wgmma that was not waited for",
-        ),
+        (dict(wait="wgmma.wait_group.sync.aligned 1;"), "reads a register of a wgmma that was not waited for"),
         (dict(after="mov.b32 %r50, 0;"), "writes a register of a wgmma that was not waited for"),
         (dict(after="st.shared.b32 [%r7], %r5;"), "writes shared memory that a product in flight reads"),
         (dict(before="add.f32 %r51, %r51, %r51;"), "an accumulator was written after the last wgmma.fence"),

@@ -345,10 +345,32 @@ def asynchronous_copy(s, parts):
 def _barrier(s, parts):
     if parts == ["warp", "sync"]:
         return Instruction("warp.sync")
-    words = " ".join(parts)
-    if words not in ("sync", "sync aligned", "cta sync", "cta sync aligned") or s.operands != [Constant(0)]:
-        raise NotUnderstood("a barrier other than that of the whole CTA")
-    return Instruction("bar")
+    what, *modifiers = [part for part in parts if part not in ("cta", "aligned")]
+    if what == "red":
+        how, kind = modifiers
+        target, number, *count, source = s.operands
+        if kind != ("u32" if how == "popc" else "pred"):
+            raise NotUnderstood(s.opcode)
+        negated = isinstance(source, tuple)
+        options = (2 + ("popc", "and", "or").index(how), len(count), int(negated))
+        return Instruction(
+            "bar", sources=[number, *count, source[1] if negated else source], destinations=[target], options=options
+        )
+    known(modifiers)
+    number, *count = s.operands
+    if len(count) > 1 or (what == "arrive" and not count):
+        raise NotUnderstood("operands")
+    return Instruction("bar", sources=s.operands, options=(("sync", "arrive").index(what), len(count)))
+
+
+@form("setmaxnreg")
+def _registers(s, parts):
+    (count,) = s.operands
+    if parts not in (["inc", "sync", "aligned", "u32"], ["dec", "sync", "aligned", "u32"]):
+        raise NotUnderstood(s.opcode)
+    if not isinstance(count, Constant) or count.value % 8 or not 24 <= count.value <= 256:
+        raise NotUnderstood("setmaxnreg: expected a multiple of 8 from 24 to 256")
+    return Instruction("warp.sync")
 
 
 @form("membar", "fence")

@@ -23,7 +23,7 @@ const std::map<std::string, Handler> HANDLERS = {
     {"atom", atom}, {"cp.async", cp_async}, {"cp.async.commit", cp_commit}, {"cp.async.wait", cp_wait},
     {"bulk.load", bulk_load}, {"bulk.store", bulk_store}, {"bulk.commit", bulk_commit}, {"bulk.wait", bulk_wait},
     {"tensormap.replace", map_replace}, {"tensormap.copy", map_copy},
-    {"bar", bar_sync}, {"warp.sync", warp_sync}, {"fence", fence}, {"nothing", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
+    {"bar", bar}, {"warp.sync", warp_sync}, {"fence", fence}, {"nothing", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
     {"trap", trap}, {"bra", bra}, {"print", print}, {"assertion", assertion}, {"shfl", shfl}, {"vote", vote},
     {"redux", redux},
     {"ldmatrix", ldmatrix}, {"stmatrix", stmatrix}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
@@ -58,13 +58,14 @@ constexpr int END = std::numeric_limits<int>::max();
 
 class Run {
  public:
-  Run(Program& program, Machine& machine)
-      : program_(program), m_(machine), pc_(machine.threads), waits_(machine.threads) {}
+  Run(Program& program, Machine& machine) : program_(program), m_(machine), pc_(machine.threads) {}
 
   // One CTA, with its constants in their registers
   void cta() {
     while (step()) {
     }
+    if (!ended_)
+      m_.fault(deadlock());
     for (auto& flying : m_.products)
       if (!flying.items.empty())
         m_.fault("the kernel ends with a wgmma that was not waited for");
@@ -81,8 +82,8 @@ class Run {
   Program& program_;
   Machine& m_;
   std::vector<int> pc_;
-  std::vector<uint8_t> waits_;
-  bool together_ = true;  // all living threads at pc_[first]
+  bool together_ = true;               // all living threads at at_, and none waits
+  bool ended_ = false, moved_ = true;  // moved_: since the threads at mbarriers were last tried again
   int at_ = 0;
 
   bool step() {
@@ -93,19 +94,22 @@ class Run {
     Ins& i = program_.code[at_];
     m_.at = at_;
     select(i);
-    ++m_.time;
+    ++m_.ordering.time;
     if (program_.tracing)
       program_.trace.push_back(at_);
     ++i.executed;
     if (m_.pending_count)
       check_pending(i);
-    m_.barrier = m_.exits = m_.branches = false;
+    m_.blocks = m_.exits = m_.branches = false;
     if (m_.active(0, m_.threads))
       i.run(m_, i);
     // a copy is a name: LLVM places copies of loop variables behind the fence, and ptxas makes one register of them
     bool copy = i.run == mov && i.d.size() == 1 && i.s.size() == 1 && !i.option[0];  // option 0: of a constant
-    for (int d : i.d)
-      m_.register_time[d] = copy ? m_.register_time[i.s[0]] : m_.time;
+    for (int group = 0; !i.d.empty() && group < m_.groups(); ++group)
+      if (m_.active_group(group))
+        for (int d : i.d)
+          m_.register_time[m_.of_group(group, d)] =
+              copy ? m_.register_time[m_.of_group(group, i.s[0])] : m_.ordering.time;
     return advance(i);
   }
 
@@ -115,15 +119,23 @@ class Run {
     bool living = false;
     for (int t = 0; t < m_.threads; ++t) {
       living |= m_.alive[t];
-      if (m_.alive[t] && !waits_[t])
+      if (m_.alive[t] && m_.waits[t] == NOTHING)
         lowest = std::min(lowest, pc_[t]);
     }
-    if (!living)
+    ended_ = !living;
+    if (ended_)
       return false;
-    if (lowest == END) {  // all wait: the barrier opens
-      std::fill(waits_.begin(), waits_.end(), 0);
-      ++m_.epoch;
-      return gather();
+    if (lowest == END) {  // all wait: for threads that have ended, or for an mbarrier
+      bool again = std::exchange(moved_, false);
+      for (int number = 0; number < BARRIERS; ++number) {
+        Barrier& barrier = m_.barriers[number];
+        if (barrier.arrived && !barrier.wanted && barrier.arrived == std::count(m_.alive.begin(), m_.alive.end(), 1))
+          open(m_, number), again = true;
+      }
+      for (int8_t& waits : m_.waits)
+        if (again && waits >= AT_MBARRIER)
+          waits = NOTHING;
+      return again && gather();
     }
     at_ = lowest;
     return true;
@@ -133,33 +145,66 @@ class Run {
     m_.all = i.predicate < 0;
     uint64_t* p = i.predicate < 0 ? nullptr : m_.reg(i.predicate);
     for (int t = 0; t < m_.threads; ++t) {
-      bool here = m_.alive[t] && (together_ || (pc_[t] == at_ && !waits_[t]));
+      bool here = m_.alive[t] && (together_ || (pc_[t] == at_ && m_.waits[t] == NOTHING));
       m_.scratch[t] = here;
       m_.mask[t] = here && (p == nullptr || (p[t] != 0) != i.negate);
       m_.all &= here;
     }
   }
 
+  // Where every warp is, by the instruction of its threads
+  std::string deadlock() const {
+    std::string said = "deadlock: no warp can run";
+    for (int first = 0, t = 0; t < m_.threads; first = t) {
+      auto same = [&](int u) {
+        return u < m_.threads && u / WARP == first / WARP && m_.alive[u] == m_.alive[first] &&
+               (!m_.alive[u] || (pc_[u] == pc_[first] && m_.waits[u] == m_.waits[first]));
+      };
+      while (same(++t)) {
+      }
+      said += "\n  warp " + std::to_string(first / WARP);
+      if (t - first < std::min(WARP, m_.threads - first / WARP * WARP))
+        said += ", threads " + std::to_string(first) + " to " + std::to_string(t - 1) + ",";
+      if (!m_.alive[first]) {
+        said += " has ended";
+        continue;
+      }
+      int waits = m_.waits[first], before = waits == AT_MBARRIER ? 0 : 1;
+      if (waits == AT_MBARRIER) {
+        const Mbarrier& barrier = m_.tensor.barriers.at(m_.waits_at[first]);
+        said += " waits at the mbarrier at byte " + std::to_string(m_.waits_at[first]) + " (" +
+                std::to_string(barrier.pending) + " of " + std::to_string(barrier.expected) + " arrivals and " +
+                std::to_string(barrier.bytes) + " bytes are missing, phase " + std::to_string(barrier.phase) + ")";
+      } else {
+        const Barrier& barrier = m_.barriers[waits];
+        said += " waits at barrier " + std::to_string(waits) + " (" + std::to_string(barrier.arrived) + " threads of " +
+                (barrier.wanted ? std::to_string(barrier.wanted) : "all") + ")";
+      }
+      said += " at instruction " + std::to_string(pc_[first] - before);
+    }
+    return said;
+  }
+
   void check_pending(const Ins& i) {
     if (i.run == wgmma)
       return;  // a chain of products on one accumulator is ordered
-    for (int r : i.d)
-      if (m_.pending[r])
-        m_.fault("writes a register of a wgmma that was not waited for");
-    for (int r : i.s)
-      if (m_.pending[r])
-        m_.fault("reads a register of a wgmma that was not waited for");
+    for (int group = 0; group < m_.groups(); ++group) {
+      if (!m_.active_group(group))
+        continue;
+      for (int r : i.d)
+        if (m_.pending[m_.of_group(group, r)])
+          m_.fault("writes a register of a wgmma that was not waited for");
+      for (int r : i.s)
+        if (m_.pending[m_.of_group(group, r)])
+          m_.fault("reads a register of a wgmma that was not waited for");
+    }
   }
 
   bool advance(Ins& i) {
     int target = m_.branches ? int(i.option[0]) : at_ + 1;
-    if (together_ && m_.barrier && m_.all) {
-      ++m_.epoch;
-      ++at_;
-      return true;
-    }
+    moved_ |= !m_.blocks || i.run == bar || i.option[1];  // a test does not block
     bool as_one = !m_.branches || m_.active(0, m_.threads) == std::count(m_.alive.begin(), m_.alive.end(), 1);
-    if (together_ && !m_.barrier && !m_.exits && as_one) {
+    if (together_ && !m_.blocks && !m_.exits && as_one) {
       at_ = target;
       return true;
     }
@@ -169,19 +214,16 @@ class Run {
     int common = END;
     for (int t = 0; t < m_.threads; ++t) {
       if (m_.scratch[t])
-        pc_[t] = m_.mask[t] ? target : at_ + 1;
-      if (m_.mask[t] && m_.barrier)
-        waits_[t] = 1;
+        pc_[t] = m_.waits[t] == AT_MBARRIER ? at_ : m_.mask[t] ? target : at_ + 1;
       if (m_.mask[t] && m_.exits)
         m_.alive[t] = 0;
       if (!m_.alive[t])
         continue;
       if (common == END)
         common = pc_[t];
-      together_ &= pc_[t] == common && !waits_[t];
+      together_ &= pc_[t] == common && m_.waits[t] == NOTHING;
     }
-    if (common == END)
-      return false;
+    together_ &= common != END;
     if (together_)
       at_ = common;
     return true;
@@ -229,9 +271,12 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
         .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
   program.traffic.resize(std::max(program.traffic.size(), regions.size()));
   ptx::Order order;
+  int warps = (threads + ptx::WARP - 1) / ptx::WARP;
   for (int64_t n = first; n < last; ++n) {
     *where = n;
-    ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed);
+    ptx::Ordering ordering{size_t(warps)};
+    ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed,
+                   ordering);
     for (int k = 0; k < nconstants; ++k)
       std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
     for (uint64_t t = 0; t < uint64_t(threads); ++t) {

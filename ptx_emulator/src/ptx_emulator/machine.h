@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -57,25 +58,67 @@ struct Region {
   int64_t bytes;
 };
 
-// Record of the accesses to a place. An epoch is the time between two barriers of the whole CTA; warps are bits.
-struct Accesses {
-  int32_t write_epoch = -1, read_epoch = -1;
-  uint32_t writers = 0, readers = 0;
-  int32_t product_epoch = -1;  // when a product was waited for: by mbarrier, by those warps that did
-  bool written = false;
+// What happened before what in a cluster. Agents are its warps, then the asynchronous operations of each mbarrier. A
+// clock ticks at each release; a warp has seen the clocks that it acquired.
+using Clock = std::vector<int32_t>;  // by agent
+struct Stamp {
+  size_t agent = 0;
+  int32_t clock = 0;  // 0: it never happened
+};
 
-  void read_by(uint32_t warps, int32_t epoch) {
-    readers = read_epoch == epoch ? readers | warps : warps;
-    read_epoch = epoch;
+struct Ordering {
+  Clock clock;
+  std::vector<Clock> seen;          // by warp; of itself it sees everything
+  std::vector<int64_t> proxy_time;  // by warp: fence.proxy.async
+  int64_t time = 0;
+
+  explicit Ordering(size_t warps) : clock(warps, 1), seen(warps, Clock(warps)), proxy_time(warps, -1) {
+    for (size_t w = 0; w < warps; ++w)
+      seen[w][w] = std::numeric_limits<int32_t>::max();
+  }
+  static void join(Clock& into, const Clock& from) {
+    into.resize(std::max(into.size(), from.size()));
+    for (size_t k = 0; k < from.size(); ++k)
+      into[k] = std::max(into[k], from[k]);
+  }
+  void acquire(int warp, const Clock& from) { join(seen[warp], from); }
+  void release(int warp, Clock& into) {
+    join(into, seen[warp]);
+    into[warp] = clock[warp]++;
+  }
+  bool before(Stamp event, int warp) const {
+    return event.clock == 0 || (event.agent < seen[warp].size() && seen[warp][event.agent] >= event.clock);
   }
 };
 
-struct Granule : Accesses {  // two bytes of shared memory
+// The warps that accessed each place, as bits, and when. An access that orders all others forgets them.
+struct History {
+  size_t warps = 0;
+  std::vector<uint64_t> by = {};
+  std::vector<int32_t> clocks = {};  // by place and warp
+
+  void resize(size_t places, size_t of) { warps = of, by.resize(places), clocks.resize(places * warps); }
+  void note(size_t place, int warp, const Ordering& order) {
+    by[place] |= uint64_t(1) << warp;
+    clocks[place * warps + warp] = order.clock[warp];
+  }
+  // The warps whose access does not happen before what `warp` does now
+  uint64_t unordered(size_t place, int warp, const Ordering& order) const {
+    uint64_t found = 0;
+    for (uint64_t left = by[place]; left; left &= left - 1) {
+      int w = __builtin_ctzll(left);
+      found |= uint64_t(clocks[place * warps + w] > order.seen[warp][w]) << w;
+    }
+    return found;
+  }
+};
+
+struct Granule {  // two bytes of shared memory
   int64_t write_time = -1;
+  Stamp product, copied;    // when a product that read it, a bulk copy that wrote it arrived at an mbarrier
   int16_t async_reads = 0;  // products that read it and were not waited for
-  bool in_flight = false;
-  bool atomic = false;        // all writes of the epoch were atomic
-  int32_t copied_epoch = -1;  // when a bulk copy that wrote it was waited for, by those warps that did
+  bool in_flight = false, written = false;
+  bool atomic = false;  // all writes that others have not seen were atomic
 };
 
 struct Copy {  // one cp.async that was not waited for
@@ -88,7 +131,7 @@ struct Copy {  // one cp.async that was not waited for
 struct Reads {  // reads of one wgmma or bulk store that is in flight
   int64_t group;
   std::vector<uint32_t> granules;
-  std::vector<int> registers = {};
+  std::vector<size_t> registers = {};
 };
 
 // Take finished operations out of `flying`, in order, and call f with each
@@ -109,9 +152,10 @@ template <class T> struct Flying {
   }
 };
 
-struct Cell : Accesses {        // 32 bits of tensor memory
+struct Cell {                   // 32 bits of tensor memory
   uint32_t value = 0x7fffffff;  // NaN
-  bool allocated = false;
+  bool allocated = false, written = false;
+  Stamp product;                      // when a product of it arrived at an mbarrier
   int16_t results = 0, operands = 0;  // products that write, that read it and were not waited for
   uint32_t storing = 0, loading = 0;  // warps whose tcgen05.st, tcgen05.ld was not waited for
 };
@@ -132,13 +176,27 @@ struct Arrival {  // at an mbarrier, once it is waited for
   int64_t end = 0;
   int64_t offset = 0;  // a bulk copy: where in shared memory its bytes go
   std::vector<uint8_t> data = {};
+  Clock clock = {};  // what the commit releases
+
+  bool waits_for(const TensorProduct& p) const { return p.warp == warp && p.number < end; }
 };
 
 struct Mbarrier {
-  uint32_t expected, pending, phase = 0;
+  uint32_t expected, pending;
+  size_t agent;  // its asynchronous operations, in Ordering
+  uint32_t phase = 0;
   int64_t bytes = 0;  // that copies have still to bring
   std::vector<Arrival> commits = {};
+  Clock arrived = {}, complete = {};  // what the arrivals of this phase released, and those of the one before
 };
+
+struct Barrier {   // of bar.sync, bar.arrive and bar.red
+  int wanted = 0;  // threads; 0: all that live
+  int arrived = 0, yes = 0;
+  Clock released = {};
+};
+// What a thread waits for: a barrier's number, or one of these
+constexpr int8_t NOTHING = -1, BARRIERS = 16, AT_MBARRIER = 16, YIELDS = 17;  // YIELDS: to the other warps
 
 struct Tensor {
   std::vector<Cell> cells;
@@ -148,52 +206,65 @@ struct Tensor {
   int64_t made = 0;
   std::vector<std::vector<Transfer>> transfers;  // by warp
   std::map<int64_t, Mbarrier> barriers;          // by offset in shared memory
-  std::vector<int32_t> waited;                   // by warp: the epoch of its last wait for an mbarrier
+  std::map<int64_t, size_t> agents;              // of mbarriers, also of earlier ones at this offset
+  History reads, writes;                         // by cell
 };
 
 struct Machine {
   int threads, warps;
   bool checks;
   std::vector<uint64_t> registers;     // [register][thread]
-  std::vector<int64_t> register_time;  // when last written
-  std::vector<int16_t> pending;        // a register that a wgmma in flight uses
+  std::vector<int64_t> register_time;  // [warpgroup][register]: when last written
+  std::vector<int16_t> pending;        // [warpgroup][register]: wgmmas in flight that use it
   int pending_count = 0;
   std::vector<uint8_t> alive, mask, scratch;  // by thread; scratch: those at the current instruction
   bool all = true;                            // every thread executes the current instruction
   std::vector<uint8_t> shared;
   std::vector<Granule> granules;
+  History reads, writes;  // by granule
   const std::vector<Region>&regions, &hosts;
   std::vector<uint8_t> carry;  // by thread: CC.CF
   int64_t local_bytes;
   std::vector<uint8_t> local;  // by thread
   std::string& printed;
-  int32_t epoch = 0;
-  int64_t time = 0;
+  Ordering& ordering;
   int64_t idle = 0;                     // atomic updates in a row that changed nothing
   std::vector<Flying<Copy>> copies;     // by thread
   std::vector<Flying<Reads>> products;  // by warpgroup
   std::vector<Flying<Reads>> bulks;     // by thread
   Tensor tensor;
-  std::vector<int64_t> fence_time, proxy_time;            // by warp: wgmma.fence, fence.proxy.async
-  bool barrier = false, exits = false, branches = false;  // the request of a control instruction's handler
-  int at = 0;                                             // the current instruction
-  Order* order = nullptr;                                 // of CTAs: null if races between them are not looked for
+  std::vector<int64_t> fence_time;  // by warp: wgmma.fence
+  Barrier barriers[BARRIERS];
+  std::vector<int8_t> waits;                             // by thread
+  std::vector<Ins*> wakes;                               // by thread: the bar.red that takes the barrier's result
+  std::vector<int64_t> waits_at;                         // by thread: the offset of the mbarrier
+  bool blocks = false, exits = false, branches = false;  // the request of a control instruction's handler
+  int at = 0;                                            // the current instruction
+  Order* order = nullptr;                                // of CTAs: null if races between them are not looked for
   bool counts_traffic = false;
   std::unordered_map<uint64_t, Sector> sectors;  // of global memory, that this CTA touched
 
   // Unwritten registers and memory hold neither 0 nor a number
   Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
-          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed)
+          const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed,
+          Ordering& ordering)
       : threads(threads), warps((threads + WARP - 1) / WARP), checks(checks),
-        registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull), register_time(registers, -1), pending(registers),
-        alive(threads, 1), mask(size_t(warps) * WARP), scratch(threads), shared(size_t(shared_bytes), 0xff),
-        granules(size_t(shared_bytes + 1) / 2), regions(regions), hosts(hosts), carry(threads),
-        local_bytes(local_bytes), local(size_t(local_bytes) * threads, 0xcb), printed(printed), copies(threads),
-        products(warps / 4), bulks(threads), fence_time(warps, -1), proxy_time(warps, -1) {
+        registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull), register_time(size_t(registers) * groups(), -1),
+        pending(register_time.size()), alive(threads, 1), mask(size_t(warps) * WARP), scratch(threads),
+        shared(size_t(shared_bytes), 0xff), granules(size_t(shared_bytes + 1) / 2), regions(regions), hosts(hosts),
+        carry(threads), local_bytes(local_bytes), local(size_t(local_bytes) * threads, 0xcb), printed(printed),
+        ordering(ordering), copies(threads), products(warps / 4), bulks(threads), fence_time(warps, -1),
+        waits(threads, NOTHING), wakes(threads), waits_at(threads) {
     tensor.transfers.resize(warps);
-    tensor.waited.assign(warps, -1);
+    reads.resize(granules.size(), warps), writes.resize(granules.size(), warps);
   }
 
+  int groups() const { return (warps + 3) / 4; }
+  // The place of a warpgroup's register in `register_time` and `pending`
+  size_t of_group(int group, int index) const { return size_t(group) * (pending.size() / groups()) + index; }
+  bool active_group(int group) const {
+    return all || active(group * WARPGROUP, std::min(WARPGROUP, warps * WARP - group * WARPGROUP));
+  }
   uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 
   [[noreturn]] void fault(const std::string& what, int thread = -1) {
@@ -322,13 +393,12 @@ struct Machine {
     return offset;
   }
 
-  // `visit` of each granule of an access to shared memory, its number and the bit of the thread's warp
+  // `visit` of each granule of an access to shared memory, its number and the thread's warp
   template <class Visit> void each_granule(int64_t offset, int bytes, int thread, Visit visit) {
     if (!checks)
       return;
-    const uint32_t me = 1u << (thread / WARP);
     for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g)
-      visit(granules[g], g, me);
+      visit(granules[g], g, thread / WARP);
   }
 
   [[noreturn]] void fault_in(int64_t granule, const std::string& what, int thread = -1) {
@@ -336,36 +406,37 @@ struct Machine {
   }
 
   void note_read(int64_t offset, int bytes, int thread) {
-    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
       if (granule.in_flight)
         fault_in(g, "reads shared memory that an asynchronous copy still writes", thread);
       if (!granule.written)
         fault_in(g, "reads uninitialised shared memory", thread);
-      if (granule.write_epoch == epoch && (granule.atomic ? granule.writers & ~me : !(granule.writers & me)))
+      uint64_t others = writes.unordered(g, me, ordering);
+      if (others && (granule.atomic || others == writes.by[g]))
         fault_in(g, "race: reads what another warp wrote since the last barrier", thread);
-      if (granule.copied_epoch == epoch && tensor.waited[thread / WARP] != epoch)
+      if (!ordering.before(granule.copied, me))
         fault_in(g, "race: reads what a bulk copy wrote that another warp waited for", thread);
-      granule.read_by(me, epoch);
+      reads.note(g, me, ordering);
     });
   }
 
   void note_write(int64_t offset, int bytes, int thread, const uint8_t* data) {
-    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
       if (granule.in_flight)
         fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
       if (granule.async_reads)
         fault_in(g, "writes shared memory that a product in flight reads", thread);
-      if (granule.read_epoch == epoch && (granule.readers & ~me))
+      if (reads.unordered(g, me, ordering))
         fault_in(g, "race: writes what another warp read since the last barrier", thread);
-      if (granule.product_epoch == epoch && tensor.waited[thread / WARP] != epoch)
+      if (!ordering.before(granule.product, me))
         fault_in(g, "race: writes what a product read that another warp waited for", thread);
-      bool others = granule.write_epoch == epoch && (granule.writers & ~me);
+      bool others = writes.unordered(g, me, ordering);
       // equal values are not a race: several warps hold copies of one value
       if (others && bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0))
         fault_in(g, "race: writes what another warp wrote since the last barrier", thread);
-      granule.writers = others ? granule.writers | me : me;
-      granule.write_epoch = epoch;
-      granule.write_time = time;
+      reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
+      writes.note(g, me, ordering);
+      granule.write_time = ordering.time;
       granule.written = true;
       granule.atomic = false;
     });
@@ -374,27 +445,28 @@ struct Machine {
   // An asynchronous copy to shared memory begins
   void note_copy(int64_t offset, int bytes, int thread) {
     note_write(offset, bytes, thread, nullptr);
-    each_granule(offset, bytes, thread, [](Granule& granule, int64_t, uint32_t) { granule.in_flight = true; });
+    each_granule(offset, bytes, thread, [](Granule& granule, int64_t, int) { granule.in_flight = true; });
   }
 
   // Atomic updates by several warps do not race with each other
   void note_atomic(int64_t offset, int bytes, int thread) {
-    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, uint32_t me) {
-      bool first = granule.write_epoch != epoch;
+    each_granule(offset, bytes, thread, [&](Granule& granule, int64_t g, int me) {
+      uint64_t others = writes.unordered(g, me, ordering);
       if (granule.in_flight)
         fault_in(g, "updates shared memory that an asynchronous copy still writes", thread);
       if (granule.async_reads)
         fault_in(g, "updates shared memory that a product in flight reads", thread);
       if (!granule.written)
         fault_in(g, "updates uninitialised shared memory", thread);
-      if (!first && !granule.atomic && (granule.writers & ~me))
+      if (others && !granule.atomic)
         fault_in(g, "race: updates what another warp wrote since the last barrier", thread);
-      if (granule.read_epoch == epoch && (granule.readers & ~me))
+      if (reads.unordered(g, me, ordering))
         fault_in(g, "race: updates what another warp read since the last barrier", thread);
-      granule.atomic |= first;
-      granule.writers = first ? me : granule.writers | me;
-      granule.write_epoch = epoch;
-      granule.write_time = time;
+      bool own = (writes.by[g] >> me & 1) && writes.clocks[g * warps + me] == ordering.clock[me];
+      granule.atomic |= !others && !own;
+      reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
+      writes.note(g, me, ordering);
+      granule.write_time = ordering.time;
     });
   }
 

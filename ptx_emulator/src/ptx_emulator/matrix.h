@@ -131,22 +131,25 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
       m.fault_in(g, "a product reads shared memory that an asynchronous copy still writes");
     if (!granule.written)
       m.fault_in(g, "a product reads uninitialised shared memory");
-    bool waited = granule.copied_epoch != m.epoch;  // a bulk copy's bytes need no fence, but one who waited for them
-    bool fenced = false, all = true;  // by one of these warps after it saw the data, or by all who wrote them
+    bool waited = granule.copied.clock == 0;  // a bulk copy's bytes need no fence, but one who waited for them
+    bool fenced = false, all = true;          // by one of these warps after it saw the data, or by all who wrote them
+    uint64_t unseen = 0;
     for (int w = 0; w < m.warps; ++w) {
-      waited |= (mine >> w & 1) && m.tensor.waited[w] == m.epoch;
-      bool after = m.proxy_time[w] > granule.write_time;
-      fenced |= (mine >> w & 1) && after;
-      all &= !(granule.writers >> w & 1) || after;
+      bool after = m.ordering.proxy_time[w] > granule.write_time;
+      all &= !(m.writes.by[g] >> w & 1) || after;
+      if (!(mine >> w & 1))
+        continue;
+      waited |= m.ordering.before(granule.copied, w);
+      fenced |= after;
+      unseen |= m.writes.unordered(g, w, m.ordering);
+      m.reads.note(g, w, m.ordering);
     }
     if (!waited)
       m.fault_in(g, "race: a product reads what a bulk copy wrote that another warp waited for");
     if (!fenced && !all)
       m.fault_in(g, "a product reads what no fence.proxy.async made visible");
-    // where several warps read every byte, one epoch with a writer is a race, whichever warp wrote
-    if (granule.write_epoch == m.epoch && (readers > 1 || (granule.writers & ~mine)))
+    if (unseen)
       m.fault_in(g, "race: a product reads what was written since the last barrier");
-    granule.read_by(mine, m.epoch);
     ++granule.async_reads;
     granules.push_back(uint32_t(g));
   }
@@ -180,13 +183,14 @@ struct Operands {
 inline void release(Machine& m, const Reads& reads, uint32_t warps) {
   for (uint32_t g : reads.granules) {
     --m.granules[g].async_reads;
-    m.granules[g].read_by(warps, m.epoch);
+    for (uint32_t left = warps; left; left &= left - 1)
+      m.reads.note(g, __builtin_ctz(left), m.ordering);
   }
-  for (int r : reads.registers)
+  for (size_t r : reads.registers)
     --m.pending[r], --m.pending_count;
 }
 
-inline void hold_register(Machine& m, Reads& product, int index) {
+inline void hold_register(Machine& m, Reads& product, size_t index) {
   product.registers.push_back(index);
   ++m.pending[index], ++m.pending_count;
 }
@@ -219,7 +223,7 @@ inline void wgmma(Machine& m, Ins& i) {
     if (from_registers) {
       for (int r = 0; r < 4; ++r)
         for (int w = 4 * group; w < 4 * group + 4; ++w)
-          if (m.checks && m.register_time[i.s[r]] > m.fence_time[w])
+          if (m.checks && m.register_time[m.of_group(group, i.s[r])] > m.fence_time[w])
             m.fault("a register of A was written after the last wgmma.fence");
       for (int w = 0; w < 4; ++w)
         read_a(m, i, k, first + w * WARP, &a[16 * w * k]);
@@ -230,11 +234,11 @@ inline void wgmma(Machine& m, Ins& i) {
     bool adds = i.option[5] >= 0 ? i.option[5] != 0 : uniform(i.s.back()) != 0;
     multiply(a.data(), b.data(), out.data(), 64, k, n);
     for (int r = 0; r < accumulators; ++r) {
-      if (m.checks && adds && !m.pending[i.d[r]])
+      if (m.checks && adds && !m.pending[m.of_group(group, i.d[r])])
         for (int w = 4 * group; w < 4 * group + 4; ++w)
-          if (m.register_time[i.d[r]] > m.fence_time[w])
+          if (m.register_time[m.of_group(group, i.d[r])] > m.fence_time[w])
             m.fault("an accumulator was written after the last wgmma.fence");
-      hold_register(m, product, i.d[r]);
+      hold_register(m, product, m.of_group(group, i.d[r]));
     }
     for (int t = first; t < first + WARPGROUP; ++t)
       each_accumulator(i.type2, n, t % WARP, [&](int r, int e, int row, int column) {
@@ -244,7 +248,7 @@ inline void wgmma(Machine& m, Ins& i) {
       });
     if (from_registers)
       for (int r = 0; r < 4; ++r)
-        hold_register(m, product, i.s[r]);
+        hold_register(m, product, m.of_group(group, i.s[r]));
     m.products[group].items.push_back(std::move(product));
   }
 }
@@ -254,7 +258,9 @@ template <class F> void each_warpgroup(Machine& m, F f) {
     if (m.mask[group * WARPGROUP])
       f(group);
 }
-constexpr Handler wgmma_fence = [](Machine& m, Ins&) { m.each_warp([&](int w) { m.fence_time[w] = m.time; }); };
+constexpr Handler wgmma_fence = [](Machine& m, Ins&) {
+  m.each_warp([&](int w) { m.fence_time[w] = m.ordering.time; });
+};
 inline void wgmma_commit(Machine& m, Ins&) {
   each_warpgroup(m, [&](int group) { ++m.products[group].group; });
 }

@@ -131,13 +131,63 @@ inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in 
   m.each([&](int t) {
     m.copies[t].wait(i.option[0], [&](const Copy& copy) {
       m.each_granule(int64_t(copy.address - SHARED_BASE), copy.bytes, t,
-                     [](Granule& granule, int64_t, uint32_t) { granule.in_flight = false; });
+                     [](Granule& granule, int64_t, int) { granule.in_flight = false; });
       m.write_shared(copy.address, copy.bytes, t, copy.data);
     });
   });
 }
 
-inline void bar_sync(Machine& m, Ins&) { m.barrier = true; }
+enum Bar { SYNC, ARRIVE, POPC, EVERYONE, ANYONE };
+
+// Threads have arrived as often as the barrier wants: the waiting threads go on
+inline void open(Machine& m, int number) {
+  Barrier done = std::move(m.barriers[number]);
+  m.barriers[number] = {};
+  int last = -1;  // warp
+  for (int t = 0; t < m.threads; ++t)
+    if (m.waits[t] == number) {
+      if (t / WARP != last)
+        m.ordering.acquire(last = t / WARP, done.released);
+      m.waits[t] = NOTHING;
+      if (Ins* red = m.wakes[t])
+        m.reg(red->d[0])[t] = uint64_t(red->option[0] == POPC       ? done.yes
+                                       : red->option[0] == EVERYONE ? done.yes == done.arrived
+                                                                    : done.yes > 0);
+    }
+}
+
+// option 0: Bar, option 1: sources have a count, option 2: the predicate is negated; sources: number, [count],
+// [predicate]
+inline void bar(Machine& m, Ins& i) {
+  int living = int(std::count(m.alive.begin(), m.alive.end(), 1));
+  int last = -1;  // warp
+  m.each_part([&](int w) {
+    m.each_of(w, [&](int t) {
+      uint64_t number = uint32_t(m.reg(i.s[0])[t]), count = i.option[1] ? uint32_t(m.reg(i.s[1])[t]) : 0;
+      if (number >= uint64_t(BARRIERS))
+        m.fault("barrier " + std::to_string(number) + ": expected 0 to 15", t);
+      if (i.option[1] && (count == 0 || count % WARP || count > uint64_t(m.warps * WARP)))
+        m.fault("barrier " + std::to_string(number) +
+                    ": expected a multiple of 32 threads, at most those of the CTA; got " + std::to_string(count),
+                t);
+      Barrier& barrier = m.barriers[number];
+      if (barrier.arrived && barrier.wanted != int(count))
+        m.fault("barrier " + std::to_string(number) + " is given another number of threads than by earlier arrivals: " +
+                    std::to_string(count) + " and " + std::to_string(barrier.wanted),
+                t);
+      barrier.wanted = int(count);
+      if (barrier.arrived++ == 0 || last != w)
+        m.ordering.release(last = w, barrier.released);
+      if (i.option[0] >= POPC)
+        barrier.yes += (m.reg(i.s.back())[t] != 0) != (i.option[2] != 0);
+      if (i.option[0] != ARRIVE)
+        m.waits[t] = int8_t(number), m.wakes[t] = i.option[0] >= POPC ? &i : nullptr;
+      if (barrier.arrived == (count ? int(count) : living))
+        open(m, int(number));
+    });
+  });
+  m.each([&](int t) { m.blocks |= m.waits[t] != NOTHING; });
+}
 inline void nothing(Machine&, Ins&) {}   // warps run in lockstep, memory is one
 inline void fence(Machine& m, Ins& i) {  // option 0: its scope reaches beyond the CTA
   if (m.order != nullptr && i.option[0])
@@ -146,7 +196,9 @@ inline void fence(Machine& m, Ins& i) {  // option 0: its scope reaches beyond t
 inline void warp_sync(Machine& m, Ins&) {
   m.each_warp([](int) {});
 }
-constexpr Handler proxy_fence = [](Machine& m, Ins&) { m.each_warp([&](int w) { m.proxy_time[w] = m.time; }); };
+constexpr Handler proxy_fence = [](Machine& m, Ins&) {
+  m.each_warp([&](int w) { m.ordering.proxy_time[w] = m.ordering.time; });
+};
 inline void ret(Machine& m, Ins&) { m.exits = true; }
 constexpr Handler trap = [](Machine& m, Ins&) { m.each([&](int t) { m.fault("trap", t); }); };
 inline void bra(Machine& m, Ins&) { m.branches = true; }  // the loop of `run` jumps; here it is only said who does

@@ -76,6 +76,7 @@ class Kernel:
     parameters: list[tuple[str, int]]  # name, bytes
     statements: list[Statement] = dataclasses.field(default_factory=list)
     labels: dict[str, int] = dataclasses.field(default_factory=dict)
+    targets: dict[str, list[str]] = dataclasses.field(default_factory=dict)  # of brx.idx, by the label of the list
     widths: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of registers, by the prefix of their names
     shared: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # static arrays: offset, bytes
     threads: int | None = None  # .reqntid
@@ -159,6 +160,9 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
         align, name, size = int(local[1]), local[2], int(local[3])
         kernel.local[name] = (-(-size_of(kernel.local) // align) * align, size)
         return
+    if text.startswith(".branchtargets"):
+        kernel.targets[next(reversed(kernel.labels))] = _split(text.removeprefix(".branchtargets"))
+        return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared", ".param")):
             return
@@ -168,6 +172,15 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
         raise PtxError(f"statement not understood: {text[:80]}")
     negate, predicate, opcode, rest = match.groups()
     operands = [_declared(_operand(part), kernel) for part in _split(rest)]
+    if opcode.startswith("brx.idx"):  # a comparison and a branch for each target
+        if predicate:
+            raise PtxError(f"not emulated: brx.idx under a predicate: {text[:80]}")
+        kernel.widths["%brx"] = TYPE_BYTES["pred"]
+        for number, target in enumerate(kernel.targets[operands[1].name]):
+            compared = [Register("%brx"), operands[0], Constant(number)]
+            kernel.statements.append(Statement("setp.eq.u32", compared, None, False, line, text))
+            kernel.statements.append(Statement("bra", [Symbol(target)], "%brx", False, line, text))
+        return kernel.statements.append(Statement("trap", [], None, False, line, text))
     kernel.statements.append(Statement(opcode, operands, predicate, negate == "!", line, text))
 
 

@@ -27,9 +27,10 @@ _HERE = Path(__file__).parent
 _PACKAGED = {"avx2", "bmi2", "f16c", "fma"}  # the processor's features that a wheel's library needs: setup.py
 SHARED_BASE = 1024  # as in machine.h
 REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
-_MESSAGE_BYTES = 400
+_MESSAGE_BYTES = 20_000  # a deadlock names every warp
 _OUTSIDE = re.compile(r"argument tensor (\d+): byte (-?\d+) of (\d+)")
 _SECOND = re.compile(r"by CTA number (\d+) at instruction (\d+)")  # the other access of a race
+_WAITS = re.compile(r"at instruction (\d+)$", re.M)  # of a warp in a deadlock
 _ALIGNED = 64  # bytes: parameters whose address is taken
 #: special registers that are one number here; those that differ by thread and CTA
 _FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
@@ -206,6 +207,7 @@ class Program:
         if failed >= 0:
             statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
             said = _SECOND.sub(lambda found: self._place(*map(int, found.groups()), grid), message.value.decode())
+            said = _WAITS.sub(lambda found: self._line(int(found[1])), said)
             if outside := _OUTSIDE.search(said):
                 number, byte, size = map(int, outside.groups())
                 before, after = around[number] if around else (0, 0)
@@ -217,8 +219,11 @@ class Program:
             )
 
     def _place(self, cta: int, instruction: int, grid: Sequence[int]) -> str:
+        return f"{self._line(instruction)} by CTA {_cta(cta, grid)}"
+
+    def _line(self, instruction: int) -> str:
         statement = self.kernel.statements[instruction]
-        return f"at {statement.line} ({statement.text[:60]}) by CTA {_cta(cta, grid)}"
+        return f"at {statement.line} ({statement.text[:60]})"
 
     def equal_stores(self) -> list[str]:
         """Return the pairs of lines by which CTAs of the last run stored equal bytes to one place without an order."""

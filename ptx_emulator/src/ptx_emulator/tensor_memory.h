@@ -37,73 +37,92 @@ inline Mbarrier& mbarrier_of(Machine& m, Ins& i, int t) {
   return found;
 }
 
-inline void mbarrier_init(Machine& m, Ins& i) {  // option 1: arrivals a phase
+inline void mbarrier_init(Machine& m, Ins& i) {  // sources: address, arrivals per phase
   m.each([&](int t) {
     int64_t offset = mbarrier_offset(m, i, t);
     if (m.tensor.barriers.count(offset))
       m.fault("initialises an mbarrier that is one, byte " + std::to_string(offset), t);
     m.note_write(offset, 8, t, nullptr);
-    m.tensor.barriers[offset] = {uint32_t(i.option[1]), uint32_t(i.option[1])};
+    auto [agent, first] = m.tensor.agents.insert({offset, m.ordering.clock.size()});
+    if (first)
+      m.ordering.clock.push_back(0);
+    uint32_t count = uint32_t(m.reg(i.s[1])[t]);
+    m.tensor.barriers[offset] = {count, count, agent->second};
   });
 }
 inline void mbarrier_inval(Machine& m, Ins& i) {
   m.each([&](int t) {
-    if (!mbarrier_of(m, i, t).commits.empty())
-      m.fault("ends an mbarrier that a commit will arrive at", t);
+    auto& products = m.tensor.products;
+    for (const Arrival& one : mbarrier_of(m, i, t).commits)  // products that another commit's wait ended are over
+      if (one.warp < 0 || std::any_of(products.begin(), products.end(), [&](auto& p) { return one.waits_for(p); }))
+        m.fault("ends an mbarrier that a commit will arrive at", t);
     int64_t offset = mbarrier_offset(m, i, t);
     m.note_write(offset, 8, t, nullptr);
-    m.each_granule(offset, 8, t, [](Granule& granule, int64_t, uint32_t) { granule.written = false; });
+    m.each_granule(offset, 8, t, [](Granule& granule, int64_t, int) { granule.written = false; });
     m.tensor.barriers.erase(offset);
   });
 }
 inline void arrive(Mbarrier& barrier, uint32_t count) {
   barrier.pending -= count;
   if (barrier.pending == 0 && barrier.bytes == 0)
-    barrier.phase ^= 1, barrier.pending = barrier.expected;
+    barrier.phase ^= 1, barrier.pending = barrier.expected, barrier.complete = barrier.arrived;
 }
-inline void mbarrier_arrive(Machine& m, Ins& i) {  // option 1: count, option 2: bytes that copies will bring
+// sources: address, arrivals, bytes that copies will bring; a destination takes the phase
+inline void mbarrier_arrive(Machine& m, Ins& i) {
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_of(m, i, t);
-    barrier.bytes += i.option[2];
-    if (uint32_t(i.option[1]) > barrier.pending)
+    uint32_t count = uint32_t(m.reg(i.s[1])[t]);
+    for (int d : i.d)
+      m.reg(d)[t] = barrier.phase;
+    barrier.bytes += uint32_t(m.reg(i.s[2])[t]);
+    if (count > barrier.pending)
       m.fault("arrives more often than its mbarrier expects", t);
-    arrive(barrier, uint32_t(i.option[1]));
+    m.ordering.release(t / WARP, barrier.arrived);
+    arrive(barrier, count);
   });
 }
 
 // Whether the phase of this parity is over. Commits and bulk copies arrive here, when they are waited for: who does not
-// wait sees them in flight. An arrival that never comes is a fault: a wait would have no end.
-inline void mbarrier_try_wait(Machine& m, Ins& i) {  // sources: address, parity
+// wait sees them in flight. Threads that find the phase open are blocked: the scheduler tries them again.
+// sources: address, parity; option 1: do not block
+inline void mbarrier_try_wait(Machine& m, Ins& i) {
   m.each([&](int t) {
     Mbarrier& barrier = mbarrier_of(m, i, t);
-    while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1)) {
-      if (barrier.commits.empty())
-        m.fault("waits for a phase of an mbarrier that nothing before it completes", t);
+    while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1) && !barrier.commits.empty()) {
       Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
+      Stamp stamp{barrier.agent, ++m.ordering.clock[barrier.agent]};
+      Ordering::join(arrival.clock, Clock(barrier.agent + 1)), arrival.clock[barrier.agent] = stamp.clock;
+      Ordering::join(barrier.arrived, arrival.clock);
       if (arrival.warp < 0) {
         std::copy(arrival.data.begin(), arrival.data.end(), m.shared.begin() + arrival.offset);
-        m.each_granule(arrival.offset, int(arrival.data.size()), t, [&](Granule& granule, int64_t, uint32_t) {
+        m.each_granule(arrival.offset, int(arrival.data.size()), t, [&](Granule& granule, int64_t g, int) {
           granule.in_flight = false;
-          granule.write_epoch = -1, granule.write_time = -2;  // who waits sees the bytes without another fence
-          granule.copied_epoch = m.epoch;
+          m.writes.by[g] = 0, granule.write_time = -2;  // who waits sees the bytes without another fence
+          granule.copied = stamp;
         });
         barrier.bytes -= int64_t(arrival.data.size());
       } else {
-        auto over = [&](const TensorProduct& p) { return p.warp == arrival.warp && p.number < arrival.end; };
+        auto over = [&](const TensorProduct& p) { return arrival.waits_for(p); };
         finish(m.tensor.products, over, [&](const TensorProduct& p) {
           for (uint32_t g : p.granules)
-            --m.granules[g].async_reads, m.granules[g].product_epoch = m.epoch;
+            --m.granules[g].async_reads, m.granules[g].product = stamp;
           for (uint32_t c : p.results)
-            --m.tensor.cells[c].results, m.tensor.cells[c].product_epoch = m.epoch;
+            --m.tensor.cells[c].results, m.tensor.cells[c].product = stamp;
           for (uint32_t c : p.operands)
-            --m.tensor.cells[c].operands, m.tensor.cells[c].product_epoch = m.epoch;
+            --m.tensor.cells[c].operands, m.tensor.cells[c].product = stamp;
         });
       }
       arrive(barrier, arrival.warp >= 0);
     }
-    m.tensor.waited[t / WARP] = m.epoch;
-    m.reg(i.d[0])[t] = 1;
+    bool done = (barrier.phase & 1) != (m.reg(i.s[1])[t] & 1);
+    m.reg(i.d[0])[t] = done;
+    if (done)
+      m.ordering.acquire(t / WARP, barrier.complete);
+    if (i.option[1])
+      m.note_progress(done, t);
+    if (!done)
+      m.waits[t] = i.option[1] ? YIELDS : AT_MBARRIER, m.waits_at[t] = mbarrier_offset(m, i, t), m.blocks = true;
   });
 }
 
@@ -124,9 +143,10 @@ inline void tensor_alloc(Machine& m, Ins& i) {  // source: where in shared memor
     if (first + wanted > COLUMNS)
       m.fault("waits for tensor memory that this kernel holds");
     tensor.cells.resize(LANES * COLUMNS);
+    tensor.reads.resize(tensor.cells.size(), m.warps), tensor.writes.resize(tensor.cells.size(), m.warps);
     tensor.allocations[first] = wanted;
     for (uint32_t c = cell_of(0, first); c < cell_of(0, first + wanted); ++c)
-      tensor.cells[c] = Cell{}, tensor.cells[c].allocated = true;
+      tensor.cells[c] = Cell{}, tensor.cells[c].allocated = true, tensor.reads.by[c] = tensor.writes.by[c] = 0;
     m.write_shared(m.reg(i.s[0])[w * WARP] + uint64_t(i.option[0]), 4, w * WARP, &first);
   });
 }
@@ -140,7 +160,7 @@ inline void tensor_dealloc(Machine& m, Ins& i) {
       Cell& cell = m.tensor.cells[c];
       if (cell.results || cell.operands || cell.storing || cell.loading)
         m.fault("gives back tensor memory that is still in use" + named(c));
-      if (cell.read_epoch == m.epoch && (cell.readers & ~(1u << w)))
+      if (m.tensor.reads.unordered(c, w, m.ordering))
         m.fault("race: gives back tensor memory that another warp read since the last barrier" + named(c));
       cell.allocated = false;
     }
@@ -193,27 +213,27 @@ inline void transfer(Machine& m, Ins& i, bool load) {
           if (cell.results || (!load && cell.operands))
             m.fault(std::string(load ? "reads" : "writes") + " tensor memory of a product that was not waited for" +
                     named(place));
-          if (cell.product_epoch == m.epoch && m.tensor.waited[w] != m.epoch)
+          if (!m.ordering.before(cell.product, w))
             m.fault("race: tensor memory of a product that another warp waited for" + named(place));
           if (cell.storing && load)
             m.fault("reads tensor memory whose store was not waited for" + named(place));
           if (cell.loading && !load)
             m.fault("writes tensor memory whose load was not waited for" + named(place));
-          if (cell.write_epoch == m.epoch && (cell.writers & ~me))
+          if (m.tensor.writes.unordered(place, w, m.ordering))
             m.fault("race: tensor memory that another warp wrote since the last barrier" + named(place));
-          if (!load && cell.read_epoch == m.epoch && (cell.readers & ~me))
+          if (!load && m.tensor.reads.unordered(place, w, m.ordering))
             m.fault("race: writes tensor memory that another warp read since the last barrier" + named(place));
         }
         uint64_t& value = m.reg(load ? i.d[r] : i.s[r + 1])[w * WARP + lane];
         if (load) {
           value = cell.value;
           cell.loading |= me;
-          cell.read_by(me, m.epoch);
+          m.tensor.reads.note(place, w, m.ordering);
         } else {
           cell.value = uint32_t(value);
           cell.storing |= me;
-          cell.writers = me;
-          cell.write_epoch = m.epoch;
+          m.tensor.reads.by[place] = m.tensor.writes.by[place] = 0;
+          m.tensor.writes.note(place, w, m.ordering);
           cell.written = true;
         }
       }
@@ -260,7 +280,7 @@ struct Shape {
 // quarter of the lanes, in its lower or upper half
 inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int row, int column, int warp, bool reads,
                         bool writes) {
-  uint32_t first = address >> 16, me = 1u << warp;
+  uint32_t first = address >> 16;
   if (first != 0 && !(shape.rows == 64 && first == 16))
     m.fault("a matrix in tensor memory does not begin at this lane");
   uint32_t lane = shape.rows == 128 ? uint32_t(row) : first + uint32_t(32 * (row / 16) + row % 16);
@@ -276,9 +296,9 @@ inline uint32_t operand(Machine& m, const Shape& shape, uint32_t address, int ro
     m.fault("a product takes tensor memory whose store was not waited for" + named(at));
   if (writes && cell.loading)
     m.fault("a product writes tensor memory whose load was not waited for" + named(at));
-  if (cell.write_epoch == m.epoch && (cell.writers & ~me))
+  if (m.tensor.writes.unordered(at, warp, m.ordering))
     m.fault("race: a product takes tensor memory that another warp wrote since the last barrier" + named(at));
-  if (writes && cell.read_epoch == m.epoch && (cell.readers & ~me))
+  if (writes && m.tensor.reads.unordered(at, warp, m.ordering))
     m.fault("race: a product writes tensor memory that another warp read since the last barrier" + named(at));
   return at;
 }
@@ -330,7 +350,11 @@ inline void tensor_mma(Machine& m, Ins& i) {
 
 // source: the mbarrier that all products of this thread so far arrive at
 inline void tensor_commit(Machine& m, Ins& i) {
-  m.each([&](int t) { mbarrier_of(m, i, t).commits.push_back(Arrival{t / WARP, m.tensor.made}); });
+  m.each([&](int t) {
+    Arrival arrival{t / WARP, m.tensor.made};
+    m.ordering.release(t / WARP, arrival.clock);
+    mbarrier_of(m, i, t).commits.push_back(std::move(arrival));
+  });
 }
 
 }  // namespace ptx

@@ -22,24 +22,26 @@ def _elect(s, parts):
 @form("mbarrier")
 def _mbarrier(s, parts):
     what, *modifiers = parts
-    known(modifiers, "shared", "shared::cta", "b64", {"try_wait": "parity", "arrive": "expect_tx"}.get(what, "b64"))
+    own = {"test_wait": ["parity"], "try_wait": ["parity"], "arrive": ["expect_tx", "noComplete"]}.get(what, [])
+    known(modifiers, "shared", "shared::cta", "b64", "acquire", "release", "relaxed", "cta", *own)
     if not {"shared", "shared::cta"} & set(modifiers):
         raise NotUnderstood("a generic address")
     if what in ("init", "inval"):
         address, *count = s.operands
-        options = (address.offset, *map(_constant, count))
-        return Instruction(f"mbarrier.{what}", sources=[address.base], options=options)
-    if what == "arrive":
-        state, address, *count = s.operands
-        if state != Register("_"):
-            raise NotUnderstood("the state that an arrival gives")
-        arrivals = [Constant(1), *count] if "expect_tx" in modifiers else count or [Constant(1)]
-        options = (address.offset, *map(_constant, arrivals))
-        return Instruction("mbarrier.arrive", sources=[address.base], options=options)
-    if what != "try_wait" or "parity" not in modifiers or len(s.operands) != 3:
+        return Instruction(f"mbarrier.{what}", sources=[address.base, *count], options=(address.offset,))
+    if what in ("arrive", "expect_tx"):
+        state, address, *count = s.operands if what == "arrive" else [Register("_"), *s.operands]
+        if what == "expect_tx":
+            arrivals = [Constant(0), *count]
+        else:
+            arrivals = [Constant(1), *count] if "expect_tx" in modifiers else [*(count or [Constant(1)]), Constant(0)]
+        targets = [] if state == Register("_") else [state]
+        return Instruction("mbarrier.arrive", "u64", [address.base, *arrivals], targets, options=(address.offset,))
+    if what not in ("test_wait", "try_wait"):
         raise NotUnderstood(s.opcode)
-    done, address, parity = s.operands
-    return Instruction("mbarrier.try_wait", "u32", [address.base, parity], [done], options=(address.offset,))
+    done, address, phase, *_hint = s.operands  # a state is the phase that it was given in
+    options = (address.offset, int(what == "test_wait"))
+    return Instruction("mbarrier.try_wait", "u32", [address.base, phase], [done], options=options)
 
 
 @form("tcgen05")
