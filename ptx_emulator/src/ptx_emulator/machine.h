@@ -105,7 +105,7 @@ struct History {
   // The warps whose access does not happen before what `warp` does now
   uint64_t unordered(size_t place, int warp, const Ordering& order) const {
     uint64_t found = 0;
-    for (uint64_t left = by[place]; left; left &= left - 1) {
+    for (uint64_t left = by[place] & ~(uint64_t(1) << warp); left; left &= left - 1) {
       int w = __builtin_ctzll(left);
       found |= uint64_t(clocks[place * warps + w] > order.seen[warp][w]) << w;
     }
