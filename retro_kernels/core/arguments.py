@@ -59,9 +59,9 @@ def _check_seed(call) -> None:
     raise ValueError(f"seed: expected int64 [1] on {device} for dropout_p > 0; got {got}")
 
 
-def kept(problem) -> tuple[str, ...]:
+def kept(call_type) -> tuple[str, ...]:
     """Return the names of the outputs that a backward pass reads: KEPT of a call or its class, by default all."""
-    return getattr(problem, "KEPT", problem.RETURNS)
+    return getattr(call_type, "KEPT", call_type.RETURNS)
 
 
 def unsupported_tensors(tensors: dict[str, Tensor | None], device: str) -> str | None:

@@ -17,12 +17,12 @@ from . import private
 _FORMULAS: dict[object, Callable[..., int]] = {}
 
 
-def register(op: str, problem: type) -> None:
+def register(op: str, call_type: type) -> None:
     """Register the formulas of an op with torch's counter: `flops` of its call."""
     operators = torch.ops.retro_kernels
-    fields = len(problem._fields)
-    _FORMULAS[getattr(operators, op)] = lambda *args, **_: problem(*args[:fields]).flops()[0]
-    _FORMULAS[getattr(operators, f"{op}_backward")] = lambda *args, **_: problem(*args[:fields]).flops()[1]
+    fields = len(call_type._fields)
+    _FORMULAS[getattr(operators, op)] = lambda *args, **_: call_type(*args[:fields]).flops()[0]
+    _FORMULAS[getattr(operators, f"{op}_backward")] = lambda *args, **_: call_type(*args[:fields]).flops()[1]
     announce()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,8 +17,8 @@ from torch import Tensor
 
 Value = TypeVar("Value")
 
-_MOST = 4096  # entries; the least recently used one is evicted
-_MEMO: OrderedDict[tuple, object] = OrderedDict()
+_MOST = 4096  # entries; a full memo is emptied, which costs less than to keep the order of their use
+_MEMO: dict[tuple, object] = {}
 _ORDINARY = frozenset((Tensor, torch.nn.Parameter))
 _OPTIONS = frozenset((int, float, bool, str))
 
@@ -39,14 +38,9 @@ def once(name: tuple, layout: tuple | None, make: Callable[[], Value]) -> Value:
     found = _MEMO.get(entry)
     if found is None:
         found = make()
-        while len(_MEMO) >= _MOST:
-            _MEMO.popitem(last=False)
+        if len(_MEMO) >= _MOST:
+            forget()
         _MEMO[entry] = found
-        return found
-    try:  # noqa: SIM105, a context manager takes longer
-        _MEMO.move_to_end(entry)
-    except KeyError:  # another thread has evicted the entry
-        pass
     return found
 
 
@@ -90,29 +84,24 @@ def key(values, aligned: bool = False) -> tuple | None:
     implementation of an operator may ask for it, because wrapped tensors have no address.
     """
     parts: list = []
-    add = parts.append
     moving = _moving(values.__class__)
     for at, value in enumerate(values):
         kind = value.__class__
         if value is None:
-            add(None)
+            parts.append(None)
         elif kind in _ORDINARY or (aligned and isinstance(value, Tensor)):
             if value.layout is not torch.strided or value.is_nested:
                 return None
-            add(value.dtype)
-            add(value.shape)
-            add(value.stride())
-            add(value.device)
+            parts += value.dtype, value.shape, value.stride(), value.device
             if aligned:
-                add(value.data_ptr() & 15)
+                parts.append(value.data_ptr() & 15)
         elif at == moving and kind is int:
             try:
-                add(values.place(value)[1])
+                parts.append(values.place(value)[1])
             except (AttributeError, IndexError, TypeError, ZeroDivisionError):  # other arguments are not valid
                 return None
         elif kind in _OPTIONS:
-            add(kind)
-            add(value)
+            parts += kind, value
         else:
             return None
     return tuple(parts)

@@ -22,10 +22,10 @@ from .seeds import LIBRARY, NAMESPACE
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 
-def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
+def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | None, ...]] | None = None) -> None:
     """Register `op`.
 
-    problem   class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema.
+    call_type class of the op's calls, a NamedTuple whose fields are the arguments in the order of the schema.
               DIFFERENTIABLE, RETURNS: names of the differentiable inputs and of the outputs. KEPT: outputs that the
               backward pass reads, by default all. TWICE: gradients can be differentiated again. MOVES: position that
               changes from call to call, and `place(position)` returns the numbers that kernels take of it and what it
@@ -33,28 +33,28 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
               filled; `flops()` the operations (forward, backward)
     tangents  (call, outputs, call of the inputs' tangents, backend) -> the outputs' tangents; None: no forward mode
     """
-    CALLS[op] = problem
-    fields, arguments, count = len(problem._fields), schema(problem), len(problem.RETURNS)
-    saved = len(kept(problem))
-    outputs = "".join(f"Tensor {name}, " for name in kept(problem))
-    grads = ", ".join(f"Tensor? grad_{name}" for name in problem.RETURNS)
+    CALLS[op] = call_type
+    fields, arguments, count = len(call_type._fields), schema(call_type), len(call_type.RETURNS)
+    saved = len(kept(call_type))
+    outputs = "".join(f"Tensor {name}, " for name in kept(call_type))
+    grads = ", ".join(f"Tensor? grad_{name}" for name in call_type.RETURNS)
     result = "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
     LIBRARY.define(f"{op}({arguments}, str? backend) -> {result}")
     LIBRARY.define(f"{op}_backward({arguments}, str? backend, {outputs}{grads}, bool[] needs) -> Tensor[]")
 
     def forward(*args):
-        call = problem(*args[:fields])
+        call = call_type(*args[:fields])
         with _full_precision(call), _on_device(call[0]):
             known = _known(op, call, args[fields])
             outs = tuple([out.contiguous() for out in layouts.within(known, known["backend"].forward, call)])
         return outs if count > 1 else outs[0]
 
     def forward_fake(*args):
-        outs = problem(*args[:fields]).empty_outputs()
+        outs = call_type(*args[:fields]).empty_outputs()
         return outs if count > 1 else outs[0]
 
     def backward(*args):
-        call, backend, needs = problem(*args[:fields]), args[fields], tuple(args[-1])
+        call, backend, needs = call_type(*args[:fields]), args[fields], tuple(args[-1])
         given = args[fields + 1 : -1]
         with _full_precision(call), _on_device(call[0]):
             known = _known_backward(op, call, given, backend)
@@ -66,16 +66,16 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
         return [grad.contiguous() for grad, needed in zip(results, needs, strict=True) if needed]
 
     def backward_fake(*args):
-        inputs = [getattr(problem(*args[:fields]), name) for name in problem.DIFFERENTIABLE]
+        inputs = [getattr(call_type(*args[:fields]), name) for name in call_type.DIFFERENTIABLE]
         wanted = [x for x, needed in zip(inputs, args[-1], strict=True) if needed]
         return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in wanted]
 
     def forward_transformed(*args):
-        outs = transforms.forward(op, problem(*args[:fields]), args[fields])
+        outs = transforms.forward(op, call_type(*args[:fields]), args[fields])
         return outs if count > 1 else outs[0]
 
     def backward_transformed(*args):
-        call, given = problem(*args[:fields]), args[fields + 1 : -1]
+        call, given = call_type(*args[:fields]), args[fields + 1 : -1]
         return list(transforms.backward(op, call, args[fields], given[:saved], given[saved:], args[-1]))
 
     for name, run, fake, transformed in (
@@ -86,18 +86,18 @@ def register(op: str, problem: type, tangents: Callable[..., tuple[Tensor | None
             LIBRARY.impl(name, run, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
         _register_derivatives(name, transformed)
-    flops.register(op, problem)
+    flops.register(op, call_type)
     if tangents is not None:
         transforms.FORWARD_MODE[op] = tangents
 
 
-def schema(problem: type) -> str:
+def schema(call_type: type) -> str:
     """Return the arguments of an op as a schema of `torch.library`: "Tensor x, SymInt? window, ...".
 
     >>> schema(CALLS["relative_logits"])
     'Tensor query, Tensor rel_key, SymInt key_len, SymInt rel_start, Tensor? position_bias, SymInt query_offset'
     """
-    annotations = {name: problem.__annotations__[name].__forward_arg__.split(" | ") for name in problem._fields}
+    annotations = {name: call_type.__annotations__[name].__forward_arg__.split(" | ") for name in call_type._fields}
     return ", ".join(f"{_SCHEMA_TYPE[kind]}{'?' if rest else ''} {name}" for name, (kind, *rest) in annotations.items())
 
 

@@ -33,7 +33,8 @@ def fixed(call, position: int) -> bool:
 def attention_outputs(call) -> tuple[Tensor, Tensor]:
     """Allocate out [B,N,H,D] and lse [B,H,N] of an attention."""
     b, n, h, _ = call.query.shape
-    return call.query.new_empty(call.query.shape), call.query.new_empty((b, h, n), dtype=accumulator(call.query))
+    out = torch.empty_like(call.query, memory_format=torch.contiguous_format)
+    return out, call.query.new_empty((b, h, n), dtype=accumulator(call.query))
 
 
 def check_heads(name: str, value: Tensor, other: str, heads: int) -> None:

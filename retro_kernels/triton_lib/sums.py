@@ -47,7 +47,7 @@ def sum_parts(part: Tensor, like: Tensor, groups: int = 1, part_rows: int | None
     row.
     """
     width = like.shape[-1]
-    out = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    out = torch.empty_like(like, memory_format=torch.contiguous_format)
 
     def scalars() -> Scalars:
         size = like.numel() // groups

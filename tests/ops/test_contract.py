@@ -40,12 +40,12 @@ every = pytest.mark.parametrize("op, backend", EVERY)
 
 def resolved(op, kw):
     """Return the arguments of the raw operator."""
-    problem = CALLS[op]
+    call_type = CALLS[op]
     defaults = {"causal": False, "causal_gap": 0, "dropout_p": 0.0, "query_start": 0, "metric": "dot"}
-    defaults |= problem._field_defaults
+    defaults |= call_type._field_defaults
     if op in ("topk_chunks", "relative_logits"):
         defaults["query_offset"] = 0
-    return problem(**{f: kw.get(f, defaults.get(f)) for f in problem._fields}).checked()
+    return call_type(**{f: kw.get(f, defaults.get(f)) for f in call_type._fields}).checked()
 
 
 def floats(kw):

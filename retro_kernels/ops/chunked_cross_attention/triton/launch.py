@@ -174,7 +174,10 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
     dtype = call.query.dtype
 
     def new(wanted: bool, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        return torch.empty(shape, dtype=dtype, device=call.query.device) if wanted else None
+        return call.query.new_empty(shape, dtype=dtype) if wanted else None
+
+    def new_like(wanted: bool, x: Tensor | None) -> Tensor | None:
+        return torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
 
     b, n, h, d = call.query.shape
     chunks, neighbours = call.key.shape[1:3]
@@ -182,10 +185,10 @@ def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut:
     e = call.rel_key.shape[-1] if has_rel else d
     band = cut.items, h, cut.core.block_m, cut.band_keys + cut.core.block_m
     made = dict(
-        dq_ptr=new(True, b, n, h, d, dtype=dtype),
-        drq_ptr=new(has_rel and call.rel_query is not None, b, n, h, e, dtype=dtype),
-        dk_ptr=new(need_keys, *call.key.shape, dtype=dtype),
-        dv_ptr=new(need_keys, *call.key.shape, dtype=dtype),
+        dq_ptr=new_like(True, call.query),
+        drq_ptr=new_like(has_rel and call.rel_query is not None, call.rel_query),
+        dk_ptr=new_like(need_keys, call.key),
+        dv_ptr=new_like(need_keys, call.key),
         dgate_ptr=new(need["neighbour_gate"], b, chunks, neighbours, cut.blocks * h * cut.key_blocks),
         dcontent_ptr=new(need["content_bias"], cut.items, h, d),
         dposition_ptr=new(has_rel and need["position_bias"], cut.items, h, e),

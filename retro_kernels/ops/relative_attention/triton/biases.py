@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 
@@ -118,7 +119,8 @@ def biased(call: RelativeAttention, few: int = 1) -> RelativeAttention:
     rel_query = query if rel_query is None else rel_query
     b, n, h, d = query.shape
     e = rel_query.shape[-1]
-    added = [None if bias is None else query.new_empty((b, n, h, w)) for bias, w in ((content, d), (position, e))]
+    pairs = (content, query), (position, rel_query)
+    added = [None if x is None else torch.empty_like(y, memory_format=torch.contiguous_format) for x, y in pairs]
     tensors = {"q_ptr": query, "rq_ptr": rel_query, "content_ptr": content, "position_ptr": position}
     tensors |= {"query_ptr": added[0], "rel_query_ptr": added[1]}
 

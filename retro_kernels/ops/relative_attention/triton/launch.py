@@ -177,7 +177,7 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     elif settles := may_see_nothing(call):
         grad_out = settled(grad_out, lse)
     with_biases = biased(call, 0)
-    delta = torch.empty((b, h, n), dtype=torch.float32, device=call.query.device)
+    delta = torch.empty_like(lse, memory_format=torch.contiguous_format)
     given = tensors(with_biases) | {"out_ptr": out, "lse_ptr": lse, "delta_ptr": delta}
     given |= {"do_ptr": grad_out, "dlse_ptr": grad_lse, "offset": call.query_offset}
     known = layouts.current().once(settles, layouts.Known)  # depends on the position, and the copy has own strides
@@ -228,7 +228,7 @@ def _unstored(work: _Work) -> dict[str, Tensor]:
     if need["key"] or need["value"]:
         _, s, groups, _ = call.key.shape
         for name in ("key", "value"):
-            results[name] = torch.empty(call.key.shape, dtype=call.key.dtype, device=call.key.device)
+            results[name] = torch.empty_like(call.key, memory_format=torch.contiguous_format)
 
         def made() -> Scalars:
             tile = choose_tile(call, "keys", work.target)
@@ -257,16 +257,16 @@ def _query_pass(work: _Work, whole: bool) -> _QueryPass:
     e = 0 if call.rel_key is None else call.rel_key.shape[-1]
     apart = call.rel_query is not None or (not whole and (need["content_bias"] or need["position_bias"]))
     tile = work.known.once("query tile", lambda: choose_tile(call, "query", target, call.rel_key is not None and apart))
-    blocks, device = -(-n // tile.block_m), call.query.device
-    results = {"query": torch.empty(call.query.shape, dtype=call.query.dtype, device=device)}
+    blocks = -(-n // tile.block_m)
+    results = {"query": torch.empty_like(call.query, memory_format=torch.contiguous_format)}
     if e and call.rel_query is not None:
-        results["rel_query"] = torch.empty((b, n, h, e), dtype=call.query.dtype, device=device)
+        results["rel_query"] = torch.empty_like(call.rel_query, memory_format=torch.contiguous_format)
     sums = {}
     for name, width in (("content_bias", d), ("position_bias", e)):
         if need[name] and width:
             count = blocks * (not whole or name == "position_bias")
             count += -(-call.key.shape[1] // _keys_tile(work).block_n) if whole else 0
-            results[name] = sums[name] = torch.empty((b * count, h, width), dtype=torch.float32, device=device)
+            results[name] = sums[name] = call.query.new_empty((b * count, h, width), dtype=torch.float32)
     total = sums["position_bias"][: b * blocks] if whole and need["position_bias"] else None
     given = {"dq_ptr": results["query"], "drq_ptr": results.get("rel_query"), "dtotal_ptr": total}
     for name in ("content", "position"):
@@ -309,12 +309,11 @@ def _stored(work: _Work) -> dict[str, Tensor]:
     columns, ring = stored.width(call, tile.block_m, tile.block_n)
     parts = known.once("slabs", lambda: list(stored.slabs(call, columns, tile.block_m, sum(wanted.values()))))
     held = parts[0].batches * parts[0].heads * parts[0].blocks  # the first is the largest
-    device = call.query.device
     scratch = {"ds_ptr": None, "p_ptr": None, "span_ptr": None}
     for name in (name for name, stores in wanted.items() if stores):
-        scratch[name] = torch.empty((held, tile.block_m, columns), dtype=call.query.dtype, device=device)
+        scratch[name] = call.query.new_empty((held, tile.block_m, columns))
     if call.key_mask is not None or call.key_segment is not None:
-        scratch["span_ptr"] = torch.empty((held, 2), dtype=torch.int32, device=device)
+        scratch["span_ptr"] = call.query.new_empty((held, 2), dtype=torch.int32)
     blocks = {"QUERY_BLOCK": tile.block_m, "KEY_BLOCK": tile.block_n}
     work = work._replace(given=given | scratch, arguments=arguments | {"stride_ds": columns, "ring": ring} | blocks)
     # one float32 part where a slab has only some of the heads or queries that share a key
@@ -322,10 +321,10 @@ def _stored(work: _Work) -> dict[str, Tensor]:
     dtype = torch.float32 if partial else call.key.dtype
     for name in ("key", "value"):
         if need[name] or (name == "key" and whole):
-            results[name] = torch.empty(call.key.shape, dtype=dtype, device=device)
+            results[name] = torch.empty_like(call.key, dtype=dtype, memory_format=torch.contiguous_format)
     table = known.once("table", lambda: _Table.of(call, parts[0], target)) if need["rel_key"] else None
     if table is not None:
-        results["rel_key"] = torch.empty(table.shape, dtype=torch.float32, device=device)
+        results["rel_key"] = call.query.new_empty(table.shape, dtype=torch.float32)
     for part in parts:
         _launch_query(work, part, query)
         for name in ("key", "value"):
