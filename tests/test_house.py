@@ -44,6 +44,7 @@ BUDGETS = {
     "bench/retro_bench": 8_700,  # 500 compare results of timed calls, 200 run the benchmarks of pytest-benchmark
     "ptx_emulator": 6_300,  # 300 of them order and schedule warps that part: named barriers, mbarriers, deadlocks
     "ptx_emulator/tests": 2_800,
+    "bench/foreign": 900,  # calls of other projects' kernels, for the table of the README of ptx_emulator
     "demos/reader": 1_900,
     "demos/reader/tests": 1_100,  # 100 of them ask questions in a browser
     "examples": 1_700,
