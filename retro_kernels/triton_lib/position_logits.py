@@ -1,19 +1,18 @@
 """Relative position logits of one tile: products with a band of the table, skewed into place in registers.
 
 Query i and key j of a tile (i < BLOCK_M, j < BLOCK_N) use table row base + c, where c = i - j + BLOCK_N - 1. The band
-of products P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide, and row i uses c = i .. i + BLOCK_N - 1.
-
-If BLOCK_M <= BLOCK_N, the band has two blocks of BLOCK_N columns, and `skewed` gathers from both. In other tiles each
-row first selects its c of each residue modulo BLOCK_N (folding), and `reverse_skew` then permutes the row. With
-BLOCK_M = BLOCK_N = 4, row i selects these c for residues 0 1 2 3, and they belong to these keys j:
+of products P[i, c] = rq_i . rel[base + c] is BLOCK_M + BLOCK_N - 1 wide. Row i uses only c = i .. i + BLOCK_N - 1: one
+c of each residue modulo BLOCK_N. Two steps turn the band into logits. First, each row selects its c of each residue
+(folding), which gives [BLOCK_M, BLOCK_N]. Second, each row is permuted (`reverse_skew`). With BLOCK_M = BLOCK_N = 4,
+row i selects these c for residues 0 1 2 3, and they belong to these keys j:
 
     row 0:  c = 0 1 2 3   j = 3 2 1 0
     row 1:  c = 4 1 2 3   j = 0 3 2 1
     row 2:  c = 4 5 2 3   j = 1 0 3 2
     row 3:  c = 4 5 6 3   j = 2 1 0 3
 
-Both serve the backward pass too. The permutation is its own inverse. Along a walk over keys, `skewed` of the gradients
-of two neighbouring tiles is the complete gradient of the block of the band that they share.
+The permutation is its own inverse, so forward and backward share it. A gather from the whole band would take twice the
+shuffles, and tiles wider than BLOCK_N.
 
 The argument `zero` is 0, but the compiler can't prove it, because it is computed from a loop variable. Index tensors
 that depend on it are not hoisted out of the loop, where they would occupy a hundred registers.
@@ -48,32 +47,6 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
         source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
         return tl.reshape(tl.gather(halves, source, 2), [BLOCK_M, BLOCK_N])
-
-
-@triton.jit
-def skewed(lower, upper, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[i, j] = [lower | upper][i, i - j + BLOCK_N - 1], for two neighbouring blocks of a band, BLOCK_M <= BLOCK_N.
-
-    The source of the gather has one dimension, because Triton then lowers it to shared memory: one store and one load
-    per element, at addresses that are constants apart. The address bits of rows and columns are interleaved so that
-    the eight rows and eight columns of a warp's fragment are in different banks.
-    """
-    EIGHTS: tl.constexpr = BLOCK_N // 8
-    both = tl.reshape(tl.join(lower, upper), [BLOCK_M // 8, 8, EIGHTS, 4, 2, 2])  # row, column and block
-    # row and column in eights and within one
-    ih = tl.arange(0, BLOCK_M // 8)[:, None, None, None] + zero
-    il = (tl.arange(0, 8) + zero)[None, :, None, None]
-    jh, jl = tl.arange(0, EIGHTS)[None, None, :, None], tl.arange(0, 8)[None, None, None, :]
-    d = il - jl + 7  # the column is 8 * (ih - jh + EIGHTS - 1) + d
-    if lower.dtype.primitive_bitwidth == 16:
-        flat = tl.permute(both, (0, 5, 2, 1, 3, 4))
-        within = d % 8 + il * 8
-    else:
-        flat = tl.permute(both, (0, 5, 2, 4, 1, 3))
-        within = d % 2 * 32 + il * 4 + d % 8 // 2
-    at = (within + d // 8 * 64) + (ih * (128 * EIGHTS + 64) + (EIGHTS - 1) * 64 - jh * 64)
-    y = tl.gather(tl.reshape(flat, [2 * BLOCK_M * BLOCK_N]), tl.reshape(at, [BLOCK_M * BLOCK_N]), 0)
-    return tl.reshape(y, [BLOCK_M, BLOCK_N])
 
 
 @triton.jit
@@ -147,21 +120,38 @@ def position_logits(
     bias_ptr=None,
 ):
     """float32 [BLOCK_M, BLOCK_N]: rq_i . rel[base + i - j + BLOCK_N - 1], unscaled; rows outside the table give 0."""
-    BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1
     block_of = band_block(zero, BLOCK_M, BLOCK_N)
     folded = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    lower = folded.to(rq.dtype)
-    for block in tl.static_range(BLOCKS):
+    for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
         first = base + block * BLOCK_N
         band = table_product(
             rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED
         )
-        if BLOCKS > 2:
-            folded = tl.where(block_of == block, band, folded)
-        elif block == 0:
-            lower = band.to(rq.dtype)
-        else:
-            folded = skewed(lower, band.to(rq.dtype), zero, BLOCK_M, BLOCK_N).to(tl.float32)
-    if BLOCKS > 2:
-        folded = reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
-    return folded
+        folded = tl.where(block_of == block, band, folded)
+    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
+def position_query_gradient(
+    acc,  # float32 [BLOCK_M, BLOCK_E]: initial value of the sum
+    folded,  # float32 [BLOCK_M, BLOCK_N]: reverse_skew of the gradient of the tile's position logits
+    rel_ptr,
+    base,
+    rows,
+    stride_t,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """float32 [BLOCK_M, BLOCK_E]: acc plus the gradient of rq, the sum over j of
+    gradient[i, j] * rel[base + i - j + BLOCK_N - 1].
+    """
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
+    for block in tl.static_range((BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1):
+        rel = rel_rows(rel_ptr, base + block * BLOCK_N, rows, stride_t, E, BLOCK_N, BLOCK_E)
+        part = tl.where(block_of == block, folded, 0.0).to(rel.dtype)
+        acc += tl.dot(part, rel, input_precision=PRECISION)
+    return acc

@@ -24,8 +24,8 @@ SMALLEST = dict(B=1, N=1, D=16, E=None, biases=True, heads="each", rel="all", re
 
 
 def assert_large_logits_pass(op, kw: dict, backend: str) -> None:
-    """Check out and lse of float16 inputs whose logits exceed float16's 65504."""
-    kw = kw | {"query": kw["query"] * 200, "key": kw["key"] * 200}
+    """Check out and lse of float16 inputs whose logits, also those of positions, exceed the 65504 of float16."""
+    kw = kw | {name: kw[name] * 200 for name in ("query", "key", "rel_key") if kw.get(name) is not None}
     out, lse = op(**kw, return_lse=True, backend=backend)
     want, want_lse = op(**inputs.cast(kw, torch.float64), return_lse=True, backend="reference")
     assert lse.abs()[lse.isfinite()].max() > 65504

@@ -150,8 +150,9 @@ def test_lse_merges_shards_exactly(backend):
         torch.testing.assert_close(grad_merged, grad_whole, rtol=1e-4, atol=1e-4)
 
 
-def test_large_logits_do_not_overflow_float16(backend):
-    kw = inputs.cross_attention(12, dtype=torch.float16, rel=None, biases=False)
+@pytest.mark.parametrize("rel", [None, "all"])
+def test_large_logits_do_not_overflow_float16(backend, rel):
+    kw = inputs.cross_attention(12, dtype=torch.float16, rel=rel, biases=False)
     assert_large_logits_pass(rk.chunked_cross_attention, kw, backend)
 
 

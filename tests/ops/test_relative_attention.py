@@ -285,8 +285,9 @@ def test_lse_merges_shards_exactly(backend):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-4)
 
 
-def test_large_logits_do_not_overflow_float16(backend):
-    kw = inputs.self_attention(14, dtype=torch.float16, rel=None, biases=False)
+@pytest.mark.parametrize("rel", [None, "all"])
+def test_large_logits_do_not_overflow_float16(backend, rel):
+    kw = inputs.self_attention(14, dtype=torch.float16, rel=rel, biases=False)
     assert_large_logits_pass(rk.relative_attention, kw, backend)
 
 

@@ -1,9 +1,9 @@
 """The walk of `backward_query` for blocks of 64 queries and more, of half types: products of whole warp groups.
 
 Queries are along the rows of every product, so a query's lse, delta, first and last key take two registers a thread,
-and not a column each. If a tile has at most as many queries as keys, the walk keeps the logits of the band's upper
-block and the gradient of the tile before, both in the type of the queries. A block of the band gets gradients from two
-tiles and is multiplied once, after the second one. Other tiles multiply all blocks of the band again.
+and not a column each. Both blocks of the band are multiplied again for every tile, for logits and for gradients. Tensor
+cores have time for it, while keeping the upper block and its partial gradient would take 48 registers, which these
+tiles lack.
 """
 
 from __future__ import annotations
@@ -12,14 +12,7 @@ import triton
 import triton.language as tl
 
 from ....triton_lib.loads import load_keys
-from ....triton_lib.position_logits import (
-    band_block,
-    position_logits,
-    rel_rows,
-    reverse_skew,
-    skewed,
-    table_product,
-)
+from ....triton_lib.position_logits import band_block, position_logits, rel_rows, reverse_skew
 from ....triton_lib.products import opaque_zero
 from .gradient import tile_gradient
 from .stored import store_tile
@@ -42,15 +35,6 @@ def walk_tall(
     """
     BAND: tl.constexpr = POSITION and E > 1
     BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # blocks of the band
-    HELD: tl.constexpr = BAND and BLOCK_M <= BLOCK_N
-    held, upper = 0.0, 0.0
-    if HELD:
-        base = start + shift - begin - (BLOCK_N - 1)
-        zero = opaque_zero(begin)
-        upper = table_product(  # [BLOCK_M, BLOCK_N]
-            rq, None, None, rel_base, base + BLOCK_N, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION
-        ).to(rq.dtype)
-        held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         zero = opaque_zero(j0)
@@ -58,13 +42,7 @@ def walk_tall(
         base = start + shift - j0 - (BLOCK_N - 1)
         rows = tl.minimum(T, base + BLOCK_M + BLOCK_N - 1)  # those past the band are not read
         t = (i + shift)[:, None] - j[None, :]
-        if HELD:
-            lower = table_product(  # [BLOCK_M, BLOCK_N]
-                rq, None, None, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION
-            ).to(rq.dtype)
-            logits = skewed(lower, upper, zero, BLOCK_M, BLOCK_N).to(tl.float32)  # [BLOCK_M, BLOCK_N]
-            upper = lower
-        elif BAND:
+        if BAND:
             # [BLOCK_M, BLOCK_N]
             logits = position_logits(rq, rel_base, base, rows, stride_rt, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION)
         elif POSITION:
@@ -95,20 +73,8 @@ def walk_tall(
             batch,
         )
         narrowed = ds.to(k.dtype)
-        if HELD and p_ptr is not None:
-            store_tile(p_ptr, item, kept, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         dq = tl.dot(narrowed, k, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-        if HELD:
-            # the gradient of the band's upper block is complete
-            part = skewed(held, narrowed, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
-            part = tl.where(zero == 0, part, narrowed)  # always `part`, in the layout of `narrowed`
-            rel = rel_rows(rel_base, base + BLOCK_N, T, stride_rt, E, BLOCK_N, BLOCK_E)  # [BLOCK_N, BLOCK_E]
-            if MERGED:
-                dq = tl.dot(part, rel, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-            else:
-                drq = tl.dot(part, rel, drq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
-            held = narrowed
-        elif BAND:
+        if BAND:
             folded = reverse_skew(narrowed, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             block_of = band_block(zero, BLOCK_M, BLOCK_N)
             for block in tl.static_range(BLOCKS):
@@ -125,19 +91,8 @@ def walk_tall(
             rel = tl.load(rel_base + tl.where(inside, t, 0) * stride_rt, mask=inside, other=0.0).to(tl.float32)
             drq += tl.sum(ds * rel, 1)[:, None]
         # at the end: after a store, Triton would load the table's rows again
-        if not HELD and p_ptr is not None:
+        if p_ptr is not None:
             store_tile(p_ptr, item, kept, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
         if ds_ptr is not None:
             store_tile(ds_ptr, item, narrowed, j0, stride_ds, ring, BLOCK_M, BLOCK_N)
-    if HELD:  # noqa: SIM102, HELD is decided at compile time
-        if end > begin:
-            zero = opaque_zero(begin)
-            last = begin + (end - begin - 1) // BLOCK_N * BLOCK_N
-            part = skewed(held, tl.zeros_like(held), zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
-            # [BLOCK_N, BLOCK_E]
-            rel = rel_rows(rel_base, start + shift - last - (BLOCK_N - 1), T, stride_rt, E, BLOCK_N, BLOCK_E)
-            if MERGED:
-                dq = tl.dot(part, rel, dq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
-            else:
-                drq = tl.dot(part, rel, drq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
     return dq, drq

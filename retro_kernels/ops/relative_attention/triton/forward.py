@@ -55,7 +55,7 @@ def _walk_keys(
             BLOCK_N,
             BLOCK_E,
             PRECISION,
-        ).to(rq.dtype)
+        )
         if BLOCK_M > BLOCK_N:
             uppermost = table_product(  # [BLOCK_M, BLOCK_N]
                 rq,
@@ -70,7 +70,7 @@ def _walk_keys(
                 BLOCK_N,
                 BLOCK_E,
                 PRECISION,
-            ).to(rq.dtype)
+            )
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
@@ -78,7 +78,7 @@ def _walk_keys(
             base = start + shift - j0 - (BLOCK_N - 1)
             lower = table_product(  # [BLOCK_M, BLOCK_N]
                 rq, rq_from, position_at, rel_base, base, T, stride_rt, opaque_zero(j0), E, BLOCK_N, BLOCK_E, PRECISION
-            ).to(rq.dtype)
+            )
             # [BLOCK_M, BLOCK_N]
             position = walk_step(lower, upper, uppermost, opaque_zero(j0), BLOCK_M, BLOCK_N)
             if BLOCK_M > BLOCK_N:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.position_logits import band_block, reverse_skew, skewed
+from ....triton_lib.position_logits import band_block, reverse_skew
 
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
@@ -142,10 +142,8 @@ def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.
     """Position logits of a tile from the blocks of its band. BLOCK_M is at most 2 * BLOCK_N; `uppermost` is used only
     where it exceeds BLOCK_N.
     """
-    if BLOCK_M <= BLOCK_N:
-        return skewed(lower, upper, zero, BLOCK_M, BLOCK_N).to(tl.float32)
-    else:
-        block_of = band_block(zero, BLOCK_M, BLOCK_N)
-        folded = tl.where(block_of == 0, lower, upper)
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
+    folded = tl.where(block_of == 0, lower, upper)
+    if BLOCK_M > BLOCK_N:
         folded = tl.where(block_of == 2, uppermost, folded)
-        return reverse_skew(folded.to(tl.float32), zero, BLOCK_M, BLOCK_N)
+    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
