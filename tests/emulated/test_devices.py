@@ -83,10 +83,18 @@ def test_tensors_are_where_they_were_put(gpu):
     assert not any(one.is_cuda or one.device.type != "cpu" for one in here)
     torch.set_default_device("cuda")
     assert torch.zeros(3).is_cuda
-    torch.set_default_device("cpu")
+    torch.set_default_device(None)
     assert not torch.zeros(3).is_cuda
     x.cpu().add_(1)
     assert not torch.equal(x, x.cpu() + 1)  # a copy
+
+
+def test_a_default_device_ends_with_the_emulation():
+    """A mode that stays on the stack breaks torch.compile in every later test of the process."""
+    with ptx_emulator.gpu(90, cuda=True):
+        torch.set_default_device("cuda")
+        assert torch.zeros(3).is_cuda
+    assert torch.get_default_device().type == "cpu" and not torch.overrides._get_current_function_mode_stack()
 
 
 def test_a_training_step(gpu):

@@ -259,7 +259,7 @@ def mapped() -> Iterator[None]:
 
     def defaults(device):
         CudaIsCpu.default = "cuda" if _is_cuda(device) else "cpu"
-        default("cpu" if _is_cuda(device) else device)
+        default(None if _is_cuda(device) else device)
 
     def in_thread(thread):  # torch keeps modes by thread
         with CudaIsCpu():
