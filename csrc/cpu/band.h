@@ -124,9 +124,9 @@ inline void clear_columns(float* strip, int64_t ld, int rows, int begin, int end
       store(strip + r * ld + x, zero());
 }
 
-// The part of a chunk whose keys exist: row r has the columns [first - r, last - r). A whole chunk by default.
+// The part of a chunk whose keys exist: row r has the columns [first - r, last - r).
 struct Diagonals {
-  int first = 0, last = 2 * BLOCK;
+  int first, last;
 
   // For the keys [first_key, last_key), with the query rows from i on, and chunk m.
   static Diagonals of(int64_t m, int64_t i, int64_t first_key, int64_t last_key) {
@@ -139,6 +139,18 @@ struct Diagonals {
   void columns(int row, int rows, int& begin, int& end) const {
     begin = std::max(begin, std::max(first - row - rows + 1, 0) / LANES * LANES);
     end = std::min(end, pad(std::max(last - row, 0)));
+  }
+  // Calls f(row, count, from, to) for slices of the `rows` rows, with the needed part [from, to) of the columns
+  // [begin, end). `step` is the number of rows of a slice unless all columns are needed.
+  template <class Function> void each_slice(int rows, int step, int begin, int end, Function&& f) const {
+    step = whole() ? rows : step;
+    for (int row = 0; row < rows; row += step) {
+      const int count = std::min(step, rows - row);
+      int from = begin, to = end;
+      columns(row, count, from, to);
+      if (from < to)
+        f(row, count, from, to);
+    }
   }
   // Limits [begin, end) to pairs of rows that have columns of [column, column + columns).
   void rows(int column, int columns, int& begin, int& end) const {
@@ -160,16 +172,11 @@ template <class T, class Elem> void band_logits(const Band& n, BandChunks<Elem>&
   if (begin >= end)
     return;
   chunks.template prepare<T>(head, m);
-  const int step = need.whole() ? rows : slice<Elem>(DIAGONAL_ROWS, TILE);
-  for (int row = 0; row < rows; row += step) {
-    const int count = std::min(step, rows - row);
-    int from = begin, to = end;
-    need.columns(row, count, from, to);
-    if (from < to)
-      gemm<true>(count, (to - from) / LANES, chunks.kc, rel_query + row * chunks.width, chunks.width,
-                 chunks.columns(m) + from, BLOCK,
-                 [=](int r, int x, Vec s) { store(strip + (row + r) * ld + from + x, s); });
-  }
+  need.each_slice(rows, slice<Elem>(DIAGONAL_ROWS, TILE), begin, end, [&](int row, int count, int from, int to) {
+    float* const at = strip + row * ld + from;
+    gemm<true>(count, (to - from) / LANES, chunks.kc, rel_query + row * chunks.width, chunks.width,
+               chunks.columns(m) + from, BLOCK, [=](int r, int x, Vec s) { store(at + r * ld + x, s); });
+  });
 }
 
 // Returns element e of LANES relative keys from the transposed layout of a chunk.
@@ -211,18 +218,13 @@ template <class T, class Elem> void band_gradients(const Band& n, BandChunks<Ele
   chunks.template prepare<T>(head, m);
   if (n.E > NARROW) {
     const auto a = to_row_major(grad, ld, rows, columns, rounded, kc_of<Elem>(BLOCK));
-    const int step = need.whole() ? rows : slice<Elem>(DIAGONAL_ROWS, TILE);
-    for (int row = 0; row < rows; row += step) {
-      const int count = std::min(step, rows - row);
-      int from = begin, to = end;
-      need.columns(row, count, from, to);
-      if (from < to)
-        gemm(count, n.E_pad / LANES, kc_of<Elem>(to - from),
-             RowMajor<Elem>{a.data + row * a.lda + kc_of<Elem>(from - begin), a.lda},
-             PackedB<Elem>{chunks.rows_b(m) + kc_of<Elem>(from) * n.E_pad, n.E_pad},
-             AddTo{d_query + row * n.E_pad, n.E_pad});
-    }
-    return;
+    return need.each_slice(rows, slice<Elem>(DIAGONAL_ROWS, TILE), begin, end,
+                           [&](int row, int count, int from, int to) {
+                             gemm(count, n.E_pad / LANES, kc_of<Elem>(to - from),
+                                  RowMajor<Elem>{a.data + row * a.lda + kc_of<Elem>(from - begin), a.lda},
+                                  PackedB<Elem>{chunks.rows_b(m) + kc_of<Elem>(from) * n.E_pad, n.E_pad},
+                                  AddTo{d_query + row * n.E_pad, n.E_pad});
+                           });
   }
   for (int r = 0; r < rows; ++r)
     for (int e = 0; e < n.E; ++e) {
