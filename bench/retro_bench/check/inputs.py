@@ -37,7 +37,7 @@ class Inputs:
 
     def __init__(self, operator: Operator, arguments: dict[str, Any], other: dict[str, Any], seed: int):
         self.operator, self.arguments, self.random = operator, arguments, random.Random(seed)
-        # `data` shares the memory but not the version counter, so that a write notifies nobody
+        # `data` shares the memory but not the version counter, so that a write leaves the counter unchanged
         self.memory = {name: t.data for name, t in tensors(arguments) if not overlaps(t)}
         drawn = dict(tensors(other))
         same = all(name in drawn and _alike(drawn[name], t) for name, t in self.memory.items())

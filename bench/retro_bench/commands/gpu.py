@@ -55,10 +55,8 @@ _EVERYTHING = "--device {device} {every} --quiet --deadline {left}"
 _FOUND = "--error-exitcode 2"
 _PREDICTIONS = "retro_bench.measure.predictions"
 #: Nsight Compute replays each launch some 40 times, so each call is made once and at most 60 launches are counted.
-_FEW, _ONCE = (
-    "--launch-count 60 --kill yes",
-    "{python} -m retro_bench profile --calls 1 --device {device} --case {cases}",
-)
+_FEW = "--launch-count 60 --kill yes"
+_ONCE = "{python} -m retro_bench profile --calls 1 --device {device} --case {cases}"
 _CHECKED = "{python} -m retro_bench check --device {device} --case {small} --mode fwd --quiet --deadline {left}"
 
 #: The caching allocator puts many tensors into one block: memcheck would miss accesses past the end of a tensor.

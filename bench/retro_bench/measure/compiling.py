@@ -1,17 +1,15 @@
 """Compile the launches of a selection ahead of time, in one process per core."""
 
-from collections.abc import Callable
+import contextlib
 
 from ..registry import CONTENDERS
 from . import choose, runner
 from .pace import Pace
 
 
-def compile_selection(
-    selection: choose.Selection, say: Callable[[str], None] = lambda text: None, limit: float | None = None
-) -> int:
-    """Return how many kernels are compiled now. `limit` seconds may leave some out. A kernel that does not compile is
-    named and fails again in its call.
+def compile_selection(selection: choose.Selection, limit: float | None = None) -> int:
+    """Return how many kernels are compiled now. `limit` seconds may leave some out. A kernel that does not compile
+    fails again in its call, which reports it.
     """
     import torch
 
@@ -23,11 +21,9 @@ def compile_selection(
         """Make one call, whose launches `warm_up` replaces. Its inputs are freed at once."""
         if pace.over():
             return
-        try:
+        with contextlib.suppress(RuntimeError, ValueError):
             inputs = case.make(0, selection.device, getattr(torch, dtype))
             runner.step(CONTENDERS[case.op, "triton"], case, inputs, mode == "fwdbwd", 0)()
-        except (RuntimeError, ValueError) as error:
-            say(f"{case.op}/{case.name}/{dtype}: {error}")
 
     calls = [
         lambda case=case, dtype=dtype, mode=mode: planned(case, dtype, mode)
@@ -39,6 +35,5 @@ def compile_selection(
     ]
     try:
         return rk.warm_up(*calls) if calls else 0
-    except RuntimeError as error:  # the other kernels are compiled
-        say(str(error))
+    except RuntimeError:  # the other kernels are compiled
         return 0
