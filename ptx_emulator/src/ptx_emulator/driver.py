@@ -20,7 +20,7 @@ from .program import Program
 
 #: Triton keeps compiled kernels by device; a real one has a small number
 _NUMBER = 1000
-_REGISTERS = 64  # of a thread, for programs that compute an occupancy: ptxas alone knows the number
+_REGISTERS = 64  # registers of a thread, for programs that compute an occupancy: ptxas alone knows the number
 
 
 @functools.lru_cache(maxsize=200)  # some megabytes each

@@ -152,7 +152,7 @@ class Run {
     }
   }
 
-  // Where every warp is, by the instruction of its threads
+  // The place of every warp: the instruction of its threads
   std::string deadlock() const {
     std::string said = "deadlock: no warp can run";
     for (int first = 0, t = 0; t < m_.threads; first = t) {

@@ -58,7 +58,7 @@ struct Region {
   int64_t bytes;
 };
 
-// What happened before what in a cluster. Agents are its warps, then the asynchronous operations of each mbarrier. A
+// The order of events in a cluster. Agents are its warps, then the asynchronous operations of each mbarrier. A
 // clock ticks at each release; a warp has seen the clocks that it acquired.
 using Clock = std::vector<int32_t>;  // by agent
 struct Stamp {
@@ -176,7 +176,7 @@ struct Arrival {  // at an mbarrier, once it is waited for
   int64_t end = 0;
   int64_t offset = 0;  // a bulk copy: where in shared memory its bytes go
   std::vector<uint8_t> data = {};
-  Clock clock = {};  // what the commit releases
+  Clock clock = {};  // the clock that the commit releases
 
   bool waits_for(const TensorProduct& p) const { return p.warp == warp && p.number < end; }
 };

@@ -30,7 +30,7 @@ REGION_BITS, FIRST_REGION = 40, 256  # as in machine.h
 _MESSAGE_BYTES = 20_000  # a deadlock names every warp
 _OUTSIDE = re.compile(r"argument tensor (\d+): byte (-?\d+) of (\d+)")
 _SECOND = re.compile(r"by CTA number (\d+) at instruction (\d+)")  # the other access of a race
-_WAITS = re.compile(r"at instruction (\d+)$", re.M)  # of a warp in a deadlock
+_WAITS = re.compile(r"at instruction (\d+)$", re.M)  # the place of a warp in a deadlock
 _ALIGNED = 64  # bytes: parameters whose address is taken
 #: special registers that are one number here; those that differ by thread and CTA
 _FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
