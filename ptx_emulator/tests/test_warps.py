@@ -70,17 +70,23 @@ def test_reductions_and_registers():
 
 
 @jit
-def product_kernel(a_desc, b_desc, c_ptr, K, M: tl.constexpr, N: tl.constexpr):
+def product_kernel(a_desc, b_desc, c_ptr, K, M: tl.constexpr, N: tl.constexpr, POWER: tl.constexpr):
     total = tl.zeros((M, N), tl.float32)
     for k in tl.range(0, K, 64, warp_specialize=True, num_stages=2):
-        total = tl.dot(a_desc.load([0, k]), b_desc.load([0, k]).T, total)
+        if POWER == 1:
+            total = tl.dot(a_desc.load([0, k]), b_desc.load([0, k]).T, total)
+        else:  # the producer waits for each product, and the warps that add its square
+            part = tl.dot(a_desc.load([0, k]), b_desc.load([0, k]).T)
+            total += part * part
     tl.store(c_ptr + tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :], total)
 
 
-def test_a_product_of_specialised_warps():
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_product_of_specialised_warps(power):
     a, b, c = torch.randn(128, 256).half(), torch.randn(64, 256).half(), torch.empty(128, 64)
     descriptors = [TensorDescriptor.from_tensor(x, [len(x), 64]) for x in (a, b)]
     with ptx_emulator.gpu(100) as log:
-        product_kernel[(1,)](*descriptors, c, 256, M=128, N=64)
+        product_kernel[(1,)](*descriptors, c, 256, M=128, N=64, POWER=power)
     assert "setmaxnreg.dec.sync.aligned.u32" in {one.opcode for one in log.launches[0].counted()}
-    torch.testing.assert_close(c, a.float() @ b.float().T, rtol=1e-3, atol=1e-3)
+    parts = zip(a.float().split(64, 1), b.float().split(64, 1), strict=True)
+    torch.testing.assert_close(c, sum((x @ y.T) ** power for x, y in parts), rtol=1e-3, atol=1e-3)

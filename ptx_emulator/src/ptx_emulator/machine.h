@@ -58,8 +58,8 @@ struct Region {
   int64_t bytes;
 };
 
-// The order of events in a cluster. Agents are its warps, then the asynchronous operations of each mbarrier. A
-// clock ticks at each release; a warp has seen the clocks that it acquired.
+// The order of events in a cluster. Agents are its warps, then the copies that arrive at each mbarrier and the products
+// of each warp. A clock ticks at each release; a warp has seen the clocks that it acquired.
 using Clock = std::vector<int32_t>;  // by agent
 struct Stamp {
   size_t agent = 0;
@@ -179,6 +179,7 @@ struct Arrival {  // at an mbarrier, once it is waited for
   Clock clock = {};  // the clock that the commit releases
 
   bool waits_for(const TensorProduct& p) const { return p.warp == warp && p.number < end; }
+  void sees(Stamp event) { Ordering::join(clock, Clock(event.agent + 1)), clock[event.agent] = event.clock; }
 };
 
 struct Mbarrier {
@@ -206,8 +207,15 @@ struct Tensor {
   int64_t made = 0;
   std::vector<std::vector<Transfer>> transfers;  // by warp
   std::map<int64_t, Mbarrier> barriers;          // by offset in shared memory
-  std::map<int64_t, size_t> agents;              // of mbarriers, also of earlier ones at this offset
-  History reads, writes;                         // by cell
+  std::map<int64_t, size_t> agents;  // of mbarriers, also of earlier ones at this offset; of warp w's products: -1 - w
+  History reads, writes;             // by cell
+
+  size_t agent(int64_t name, Ordering& ordering) {
+    auto [at, first] = agents.insert({name, ordering.clock.size()});
+    if (first)
+      ordering.clock.push_back(0);
+    return at->second;
+  }
 };
 
 struct Machine {

@@ -43,11 +43,8 @@ inline void mbarrier_init(Machine& m, Ins& i) {  // sources: address, arrivals p
     if (m.tensor.barriers.count(offset))
       m.fault("initialises an mbarrier that is one, byte " + std::to_string(offset), t);
     m.note_write(offset, 8, t, nullptr);
-    auto [agent, first] = m.tensor.agents.insert({offset, m.ordering.clock.size()});
-    if (first)
-      m.ordering.clock.push_back(0);
     uint32_t count = uint32_t(m.reg(i.s[1])[t]);
-    m.tensor.barriers[offset] = {count, count, agent->second};
+    m.tensor.barriers[offset] = {count, count, m.tensor.agent(offset, m.ordering)};
   });
 }
 inline void mbarrier_inval(Machine& m, Ins& i) {
@@ -91,10 +88,9 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
     while ((barrier.phase & 1) == (m.reg(i.s[1])[t] & 1) && !barrier.commits.empty()) {
       Arrival arrival = std::move(barrier.commits.front());
       barrier.commits.erase(barrier.commits.begin());
-      Stamp stamp{barrier.agent, ++m.ordering.clock[barrier.agent]};
-      Ordering::join(arrival.clock, Clock(barrier.agent + 1)), arrival.clock[barrier.agent] = stamp.clock;
-      Ordering::join(barrier.arrived, arrival.clock);
       if (arrival.warp < 0) {
+        Stamp stamp{barrier.agent, ++m.ordering.clock[barrier.agent]};
+        arrival.sees(stamp);
         std::copy(arrival.data.begin(), arrival.data.end(), m.shared.begin() + arrival.offset);
         m.each_granule(arrival.offset, int(arrival.data.size()), t, [&](Granule& granule, int64_t g, int) {
           granule.in_flight = false;
@@ -105,6 +101,7 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
       } else {
         auto over = [&](const TensorProduct& p) { return arrival.waits_for(p); };
         finish(m.tensor.products, over, [&](const TensorProduct& p) {
+          Stamp stamp{m.tensor.agent(-1 - p.warp, m.ordering), int32_t(p.number) + 1};
           for (uint32_t g : p.granules)
             --m.granules[g].async_reads, m.granules[g].product = stamp;
           for (uint32_t c : p.results)
@@ -113,6 +110,7 @@ inline void mbarrier_try_wait(Machine& m, Ins& i) {
             --m.tensor.cells[c].operands, m.tensor.cells[c].product = stamp;
         });
       }
+      Ordering::join(barrier.arrived, arrival.clock);
       arrive(barrier, arrival.warp >= 0);
     }
     bool done = (barrier.phase & 1) != (m.reg(i.s[1])[t] & 1);
@@ -353,6 +351,8 @@ inline void tensor_commit(Machine& m, Ins& i) {
   m.each([&](int t) {
     Arrival arrival{t / WARP, m.tensor.made};
     m.ordering.release(t / WARP, arrival.clock);
+    // every mbarrier that it arrives at orders the products, whichever is waited for first
+    arrival.sees({m.tensor.agent(-1 - arrival.warp, m.ordering), int32_t(arrival.end)});
     mbarrier_of(m, i, t).commits.push_back(std::move(arrival));
   });
 }
