@@ -7,9 +7,9 @@
 Importing this package imports no triton and touches no device.
 """
 
+from . import extensions  # noqa: F401  records this process's id; extensions are loaded on first use
 from ._version import __version__
 from .compile.warm_up import warm_up
-from .core import native  # noqa: F401  records this process's id; extensions are loaded on first use
 from .core.dispatch import BackendStatus, backends, use_backend
 from .ops.chunked_cross_attention import chunked_cross_attention
 from .ops.cross_entropy import cross_entropy

@@ -12,10 +12,10 @@ from importlib import metadata
 
 import torch
 
-from . import built_from
+from . import built_from, extensions
 from ._version import __version__
 from .compile import target
-from .core import dispatch, native
+from .core import dispatch
 
 
 def lines() -> list[str]:
@@ -24,7 +24,7 @@ def lines() -> list[str]:
     triton = _version("triton", "pytorch-triton-rocm")  # the second is ROCm's wheel
     out = [
         f"retro_kernels {__version__}, torch {torch.__version__}, triton {triton}, python {python}",
-        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {threads} threads, kernels for {native.cpu_isa()}",
+        f"cpu: {_cpu_name()}, {os.cpu_count()} cores, {threads} threads, kernels for {extensions.cpu_isa()}",
     ]
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
@@ -34,7 +34,7 @@ def lines() -> list[str]:
             out.append(f"cuda:{i}: {p.name}, {gpu.name}, {size}" + f", ROCm {rocm}" * bool(rocm))
     else:
         out.append(f"cuda: none (torch.cuda.is_available() is False; torch is built for {target.platform()})")
-    out.append(f"cuda extension: {native.cuda_built()}")
+    out.append(f"cuda extension: {extensions.cuda_built()}")
     out += ["", "libraries", *(f"  {line}" for line in built_from.lines())]
     for op, statuses in dispatch.backends().items():
         out += ["", op]

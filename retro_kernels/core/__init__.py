@@ -1,1 +1,1 @@
-"""The way from a public function to a backend: checks, operator, choice of backend, compiled extensions."""
+"""The way from a public function to a backend: checks, operator, choice of backend."""

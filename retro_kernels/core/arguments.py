@@ -1,4 +1,4 @@
-"""Checks that several ops share, reasons of compiled backends to refuse a call, and types under autocast."""
+"""Checks of resolved calls, reasons of compiled backends to refuse a call, and types under autocast."""
 
 from __future__ import annotations
 
@@ -15,16 +15,6 @@ ANY_STRIDE = ("neighbour_gate", "decay")
 CALLS: dict[str, type] = {}
 #: device types with autocast; computed at import, because torch 2.11 can't trace the call
 _AUTOCAST = frozenset(device for device in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(device))
-
-
-def given(call, name: str, dims: str, sizes: dict[str, int], dtypes: tuple[torch.dtype, ...] | None = None) -> None:
-    """Check an optional tensor: its shape, and type and device against `query`. A float tensor needs dense rows."""
-    value = getattr(call, name)
-    if value is not None:
-        checks.shape(name, value, dims, sizes)
-        checks.like(name, value, call.query, dtypes)
-        if dtypes is None and name not in ANY_STRIDE:
-            checks.dense_rows(name, value)
 
 
 def check_resolved(call) -> None:
@@ -92,21 +82,7 @@ def cast(call):
     if not autocast_on(call[0]):
         return call
     dtype = torch.get_autocast_dtype(call[0].device.type)
-    return type(call)(*(_cast(value, dtype) for value in call))
-
-
-def autocast_to_first(call, may_stay_float32: tuple[str, ...] = ()):
-    """Return the call with its floating tensors in the type of the first, where autocast is on. The named ones may stay
-    float32.
-
-    A running sum keeps its input's type, as torch's cumsum does. Its other tensors may be outputs of layers under
-    autocast, in a half type, or parameters in float32.
-    """
-    if not autocast_on(call[0]):
-        return call
-    named = call._asdict()
-    stay = [name for name in may_stay_float32 if isinstance(named[name], Tensor) and named[name].dtype == torch.float32]
-    return type(call)(**{name: value if name in stay else _cast(value, call[0].dtype) for name, value in named.items()})
+    return type(call)(*(cast_tensor(value, dtype) for value in call))
 
 
 def autocast_on(first) -> bool:
@@ -114,6 +90,7 @@ def autocast_on(first) -> bool:
     return device in _AUTOCAST and torch.is_autocast_enabled(device)
 
 
-def _cast(value, dtype: torch.dtype):
+def cast_tensor(value, dtype: torch.dtype):
+    """Return a floating tensor in another type; float64 and everything else as it is."""
     narrow = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(dtype) if narrow else value

@@ -1,8 +1,9 @@
 """The way of an eager call: check, autograd, operator. And the one body of every backward pass.
 
-A call is checked once for each layout (`layouts`). Then torch's dispatcher takes it, because modes, tracers, transforms
-and subclasses of Tensor must see it. Autograd needs an autograd function here, because that of `transforms`, which
-serves the raw operators too, takes 100 us more.
+A call is checked once for each layout (`layouts`). An operator of torch's dispatcher then takes it if modes, tracers,
+transforms, a profiler or unusual tensors must be served; an ordinary call goes straight to the implementation of that
+operator. Autograd needs an autograd function here, because that of `transforms`, which serves the raw operators too,
+takes 100 us more.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 
 from . import arguments, dispatch, flops, layouts, private
-from .seeds import with_seed
+
+#: implementation of each operator for tensors on the CPU or a GPU; `operator.register` adds them
+IMPLEMENTATIONS: dict[str, Callable] = {}
 
 
 def serve(op: str, call, backend: str | None):
@@ -26,12 +29,11 @@ def serve(op: str, call, backend: str | None):
     layout = None if torch.jit.is_tracing() else layouts.key(call)  # in a trace, sizes are tensors
     if layout is None or torch.overrides.has_torch_function(call) or private.transformed():
         return raw(*resolve(call), backend)
-    call = with_seed(layouts.checked(op, call, layout))
+    call = _seeded(layouts.checked(op, call, layout))
     if torch.is_grad_enabled() and any([x.requires_grad for x in call if isinstance(x, Tensor)]):
         outs = _Eager.apply(op, backend, call.__class__, *call)
         return outs if len(outs) > 1 else outs[0]
-    with private.below_autograd():
-        return raw(*call, backend)
+    return run(op, (*call, backend))
 
 
 def serve_or_torch(op: str, call, function: Callable):
@@ -41,7 +43,7 @@ def serve_or_torch(op: str, call, function: Callable):
     """
     if not torch.compiler.is_compiling() and not _watched(call):
         default = dispatch.named(None)
-        if dispatch.kernel_is_faster(op, call) if default is None else dispatch.serves(op, default, call):
+        if not dispatch.unsupported(op, default, call) if default else dispatch.kernel_is_faster(op, call):
             return serve(op, call, None)
     try:
         if not torch.compiler.is_compiling() and call.strict():
@@ -59,7 +61,11 @@ def _watched(call) -> bool:
 
 def resolve(call):
     """Return the call checked, in autocast's types, with defaults filled in and, with dropout, a new seed."""
-    return with_seed(arguments.cast(call).checked())
+    return _seeded(arguments.cast(call).checked())
+
+
+def _seeded(call):
+    return call.seeded() if getattr(call, "dropout_p", 0) else call
 
 
 def operator(name: str):
@@ -67,13 +73,20 @@ def operator(name: str):
     return getattr(torch.ops.retro_kernels, name)
 
 
+def run(name: str, values: tuple):
+    """Run an operator below autograd. Where torch's dispatcher would only call the implementation, it is skipped."""
+    if private.undisturbed(values):
+        return IMPLEMENTATIONS[name](*values)
+    with private.below_autograd():
+        return operator(name)(*values)
+
+
 class _Eager(torch.autograd.Function):
     """Autograd function of eager calls. `torch.func` refuses it, and forward mode needs another."""
 
     @staticmethod
     def forward(ctx, op: str, backend: str | None, make: type, *fields):
-        with private.below_autograd():
-            outs = operator(op)(*fields, backend)
+        outs = run(op, (*fields, backend))
         outs = outs if isinstance(outs, tuple) else (outs,)
         save(ctx, op, backend, make, fields, outs)
         return outs
@@ -134,8 +147,7 @@ def _by_operator(op: str, call, backend: str | None, outs, grads, needs: list[bo
     values = *call, backend, *outs, *grads, needs
     if torch.is_grad_enabled() or private.transformed():
         return operator(f"{op}_backward")(*values)
-    with private.below_autograd():
-        return operator(f"{op}_backward")(*values)
+    return run(f"{op}_backward", values)
 
 
 def _by_definition(op: str, call, grads, needs: list[bool]) -> tuple[Tensor, ...]:

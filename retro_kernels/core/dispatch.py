@@ -21,8 +21,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from .. import triton_lib
-from . import native
+from .. import extensions, triton_lib
 
 _FOLDER = Path(__file__).resolve().parent.parent / "ops"
 #: names of the ops: the folders
@@ -91,7 +90,7 @@ def choose_backend(op: str, call, backend: str | None) -> ModuleType:
         if isinstance(value, Tensor) and value.numel() == 0:
             return module(op, "reference")  # kernels need a grid that is not empty
     for name in _available(op) if backend is None else (backend,):
-        why = _unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
+        why = unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
         if why is None:
             if name == "reference" and backend is None:
                 _warn_of_fallback(op, call)
@@ -99,15 +98,10 @@ def choose_backend(op: str, call, backend: str | None) -> ModuleType:
     raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
 
 
-def serves(op: str, name: str, call) -> bool:
-    """Whether a backend can serve the call."""
-    return _unsupported(op, name, call) is None
-
-
 def kernel_is_faster(op: str, call) -> bool:
     """Whether an available compiled kernel serves the call, and does not say that another backend is faster."""
     for name in _available(op):
-        if name != "reference" and not _slower(op, name, call) and _unsupported(op, name, call) is None:
+        if name != "reference" and not _slower(op, name, call) and unsupported(op, name, call) is None:
             return True
     return False
 
@@ -127,7 +121,8 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def _unsupported(op: str, name: str, call) -> str | None:
+def unsupported(op: str, name: str, call) -> str | None:
+    """Why a backend can't serve the call; None if it can."""
     status = _status(op, name)
     if not status:
         return status.reason
@@ -155,26 +150,7 @@ def unavailable(name: str) -> str | None:
         return triton_lib.unavailable()
     if name == "reference":
         return None
-    if name == "cuda" and torch.version.hip:
-        return f"the kernels are CUDA C++; this torch was built for ROCm {torch.version.hip}"
-    if why := native.unavailable(f"_{name}"):
-        return why
-    if name == "cpu":
-        return None
-    return driver_too_old(*native.extension("_cuda").versions()) if torch.cuda.is_available() else "no CUDA GPU"
-
-
-def driver_too_old(runtime: int, driver: int) -> str | None:
-    """Why the driver cannot run the extension's CUDA runtime, both as 1000 major + 10 minor.
-
-    A driver runs every minor version of its major version.
-    """
-    if driver // 1000 >= runtime // 1000:
-        return None
-    of = "CUDA {}.{}".format
-    have, need = (of(version // 1000, version % 1000 // 10) for version in (driver, runtime))
-    remedy = "update the driver, or build with an older CUDA"
-    return f"the extension was built with {need}, the driver runs {have}: {remedy}"
+    return extensions.cuda_unavailable() if name == "cuda" else extensions.unavailable("_cpu")
 
 
 @functools.cache

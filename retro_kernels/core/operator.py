@@ -16,9 +16,10 @@ from torch import Tensor
 from ..checks import has_rows
 from . import dispatch, flops, layouts, private, transforms
 from .arguments import ANY_STRIDE, CALLS, check_resolved, kept
-from .call import operator
-from .seeds import LIBRARY, NAMESPACE
+from .call import IMPLEMENTATIONS, operator
 
+NAMESPACE = "retro_kernels"
+LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _SCHEMA_TYPE = {"Tensor": "Tensor", "int": "SymInt", "float": "float", "bool": "bool", "str": "str"}
 
 
@@ -82,6 +83,7 @@ def register(op: str, call_type: type, tangents: Callable[..., tuple[Tensor | No
         (op, forward, forward_fake, forward_transformed),
         (f"{op}_backward", backward, backward_fake, backward_transformed),
     ):
+        IMPLEMENTATIONS[name] = run
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, run, device)
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)

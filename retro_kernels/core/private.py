@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch.autograd import forward_ad
@@ -25,10 +25,6 @@ def _of_torch(name: str, otherwise):
         return otherwise
 
 
-#: address of a storage -> number of tensors that use it; None: torch has no such function
-_storage_users = _of_torch("_storage_Use_Count", None)
-storages_tell = _storage_users is not None
-
 _interpreter = _of_torch("_functorch.peek_interpreter_stack", lambda: None)
 _functionalize = _of_torch("_functorch.TransformType.Functionalize", None)
 _dispatched = _of_torch("_len_torch_dispatch_stack", lambda: 1)
@@ -37,9 +33,32 @@ is_batched = _of_torch("_functorch.is_legacy_batchedtensor", lambda tensor: Fals
 _tangents_on = _of_torch("_is_fwd_grad_enabled", lambda: True)
 
 
+_keys, _Keys, _Key = torch._C._dispatch_keys, torch._C.DispatchKeySet, torch._C.DispatchKey
+
+
+def _ordinary() -> Iterator[int]:
+    """Yield the dispatch keys of dense tensors on the CPU and on a GPU, made under inference mode or not."""
+    for device in ("CPU", "CUDA"):
+        keys = _Keys(getattr(_Key, device)).add(getattr(_Key, f"Autocast{device}"))
+        yield keys.raw_repr()
+        yield keys.add(_Key.ADInplaceOrView).add(getattr(_Key, f"Autograd{device}")).raw_repr()
+
+
+_ORDINARY = frozenset(_ordinary())
+
+
+def undisturbed(values: Sequence) -> bool:
+    """Whether torch's dispatcher would only call the implementation of an operator: no tracer, mode, transform or
+    profiler is on, and the tensors are ordinary ones on the CPU or a GPU.
+    """
+    if torch.autograd.profiler._is_profiler_enabled or not untraced():
+        return False
+    return all([_keys(x).raw_repr() in _ORDINARY for x in values if isinstance(x, torch.Tensor)])
+
+
 def storage_users(storage: torch.UntypedStorage) -> int:
     """Return the number of tensors that use a storage."""
-    return _storage_users(storage._cdata)
+    return torch._C._storage_Use_Count(storage._cdata)
 
 
 def untraced() -> bool:

@@ -48,7 +48,8 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def jvp(ctx, *tangents):
         if ctx.op not in FORWARD_MODE:
-            raise no_forward_mode(ctx.op)
+            remedy = "reverse mode is (torch.func.vjp, jacrev)"
+            raise NotImplementedError(f"retro_kernels.{ctx.op}: forward-mode derivatives are not implemented; {remedy}")
         given, outs = call.saved(ctx, ctx.saved_tensors)
         return FORWARD_MODE[ctx.op](given, outs, ctx.make(*tangents[3:]), ctx.backend)
 
@@ -68,11 +69,9 @@ class _Backward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        raise no_second_derivative(ctx.op)
+        raise RuntimeError(f"retro_kernels.{ctx.op}: second derivatives are not implemented")
 
-    @staticmethod
-    def jvp(ctx, *tangents):
-        raise no_second_derivative(ctx.op)
+    jvp = backward
 
     @staticmethod
     def vmap(info, in_dims, *values):
@@ -88,15 +87,6 @@ def _one_by_one(function, info, in_dims, values):
     entries = [function.apply(*entry(i)) for i in range(info.batch_size)]
     outs = tuple(torch.stack(parts) for parts in zip(*entries, strict=True))
     return outs, (0,) * len(outs)
-
-
-def no_second_derivative(op: str) -> Exception:
-    return RuntimeError(f"retro_kernels.{op}: second derivatives are not implemented")
-
-
-def no_forward_mode(op: str) -> Exception:
-    remedy = "reverse mode is (torch.func.vjp, jacrev)"
-    return NotImplementedError(f"retro_kernels.{op}: forward-mode derivatives are not implemented; {remedy}")
 
 
 def tracked(values) -> bool:

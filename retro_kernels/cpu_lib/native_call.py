@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..core import native
+from .. import extensions
 
 
 class Seen(NamedTuple):
@@ -34,12 +34,12 @@ def call(name: str, *arguments) -> None:
 
     Tensors are passed as views, an op's call as a tuple.
     """
-    getattr(native.extension("_cpu"), name)(*[_passed(value) for value in arguments], torch.get_num_threads())
+    getattr(extensions.extension("_cpu"), name)(*[_passed(value) for value in arguments], torch.get_num_threads())
 
 
 def _passed(value):
     if isinstance(value, Tensor):
-        return native.view(value)
+        return extensions.view(value)
     if isinstance(value, Seen):
-        return value.tensor.data_ptr(), *native.layout(value.tensor.dtype, value.shape, value.strides)
+        return value.tensor.data_ptr(), *extensions.layout(value.tensor.dtype, value.shape, value.strides)
     return tuple([_passed(x) for x in value]) if isinstance(value, tuple) else value

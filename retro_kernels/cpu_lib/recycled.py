@@ -14,7 +14,8 @@ import threading
 import torch
 from torch import Tensor
 
-from ..core import native, private
+from .. import extensions
+from ..core import private
 
 FROM, KEPT = 4 << 20, 256 << 20  # bytes: of the smallest block, and of all blocks together
 
@@ -35,7 +36,7 @@ def keep(tensor: Tensor) -> None:
     """Keep the tensor's memory for reuse once it is free. If the blocks exceed KEPT, the free block that was
     least recently taken is dropped first.
     """
-    if not private.storages_tell or tensor.nbytes > KEPT:
+    if tensor.nbytes > KEPT:
         return
     with _lock:
         held = sum(block.nbytes() for block in _blocks) + tensor.nbytes
@@ -61,7 +62,7 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
                 _blocks.append(block)
                 return torch.empty(0, dtype=dtype, device="cpu").set_(block, 0, like.shape, like.stride())
     tensor = torch.empty(shape, dtype=dtype)
-    if native.unavailable("_cpu") is None:
-        native.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    if extensions.unavailable("_cpu") is None:
+        extensions.extension("_cpu").advise_huge_pages(tensor.data_ptr(), tensor.nbytes)
     keep(tensor)
     return tensor

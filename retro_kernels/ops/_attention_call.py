@@ -15,6 +15,16 @@ REL_WIDTH_MAX = 256  # E, width of the relative keys
 MOST_HEADS = 128  # of published models; more are taken for tokens in a warning
 
 
+def optional(call, name: str, dims: str, sizes: dict[str, int], dtypes: tuple[torch.dtype, ...] | None = None) -> None:
+    """Check an optional tensor: its shape, and type and device against `query`. A float tensor needs dense rows."""
+    value = getattr(call, name)
+    if value is not None:
+        checks.shape(name, value, dims, sizes)
+        checks.like(name, value, call.query, dtypes)
+        if dtypes is None and name not in arguments.ANY_STRIDE:
+            checks.dense_rows(name, value)
+
+
 def positions(name: str, value, query: Tensor, sizes: dict[str, int]) -> tuple[int, Tensor | None]:
     """Return a position as (int, None), or (0, int64 tensor [B]) where each batch entry has its own."""
     if not isinstance(value, Tensor):
@@ -61,7 +71,7 @@ def relative(call, sizes: dict[str, int], smallest: int, rows: int, rows_formula
                 raise ValueError(f"{name}: expected None without rel_key; got a value")
         return 0
     start = rel_table(call, sizes, smallest, rows, rows_formula)
-    arguments.given(call, "rel_query", "B,N,H,E", sizes)
+    optional(call, "rel_query", "B,N,H,E", sizes)
     if call.rel_query is None and sizes["E"] != sizes["D"]:
         expected = f"E=D={sizes['D']} where rel_query is None"
         raise ValueError(f"rel_key: expected [H or 1,T,E] with {expected}; got E={sizes['E']}")
@@ -98,7 +108,7 @@ def bias(call, name: str, dims: str, sizes: dict[str, int]) -> None:
     value = getattr(call, name)
     if value is not None and checks.tensor(name, value).dim() == 2:
         check_heads("query", call.query, name, value.shape[0])
-    arguments.given(call, name, dims, sizes)
+    optional(call, name, dims, sizes)
 
 
 def attention_inputs(call, key_dims: str, sizes: dict[str, int]) -> None:
@@ -136,7 +146,7 @@ def pair(call, dims: dict[str, str], sizes: dict[str, int]) -> None:
         present, absent = (name_b, name_a) if a is None else (name_a, name_b)
         raise ValueError(f"{absent}: expected a tensor where {present} is given; got None")
     for name in dims:
-        arguments.given(call, name, dims[name], sizes, checks.INTEGERS)
+        optional(call, name, dims[name], sizes, checks.INTEGERS)
     if a is not None and a.dtype != b.dtype:
         raise TypeError(f"{name_b}: expected {a.dtype} (the type of {name_a}); got {b.dtype}")
 

@@ -113,7 +113,7 @@ def _packed(x, views: list[tuple[int, int]]) -> bytes:
         return struct.pack("=cd", b"d", x)
     if isinstance(x, int):
         return struct.pack("=cq", b"i", x)
-    if len(x) == 4 and isinstance(x[0], int):  # `native.view`: address, type code, sizes, strides
+    if len(x) == 4 and isinstance(x[0], int):  # `extensions.view`: address, type code, sizes, strides
         address, code, sizes, strides = x
         empty = 0 in sizes
         size = 0 if empty else (1 + sum((n - 1) * s for n, s in zip(sizes, strides))) * ELEMENT_BYTES[code]

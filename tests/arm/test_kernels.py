@@ -5,7 +5,7 @@ import subprocess
 import pytest
 import torch
 
-from retro_kernels.core import native
+from retro_kernels import extensions
 from retro_kernels.testing import compare
 from tests.arm import cases, emulated
 
@@ -50,7 +50,7 @@ def test_functions_of_a_vector(extension):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_values_and_gradients(extension, monkeypatch, dtype):
-    monkeypatch.setattr(native, "extension", lambda name: extension)
+    monkeypatch.setattr(extensions, "extension", lambda name: extension)
     before = extension.calls
     for _, op, arguments in cases.small(dtype):
         if op in KERNELS[extension.isa]:
@@ -63,7 +63,7 @@ def test_values_and_gradients(extension, monkeypatch, dtype):
 def test_values_and_gradients_of_every_op(isa, monkeypatch, tmp_path):
     """The kernels of one instruction set take about a minute to compile."""
     ours = emulated.Extension(emulated.build(isa, tmp_path), isa)
-    monkeypatch.setattr(native, "extension", lambda name: ours)
+    monkeypatch.setattr(extensions, "extension", lambda name: ours)
     ours.check_primitives()
     for _, op, arguments in cases.every():
         compare.check(op, arguments, "cpu")
@@ -74,4 +74,4 @@ def test_a_store_outside_a_tensor_is_reported(extension):
     x = torch.zeros(1, 3, 1, 4)
     y = torch.zeros(1, 2, 1, 4)  # a row too few
     with pytest.raises(RuntimeError, match="outside a tensor"):
-        extension.leaky_average_forward(*map(native.view, (x, torch.zeros(1), None, None, y)), 1)
+        extension.leaky_average_forward(*map(extensions.view, (x, torch.zeros(1), None, None, y)), 1)

@@ -65,7 +65,7 @@ def test_what_cannot_be_read_or_written_is_usage_not_a_regression(tiny, tmp_path
 
 def test_doctor_says_what_to_fix(monkeypatch, capsys):
     monkeypatch.setattr(doctor_command, "installed", lambda package: package != "faiss")
-    monkeypatch.setattr("retro_kernels.core.native.unavailable", lambda name: f"{name} is not built")
+    monkeypatch.setattr("retro_kernels.extensions.unavailable", lambda name: f"{name} is not built")
     monkeypatch.setattr(doctor_command, "noise", lambda: 0.03)
     assert retro_bench.main(["doctor"]) == 0
     out = capsys.readouterr().out

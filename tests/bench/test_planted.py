@@ -11,7 +11,7 @@ from retro_bench.commands import ab as ab_command
 from retro_bench.compare import ab_static, affected
 from retro_bench.records import environment
 from retro_bench.registry import OPERATORS
-from retro_kernels.core import native
+from retro_kernels import extensions
 from tests.bench import plants
 from tests.conftest import INTERPRETER
 
@@ -62,7 +62,7 @@ def test_a_comment_is_not_even_compiled(base, tmp_path):
     assert ab_command.exit_code([], changes) == 0
 
 
-@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason="the C++ extension is not built")
+@pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason="the C++ extension is not built")
 def test_a_wrong_result_is_numerics(base, tmp_path):
     head = planted(tmp_path, plants.WRONG)
     command = [

@@ -10,10 +10,10 @@ import retro_kernels as rk
 from retro_bench.measure import ceilings, stages
 from retro_bench.records import record
 from retro_bench.registry import CASES
-from retro_kernels.core import native
+from retro_kernels import extensions
 from tests.bench.helpers import QUICK
 
-pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason="needs the CPU extension")
+pytestmark = pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason="needs the CPU extension")
 B, N, H, D = 2, 128, 2, 64
 PRODUCT = 2.0 * B * H * N * N * D
 
@@ -49,7 +49,7 @@ def test_the_flops_of_each_stage_are_those_of_its_products(threads, monkeypatch)
 
 
 def test_stages_are_measured_between_start_and_stop_only():
-    extension, call = native.extension("_cpu"), attention(False)
+    extension, call = extensions.extension("_cpu"), attention(False)
     extension.start_stage_times()
     call()
     extension.stop_stage_times()

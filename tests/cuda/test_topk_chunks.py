@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from retro_kernels import extensions
 from retro_kernels.compile import aot
 from retro_kernels.compile.target import NVIDIA
-from retro_kernels.core import native
 from retro_kernels.ops.topk_chunks import cuda as backend
 from retro_kernels.ops.topk_chunks import reference as reference
 from retro_kernels.ops.topk_chunks.call import TopkChunks
@@ -324,6 +324,6 @@ def check_binding(library, arches):
     indices = torch.zeros(1, 8, 2, dtype=torch.int64)
     tensors = (query, key, None, None, None, indices, torch.zeros(1, 8, 2), indices)
     no_device = {35, 100}  # cudaErrorInsufficientDriver, cudaErrorNoDevice
-    assert module.topk_chunks(*map(native.view, tensors), 2, False, True, 0, 1, 300, 1, 0) in no_device
+    assert module.topk_chunks(*map(extensions.view, tensors), 2, False, True, 0, 1, 300, 1, 0) in no_device
     with pytest.raises(TypeError):
-        module.topk_chunks(*map(native.view, tensors))
+        module.topk_chunks(*map(extensions.view, tensors))

@@ -2,12 +2,12 @@
 
 import pytest
 
-from retro_kernels.core import native
+from retro_kernels import extensions
 
 
 @pytest.fixture
 def kernels():
     """The CPU extension; the test may set its instruction set."""
-    kernels = native.extension("_cpu")
+    kernels = extensions.extension("_cpu")
     yield kernels
     kernels.set_isa("")

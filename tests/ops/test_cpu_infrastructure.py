@@ -18,14 +18,13 @@ import torch
 import retro_kernels as rk
 from retro_kernels import cpu_lib as cpu
 from retro_kernels import extensions
-from retro_kernels.core import native
 from retro_kernels.testing import inputs
 
-pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
 
 
 def isas() -> list[str]:
-    return [] if native.unavailable("_cpu") else native.extension("_cpu").supported_isas().split()
+    return [] if extensions.unavailable("_cpu") else extensions.extension("_cpu").supported_isas().split()
 
 
 def test_set_isa(kernels):
@@ -37,7 +36,7 @@ def test_set_isa(kernels):
 
 
 def test_environment_chooses_the_isa():
-    code = "from retro_kernels.core import native; print(native.extension('_cpu').isa_name())"
+    code = "from retro_kernels import extensions; print(extensions.extension('_cpu').isa_name())"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"RETRO_KERNELS_ISA": "portable"}, capture_output=True, text=True
     )
@@ -143,7 +142,7 @@ def test_thousands_of_threads_are_not_started():
 
 
 def test_a_stale_extension_is_a_reason_like_any_other():
-    fields, abi = native.extension("_cpu").fields, native.ABI["_cpu"]
+    fields, abi = extensions.extension("_cpu").fields, extensions.ABI["_cpu"]
     assert extensions._stale(SimpleNamespace(abi=abi, fields=fields), abi) is None
     assert "abi is 1, the package's" in extensions._stale(SimpleNamespace(abi=1), abi)
     assert "abi is None" in extensions._stale(SimpleNamespace(), 1)
@@ -157,7 +156,7 @@ def test_a_stale_extension_is_a_reason_like_any_other():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems' libraries are not looked into")
 def test_a_truncated_extension_is_a_reason_and_no_dead_process(tmp_path):
     """The loader maps the length in the file's header, and touching a missing page kills the process (SIGBUS)."""
-    package, library = Path(rk.__file__).parent, Path(native.extension("_cpu").__file__)
+    package, library = Path(rk.__file__).parent, Path(extensions.extension("_cpu").__file__)
     shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     whole, cut = library.read_bytes(), tmp_path / package.name / library.name
     for share in (0, 1e-4, 0.01, 0.99, 0.5):

@@ -5,7 +5,6 @@ import torch
 
 import retro_kernels as rk
 from retro_kernels import cpu_lib as cpu
-from retro_kernels.core import private
 from retro_kernels.cpu_lib import recycled
 from retro_kernels.testing import inputs
 
@@ -21,7 +20,6 @@ def made():
     return cpu.empty(SHAPE, torch.float32)
 
 
-@pytest.mark.skipif(not private.storages_tell, reason="this torch does not tell who uses a storage")
 def test_memory_given_back_is_taken_again():
     first = made()
     place = first.data_ptr()

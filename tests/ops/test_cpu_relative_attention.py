@@ -7,13 +7,13 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.core import native
+from retro_kernels import extensions
 from retro_kernels.testing import compare, inputs
 from tests.ops.same import assert_threads_do_not_show
 
 from .test_cpu_infrastructure import isas
 
-pytestmark = pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+pytestmark = pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
 
 # blocks are 64 queries by 128 keys, tasks 256 queries
 BLOCKS = {

@@ -7,13 +7,13 @@ import torch
 import torch.nn.functional as F
 
 import retro_kernels as rk
-from retro_kernels.core import native
+from retro_kernels import extensions
 from retro_kernels.testing import compare, inputs
 from tests.conftest import fast_backends
 
-WHY = native.unavailable("_cpu")
+WHY = extensions.unavailable("_cpu")
 needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("cross_entropy"), reason=str(WHY or "on a CPU"))
-ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
+ISAS = [] if WHY else extensions.extension("_cpu").supported_isas().split()
 every = pytest.mark.parametrize("backend", [*fast_backends("cross_entropy"), "reference"])
 
 
@@ -31,7 +31,7 @@ def test_values_and_gradients(isa, vocabulary):
     weights = torch.tensor([1.0, 0.0, 0.5, 3.0, 1.0, 1.0])
     exact, leaf = logits.double().requires_grad_(), logits.clone().requires_grad_()
     want = F.cross_entropy(exact, target, reduction="none")
-    native.extension("_cpu").set_isa(isa)
+    extensions.extension("_cpu").set_isa(isa)
     try:
         losses = rk.cross_entropy(leaf, target, reduction="none", backend="cpu")
         (grad,) = torch.autograd.grad(losses, leaf, weights)
@@ -41,7 +41,7 @@ def test_values_and_gradients(isa, vocabulary):
             row == 3 for row in range(6)
         ]
     finally:
-        native.extension("_cpu").set_isa("")
+        extensions.extension("_cpu").set_isa("")
     assert torch.equal(leaf, logits)
     torch.testing.assert_close(losses.double(), want, rtol=2e-6, atol=2e-5)
     torch.testing.assert_close(grad.double(), torch.autograd.grad(want, exact, weights)[0], rtol=1e-5, atol=1e-6)

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from retro_kernels import triton_lib
+from retro_kernels import extensions, triton_lib
 from retro_kernels.compile.target import Target
-from retro_kernels.core import dispatch
 from retro_kernels.ops.topk_chunks import cuda
 
 CODE = """
@@ -38,9 +37,9 @@ def test_said_once_with_the_remedy_and_not_where_no_kernel_is_missed():
 
 
 def test_a_driver_older_than_the_runtime_is_named():
-    assert dispatch.driver_too_old(13000, 13000) is None and dispatch.driver_too_old(12080, 12020) is None
-    assert dispatch.driver_too_old(12040, 13000) is None
-    assert "built with CUDA 13.0, the driver runs CUDA 12.4" in dispatch.driver_too_old(13000, 12040)
+    assert extensions.driver_too_old(13000, 13000) is None and extensions.driver_too_old(12080, 12020) is None
+    assert extensions.driver_too_old(12040, 13000) is None
+    assert "built with CUDA 13.0, the driver runs CUDA 12.4" in extensions.driver_too_old(13000, 12040)
 
 
 @pytest.mark.parametrize("arch", [70, 75])

@@ -16,13 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import retro_kernels as rk
+from retro_kernels import extensions
 from retro_kernels.compile import tiles
-from retro_kernels.core import layouts, native
+from retro_kernels.core import layouts
 from retro_kernels.core.arguments import CALLS as CLASSES
 from retro_kernels.testing import inputs
 from tests.conftest import INTERPRETER
 
-MOST_FUNCTIONS = 34  # functions of the package in a repeated call of a layout, apart from functions of `native`
+MOST_FUNCTIONS = 34  # functions of the package in a repeated call of a layout, apart from functions of `extensions`
 pytestmark = pytest.mark.skipif(INTERPRETER, reason="of calls on the CPU")
 CALLS = {
     "relative_attention": lambda seed: inputs.self_attention(seed, causal=True, key_mask=True),
@@ -142,7 +143,7 @@ DECODING = {
 }
 
 
-@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+@pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", DECODING)
 def test_what_the_cpu_prepares_of_a_call_takes_each_calls_own_tensors_and_position(op, dtype):
@@ -192,7 +193,7 @@ def entered(run) -> list[str]:
 
     def profile(frame, event, argument):
         code = frame.f_code
-        ours = code.co_filename.startswith(package) and not {"testing", "native.py", "native_call.py"} & set(
+        ours = code.co_filename.startswith(package) and not {"testing", "extensions.py", "native_call.py"} & set(
             Path(code.co_filename).parts
         )
         if event == "call" and ours and not code.co_name.startswith("<"):
@@ -218,6 +219,25 @@ def test_a_warm_call_enters_few_functions(op):
         loss = out.where(out.isfinite(), 0).sum()
         found = entered(loss.backward)
     assert len(found) <= MOST_FUNCTIONS, found
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_tensors_that_are_computed_when_they_are_read(op):
+    """A tensor with a pending negation, and one of zeros without memory, as an input and as an upstream gradient."""
+    kw = CALLS[op](1)
+    name = "x" if op == "leaky_average" else "query"
+    for lazy, plain in (
+        (torch._neg_view(kw[name]), -kw[name]),
+        (torch._efficientzerotensor(kw[name].shape), torch.zeros_like(kw[name])),
+    ):
+        for _ in range(2):
+            torch.testing.assert_close(outputs(op, kw | {name: lazy}), outputs(op, kw | {name: plain}))
+    leaves = inputs.differentiable(kw)
+    out = outputs(op, leaves)[0]
+    upstream = torch.where(out.isfinite(), torch.randn_like(out), 0).detach()
+    (expected,) = torch.autograd.grad(out, leaves[name], -upstream)
+    (found,) = torch.autograd.grad(outputs(op, leaves)[0], leaves[name], torch._neg_view(upstream))
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("op", ["rms_norm", "cross_entropy"])

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import retro_kernels as rk
-from retro_kernels.core import native
+from retro_kernels import extensions
 from retro_kernels.testing import compare, guard_bands, inputs
 from tests.conftest import examples
 
@@ -51,7 +51,7 @@ def test_random_shapes(backend, B, N, H, D, initial, seed):
     compare.check(OP, inputs.leaky(seed, B=B, N=N, H=H, D=D, initial=initial), backend)
 
 
-@pytest.mark.skipif(native.unavailable("_cpu") is not None, reason=str(native.unavailable("_cpu")))
+@pytest.mark.skipif(extensions.unavailable("_cpu") is not None, reason=str(extensions.unavailable("_cpu")))
 @pytest.mark.parametrize("D", [3, 64])
 def test_a_sum_over_a_thousand_steps_drifts_little_further_than_its_terms_round(D):
     """The decay's gradient against the products of the kernel's own y and dx, summed in float64.

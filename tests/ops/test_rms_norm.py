@@ -6,15 +6,16 @@ import torch.nn.functional as F
 from torch.autograd import forward_ad
 
 import retro_kernels as rk
-from retro_kernels.core import call, native
+from retro_kernels import extensions
+from retro_kernels.core import call
 from retro_kernels.ops import rms_norm
 from retro_kernels.testing import compare, inputs
 from tests.conftest import fast_backends
 from tests.ops.same import assert_threads_do_not_show
 
-WHY = native.unavailable("_cpu")
+WHY = extensions.unavailable("_cpu")
 needs_kernel = pytest.mark.skipif(WHY is not None or not fast_backends("rms_norm"), reason=str(WHY or "on a CPU"))
-ISAS = [] if WHY else native.extension("_cpu").supported_isas().split()
+ISAS = [] if WHY else extensions.extension("_cpu").supported_isas().split()
 
 
 @pytest.fixture
@@ -32,11 +33,11 @@ def served(monkeypatch):
 def test_values_and_gradients(isa, shape):
     kw = inputs.rms(1, **dict(zip("BND", shape)), eps=1e-3)
     kw["input"] *= 0.1  # eps matters
-    native.extension("_cpu").set_isa(isa)
+    extensions.extension("_cpu").set_isa(isa)
     try:
         compare.check("rms_norm", kw, "cpu")
     finally:
-        native.extension("_cpu").set_isa("")
+        extensions.extension("_cpu").set_isa("")
 
 
 @needs_kernel

@@ -64,10 +64,10 @@ def installed(package: str) -> bool:
 
 def remedies(spread: float | None) -> list[str]:
     """List the faults of this machine with their remedies."""
-    from retro_kernels.core import native
+    from retro_kernels import extensions
 
     advice = [f"pip install {name}: {what}" for package, (name, what) in OPTIONAL.items() if not installed(package)]
-    if why := native.unavailable("_cpu"):
+    if why := extensions.unavailable("_cpu"):
         advice.append(f"the C++ kernels: {why}")
     if environment.compiler_version() is None:
         advice.append("install a C++ compiler (g++, or set CXX): `ab` and missing extensions need it")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from retro_kernels.core import native
+from retro_kernels import extensions
 
 from ..registry import Case, Contender
 from . import profilers
@@ -42,7 +42,7 @@ def of(contender: Contender, case: Case, dtype: str, mode: str, seed: int) -> di
 
 
 def _measured(call: Callable[[], Any]) -> dict[str, dict[str, float]]:
-    extension, calls = native.extension("_cpu"), 0
+    extension, calls = extensions.extension("_cpu"), 0
     extension.start_stage_times()
     begun = time.perf_counter()
     try:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
-from .. import _attention_call
+from .. import _attention_call, _dropout
 
 
 class ChunkedCrossAttention(NamedTuple):
@@ -43,6 +42,8 @@ class ChunkedCrossAttention(NamedTuple):
     MOVES = "query_start"
     RETURNS = ("out", "lse")
 
+    seeded = _dropout.with_seed
+
     def checked(self) -> ChunkedCrossAttention:
         sizes: dict[str, int] = {}
         chunk_len = checks.integer("chunk_len", self.chunk_len, 1, checks.POSITION_MAX)
@@ -66,8 +67,8 @@ class ChunkedCrossAttention(NamedTuple):
             if mask.dim() not in (3, 4):
                 raise ValueError(f"neighbour_mask: expected [B,L,K] or [B,L,K,R]; got shape {list(mask.shape)}")
             dims = "B,L,K" if mask.dim() == 3 else "B,L,K,R"
-            arguments.given(self, "neighbour_mask", dims, sizes, (torch.bool,))
-        arguments.given(self, "neighbour_gate", "B,L,K", sizes)
+            _attention_call.optional(self, "neighbour_mask", dims, sizes, (torch.bool,))
+        _attention_call.optional(self, "neighbour_gate", "B,L,K", sizes)
         positions = {"query_start": query_start, "batch_start": batch_start, "rel_start": rel_start}
         return self._replace(**positions, **_attention_call.scale_and_dropout(self))
 

@@ -46,7 +46,16 @@ class LeakyAverage(NamedTuple):
         return (self.x.new_empty(self.x.shape),)
 
     def cast(self) -> LeakyAverage:
-        return arguments.autocast_to_first(self, may_stay_float32=("decay",))
+        """Return the call with its floating tensors in the type of x, where autocast is on; decay may stay float32.
+
+        A running sum keeps its input's type, as torch's cumsum does. The other tensors may be outputs of layers under
+        autocast, in a half type, or parameters in float32.
+        """
+        if not arguments.autocast_on(self.x):
+            return self
+        cast = LeakyAverage(*(arguments.cast_tensor(value, self.x.dtype) for value in self))
+        float32 = isinstance(self.decay, Tensor) and self.decay.dtype == torch.float32
+        return cast._replace(decay=self.decay) if float32 else cast
 
     def flops(self) -> tuple[int, int]:
         return 2 * self.x.numel(), 4 * self.x.numel()

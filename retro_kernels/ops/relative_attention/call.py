@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
-from .. import _attention_call
+from .. import _attention_call, _dropout
 
 
 class RelativeAttention(NamedTuple):
@@ -44,6 +43,8 @@ class RelativeAttention(NamedTuple):
     MOVES = "query_offset"
     RETURNS = ("out", "lse")
 
+    seeded = _dropout.with_seed
+
     def checked(self) -> RelativeAttention:
         sizes: dict[str, int] = {}
         causal = checks.flag("causal", self.causal)
@@ -69,7 +70,7 @@ class RelativeAttention(NamedTuple):
             raise ValueError("rel_start: expected an int where query_offset is a tensor; got None")
         smallest, rows = offset - (sizes["S"] - 1), sizes["N"] + sizes["S"] - 1
         rel_start = _attention_call.relative(self, sizes, smallest, rows, "N+S-1")
-        arguments.given(self, "key_mask", "B,S", sizes, (torch.bool,))
+        _attention_call.optional(self, "key_mask", "B,S", sizes, (torch.bool,))
         _attention_call.pair(self, {"query_segment": "B,N", "key_segment": "B,S"}, sizes)
         positions = {"query_offset": offset, "batch_offset": batch_offset, "rel_start": rel_start}
         masks = {"causal_gap": gap, "window": window, "window_block": block}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ... import checks
-from ...core import arguments
 from ...reference_lib.attention import accumulator
 from .. import _attention_call
 
@@ -54,7 +53,7 @@ class TopkChunks(NamedTuple):
             checks.like(name, getattr(self, name), self.query)
             checks.dense_rows(name, getattr(self, name))
         _attention_call.pair(self, {"query_doc": "B,Q", "key_doc": "B or 1,S"}, sizes)
-        arguments.given(self, "key_mask", "B or 1,S", sizes, (torch.bool,))
+        _attention_call.optional(self, "key_mask", "B or 1,S", sizes, (torch.bool,))
         return self
 
     def empty_outputs(self) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,8 @@ import importlib.util
 import torch
 from torch import Tensor
 
+from ... import extensions
 from ...compile.target import OLDEST_ARCH, Target, current_target
-from ...core import native
 from .call import TopkChunks
 from .splits import aligned, split
 
@@ -86,8 +86,8 @@ def forward(call: TopkChunks) -> tuple[Tensor, Tensor]:
     tensors = (query, call.key, call.query_doc, call.key_doc, call.key_mask, partial, scores, indices)
     blocks, causal = min(target.multiprocessors, tiles * count), call.causal_gap is not None
     options = (call.k, call.metric == "l2", causal, call.shift(call.query_offset), count, length, blocks)
-    views = map(native.view, tensors)
-    error = native.extension("_cuda").topk_chunks(*views, *options, torch.cuda.current_stream().cuda_stream)
+    views = map(extensions.view, tensors)
+    error = extensions.extension("_cuda").topk_chunks(*views, *options, torch.cuda.current_stream().cuda_stream)
     if error:
         raise RuntimeError(f"topk_chunks: CUDA error {error} at launch")
     return scores, indices

@@ -5,30 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import private
-
-NAMESPACE = "retro_kernels"
-LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+from ..core import private
+from ..core.operator import LIBRARY, NAMESPACE
 
 
 def with_seed(call):
-    """Return the call with a new seed, if it has dropout."""
-    if not getattr(call, "dropout_p", 0):
-        return call
-    return call._replace(seed=dropout_seed(call[0].device, call.dropout_p))
-
-
-def dropout_seed(device: torch.device, dropout_p: float) -> Tensor | None:
-    """Draw a seed [1] from torch's generator of that device, which `torch.manual_seed` sets. None at p = 0.
+    """Return a call with a seed [1] from the generator of its device, which `torch.manual_seed` sets.
 
     Compiled graphs contain the operator `dropout_seed`. The memory that it gets is new for each call, so that the
     compiler does not merge the seeds of two calls.
     """
-    if dropout_p == 0:
-        return None
-    if torch.compiler.is_compiling():
-        return torch.ops.retro_kernels.dropout_seed(torch.empty(1, dtype=torch.int64, device=device))
-    return _random_seed(torch.empty(0, device=device))
+    like = torch.empty(1, dtype=torch.int64, device=call.query.device)
+    draw = torch.ops.retro_kernels.dropout_seed if torch.compiler.is_compiling() else _random_seed
+    return call._replace(seed=draw(like))
 
 
 def _random_seed(like: Tensor) -> Tensor:
