@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from retro_model.data.tokens import BOS
-from retro_model.retro import NeighbourEncoder
 from retro_model.retrofit import OwnAttention
 from retro_model.training import AUTOCAST, batch_loss, check_neighbours, gather
 
@@ -119,7 +118,7 @@ def evaluating(model: nn.Module) -> Iterator[torch.device]:
         stack.callback(model.train, model.training)
         model.eval()
         for module in model.modules():
-            if isinstance(module, (NeighbourEncoder, OwnAttention)) and not module.keeps:
+            if isinstance(module, OwnAttention) and not module.keeps:
                 stack.enter_context(module.keeping())
         yield next(model.parameters(), torch.empty(0)).device
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 
 from retro_model.base import checks
 from retro_model.layers import FeedForward, RelativeAttention, RMSNorm, initialise
 
 from .config import RetroConfig
-from .reading_cache import ReadingCache, Sharing, fingerprint, row_keys
 
 NORM_EPS = 1e-6
 
@@ -37,20 +32,15 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = RMSNorm(width, eps=NORM_EPS, **where)
         self.feed_forward = FeedForward(width, config.encoder_d_ff, **where)
 
-    def forward(
-        self, x: Tensor, chunks: Tensor, key_mask: Tensor | None, spread: Callable[[Tensor], Tensor] | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, chunks: Tensor, key_mask: Tensor | None) -> Tensor:
         """x [S,R,d'] for S neighbours -> [S,R,d'].
 
         Args:
             chunks: activations [C,M,d] of the retrieving chunks. Neighbour s belongs to chunk s // (S/C).
             key_mask: bool [S,R], True = a token.
-            spread: maps states of the distinct neighbours to all S, before they attend their chunks. x and key_mask
-                are then of the distinct neighbours. None: x is of all S.
         """
         x = self._added(x, self.attention(self.attention_norm(x), key_mask=key_mask))
         if self.cross is not None:
-            x = x if spread is None else spread(x)
             # positions restart in every neighbour, so each is a batch entry; a chunk is projected once, then repeated
             neighbours = x.shape[0] // max(chunks.shape[0], 1)
             key, value = (t.repeat_interleave(neighbours, 0) for t in self.cross.project(chunks))
@@ -69,8 +59,6 @@ class NeighbourEncoder(nn.Module):
     A token attends the unmasked tokens of its own neighbour. In the layers of `encoder_cross_layers` it also attends
     the M activations of the retrieving chunk, at displacement d_enc(i',i) = i' - i. RMSNorm is applied to these
     activations, because the decoder's residual stream is not normalised, and to the result.
-
-    Within `keeping`, a neighbour that recurs is encoded once.
 
     Example:
         encoder = NeighbourEncoder(config, nn.Embedding(config.vocab_size, config.encoder_d_model))
@@ -106,71 +94,19 @@ class NeighbourEncoder(nn.Module):
             for layer in range(1, config.encoder_layers + 1)
         )
         self.norm = RMSNorm(config.encoder_d_model, eps=NORM_EPS, **where)
-        self._kept: ReadingCache | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set initial weights, see `initialise`, the embedding's included."""
         initialise(self, branches=2 * self.config.encoder_layers + len(self.config.encoder_cross_layers))
 
-    @contextlib.contextmanager
-    def keeping(self, max_bytes: int = 2**28) -> Iterator[ReadingCache]:
-        """Context manager within which a neighbour that recurs is read once, in a call and in later calls.
-
-        The layers up to the first cross-attention depend on a neighbour's tokens alone. Their output is computed once
-        for each distinct neighbour of a call, except in training with dropout and in compiled calls. Without gradients,
-        up to `max_bytes` of output are kept for later calls; the least recently used is evicted first. A neighbour of
-        128 tokens takes 448 KiB at the paper's width. On a GPU the host waits for the neighbours' ids.
-
-        A changed weight, another type of autocast, an optimiser's step and `train()` empty the cache. Writes through
-        `.data` or by a replayed CUDA graph are not detected.
-
-        Example:
-            with model.encoder.keeping() as kept, torch.no_grad():
-                logits = [model(tokens, neighbours) for tokens, neighbours in batches]
-            print(kept.found, kept.read)  # distinct neighbours of each call that were kept, and that were not
-        """
-        before, self._kept = self._kept, ReadingCache(max_bytes)
-        forget = self._kept.forget
-        steps = register_optimizer_step_post_hook(lambda *_: forget())  # a fused step changes no version of a weight
-        try:
-            yield self._kept
-        finally:
-            steps.remove()
-            self._kept = before
-
-    @property
-    def keeps(self) -> bool:
-        """Whether encodings are kept from call to call."""
-        return self._kept is not None
-
-    def train(self, mode: bool = True) -> NeighbourEncoder:
-        if mode and self._kept is not None:
-            self._kept.forget()
-        return super().train(mode)
-
-    def _sharing(self, neighbours: Tensor, mask: Tensor | None) -> Sharing | None:
-        """Find the distinct neighbours of [S,R] and their cached encodings; None to encode every neighbour."""
-        if self._kept is None or (self.config.dropout and self.training):
-            return None
-        keys = row_keys(neighbours, mask)
-        if keys is None:
-            return None
-        read = [self.embedding, *self.layers[: min(self.config.encoder_cross_layers, default=len(self.layers))]]
-        wanted = torch.is_grad_enabled() and any(w.requires_grad for part in read for w in part.parameters())
-        state = None if wanted else fingerprint(read)
-        return Sharing(keys, neighbours.device, None if state is None else self._kept, state)
-
-    def forward(
-        self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None, share: bool = True
-    ) -> Tensor:
+    def forward(self, neighbours: Tensor, chunks: Tensor, *, neighbour_mask: Tensor | None = None) -> Tensor:
         """Return encodings [B,L,K,R,d'] of neighbours [B,L,K,R].
 
         Args:
             neighbours: int64 token ids, in the vocabulary also under a False mask.
             chunks: activations [B,L,M,d] of the retrieving chunks.
             neighbour_mask: bool [B,L,K] or [B,L,K,R], True = a token. Encodings under False are finite and arbitrary.
-            share: False: encode every neighbour, also within `keeping`.
 
         Raises:
             ValueError, TypeError: naming the argument.
@@ -187,16 +123,10 @@ class NeighbourEncoder(nn.Module):
         chunks, tokens = chunks.flatten(0, 1), neighbours.flatten(0, 2)
         if self.chunk_norm is not None:
             chunks = self.chunk_norm(chunks)
-        spread, mask, sharing = None, key_mask, self._sharing(tokens, key_mask) if share else None
-        if sharing is not None:
-            spread, tokens = sharing.spread, tokens.index_select(0, sharing.rows)
-            mask = None if mask is None else mask.index_select(0, sharing.rows)
-        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)  # [S,R,d'], or of distinct neighbours
+        x = F.dropout(self.embedding(tokens), self.config.dropout, self.training)  # [S,R,d']
         for layer in self.layers:
             if self.checkpoint and torch.is_grad_enabled():
-                x = checkpoint(layer, x, chunks, mask, spread, use_reentrant=False)
+                x = checkpoint(layer, x, chunks, key_mask, use_reentrant=False)
             else:
-                x = layer(x, chunks, mask, spread)
-            if layer.cross is not None:  # from here on x has all S neighbours
-                spread, mask = None, key_mask
-        return self.norm(x if spread is None else spread(x)).unflatten(0, neighbours.shape[:3])
+                x = layer(x, chunks, key_mask)
+        return self.norm(x).unflatten(0, neighbours.shape[:3])

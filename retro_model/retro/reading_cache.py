@@ -1,7 +1,7 @@
-"""Cache of encodings of neighbours that recur, within a call and from call to call; `keeping` turns it on.
+"""Cache of encodings of neighbours that recur, within a call and from call to call; `OwnAttention.keeping` turns it on.
 
-Up to the first layer that attends the retrieving chunk, a neighbour's encoding is a function of its tokens. Windows of
-one document, and overlapping windows, often retrieve the same neighbours.
+A decoder's encoding of a neighbour is a function of the neighbour's tokens. Windows of one document, and overlapping
+windows, often retrieve the same neighbours.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from retro_model.base import checks
 
 
-def row_keys(neighbours: Tensor, mask: Tensor | None = None) -> list[bytes] | None:
-    """Return keys that identify neighbours [S,R] under their mask [S,R]. Waits for the device.
+def row_keys(neighbours: Tensor) -> list[bytes] | None:
+    """Return keys that identify neighbours [S,R]. Waits for the device.
 
     None in a call that is compiled, captured or transformed, because it runs again with other tokens.
     """
@@ -29,10 +29,7 @@ def row_keys(neighbours: Tensor, mask: Tensor | None = None) -> list[bytes] | No
         return None
     if neighbours.device.type != "cpu" and torch.cuda.is_current_stream_capturing():
         return None
-    rows = neighbours.cpu().numpy()
-    if mask is None:
-        return [b"\0" + row.tobytes() for row in rows]
-    return [b"\1" + row.tobytes() + real.tobytes() for row, real in zip(rows, mask.cpu().numpy())]
+    return [row.tobytes() for row in neighbours.cpu().numpy()]
 
 
 def autocast_types() -> tuple[torch.dtype | None, ...]:
@@ -154,7 +151,7 @@ class ReadingCache:
 
 
 class Sharing:
-    """Distinct neighbours of one call: `rows` are read; `spread` gathers an encoding for each of the S neighbours."""
+    """Distinct neighbours of one call: `rows` are read; `place` has the index in `pool` of each of the S neighbours."""
 
     def __init__(self, keys: Sequence[bytes], device: torch.device, kept: ReadingCache | None, state: Hashable):
         first = {}
@@ -168,14 +165,10 @@ class Sharing:
         self.place = torch.tensor([place[key] for key in keys], dtype=torch.int64, device=device)
 
     def pool(self, read: Tensor | None) -> Tensor:
-        """Encodings of the distinct neighbours in the order of `place`: `read` (None: none), then cached ones."""
+        """Return encodings of the distinct neighbours: `read` (None: none), then the cached ones."""
         parts = [] if read is None else [read]
         if self.kept is not None and read is not None:
             self.kept.store(self.new, read, self.state)
-        if self.known:  # a on_disk's are on the host
+        if self.known:  # those on disk come to the host
             parts.append(torch.stack([reading.to(self.device) for reading in self.known.values()]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def spread(self, read: Tensor) -> Tensor:
-        """Encodings of the S neighbours [S,R,d'], gathered from the encodings of `rows`."""
-        return self.pool(read).index_select(0, self.place)

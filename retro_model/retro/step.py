@@ -102,8 +102,7 @@ class StepRetrieval:
         mask = step.neighbour_mask
         cache.neighbour_mask.copy_(torch.where(self.done[:, None, None], mask, cache.neighbour_mask))
         encoder = step.model.encoder
-        # no sharing: the launches must not depend on the tokens
-        return [encoder(step.neighbours[:, None], cache.chunk[:, None], neighbour_mask=mask[:, None], share=False)]
+        return [encoder(step.neighbours[:, None], cache.chunk[:, None], neighbour_mask=mask[:, None])]
 
     def cross_attend(self, cca: ChunkedCrossAttention, x: Tensor, encoded: list[Tensor], layer: int) -> Tensor:
         """Return the update [B,1,d] of x [B,1,d] by layer `layer`'s chunked cross-attention."""
