@@ -4,34 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 WARM_RUNS = 2  # runs of a kind of step before its capture: they compile kernels and fill caches
-
-
-class DecodeStep(Protocol):
-    """Step of one token in every row of a cache; a model's `decode_step(cache)` makes it.
-
-    Attributes:
-        tokens: int64 [B,1], the step's input.
-    """
-
-    tokens: Tensor
-
-    def begin(self, **inputs) -> Hashable | None:
-        """Take the other inputs and return the kind of step, which has a graph of its own.
-
-        None: the caller must call the model itself for this step, with the same cache.
-        """
-
-    def run(self, way: Hashable) -> Tensor:
-        """Return logits [B,V]. Shapes and addresses are the same in every run, and the host waits for nothing."""
-
-    def finish(self) -> None:
-        """Advance the host's counters after a step."""
 
 
 class CudaGraph:
@@ -59,7 +37,9 @@ class CudaGraph:
 
 
 class Captured:
-    """Decoder of a model and its cache, token by token. Each kind of step is captured when it comes the third time.
+    """Decoder of a model and its cache, token by token, by the model's `decode_step(cache)` (see `RetroStep`).
+
+    Each kind of step is captured when it comes the third time.
 
     Example:
         decode = Captured(model, cache)   # after model.last_logits(prompts, cache=cache)
@@ -70,7 +50,7 @@ class Captured:
 
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
-        self.step: DecodeStep = model.decode_step(cache)
+        self.step = model.decode_step(cache)
         self.graphs: dict[Hashable, Any] = {}
         self.met: dict[Hashable, int] = {}
 

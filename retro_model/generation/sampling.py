@@ -101,9 +101,8 @@ def generate(
         generator: source of randomness, on the model's device; None: torch's.
         stop_token: a row ends after this token. None: rows end at max_new_tokens, and steps wait for the device only to
             retrieve.
-        cuda_graph: capture the step of a token as a CUDA graph and replay it; the tokens are the same. For `Retro`,
-            `MemoryMosaics` (if it evicts, the oldest pairs) and `RPT` on a GPU. Retrieval is not captured. A step that
-            completes a chunk is a second graph; in an RPT it is a plain call of the model.
+        cuda_graph: capture the step of a token as a CUDA graph and replay it; the tokens are the same. For a `Retro` on
+            a GPU. Retrieval is not captured. A step that completes a chunk is a second graph.
         options: the model's `generation_options`, passed to each of its calls. A tensor has one entry for each prompt.
 
     Returns:

@@ -3,7 +3,7 @@
 config.py             MosaicsConfig and the paper's presets
 contextual_memory.py  ContextualMemory, PersistentMemory: stand-alone modules
 model.py              MemoryMosaics, the language model
-cache.py              MosaicsCache; step.py a decode step for CUDA graphs
+cache.py              MosaicsCache
 inspection.py         predictions, attention and decay of each contextual memory
 """
 

@@ -93,8 +93,8 @@ class MosaicsCache:
 class Scalars:
     """Cache of a memory's scalars, which do not change while a cache is used."""
 
-    def __init__(self, scalars: dict[str, Tensor] | None = None):
-        self.scalars = {} if scalars is None else scalars
+    def __init__(self):
+        self.scalars: dict[str, Tensor] = {}
 
     def scalar(self, memory, name: str) -> Tensor:
         if name not in self.scalars:

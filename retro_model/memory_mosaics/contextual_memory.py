@@ -182,7 +182,7 @@ class ContextualMemory(_Memory):
             stored, value, seen = key[:, :-1], self.values(projected), {}
         else:
             stored, value, seen = state.store(average, key, projected, lambda x: self.values(x, state))
-        # the default query_offset S-N makes a token read the pairs stored before it; a ring passes its own
+        # the default query_offset S-N makes a token read the pairs stored before it
         y, lse = read(key, stored, value, causal=True, **options, **seen)
         if state is not None:
             state.settle(key, lse)

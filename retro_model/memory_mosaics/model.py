@@ -14,7 +14,6 @@ from retro_model.layers import NextTokenLoss, next_token_loss
 from .cache import MosaicsCache
 from .config import MosaicsConfig
 from .contextual_memory import ContextualMemory, PersistentMemory
-from .step import MosaicsStep
 
 NORM_EPS = 1e-5  # epsilon of the layer norms, which have no bias, as in the authors' code
 
@@ -139,10 +138,6 @@ class MemoryMosaics(nn.Module):
     def make_cache(self, batch: int, capacity: int | None = None, *, evict: str | None = None) -> MosaicsCache:
         """Return an empty cache for `batch` rows. Arguments as in `MosaicsCache`."""
         return MosaicsCache(self.config, batch, capacity, limit=self.memory_limit, evict=evict or self.eviction)
-
-    def decode_step(self, cache: MosaicsCache) -> MosaicsStep:
-        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
-        return MosaicsStep(self, cache)
 
     def limit_memory(self, pairs: int | None, evict: str = "oldest") -> None:
         """Limit the caches made from now on, by `generate` too, to `pairs` a memory; None: no limit."""

@@ -1,4 +1,4 @@
-"""Forward pass of the tokens after those in a cache, and a step of one token for capture in a CUDA graph."""
+"""Forward pass of the tokens after those in a cache."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def begin(cache: RPTCache, like: Tensor, retrieval: bool, count: int) -> Retriev
 class Call:
     """New tokens of some rows: one token each, or several if all rows have the same position.
 
-    `complete` gets the lower decoder's states, `read` is an upper layer's chunked cross-attention, and `keep` ends the
+    `complete` gets the lower decoder's states, `read` is an upper layer's chunked cross-attention, and `store` ends the
     call.
     """
 
@@ -115,15 +115,11 @@ class Call:
             self._put(t, (self.row[:, None], columns), states[:, -kept:])
         if self.count > 1:
             return attention.window(query, *(torch.cat([a, b.to(a.dtype)], 1) for a, b in zip(before, new)))
-        used = self._used()
+        used = min(cache.ring, max(self.starts) + 1)
         column = torch.arange(used, device=x.device)
         there = self.position - (self.position - column) % cache.ring  # [b,used]: position in each column
         first = 0 if attention.sliding else (size * (self.position // size - 1)).clamp(min=0)
         return attention.attend(query, *(t[self.rows][:, :used] for t in held), key_mask=there >= first)
-
-    def _used(self) -> int:
-        """Return the number of the ring's columns that single tokens may attend."""
-        return min(self.cache.ring, max(self.starts) + 1)
 
     def complete(self, hidden: Tensor, index: Tensor | None) -> None:
         """Encode, search and gate the chunks that complete with states [b,N,d], into `fresh`."""
@@ -219,54 +215,3 @@ class Call:
             for t, part in zip(held, parts):
                 t[rows] = part[:, -1]
         return cca.read(x, turn, parts, self.starts[0] % m + m)
-
-
-class RPTStep(Call):
-    """Decode step of an RPT within chunks, without synchronisation: positions are tensors on the device.
-
-    A step that completes a row's chunk encodes it, searches with it and adds it to a growing index. The model itself
-    makes such a step, with the same cache.
-
-    Args:
-        model: an `RPT` in evaluation mode.
-        cache: holds the prompts; the tokens are appended.
-    """
-
-    def __init__(self, model, cache: RPTCache):
-        if cache.retrieval is None:
-            raise ValueError("cache: expected one that holds tokens; got an empty one")
-        super().__init__(model, cache, slice(None), cache.positions, list(range(cache.batch)), 1)
-        self.tokens = torch.zeros(cache.batch, 1, dtype=torch.int64, device=self.position.device)
-        self.known = list(cache.positions)  # value of `position`, on the host
-
-    def begin(self, retrieval: bool = True) -> str | None:
-        """Return the name of the step's way. None: a row completes its chunk; run the model instead."""
-        cache = self.cache
-        if cache.capacity is not None and max(cache.positions) >= cache.capacity:
-            raise ValueError(f"cache: expected room for a token; got {cache.capacity} positions filled")
-        if cache.retrieval and cache.completes(1):
-            return None
-        if self.known != cache.positions:  # after a step by the model
-            self.position += cache.positions[0] - self.known[0]
-            self.known = list(cache.positions)
-        return "reads" if cache.retrieval else "alone"
-
-    def run(self, way: str) -> Tensor:
-        """Return logits [B,V] after `tokens` [B,1], without synchronisation."""
-        x = super().run(self.tokens, None)
-        self.position += 1
-        return self.model.readout(x[:, -1])
-
-    def finish(self) -> None:
-        """Advance the host's counters by one token."""
-        self.cache.positions = [p + 1 for p in self.cache.positions]
-        self.known = list(self.cache.positions)
-
-    def complete(self, hidden: Tensor, index: Tensor | None) -> None:
-        """Store the states of the incomplete chunk."""
-        m = self.config.chunk_len
-        chunk = self.cache.row("chunk", hidden, m, hidden.shape[-1])
-        self._put(chunk, (self.row, self.position[:, 0] % m), hidden[:, 0])
-
-    def _used(self) -> int:
-        return self.cache.ring

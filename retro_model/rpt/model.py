@@ -12,7 +12,7 @@ from retro_model.layers import NextTokenLoss, Rotation, initialise, next_token_l
 
 from .cache import RPTCache
 from .config import RPTConfig
-from .decoding import RPTStep, decode
+from .decoding import decode
 from .inputs import check_index, check_tokens
 from .layers import DecoderLayer, Retrieved, norm
 from .memory import SelfMemory
@@ -174,10 +174,6 @@ class RPT(SelfMemory):
 
     decodes_ragged = True  # rows of different lengths share a cache
     generation_options = ("retrieval",)
-
-    def decode_step(self, cache: RPTCache) -> RPTStep:
-        """Return a step of one token a row that a CUDA graph can capture; see `generate`."""
-        return RPTStep(self, cache)
 
     def make_cache(self, batch: int, capacity: int | None = None, *, num_neighbours: int | None = None) -> RPTCache:
         """Return an empty cache for `batch` rows. Arguments as in `RPTCache`."""

@@ -11,9 +11,7 @@ import retro_kernels as rk
 from retro_model.generation import captured, generate
 from tests.conftest import COMPILED, INTERPRETER
 from tests.model import tiny
-from tests.model.memory_mosaics import tiny as tiny_mosaics
 from tests.model.recorded import Recorded
-from tests.model.rpt import tiny as tiny_rpt
 from tests.model.test_generation import prompts, retrieve
 
 
@@ -46,25 +44,12 @@ def in_vocabulary(model, *lengths):
     return [[token % model.config.vocab_size for token in row] for row in prompts(*lengths)]
 
 
-def mosaics(limit=None, **options):
-    model = tiny_mosaics.model(**options)
-    if limit is not None:
-        model.limit_memory(limit)
-    return model
-
-
 #: model, prompts' lengths, tokens, options, number of graphs
 CASES = {
     "retro": (lambda: tiny.model(dtype=torch.float64), (9, 9), 30, {"retrieve": retrieve}, 2),
     "retro, ragged": (lambda: tiny.model(dtype=torch.float64), (3, 9, 6, 1), 30, {"retrieve": retrieve}, 2),
     "retro, stops": (lambda: tiny.model(), (8, 5), 30, {"retrieve": retrieve, "stop_token": 3}, 2),
     "retro, off": (lambda: tiny.model(dtype=torch.float64), (3, 5), 20, {}, 1),
-    "mosaics": (lambda: mosaics(dtype=torch.float64), (5, 5), 20, {}, 1),
-    "mosaics, ragged": (lambda: mosaics(dtype=torch.float64), (1, 9, 4), 20, {}, 1),
-    "mosaics, forgetting": (lambda: mosaics(6, dtype=torch.float64), (1, 9, 4), 20, {}, 1),
-    "rpt": (lambda: tiny_rpt.model(dtype=torch.float64), (9, 9), 40, {}, 1),
-    "rpt, ragged": (lambda: tiny_rpt.model(dtype=torch.float64), (1, 9, 14), 40, {}, 1),
-    "rpt, off": (lambda: tiny_rpt.model(dtype=torch.float64), (3, 5), 20, {"retrieval": False}, 1),
 }
 
 
@@ -111,12 +96,6 @@ def test_where_there_is_no_graph_to_be_had():
         generate(tiny.model(), [[1, 2]], 4, cuda_graph=1)
     with pytest.raises(ValueError, match="cuda_graph: expected False for a model without a decode_step"):
         captured.check(torch.nn.Linear(2, 2), torch.device("cuda"))
-    forgetful = tiny_mosaics.model()
-    forgetful.limit_memory(4, "least_read")
-    cache = forgetful.make_cache(1)
-    forgetful.last_logits(torch.tensor([[1, 2, 3]]), cache=cache)
-    with pytest.raises(ValueError, match="evicts the oldest pairs; got 3 tokens, capacity=4, evict='least_read'"):
-        forgetful.decode_step(cache)
     model = tiny.model()
     cache = model.make_cache(1, 3)
     model.last_logits(torch.tensor([[1, 2, 3]]), cache=cache)
@@ -125,23 +104,16 @@ def test_where_there_is_no_graph_to_be_had():
 
 
 @pytest.mark.skipif(INTERPRETER or COMPILED, reason="launches are replaced in this process")
-@pytest.mark.parametrize("name", ["retro", "mosaics", "rpt"])
-def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monkeypatch):
+def test_compiled_steps_launch_the_same_on_the_same_memory(stand_in, monkeypatch):
     """For sm_90, emulated: plain and replayed tokens agree, and every replay has the same launches."""
     pytest.importorskip("triton")
     from tests.emulating import emulating
 
-    make, sizes = {
-        "retro": (tiny.model, {"num_layers": 2, "cca_layers": (2,)}),
-        "mosaics": (tiny_mosaics.model, {"num_layers": 1}),
-        "rpt": (tiny_rpt.model, {"num_layers": 2, "cca_layers": (2,)}),
-    }[name]
-    options = {"retrieve": retrieve} if name == "retro" else {}
     monkeypatch.setattr(captured, "WARM_RUNS", 1)
-    model, log, steps = make(dtype=torch.float32, **sizes), [], []
-    rows, count = in_vocabulary(model, 5), {"retro": 9, "mosaics": 5, "rpt": 7}[name]
+    model, log, steps = tiny.model(dtype=torch.float32, num_layers=2, cca_layers=(2,)), [], []
+    rows = in_vocabulary(model, 5)
     with emulating(90, checks=False, log=log), rk.use_backend("triton"):
-        plain = generate(model, rows, count, **options)
+        plain = generate(model, rows, 9, retrieve=retrieve)
         assert log
         replay = Counted.replay
 
@@ -153,7 +125,7 @@ def test_compiled_steps_launch_the_same_on_the_same_memory(name, stand_in, monke
 
         Counted.replay = noted
         try:
-            got = generate(model, rows, count, cuda_graph=True, **options)
+            got = generate(model, rows, 9, retrieve=retrieve, cuda_graph=True)
         finally:
             Counted.replay = replay
     assert [r.tolist() for r in got] == [r.tolist() for r in plain]
