@@ -1,7 +1,6 @@
 """`retro-model compare` and `retrofit` on a tiny decoder, and their parts."""
 
 import contextlib
-import gzip
 import io
 import json
 import math
@@ -17,7 +16,7 @@ from retro_model.commands.compare import command as compare
 from retro_model.commands.compare import contenders
 from retro_model.commands.compare import results as record
 from retro_model.commands.retrofit import command as retrofit
-from retro_model.commands.retrofit import prefix, prepared, roff, texts
+from retro_model.commands.retrofit import prefix, prepared, texts
 from retro_model.commands.retrofit.fitting import fit
 from retro_model.commands.retrofit.options import Fit, Sizes
 from retro_model.commands.retrofit.prepared import Searched, prepare, spread
@@ -34,64 +33,6 @@ from tests.model.test_commands import bert
 
 transformers = pytest.importorskip("transformers")
 
-PAGE = r"""
-.\" a comment
-.TH LSEEK 2 2023-01-01 "Linux" \" and another
-.SH NAME
-lseek \- reposition "file" offset
-.SH SYNOPSIS
-.nf
-.BI "off_t lseek(int " fd ", off_t " offset );
-  \fIindented\fP
-.fi
-.PP
-.BR lseek ()
-moves \(bu the
-.I offset
-of \f[B]fd\f[R].
-.\" .so in a comment
-.TP
-.B SEEK_SET
-It\(aqs set to 100\ %.
-.TS
-allbox;
-lb lb
-l l.
-Value	Meaning
-_
-T{
-.BR SEEK_END ()
-T}	the end
-.TE
-.BI "int " fd ", int " \
-whence ;
-.IP \(bu 2
-end\e
-"""
-
-
-def test_the_text_of_a_manual_page():
-    assert roff.text_of(PAGE) == (
-        'LSEEK(2)\n\nNAME\n\nlseek - reposition "file" offset\n\nSYNOPSIS\n\noff_t lseek(int fd, off_t offset);\n'
-        "  indented\n\nlseek() moves * the offset of fd.\n\nSEEK_SET It's set to 100 %.\n\n"
-        "Value  Meaning\nSEEK_END()\nthe end\n\nint fd, int whence;\n\n*\n\nend\\\n"
-    )
-    assert roff.text_of(".so man2/lseek.2\n") == ""
-    assert roff.text_of('.BR "unclosed\n') == "unclosed\n"
-
-
-def test_manual_pages_are_read_once_each(tmp_path):
-    (tmp_path / "man2").mkdir()
-    long = ".SH NAME\n" + "word " * 300
-    (tmp_path / "man2" / "read.2.gz").write_bytes(gzip.compress(long.encode()))
-    (tmp_path / "man2" / "pread.2").symlink_to("read.2.gz")
-    (tmp_path / "man2" / "write.2").write_text(f"{long} written")
-    (tmp_path / "man2" / "copy.2").write_text(long.replace(" \n", "\n"))
-    (tmp_path / "man2" / "short.2").write_text(".SH NAME\nshort")
-    pages = {page.name: page.content for page in texts.manual_pages(tmp_path)}
-    assert len(pages) == 2 and "write.2" in pages and pages["write.2"].startswith("NAME\n\nword word")
-    assert len(list(texts.manual_pages(tmp_path, most=10))) == 1
-
 
 def test_what_is_held_out_is_not_in_the_library():
     documents = [Document(f"{i}.txt", "", f"{i} " * (600 + i)) for i in range(40)]
@@ -107,7 +48,7 @@ def test_what_is_held_out_is_not_in_the_library():
     with pytest.raises(ValueError, match="texts: expected at least five files"):
         texts.divide(documents[:4], 6, 1200, 20_000)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        texts.load(texts.Path("nowhere"), 10)
+        texts.load(texts.Path("nowhere"))
 
 
 def test_an_excerpt_begins_a_line_anywhere_in_its_document():
@@ -158,7 +99,7 @@ def test_the_similarity_by_a_frozen_encoder_is_a_cosine(tmp_path):
         (tmp_path / name).mkdir()
         fill(tmp_path / name)
     sizes = Sizes(chunk_len=8, held_out=2, held_bytes=200, encoder=str(tmp_path / "bert"))
-    parts = texts.divide(texts.load(tmp_path / "texts", 10_000)[1], sizes.held_out, sizes.held_bytes, 10_000)
+    parts = texts.divide(texts.load(tmp_path / "texts")[1], sizes.held_out, sizes.held_bytes, 10_000)
     made = prepare(tmp_path / "out", tmp_path / "decoder", *parts, sizes)
     ids = made.neighbours[:, : sizes.neighbours]
     keys, queries = (

@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> None:
             print(asked.markdown(asked.run(*answering, encoder, facts, show_line, options.gates)), end="", flush=True)
             return
         how = {"text_field": options.text_field, "strict": options.strict, "show": show_line}
-        title, documents = texts.load(options.texts, sizes.database_bytes, **how)
+        title, documents = texts.load(options.texts, **how)
         library, held = texts.divide(documents, sizes.held_out, sizes.held_bytes, sizes.database_bytes, show_line)
         print(f"{title}: {len(documents):,} documents", flush=True)
         decoder = decoder_folder(options.decoder, show_line)

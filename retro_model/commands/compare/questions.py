@@ -91,7 +91,7 @@ def read_questions(path: Path) -> list[dict]:
 
 def open_notes(folder: Path, out: Path, tokenizer: HubText, sizes, encode: asking.Encode | None) -> Notes:
     """Build the library of a folder of notes. Nothing is held out."""
-    _, documents = texts.load(folder, sizes.database_bytes, show=lambda line: None)
+    _, documents = texts.load(folder, show=lambda line: None)
     store = build_store(out / "store", documents, tokenizer, chunk_len=sizes.chunk_len)
     embedder = HashedTfidf(sizes.dim).fit(store)
     keys = ChunkDatabase.build(out / "keys", store, embedder).searcher.keys

@@ -75,7 +75,7 @@ def run(
         seconds[stage] = round(time.perf_counter() - began, 1)
 
     reading = {"text_field": text_field, "strict": strict, "show": show}
-    title, documents = texts.load(folder_of_texts, sizes.database_bytes, **reading)
+    title, documents = texts.load(folder_of_texts, **reading)
     show(f"{title}: {len(documents):,} documents")
     if sizes.held_out and not measures_small and texts.is_small(documents):
         sizes = dataclasses.replace(sizes, held_out=0)
@@ -196,8 +196,7 @@ def describe(
     facts |= {"bos": library.tokenizer.bos_id is not None, "verdict": verdict, "summary": library_in_words(library)}
     facts |= {} if encoder is None else {"encoder": str(encoder.resolve())}
     parts = {"model": "model", "tokenizer": "tokenizer", "store": library.database.store.folder.name}
-    documents = f"{len(library.database.store.documents):,}"
-    shown = f"{documents} {title}" if title == "manual pages" else f"{documents} documents of {title}"
+    shown = f"{len(library.database.store.documents):,} documents of {title}"
     folders.describe(folder, "retrofit", f"{decoder.name} with {shown}", parts | folders.LIBRARY, sizes.window, facts)
 
 

@@ -68,7 +68,7 @@ def add_shared(made: argparse.ArgumentParser, out: str) -> None:
     """Add the options that `retrofit` and `compare` share."""
     add = made.add_argument
     add("decoder", type=Path, nargs="?", help="folder of a causal language model and its tokeniser; default: SmolLM2")
-    add("--texts", type=Path, metavar="DIR", help="folder of texts; default: the manual pages of this machine")
+    add("--texts", type=Path, metavar="DIR", help="folder of texts; default: Python's standard library")
     texts(made)
     add("--out", type=Path, default=Path(out), help=f"folder for the results (default: {out})")
     add("--steps", type=int, default=Fit.steps, help=f"training steps; 0: no training (default: {Fit.steps})")

@@ -11,13 +11,9 @@ from retro_model.data.store import Document
 from retro_model.data.text_files import SUFFIXES, LeftOut, find_texts, read_texts
 from retro_model.evaluation.outcome import LEAST_DOCUMENTS
 
-from .roff import text_of
-
-MANUAL = Path("/usr/share/man")
 LEAST = 1000  # characters; shorter texts hold little more than their title
 TABLES = ("pydoc_data", "test/encoded_modules", "test/cjkencodings")  # help texts and encoded data, not programs
 RESULTS = ("validation", "all", "notes")  # one of them is in a folder of results from the beginning
-MANY = 100  # smallest number of manual pages that make a library
 
 
 def check_results_folder(folder: Path, texts: Path | None) -> None:
@@ -37,7 +33,6 @@ def check_results_folder(folder: Path, texts: Path | None) -> None:
 
 def load(
     texts: Path | None,
-    most: int,
     *,
     text_field: str = "text",
     strict: bool = False,
@@ -45,16 +40,12 @@ def load(
 ) -> tuple[str, list[Document]]:
     """Return a title and the documents of a folder.
 
-    texts: the folder. None: the machine's manual pages or, if there are few, the sources of Python's standard library.
-    most: characters of the library. Manual pages are read up to twice this number. text_field: see `read_texts`.
-    strict: stop if something cannot be read. show: called with messages about everything that is left out.
+    texts: the folder. None: the sources of Python's standard library. text_field: see `read_texts`. strict: stop if
+    something cannot be read. show: called with messages about everything that is left out.
 
     Raises: FileNotFoundError for a missing folder. ValueError: see `LeftOut.report`.
     """
     if texts is None:
-        pages = list(manual_pages(MANUAL, 2 * most, show))
-        if len(pages) >= MANY:
-            return "manual pages", pages
         return "Python's standard library", list(sources(Path(sysconfig.get_path("stdlib"))))
     if not texts.is_dir():
         raise FileNotFoundError(f"{texts}: expected a folder of text files; there is none")
@@ -90,26 +81,6 @@ def first_bytes(documents: list[Document], limit: int) -> list[Document]:
             taken.append(document)
             total += len(document.content)
     return taken
-
-
-def manual_pages(root: Path, most: int | None = None, show: Callable[[str], None] = print) -> Iterator[Document]:
-    """Yield the pages below a folder of man*/NAME.SECTION.gz as text, in a fixed random order.
-
-    most: the pages end when they have this number of characters together. show: called with messages about everything
-    that is left out.
-    """
-    total, left_out = 0, LeftOut()
-    paths = find_texts([root / "man*" / "*"], left_out=left_out) if any(root.glob("man*/*")) else []
-    paths.sort(key=lambda path: digest(path.name))
-    for document in read_texts(paths, left_out=left_out):
-        if most is not None and total > most:
-            break
-        page = text_of(document.content)
-        if len(page) >= LEAST:
-            name = Path(document.name).name.removesuffix(".gz")
-            total += len(page)
-            yield Document(name, name, page)
-    left_out.report(show)
 
 
 def is_small(documents: list[Document]) -> bool:
