@@ -1,15 +1,12 @@
-"""Share of an evaluation text that the training text holds, bits-per-byte by it; training windows that see ahead."""
+"""Share of an evaluation text that the training text holds; training windows that see ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from retro_model.training import visible
-
-from .scoring import Scores, bits_per_byte
 
 #: Nearest training neighbours of an evaluation chunk that are searched for shared tokens (section 2.6).
 LEAKAGE_NEIGHBOURS = 10
@@ -37,13 +34,6 @@ def leakage(store, neighbours: np.ndarray, database, *, length: int = LEAKAGE_LE
         chunks, options = np.asarray(store.tokens[rows]), {"lengths": lengths[rows], "source_mask": mask}
         shared[rows] = longest_common_substrings(chunks, values, **options)
     return shared / np.maximum(lengths, 1)
-
-
-def curve(
-    scores: Scores, leakage: np.ndarray, alphas: Sequence[float] = tuple(i / 8 for i in range(9))
-) -> list[tuple[float, float]]:
-    """(alpha, bpb(alpha)) for each alpha, as in Figure 6 of arXiv 2112.04426."""
-    return [(float(a), bits_per_byte(scores, leakage, a)) for a in alphas]
 
 
 class WindowLeaks(NamedTuple):

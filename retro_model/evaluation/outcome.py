@@ -1,4 +1,4 @@
-"""Outcome of a run: a table of models, intervals of differences, differences by leakage as a picture, sentences."""
+"""Outcome of a run: intervals of differences, differences by leakage as a picture, a sentence."""
 
 from __future__ import annotations
 
@@ -29,21 +29,6 @@ def bootstrap(
     gaps = (totals[:, 0] - totals[:, 1]) / totals[:, 2]
     low, high = np.percentile(gaps, [2.5, 97.5])
     return bits_per_byte(scores) - bits_per_byte(other), float(low), float(high)
-
-
-def table(
-    results: Mapping[str, Scores], leakage: np.ndarray | None = None, alphas: Sequence[float] = (1.0, 0.5, 0.125)
-):
-    """Make a rich table, one model a row: bits-per-byte, perplexity a token, and bpb at each alpha below 1."""
-    from rich.table import Table
-
-    shown = [a for a in alphas if a < 1] if leakage is not None else []
-    out = Table("model", "bits per byte", "perplexity", *[f"bpb({a:g})" for a in shown], title="Validation")
-    for name, s in results.items():
-        perplexity = math.exp(s.nats.sum() / max(1, s.tokens.sum()))
-        by_leakage = [f"{bits_per_byte(s, leakage, a):.4f}" for a in shown]
-        out.add_row(name, f"{bits_per_byte(s):.4f}", f"{perplexity:.2f}", *by_leakage)
-    return out
 
 
 def gains(
@@ -113,21 +98,6 @@ def gain_of_retrieval(on: Scores, random: Scores, store, control: str = "random 
         return f"Too few to say: {found}; expected at least {LEAST_DOCUMENTS}."
     said = _verdict(gap, "Retrieval helps by", "Retrieval hurts by", "Whether retrieval helps cannot be told")
     return f"{said}: neighbours against {control}, {documents} documents."
-
-
-def verdicts(off: Difference, baseline: Difference | None = None) -> list[str]:
-    """Say the outcome in sentences. off, baseline: on minus each of them in bits per byte, as `bootstrap` returns it.
-
-    >>> verdicts((-0.08, -0.1, -0.06), (0.02, 0.01, 0.03))[1]
-    'RETRO is behind its baseline by 0.020 bits per byte (95% over documents: 0.010 to 0.030): trained too short.'
-    """
-    said = [_verdict(off, "retrieval helps by", "retrieval hurts by", "whether retrieval helps cannot be told") + "."]
-    if baseline is not None:
-        ahead, behind = "RETRO is ahead of its baseline by", "RETRO is behind its baseline by"
-        behind = _verdict(baseline, ahead, behind, "RETRO and its baseline cannot be told apart")
-        why = ": trained too short" if baseline[1] > 0 and off[1] < 0 and off[2] < 0 else ""
-        said.append(f"{behind}{why}.")
-    return said
 
 
 def _verdict(difference: Difference, better: str, worse: str, unclear: str) -> str:

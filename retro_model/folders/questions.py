@@ -1,9 +1,8 @@
 """Questions to a library: the passages that resemble a question, and prompts for a decoder that attends them.
 
-A question is shorter than a chunk, so it would retrieve nothing. There are two remedies. If the grid of chunks ends
-where the prompt ends (`aligned_chat`), the first token of the answer attends the passages that were retrieved for the
-whole question. If the question begins behind the first chunk (`reading_chat`), its own tokens attend the passages too;
-no token is predicted there, so nothing leaks. The search sees the question alone, without the chat template.
+A question is shorter than a chunk, so it would retrieve nothing. If it begins behind the first chunk (`reading_chat`),
+its own tokens attend the passages, and so does the answer. No token of the question is predicted, so nothing leaks. The
+search sees the question alone, without the chat template.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .documents import FORGOTTEN, Documents
 
@@ -117,13 +115,6 @@ def _text_place(tokenizer, prompt: np.ndarray) -> int:
     return next((i for i in range(same) if prompt[i] != bare[i]), same)
 
 
-def aligned_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
-    """Return `chat_prompt` with filler tokens before the user's text, so that the prompt's last token ends a chunk."""
-    prompt = chat_prompt(tokenizer, text)
-    fillers = np.full(-len(prompt) % chunk_len, filler)
-    return np.insert(prompt, _text_place(tokenizer, prompt), fillers).astype(np.int64)
-
-
 def reading_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarray:
     """Return `chat_prompt` with filler tokens before the user's text, so that all of its tokens read neighbours.
 
@@ -132,21 +123,6 @@ def reading_chat(tokenizer, text: str, chunk_len: int, filler: int) -> np.ndarra
     prompt = chat_prompt(tokenizer, text)
     at = _text_place(tokenizer, prompt)
     return np.insert(prompt, at, np.full(max(0, chunk_len - 1 - at), filler)).astype(np.int64)
-
-
-def after_prompt(neighbours: np.ndarray, mask: np.ndarray) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Make a `retrieve` for an aligned prompt: the passages [K,R] for its last chunk and for each chunk of the answer.
-
-    Earlier chunks of the prompt, the template and fillers, retrieve nothing.
-    """
-    given, allowed = torch.as_tensor(neighbours), torch.as_tensor(mask)
-
-    def retrieve(chunks: Tensor) -> tuple[Tensor, Tensor]:
-        shown = allowed.repeat(len(chunks), 1, 1)
-        shown[:-1] = False  # a call during the answer has one chunk
-        return given.repeat(len(chunks), 1, 1), shown
-
-    return retrieve
 
 
 FROM_NOTES = "Answer briefly from the notes above."

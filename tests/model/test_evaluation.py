@@ -1,7 +1,6 @@
 """Windows, bits per byte and leakage against cases by hand and brute force."""
 
 import math
-import types
 
 import numpy as np
 import pytest
@@ -150,7 +149,6 @@ def test_bits_per_byte_by_hand():
     assert evaluation.bits_per_byte(scores, r, 0.3) == pytest.approx(5 / 14)
     assert evaluation.bits_per_byte(scores, r, 0.0) == pytest.approx(2 / 8)
     assert math.isnan(evaluation.bits_per_byte(scores, r + 0.1, 0.0))
-    assert evaluation.curve(scores, r, (0.0, 1.0)) == [(0.0, pytest.approx(0.25)), (1.0, pytest.approx(10 / 26))]
 
 
 def test_bits_per_byte_is_the_brute_force_filter():
@@ -242,16 +240,6 @@ def test_bootstrap_draws_whole_documents():
     other = evaluation.Scores(*(np.r_[x, 0, 0] for x in (a.nats, a.tokens, a.bytes)))
     wider = toys.store([[1] * 8, [1] * 4, [1] * 12, [1] * 4, [1] * 4], 4)
     assert evaluation.bootstrap(other, unscored, wider, samples=4000) == (gap, low, high)
-
-
-def test_table():
-    from rich.console import Console
-
-    scores, r = scores_by_hand(), np.array([0.0, 0.5, 1.0, 0.25])
-    console = Console(record=True, width=100, file=types.SimpleNamespace(write=lambda s: None, flush=lambda: None))
-    console.print(evaluation.table({"on": scores}, r))
-    text = console.export_text()
-    assert f"{10 / 26:.4f}" in text and f"{6 / 18:.4f}" in text and f"{2 ** (10 / 14):.2f}" in text
 
 
 def test_a_vocabulary_that_is_too_small_is_named():

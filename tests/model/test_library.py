@@ -153,8 +153,6 @@ def test_a_stopped_training_continues_to_the_same_weights(tmp_path):
     assert {name for name in load_file(kept) if name.startswith("model.")} == {
         "model.added.0"
     }  # without the frozen part
-    minutes = fit(Line(), stream, Fit(minutes=0.002, max_lr=0.1), Sizes(), tmp_path / "minutes", said.append)
-    assert minutes["steps"] >= 1
     untrained = Line()
     assert fit(untrained, stream, Fit(steps=0), Sizes(), tmp_path / "none", said.append)["steps"] == 0
     assert len(fit(Line(), stream, Fit(steps=1), Sizes(), tmp_path / "one", said.append)["losses"]) == 1

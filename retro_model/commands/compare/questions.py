@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,13 +34,12 @@ from ..retrofit.prepared import read_decoder
 class Contender(NamedTuple):
     """One way to answer.
 
-    reads: the tokens that attend passages: those behind each "chunk" of the prompt, those behind the "end" of the
-    prompt, "all" tokens of question and answer, or none. in_prompt: passages are in the prompt. random: passages are
-    drawn at random, as a control. gated: with the bias and scale of `--gates`.
+    reads: tokens of question and answer attend the passages. in_prompt: passages are in the prompt. random: passages
+    are drawn at random, as a control. gated: with the bias and scale of `--gates`.
     """
 
     title: str
-    reads: str | None = None
+    reads: bool = False
     in_prompt: bool = False
     random: bool = False
     gated: bool = False
@@ -48,15 +47,13 @@ class Contender(NamedTuple):
 
 CONTENDERS = {
     "alone": Contender("decoder alone"),
-    "own": Contender("own attention, chunks from the first token", "chunk"),
-    "own-aligned": Contender("own attention, the answer reads", "end"),
-    "own-whole": Contender("own attention, question and answer read", "all"),
-    "own-whole-random": Contender("the same, random passages", "all", random=True),
-    "own-gates": Contender("own attention, question and answer read, trained gates", "all", gated=True),
-    "own-gates-random": Contender("the same, random passages", "all", random=True, gated=True),
+    "own-whole": Contender("own attention, question and answer read", True),
+    "own-whole-random": Contender("the same, random passages", True, random=True),
+    "own-gates": Contender("own attention, question and answer read, trained gates", True, gated=True),
+    "own-gates-random": Contender("the same, random passages", True, random=True, gated=True),
     "in-context": Contender("passages in the prompt", in_prompt=True),
     "in-context-random": Contender("the same, random passages", in_prompt=True, random=True),
-    "both": Contender("passages in the prompt, and own attention", "all", in_prompt=True),
+    "both": Contender("passages in the prompt, and own attention", True, in_prompt=True),
 }
 #: Bias of every head of own attention without trained gates: a passage weighs as much as a text before the question.
 BIAS = 0.0
@@ -143,35 +140,17 @@ class Answerer:
         mask = mask & (ids >= 0)[:, None]
         shown = [self.tokenizer.decode(t[m]) for t, m in zip(tokens, mask) if m.any()]
         text = asking.with_passages(question, shown) if contender.in_prompt else question
-        prompt, retrieve = self._prompt(contender, text, notes, tokens, mask)
+        prompt, retrieve = asking.chat_prompt(self.tokenizer, text), None
+        if contender.reads:
+            text = text if contender.in_prompt else f"{asking.FROM_NOTES} {text}"
+            prompt = asking.reading_chat(self.tokenizer, text, self.sizes.chunk_len, self.filler)
+            retrieve = same_for_every_chunk(torch.as_tensor(tokens), torch.as_tensor(mask))
         with torch.no_grad():
             for gate, value in zip((self.model.bias, self.model.scale), self.gates[contender.gated]):
                 gate.copy_(value)
         stop = self.tokenizer.theirs.eos_token_id
         out = generate(self.model, [prompt], NEW_TOKENS, stop_token=stop, retrieve=retrieve)[0][len(prompt) :]
         return self.tokenizer.decode([int(token) for token in out if int(token) != stop])
-
-    def _prompt(
-        self, contender: Contender, text: str, notes: Notes, tokens, mask
-    ) -> tuple[np.ndarray, Callable | None]:
-        """Return the prompt of a contender and its `retrieve`."""
-        size = self.sizes.chunk_len
-        if contender.reads == "chunk":
-            return asking.chat_prompt(self.tokenizer, text), self._by_chunk(notes)
-        if contender.reads == "end":
-            return asking.aligned_chat(self.tokenizer, text, size, self.filler), asking.after_prompt(tokens, mask)
-        if contender.reads == "all":
-            text = text if contender.in_prompt else f"{asking.FROM_NOTES} {text}"
-            every = same_for_every_chunk(torch.as_tensor(tokens), torch.as_tensor(mask))
-            return asking.reading_chat(self.tokenizer, text, size, self.filler), every
-        return asking.chat_prompt(self.tokenizer, text), None
-
-    def _by_chunk(self, notes: Notes) -> Callable:
-        def retrieve(chunks: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            hits, _ = notes.library.search(chunks.numpy(), self.sizes.neighbours)
-            return tuple(torch.from_numpy(part) for part in notes.library.values(hits))
-
-        return retrieve
 
 
 def ask_all(answerer: Answerer, sets: dict[str, Notes], rows: Sequence[dict], kept: Path, show):

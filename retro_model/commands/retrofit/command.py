@@ -103,7 +103,7 @@ def run(
     if not held:
         return library_in_words(library)
     how = _unless_far(library, sizes, how, attention, show)
-    show(f"training: {how.minutes} minutes" if how.minutes else f"training: {how.steps} steps")
+    show(f"training: {how.steps} steps")
     read = how if attention == "own" else dataclasses.replace(how, windows=None)
     batches = functools.partial(stream, library, sizes, read, scores=options.get("score_bias", False))
     keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
@@ -154,7 +154,7 @@ def _unless_far(library: PreparedLibrary, sizes: Sizes, how: Fit, attention: str
         f"no passage is similar enough to be read: the best has {nearest:.2f}, the limit is {sizes.least_similarity}; "
         f"nothing is trained; lower the limit: --least-similarity {max(0.0, round(nearest - 0.1, 1))}"
     )
-    return dataclasses.replace(how, steps=0, minutes=None)
+    return dataclasses.replace(how, steps=0)
 
 
 def library_in_words(library: PreparedLibrary) -> str:
@@ -210,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     lengths["database_bytes"] = given.database_bytes
     sizes = Sizes(given.chunk_len, given.neighbours, least, given.window, given.window // 2, **lengths)
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
-    how = Fit(given.steps, given.minutes, given.batch, given.windows, rate, given.autocast, given.seed)
+    how = Fit(given.steps, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {
         name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
     }

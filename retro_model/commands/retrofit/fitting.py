@@ -1,10 +1,9 @@
-"""Training of the parameters that a retrofit adds, for some steps or minutes. It continues after a kill."""
+"""Training of the parameters that a retrofit adds, for some steps. It continues after a kill."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,10 +56,9 @@ def fit(
     if state and {name: state["extra"].get(name) for name in of} != of:
         state = None  # it belongs to another training
     done = of | {"cpu_seconds": 0.0, "tokens": 0, "losses": []} | (state["extra"] if state else {})
-    if how.steps == 0 and how.minutes is None:
+    if how.steps == 0:
         return done | {"steps": 0}
-    steps = done.get("steps") or (how.steps if how.minutes is None else _steps_within(model, stream, how))
-    rates = {"max_lr": how.max_lr, "warmup_steps": min(10, steps // 5)}
+    steps, rates = how.steps, {"max_lr": how.max_lr, "warmup_steps": min(10, how.steps // 5)}
     settings = training.Settings(steps, **rates, weight_decay=0.01, autocast=how.autocast)
     optimizer, first = training.make_optimizer(model, settings), 0
     if state:
@@ -81,10 +79,3 @@ def fit(
         mean = sum(h["loss"] for h in history) / len(history)
         show(f"  step {stop} of {steps}: loss {mean:.3f}, {left:.0f} s left")
     return done
-
-
-def _steps_within(model: nn.Module, stream, how: Fit) -> int:
-    """Return the number of steps that fit into `minutes`, estimated from two steps at a negligible learning rate."""
-    settings = training.Settings(2, max_lr=1e-12, warmup_steps=0, weight_decay=0.0, autocast=how.autocast)
-    history = training.train(model, training.make_optimizer(model, settings), stream(0), settings, keep_memory=True)
-    return max(1, math.floor(60 * how.minutes / min(h["seconds"] for h in history)))

@@ -43,12 +43,11 @@ SHORT = {"neighbours": ("-k",)}
 class Fit:
     """Settings of the training.
 
-    minutes: duration of the training, instead of `steps`. batch_size: windows per step. windows: number of distinct
-    windows that own attention trains on; their neighbours are encoded once.
+    batch_size: windows per step. windows: number of distinct windows that own attention trains on; their neighbours are
+    encoded once.
     """
 
     steps: int = 25
-    minutes: float | None = None
     batch_size: int = 2
     windows: int | None = 24
     max_lr: float = RATES["own"]
@@ -85,7 +84,6 @@ def parser() -> argparse.ArgumentParser:
     add_shared(made, "retrofit-out")
     said = "attend neighbours with its own layers or with RETRO's new ones (default: own)"
     add("--attention", choices=ATTENTION, default="own", help=said)
-    add("--minutes", type=float, help="minutes of training, instead of --steps; scoring follows")
     add("--batch", type=int, default=Fit.batch_size, help=f"windows per step (default: {Fit.batch_size})")
     rates = ", ".join(f"{rate} for {name}" for name, rate in RATES.items())
     add("--lr", type=float, help=f"largest learning rate (default: {rates})")

@@ -107,15 +107,6 @@ def test_an_encoder_finds_words_of_another_form(made):
     assert questions.QuestionSearch(reader.library).search("feline", 1)[0].tolist() == [-1]
 
 
-@pytest.mark.parametrize("question", ["a", "What is the cat called?", "a longer question, of more words than a chunk"])
-def test_the_prompts_last_token_ends_a_chunk(made, question):
-    tokenizer = HubText.load(made[0])
-    prompt, plain = questions.aligned_chat(tokenizer, question, 16, 7), questions.chat_prompt(tokenizer, question)
-    assert len(prompt) % 16 == 0 and len(prompt) - len(plain) < 16
-    at = next((i for i, token in enumerate(plain) if prompt[i] != token), len(plain))
-    assert np.delete(prompt, range(at, at + len(prompt) - len(plain))).tolist() == plain.tolist()
-
-
 @pytest.mark.parametrize("question", ["a", "What is the cat called?"])
 @pytest.mark.parametrize("size", [4, 16, 64])
 def test_every_token_of_the_question_reads(made, question, size):
@@ -133,14 +124,6 @@ def test_a_reply_declines():
     assert all(map(questions.declines, (*unknown, "I cannot tell how old the roof is.")))
     told = ("The roof is not old.", "The roof is 30 years old. It is stated there.", "No. The notes mention it.")
     assert not any(map(questions.declines, told))
-
-
-def test_only_the_prompts_last_chunk_and_the_answers_read_the_passages():
-    neighbours, mask = np.arange(8).reshape(2, 4), np.array([[True] * 4, [True, False] * 2])
-    retrieve = questions.after_prompt(neighbours, mask)
-    given, shown = retrieve(torch.zeros(3, 16, dtype=torch.int64))
-    assert given.shape == (3, 2, 4) and not shown[:2].any() and torch.equal(shown[2], torch.from_numpy(mask))
-    assert torch.equal(retrieve(torch.zeros(1, 16, dtype=torch.int64))[1][0], torch.from_numpy(mask))
 
 
 def test_an_answer_is_whole_words():
