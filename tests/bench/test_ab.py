@@ -30,7 +30,7 @@ def test_ab_measures_two_trees_in_processes_of_their_own(monkeypatch):
     good = ab.Item("relative_attention", "reference", "decode", "float32", "decode")
     absent = ab.Item("topk_chunks", "cuda", "rpt-retriever", "float32", "fwd")
     said = []
-    results = ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1)
+    results = dict(ab.batch(environment.ROOT, environment.ROOT, [good, absent], 1, True, said.append, worker_pairs=1))
     ((base, head),) = results[good]
     assert len(base) == len(head) == 4 and min(base + head) > 0
     assert results[absent].status == "unsupported" and said[0] == "worker pair 1 of 1"
@@ -59,9 +59,8 @@ def test_ab_measures_what_a_plugin_registers_and_survives_what_kills_its_process
     absent = ab.Item("leaky_average", "reference", "own", "float32", "fwd")
     deadly = ab.Item("leaky_average", "dies", "own", "float32", "fwd", plugins)
     good = ab.Item("leaky_average", "reference", "own", "float32", "fwd", plugins)
-    results = ab.batch(
-        environment.ROOT, environment.ROOT, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1
-    )
+    trees = environment.ROOT, environment.ROOT
+    results = dict(ab.batch(*trees, [absent, deadly, good], 1, True, lambda text: None, worker_pairs=1))
     assert results[absent].status == "error" and "--plugin" in results[absent].reason
     assert results[deadly] == ab.Refusal("head", "error", "the worker died with code 9")
     ((base, head),) = results[good]

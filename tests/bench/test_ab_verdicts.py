@@ -4,38 +4,46 @@ import subprocess
 
 import pytest
 
+import retro_bench
 from retro_bench.commands import ab as ab_command
 from retro_bench.compare import ab, ab_static, gate_statistics
 from retro_bench.compare.gate_statistics import Ratio
+from retro_bench.records import record
 from tests.bench import foreign
 
 PLUGIN = """
 import retro_bench
 
-SIZE = 64
 
-
-def operator(name, case):
+def operator(name, case, size, extra):
     retro_bench.register(
         retro_bench.Operator(
             name,
             ("y",),
             ("x",),
-            build=lambda case, draw: {"x": draw.normal(2, SIZE)},
+            build=lambda case, draw: {"x": draw.normal(2, size)},
             call=lambda arguments, backend: (arguments["x"] * 2,),
             work=lambda case, itemsize, mode: retro_bench.Work(1.0, 8.0),
         )
     )
     retro_bench.register(retro_bench.Contender(name, "eager", lambda x: x * 2))
-    retro_bench.register(retro_bench.Contender(name, "mine", lambda x: x + x, role="ours"))
+    retro_bench.register(retro_bench.Contender(name, "mine", lambda x: x + x + extra, role="ours"))
     types = {"cpu": ("float32",), "cuda": ("float32",)}
     retro_bench.register(retro_bench.Case(name, "small", case, "a test", modes=("fwd",), dtypes=types))
-
-
-operator("twice", {"B": 2})
 """
-WRONG = PLUGIN.replace("x + x", "x + x + 1")
 RIGHT = Ratio(1, 1, 1)
+WRONG, SIZE, CASE = "0) -> 1)", "64 -> 96", '{"B": 2} -> {"B": 3}'
+
+
+def plugin(**operators: str) -> str:
+    """Return a plug-in with an operator of each name: right, or changed as the text says."""
+    text = PLUGIN
+    for name, change in operators.items():
+        old, _, now = change.partition(" -> ")
+        line = f'operator("{name}", {{"B": 2}}, 64, 0)\n'
+        assert not old or line.count(old) == 1
+        text += line.replace(old, now)
+    return text
 
 
 @pytest.fixture
@@ -59,34 +67,47 @@ def gate(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("base", "head", "code", "verdict", "said"),
+    ("base", "head", "code", "verdicts"),
     [
-        (None, PLUGIN, 0, "new", "every measurement is new, so nothing was compared"),
-        (None, WRONG, 2, "numerics", "wrong numbers"),
-        ("import no_such_module", PLUGIN, 6, "not compared", "base: --plugin kernels.plug"),
-        (WRONG, PLUGIN, 6, "not compared", "base: y: error"),
-        (WRONG, WRONG, 2, "numerics", "wrong numbers"),
+        (None, plugin(first=""), 0, {"first": ("new", "every measurement is new, so nothing was compared")}),
+        ("import no_such_module", plugin(any=""), 6, {"any": ("not compared", "base: --plugin kernels.plug")}),
         (
-            PLUGIN,
-            PLUGIN.replace("SIZE = 64", "SIZE = 96"),
-            6,
-            "not compared",
-            "x: float32 [2, 96], was float32 [2, 64]",
+            plugin(wrong=WRONG),
+            plugin(wrong=WRONG, first=WRONG),
+            2,
+            {"wrong": ("numerics", "wrong numbers"), "first": ("numerics", "wrong numbers")},
         ),
-        (PLUGIN, PLUGIN.replace('{"B": 2}', '{"B": 3}'), 6, "not compared", "B: 3, was 2"),
+        (
+            plugin(wrong=WRONG, inputs="", shape=""),
+            plugin(wrong="", inputs=SIZE, shape=CASE),
+            6,
+            {
+                "wrong": ("not compared", "base: y: error"),
+                "inputs": ("not compared", "x: float32 [2, 96], was float32 [2, 64]"),
+                "shape": ("not compared", "B: 3, was 2"),
+            },
+        ),
     ],
-    ids=["first", "first-wrong", "base-broken", "base-wrong", "both-wrong", "other-inputs", "other-shape"],
+    ids=["first", "base-broken", "wrong", "changed"],
 )
-def test_what_is_not_compared_is_never_green_in_silence(gate, base, head, code, verdict, said):
-    done = gate(base, head, "--no-static", "--quiet")
-    out = " ".join(done.stdout.split())
+def test_what_is_not_compared_is_never_green_in_silence(gate, base, head, code, verdicts):
+    quiet = code != 2
+    done = gate(base, head, "--no-static", *["--quiet"] * quiet)
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
     assert done.returncode == code, done.stdout + done.stderr
-    assert f"twice/mine/small/float32/fwd {verdict} " in out and said in out and f"(exit code {code})" in out
-    assert done.stderr == ""
+    assert f"(exit code {code})" in lines[-1] and lines[-1].startswith("Verdict: ")
+    for name, (verdict, said) in verdicts.items():
+        (line,) = [line for line in lines if line.startswith(f"{name}/mine/small/float32/fwd {verdict} ")]
+        assert said in line or said in lines[-1]
+    assert len(lines) == len(verdicts) + 4  # a head, its line, static metrics, the verdict
+    if quiet:
+        assert done.stderr == ""
+    else:  # it says beforehand how long it may take
+        assert "worker pair 1 of 1" in done.stderr.partition("at most")[2]
 
 
 def test_the_first_launches_of_a_repository_are_new_and_green(gate):
-    done = gate(None, PLUGIN, "--static-only")
+    done = gate(None, plugin(first=""), "--static-only")
     assert done.returncode == 0 and "static metrics: not compared: the base has no plug-in" in done.stdout, done.stderr
 
 
@@ -116,9 +137,8 @@ def test_a_refusal_of_a_later_batch_is_no_verdict(monkeypatch):
         def batch(base, other, items, *rest, later=later, side=side, asked=asked):
             asked.append(other)
             broken = other == later and asked.count(other) > (other == "b")
-            return {
-                i: ab.Refusal(side, "error", "died") if broken else [slow if other == "b" else same] * 5 for i in items
-            }
+            taken = ab.Refusal(side, "error", "died") if broken else [slow if other == "b" else same] * 5
+            return [(item, taken) for item in items]
 
         monkeypatch.setattr(ab, "batch", batch)
         (outcome,) = ab.compare("a", "b", ["item"], 1, lambda text: None)
@@ -134,10 +154,34 @@ def test_one_pair_of_processes_has_no_interval():
     assert "-" in ab_command._cells(ab.Outcome(item, "inconclusive", "", estimate))
 
 
-def test_ab_says_beforehand_how_long_it_may_take_and_is_quiet_if_asked(gate):
-    done = gate(PLUGIN, WRONG, "--no-static")  # a refusal ends at once
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "at most" in done.stderr and "worker pair 1 of 1" in done.stderr
-    assert done.stderr.index("at most") < done.stderr.index("worker pair 1 of 1")
-    last = done.stdout.splitlines()[-1]
-    assert last.startswith("Verdict: ") and f"(exit code {done.returncode})" in last
+def test_an_interrupted_ab_keeps_what_was_judged(monkeypatch, tmp_path, capsys):
+    """Every verdict is printed, and written when it is reached. A page of an earlier run is removed."""
+
+    def batch(base, other, items, *rest):
+        yield items[0], [([1.0] * 4, [1.0] * 4)] * 5
+        yield items[1], ab.Refusal("head", "error", "died")
+        assert len(record.read(path)) == 3
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ab, "batch", batch)
+    (tmp_path / "retro_kernels").mkdir()
+    path, page = tmp_path / "a.jsonl", tmp_path / "a.md"
+    page.write_text("all is well")
+    command = [
+        "ab",
+        "--base",
+        str(tmp_path),
+        "--no-static",
+        "--no-build",
+        "--op",
+        "leaky_average",
+        "--dtype",
+        "float32",
+    ]
+    assert retro_bench.main([*command, "--json", str(path), "--markdown", str(page)]) == 5
+    judged = [(one["status"], (one["time"] or one)["method" if one["time"] else "reason"]) for one in record.read(path)]
+    times = [("ok", {"clock": "wall", "interleaved": True, "side": side, "verdict": "ok"}) for side in ("base", "head")]
+    assert judged == [*times, ("error", "numerics: head: died")]
+    left, said = record.left(path), capsys.readouterr()
+    assert left == record.requested(path)[2:] != [] and not page.exists()
+    assert " numerics " in said.out and "Verdict" not in said.out and f"what was measured is in {path}" in said.err

@@ -56,18 +56,19 @@ def test_a_slowdown_of_four_percent_warns_and_does_not_fail():
 
 
 def taker(rng):
-    return lambda items: {item: batch(rng, 1.1, layout=0.03) for item in items}
+    return lambda items: ((item, batch(rng, 1.1, layout=0.03)) for item in items)
 
 
 def test_processes_that_differ_by_three_percent_need_more_pairs_and_then_tell_ten_percent():
     rng = random.Random(5)
     verdicts, widths, counts = [], [], []
     for _ in range(40):
-        first = ab.sampled(taker(rng), ["item"], lambda text: None)["item"]
+        ((_, first),) = ab.sampled(taker(rng), ["item"], lambda text: None)
         counts.append(len(first))
         estimate = gate_statistics.ratio(first)
         widths.append(gate_statistics.settled(estimate))
-        second = gate_statistics.ratio(ab.sampled(taker(rng), ["item"], lambda text: None)["item"])
+        ((_, again),) = ab.sampled(taker(rng), ["item"], lambda text: None)
+        second = gate_statistics.ratio(again)
         verdicts.append(gate_statistics.verdict(estimate, second, Ratio(1, 1, 1)))
     assert set(counts) > {PAIRS} and max(counts) <= PAIRS * ab.MOST_BATCHES
     assert widths.count(True) >= 30 and verdicts.count("regression") >= 38, verdicts
@@ -80,11 +81,10 @@ def test_more_pairs_are_taken_of_wide_intervals_alone_and_a_refusal_stays():
     def take(items):
         asked.append(list(items))
         refusal = ab.Refusal("head", "error", "broke")
-        return {
-            i: {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}[i] for i in items
-        }
+        drawn = {"quiet": batch(rng, 1.0), "noisy": batch(rng, 1.0, layout=0.3), "broken": refusal}
+        return ((i, drawn[i]) for i in items)
 
-    results = ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None)
+    results = dict(ab.sampled(take, ["quiet", "noisy", "broken"], lambda text: None))
     assert asked == [["quiet", "noisy", "broken"], *[["noisy"]] * (ab.MOST_BATCHES - 1)]
     assert (
         len(results["quiet"]) == PAIRS
@@ -103,7 +103,7 @@ def test_only_what_may_have_changed_is_controlled(slowdown, asked, monkeypatch):
 
     def sampled(base, other, items, threads, check, say, worker_pairs, head):
         seen.append(f"{base}-{other}")
-        return {item: batch(rng, slowdown if other != base else 1.0) for item in items}
+        return [(item, batch(rng, slowdown if other != base else 1.0)) for item in items]
 
     monkeypatch.setattr(ab, "batch", sampled)
     (outcome,) = ab.compare("a", "b", ["item"], 1, lambda text: None)

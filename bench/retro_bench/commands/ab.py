@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ..compare import ab, ab_host, ab_pytest, ab_static, affected
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_arch(parser, "90")
     add("--threads", type=options.positive, help="CPU threads of a call (default: what torch chose)")
     add("--pairs", type=options.positive, default=ab.WORKER_PAIRS, help=f"worker pairs (default {ab.WORKER_PAIRS})")
-    add("--json", type=Path, metavar="FILE", help="append records of both sides to this file")
+    add("--json", type=Path, metavar="FILE", help="append records of both sides to this file as verdicts are reached")
     suite = "time this pytest-benchmark suite of the repository on both commits, and nothing else"
     add("--pytest", metavar="PATH", help=suite)
     add("--quiet", action="store_true", help="print no progress")
@@ -64,6 +65,8 @@ def execute(arguments: argparse.Namespace) -> int:
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     say = progress.Progress(0, arguments.quiet).note
     outcomes, slower, compared, lines = [], None, None, []
+    if arguments.markdown:  # of an earlier run
+        arguments.markdown.unlink(missing_ok=True)
     try:
         with ab.checked_out(arguments.base, root) as base:
             timed = (
@@ -78,13 +81,14 @@ def execute(arguments: argparse.Namespace) -> int:
             if timed:
                 threads = arguments.threads or environment.environment()["threads"]
                 say(ab.longest(len(timed), arguments.pairs))
-                outcomes = ab.compare(base, root, timed, threads, say, arguments.pairs)
+                found = ab.compare(base, root, timed, threads, say, arguments.pairs)
+                outcomes += _written(found, timed, arguments.json, {"base": base, "head": root})
                 if environment.ours(root) and exit_code(outcomes, None) != exits.NUMERICS:  # wrong: not timed
                     ops = tuple(dict.fromkeys(item.op for item in timed))
                     slower = ab_host.compare(base, root, ops, say)
                     lines = ["host time: not compared: a tree can't be measured"] if slower is None else []
             if arguments.pytest:
-                outcomes = ab_pytest.compare(base, root, arguments.pytest, arguments.threads, say, arguments.pairs)
+                outcomes += ab_pytest.compare(base, root, arguments.pytest, arguments.threads, say, arguments.pairs)
             if not arguments.no_static:
                 parts = arguments.launch or [f"{name}/" for name in options.ops(arguments) if arguments.op]
                 here = tuple(one for one in plugins if present(base, *one))
@@ -92,12 +96,11 @@ def execute(arguments: argparse.Namespace) -> int:
                     compared = ab_static.Comparison(0, 0, [], f"the base has no plug-in {', '.join(arguments.plugin)}")
                 else:
                     compared = ab_static.compare(base, root, arguments.arch, parts, say, here)
-            if arguments.json:
-                _write(arguments.json, outcomes, {"base": base, "head": root})
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
-    if outcomes:
-        print(tables.align([HEADER, *map(_cells, outcomes)]))
+    finally:
+        if outcomes:  # also what was judged before an interruption
+            print(tables.align([HEADER, *map(_cells, outcomes)]))
     lines += [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
     lines += [] if arguments.pytest else static_lines(compared)
     code = exit_code(outcomes, compared)
@@ -176,18 +179,26 @@ def _items(
     return ab.items(selection, plugins)
 
 
-def _write(path: Path, outcomes: list[ab.Outcome], sides: dict[str, Path]) -> None:
-    """Write a record of every measurement of each side, with the commit of its tree."""
+def _written(
+    outcomes: Iterable[ab.Outcome], items: list[ab.Item], path: Path | None, sides: dict[str, Path]
+) -> Iterator[ab.Outcome]:
+    """Yield outcomes; write a record of each side first, with the commit of its tree, or one with the reason."""
     from ..measure import samples
 
     writer, run = record.Writer(path), record.new_run()
-    for side, tree in sides.items():
-        git = environment.git_state(tree)
-        for outcome in outcomes:
+    writer.request(run, [item.id for item in items])
+    gits = {side: environment.git_state(tree) for side, tree in sides.items()}
+    for outcome in outcomes:
+        for side, git in gits.items():
             taken = [second for pair in outcome.pairs for second in pair[side == "head"]]
+            method = {"clock": "wall", "interleaved": True, "side": side, "verdict": outcome.verdict}
             if taken:
-                time = samples.summary(taken, {"clock": "wall", "interleaved": True, "side": side})
-                writer.write(outcome.item.record(git) | {"run": run, "time": time})
+                writer.write(outcome.item.record(git) | {"run": run, "time": samples.summary(taken, method)})
+        if not outcome.pairs:
+            status = "unsupported" if outcome.verdict in ("new", "vanished", "not run") else "error"
+            why = {"status": status, "reason": f"{outcome.verdict}: {outcome.reason}"}
+            writer.write(outcome.item.record(gits["head"]) | {"run": run} | why)
+        yield outcome
 
 
 def exit_code(outcomes: list[ab.Outcome], compared: ab_static.Comparison | None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -30,6 +31,7 @@ LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
 MOST_PAIR_S = 2 * LONG_PAIR_S  # of one measurement in a pair of processes, with its checks, if a call takes below 0.1 s
+MOST_START_S = 15.0  # until a pair of processes has imported torch and the kernels
 HERE = Path(__file__).resolve().parent
 Say = Callable[[str], None]
 
@@ -75,8 +77,10 @@ class Refusal:
     reason: str
 
 
-#: item -> samples of its process pairs, or why a tree has none
-Samples = dict[Item, list[gate_statistics.Pair] | Refusal]
+#: samples of the process pairs of an item, or why a tree has none
+Taken = list[gate_statistics.Pair] | Refusal
+#: yields an item as soon as it is sampled
+Samples = Iterator[tuple[Item, Taken]]
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,8 @@ def batch(
     worker_pairs: int = WORKER_PAIRS,
     root: Path | None = None,
 ) -> Samples:
-    """Return the samples of every item from fresh process pairs. root: of the head, which a control lacks."""
-    samples: Samples = {item: [] for item in items}
+    """Yield the samples of every item from fresh process pairs. root: of the head, which a control lacks."""
+    samples: dict[Item, Taken] = {item: [] for item in items}
     for number in range(worker_pairs):
         say(f"worker pair {number + 1} of {worker_pairs}")
         begun = time.monotonic()
@@ -161,12 +165,13 @@ def batch(
                 workers = {side: worker.alive() for side, worker in workers.items()}
                 result = _measure(workers, item, threads, check and number == 0, seed=number)
                 samples[item] = result if isinstance(result, Refusal) else [*samples[item], result]
+                if isinstance(result, Refusal) or number == worker_pairs - 1:
+                    yield item, samples[item]
         finally:
             for worker in workers.values():
                 worker.close()
         if check and number == 0:  # of the first batch
             say(from_now_on(time.monotonic() - begun, worker_pairs))
-    return samples
 
 
 def from_now_on(pair_s: float, worker_pairs: int) -> str:
@@ -180,8 +185,8 @@ def from_now_on(pair_s: float, worker_pairs: int) -> str:
 
 def longest(measurements: int, worker_pairs: int) -> str:
     """Say how long the timing may take at most, before anything is known about the calls."""
-    most = measurements * worker_pairs * MOST_TAKES * MOST_PAIR_S / 60
-    limit = f"at most {most:.0f} min if no call takes 0.1 s"
+    most = (measurements * MOST_PAIR_S + MOST_START_S) * worker_pairs * MOST_TAKES / 60
+    limit = f"at most {most:.0f} min if no call takes 0.1 s and nothing else runs"
     return f"{measurements} measurements: {limit}; the first pair of processes tells the usual time"
 
 
@@ -223,22 +228,29 @@ def refusal_of(base: dict, head: dict) -> Refusal | None:
 
 def sampled(take: Callable[[list[Item]], Samples], items: list[Item], say: Say) -> Samples:
     """Sample the items by `take`, then again those whose interval is still wide: noise takes more process pairs."""
-    samples = take(items)
-    for _ in range(MOST_BATCHES - 1):
-        ratios = {item: _ratio(pairs) for item, pairs in samples.items()}
-        wide = [item for item, ratio in ratios.items() if ratio and not gate_statistics.settled(ratio)]
-        if not wide:
-            break
-        say(f"{len(wide)} of {len(items)} intervals are wide: more worker pairs")
-        for item, more in take(wide).items():
-            samples[item] = more if isinstance(more, Refusal) else samples[item] + more
-    return samples
+    pairs, left = collections.defaultdict(list), items
+    for number in range(MOST_BATCHES):
+        if number:
+            say(f"{len(left)} of {len(items)} intervals are wide: more worker pairs")
+        wide = []
+        for item, more in take(left):
+            if isinstance(more, Refusal):
+                yield item, more
+                continue
+            pairs[item] += more
+            if gate_statistics.settled(gate_statistics.ratio(pairs[item])) or number == MOST_BATCHES - 1:
+                yield item, pairs[item]
+            else:
+                wide.append(item)
+        left = wide
+        if not left:
+            return
 
 
 def compare(
     base: Path, head: Path, items: list[Item], threads: int, say: Say, worker_pairs: int = WORKER_PAIRS
-) -> list[Outcome]:
-    """Return one verdict per item, from samples by `batch`."""
+) -> Iterator[Outcome]:
+    """Yield one verdict per item, from samples by `batch`."""
 
     def once(other: Path, some: list[Item]) -> Samples:  # numerics are checked when all items are first taken
         return batch(base, other, some, threads, some is items, say, worker_pairs, head)
@@ -246,36 +258,43 @@ def compare(
     return judged(once, base, head, items, say)
 
 
-def judged(once: Callable[[Path, list], Samples], base: Path, head: Path, items: list, say: Say) -> list[Outcome]:
-    """Return one verdict per item. An item that may have changed gets a control; a slower one a second batch.
+def judged(once: Callable[[Path, list], Samples], base: Path, head: Path, items: list, say: Say) -> Iterator[Outcome]:
+    """Yield one verdict per item, as soon as it exists. One that may have changed gets a control, a slower one a second
+    batch too.
 
     once: takes one batch of samples of some items in the base and in another tree.
     """
 
     def take(what: str, other: Path, wanted: list) -> Samples:
-        if not wanted:
-            return {}
-        say(what)
-        return sampled(functools.partial(once, other), wanted, say)
+        if wanted:
+            say(what)
+            yield from sampled(functools.partial(once, other), wanted, say)
 
-    first = take("base against head", head, items)
-    outcomes = [_refused(item, result) for item, result in first.items() if isinstance(result, Refusal)]
-    ratios = {item: gate_statistics.ratio(pairs) for item, pairs in first.items() if not isinstance(pairs, Refusal)}
-    doubtful = [item for item, ratio in ratios.items() if not gate_statistics.unchanged(ratio)]
-    controls = take(f"control, base against base, of {len(doubtful)}", base, doubtful)
-    suspects = [item for item, ratio in ratios.items() if gate_statistics.looks_slower(ratio)]
-    again = take(f"second batch of {len(suspects)}", head, suspects)
-    for item, ratio in ratios.items():
-        if isinstance(late := again.get(item), Refusal):
-            outcomes.append(_refused(item, late))
+    first, controls = {}, {}
+
+    def outcome(item, second: gate_statistics.Ratio | None = None) -> Outcome:
+        ratio, control = gate_statistics.ratio(first[item]), controls.get(item)
+        verdict = gate_statistics.verdict(ratio, second, control) if control else "ok"
+        return Outcome(item, verdict, "", ratio, second, control, tuple(first[item]))
+
+    for item, pairs in take("base against head", head, items):
+        if isinstance(pairs, Refusal):
+            yield _refused(item, pairs)
             continue
-        if isinstance(late := controls.get(item), Refusal):  # both sides are the base
-            outcomes.append(_refused(item, Refusal("base", "error", late.reason)))
+        first[item] = pairs
+        if gate_statistics.unchanged(gate_statistics.ratio(pairs)):
+            yield outcome(item)
+            del first[item]
+    for item, pairs in take(f"control, base against base, of {len(first)}", base, list(first)):
+        if isinstance(pairs, Refusal):  # both sides are the base
+            yield _refused(item, Refusal("base", "error", pairs.reason))
             continue
-        control, second = _ratio(controls.get(item)), _ratio(again.get(item))
-        verdict = "ok" if control is None else gate_statistics.verdict(ratio, second, control)
-        outcomes.append(Outcome(item, verdict, "", ratio, second, control, tuple(first[item])))
-    return outcomes
+        controls[item] = gate_statistics.ratio(pairs)
+        if not gate_statistics.looks_slower(gate_statistics.ratio(first[item])):
+            yield outcome(item)
+            del controls[item]
+    for item, pairs in take(f"second batch of {len(controls)}", head, list(controls)):
+        yield _refused(item, pairs) if isinstance(pairs, Refusal) else outcome(item, gate_statistics.ratio(pairs))
 
 
 def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, str], ...]) -> list[Item]:
@@ -284,10 +303,6 @@ def listed(tree: Path, root: Path, selection: dict, plugins: tuple[tuple[str, st
     answer = worker.ask({"list": selection, "plugins": plugins})
     worker.close()
     return [Item(*fields, plugins) for fields in answer.get("items", [])]
-
-
-def _ratio(pairs: list[gate_statistics.Pair] | Refusal | None) -> gate_statistics.Ratio | None:
-    return gate_statistics.ratio(pairs) if isinstance(pairs, list) and pairs else None
 
 
 def _refused(item: Item, refusal: Refusal) -> Outcome:

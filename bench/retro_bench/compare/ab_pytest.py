@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +25,8 @@ class Benchmark:
     id: str  # pytest's id of the test
 
 
-def compare(base: Path, head: Path, path: str, threads: int | None, say: ab.Say, pairs: int) -> list[ab.Outcome]:
-    """Return one verdict per benchmark of the head, and one for each that only the base has.
+def compare(base: Path, head: Path, path: str, threads: int | None, say: ab.Say, pairs: int) -> Iterator[ab.Outcome]:
+    """Yield one verdict per benchmark of the head, and one for each that only the base has.
 
     Raises ValueError for a path that holds no tests of the head, and if the code under test comes from neither tree.
     """
@@ -38,13 +39,13 @@ def compare(base: Path, head: Path, path: str, threads: int | None, say: ab.Say,
     _lend(head, base, place)
     items = [Benchmark(name) for name in now["collected"]]
     broken = {name: why for name, why in now["left"].items() if not why.startswith(pytest_side.SKIPPED)}
-    outcomes = [ab.Outcome(Benchmark(name), "numerics", f"head: {why}") for name, why in broken.items()]
+    yield from (ab.Outcome(Benchmark(name), "numerics", f"head: {why}") for name, why in broken.items())
     gone = [name for name in before if name not in now["collected"] and name.partition("::")[0] not in broken]
-    outcomes += [ab.Outcome(Benchmark(name), "vanished", "head: no such benchmark") for name in gone]
+    yield from (ab.Outcome(Benchmark(name), "vanished", "head: no such benchmark") for name in gone)
 
     def once(other: Path, some: list[Benchmark]) -> ab.Samples:
         words = [path] if len(some) == len(items) else [one.id for one in some]
-        samples: ab.Samples = {item: [] for item in some}
+        samples: dict[Benchmark, ab.Taken] = {item: [] for item in some}
         for number in range(pairs):
             say(f"pair of processes {number + 1} of {pairs}")
             got, sides, begun = {}, {"base": base, "head": other}, time.monotonic()
@@ -56,9 +57,9 @@ def compare(base: Path, head: Path, path: str, threads: int | None, say: ab.Say,
                 answers = (_answer(item.id, got[side], item.id in before or side == "head") for side in sides)
                 pair = tuple([got[side]["times"].get(item.id)] for side in sides)
                 samples[item] = ab.refusal_of(*answers) or [*samples[item], pair]
-        return samples
+        yield from samples.items()
 
-    return outcomes + (ab.judged(once, base, head, items, say) if items else [])
+    yield from ab.judged(once, base, head, items, say)
 
 
 def _answer(name: str, got: dict, known: bool) -> dict:
