@@ -65,6 +65,7 @@ class CompileCase:
     case: str
     dtype: str
     launch: object
+    call: tuple = ()  # a NamedTuple of tensors and options
 
 
 def ops() -> list[str]:

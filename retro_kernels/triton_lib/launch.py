@@ -185,4 +185,4 @@ def cases_of(
             needs = tuple([getattr(call, field) is not None for field in call.DIFFERENTIABLE])
             backward(call, outputs, (outputs[0], *[None] * (len(outputs) - 1)), needs, target)
     for launch in launches:
-        yield CompileCase(name, str(call[0].dtype).removeprefix("torch."), launch)
+        yield CompileCase(name, str(call[0].dtype).removeprefix("torch."), launch, call)

@@ -15,7 +15,7 @@ def wrong(scale):
     return retro_bench.Contender("relative_attention", "mine", kernel, role="ours")
 
 
-def static_record(op="topk_chunks", **metrics):
+def static_record(op="topk_chunks", values=None, **metrics):
     usual = {
         "kernel": "scan",
         "arch": 90,
@@ -38,4 +38,4 @@ def static_record(op="topk_chunks", **metrics):
         "loop_tensor_instructions": 8,
         "loop_cycles_at_least": 100.0,
     }
-    return table.row(op, "triton", "scan:a:sm90", "float16", usual | metrics) | {"run": "r"}
+    return table.row(op, "triton", "scan:a:sm90", "float16", usual | metrics, values) | {"run": "r"}

@@ -4,12 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import retro_bench
 from retro_bench.commands import ab as ab_command
-from retro_bench.compare import ab, ab_static, gate_statistics
-from retro_bench.records import environment
+from retro_bench.compare import ab, ab_static, gate_statistics, record_files
+from retro_bench.records import environment, record
+from retro_bench.static import regressions
 from tests.bench.helpers import static_record
+from tests.conftest import INTERPRETER
 
 
 def test_ab_exit_codes():
@@ -100,7 +103,7 @@ def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished
     rows = {name: static_record(name) for name in ("same", "changed", "gone", "new")}
     ids = {name: row["id"] for name, row in rows.items()}
     sources = {"base": {"same": "1", "changed": "1", "gone": "1"}, "head": {"same": "1", "changed": "2", "new": "1"}}
-    compiled = {}
+    compiled, length = {}, {"base": 2, "head": 2}
 
     def static(root, plugins, arches, parts, folder, side, tree, more):
         path = Path(more[-1])
@@ -109,6 +112,8 @@ def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished
             return True
         wanted = json.loads(Path(more[more.index("--only") + 1]).read_text())
         compiled[side] = {name for name in rows if ids[name] in wanted}
+        for row in rows.values():
+            row["case"]["shape"] = record.described({"x": torch.zeros(length[side]), side: 1})
         path.write_text("".join(f"{json.dumps(rows[name])}\n" for name in compiled[side]))
         return True
 
@@ -116,6 +121,28 @@ def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished
     changes = ab_static.compare(tmp_path, tmp_path, "90", [], lambda text: None)
     assert compiled == {"base": {"changed"}, "head": {"changed", "new"}}
     assert changes == ab_static.Comparison(3, 3, [f"{ids['gone']}: no longer compiled"])
+    length["head"] = 3
+    changes = ab_static.compare(tmp_path, tmp_path, "90", [], lambda text: None)
+    other = f"{ids['changed']}: another case, not compared: x: float32 [3], was float32 [2]"
+    assert changes == ab_static.Comparison(3, 3, [f"{ids['gone']}: no longer compiled"], other, failed=True)
+
+
+def test_static_metrics_of_one_name_and_another_case_are_not_compared():
+    old, new = (static_record(stack_bytes=n, values={"x": torch.zeros(n + 1)}) for n in (0, 8))
+    unknown = static_record()  # of a tree that does not tell the arguments: its name counts
+    assert regressions.regressions([old], [new]) == []
+    (change,) = record_files.changes([old], [new])
+    assert (change.kind, change.detail) == ("changed", "another case, not compared: x: float32 [9], was float32 [1]")
+    assert "spills" in regressions.regressions([unknown], [new])[0] and regressions.changed([unknown], [new]) == []
+
+
+@pytest.mark.skipif(INTERPRETER, reason="a process under TRITON_INTERPRET can't compile")
+def test_static_records_tell_the_arguments_of_the_call():
+    from retro_bench.static import triton_kernels
+
+    launches = triton_kernels.launches([90], ("leaky_average/triton/leaky_scan:wide",))
+    (found,) = {record.described(one.values)["x"] for one in launches if one.wanted and one.dtype == "float16"}
+    assert found == "float16 [16, 2048, 16, 64]"
 
 
 def test_ab_prints_and_writes_its_static_half(monkeypatch, tmp_path, capsys):

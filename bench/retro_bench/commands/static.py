@@ -94,10 +94,10 @@ def _called(call: str, arches: list[int | str]) -> list[dict[str, Any]]:
         for launch in launched:
             key = launch.name, id(launch.compiled.program)
             if key not in rows:
-                dtype = next(value.dtype for value in launch.arguments.values() if hasattr(value, "dtype"))
                 case = f"{launch.name}:{call.partition('::')[2]}:sm{arch}" + (f"#{len(rows) + 1}" if rows else "")
-                kind = str(dtype).removeprefix("torch.")
-                rows[key] = entry.row(launch.name, "triton", case, kind, launch.static_record())
+                tensors = {name: value for name, value in launch.arguments.items() if hasattr(value, "dtype")}
+                kind = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+                rows[key] = entry.row(launch.name, "triton", case, kind, launch.static_record(), tensors)
     return list(rows.values())
 
 

@@ -64,10 +64,10 @@ def compare(
             why = f"the base does not compile: {_last_words(folder / 'base.log')}"
             return Comparison(len(before), len(ids), lost, why, failed=True)
         if rows[1] is None:
-            worse = [f"head does not compile: {_last_words(folder / 'head.log')}"]
-        else:
-            worse = regressions.regressions(*rows)
-        return Comparison(len(before), len(ids), lost + worse)
+            lost.append(f"head does not compile: {_last_words(folder / 'head.log')}")
+            return Comparison(len(before), len(ids), lost)
+        other = regressions.changed(*rows)
+        return Comparison(len(before), len(ids), lost + regressions.regressions(*rows), "; ".join(other), bool(other))
 
 
 def _both(what: Callable, base: Path, head: Path, *rest) -> list:

@@ -91,23 +91,10 @@ def prepare(side: Side, wanted: dict):
         call = runner.trial(contender, case, answers, backward, wanted["seed"])
         call.first()
         seconds = side.module("measure.timing").rewritten(call, 1)
-        return call, {"ok": True, "seconds": seconds, "case": content(case, inputs.arguments)}
+        content = side.module("records.record").described({**case.shape, **case.options, **inputs.arguments})
+        return call, {"ok": True, "seconds": seconds, "case": content}
     except Exception as e:  # the coordinator decides what a refusal means
         return None, refused(side, e)
-
-
-def content(case, arguments: dict) -> dict[str, str]:
-    """Describe a case by its letters, and by the type and shape of every argument: its name alone proves nothing."""
-
-    def text(value) -> str:
-        if hasattr(value, "stride"):
-            strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
-            return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{strides}"
-        if isinstance(value, (list, tuple)):
-            return f"[{', '.join(map(text, value))}]"
-        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
-
-    return {name: text(value) for part in (case.shape, case.options, arguments) for name, value in part.items()}
 
 
 def refused(side: Side, e: Exception) -> dict:

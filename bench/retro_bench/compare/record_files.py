@@ -29,7 +29,7 @@ class Change:
 def changes(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[Change]:
     """List the differences from `a` to `b`, failures first. Baselines are left out."""
     before, after = ({i: r for i, r in record.latest(side).items() if r["role"] != "baseline"} for side in (a, b))
-    differences = [Change(name, "static", detail) for name, detail in _static(before, after)]
+    differences = _static(before, after)
     for name, old in before.items():
         if old["mode"] != "static":
             differences += _one(name, old, after.get(name))
@@ -57,6 +57,9 @@ def _one(name: str, old: dict[str, Any], new: dict[str, Any] | None) -> list[Cha
     return []
 
 
-def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[list[str]]:
+def _static(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> list[Change]:
     old, new = ([r for r in side.values() if r["mode"] == "static"] for side in (before, after))
-    return [line.split(": ", 1) for line in regressions.regressions(old, new)] if old and new else []
+    if not (old and new):
+        return []
+    found = [("static", regressions.regressions(old, new)), ("changed", regressions.changed(old, new))]
+    return [Change(name, kind, why) for kind, lines in found for name, why in (one.split(": ", 1) for one in lines)]

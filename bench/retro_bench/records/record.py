@@ -331,6 +331,20 @@ def case_change(old: dict[str, Any], new: dict[str, Any]) -> str:
     return differences(was, now)
 
 
+def described(values: dict[str, Any]) -> dict[str, str]:
+    """Describe arguments by their types and shapes: the name of a case alone proves nothing."""
+
+    def text(value) -> str:
+        if hasattr(value, "stride"):
+            strides = "" if value.is_contiguous() else f" of strides {list(value.stride())}"
+            return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{strides}"
+        if isinstance(value, (list, tuple)):
+            return f"[{', '.join(map(text, value))}]"
+        return repr(value) if isinstance(value, (int, float, str, type(None))) else type(value).__name__
+
+    return {name: text(value) for name, value in values.items()}
+
+
 def differences(was: dict[str, Any], now: dict[str, Any]) -> str:
     names = [name for name in was | now if was.get(name) != now.get(name)]
     return "; ".join(f"{name}: {now.get(name, 'none')}, was {was.get(name, 'none')}" for name in names)

@@ -11,8 +11,8 @@ class NoToolchain(RuntimeError):
     """Error: a tool for compiling without a GPU is missing."""
 
 
-def row(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -> dict[str, Any]:
-    """Return a record without its run id."""
+def row(op: str, backend: str, case: str, dtype: str, metrics: dict, values: dict | None = None) -> dict[str, Any]:
+    """Return a record without its run id. values: arguments of the call, which tell one case from another."""
     return dict.fromkeys(record.FIELDS) | {
         "schema": record.SCHEMA,
         "run": "",
@@ -27,7 +27,7 @@ def row(op: str, backend: str, case: str, dtype: str, metrics: dict[str, Any]) -
         "git": environment.git_state(),
         "environment": environment.environment() | {"nvcc": environment.nvcc_version()},
         "device": {"type": "none", "name": f"compiled for {architecture(metrics['arch'])}"},
-        "case": {"name": case, "shape": {}},
+        "case": {"name": case, "shape": record.described(values or {})},
         "static": metrics,
     }
 

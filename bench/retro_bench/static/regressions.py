@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from ..records import record
+
 #: +5% issue slots in the hot loop is a regression
 SLOTS_SLACK = 1.05
 #: So are +5% in sectors or wavefronts over the minimum: an access has lost its coalescing or has a bank conflict.
@@ -18,14 +20,27 @@ def vanished(base: Collection[str], head: Collection[str]) -> list[str]:
 
 def regressions(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
     """List the regressions from `base` to `head`, one a line. Both must come from one toolchain."""
-    after = {r["id"]: r["static"] for r in head if r["static"]}
+    after = {r["id"]: r for r in head if r["static"]}
     worse = []
-    for before in base:
-        if not before["static"]:
-            continue
-        old, new = before["static"], after.get(before["id"])
-        worse += [f"{before['id']}: {what}" for what in (_worse(old, new) if new else ["no longer compiled"])]
+    for before in (r for r in base if r["static"]):
+        new = after.get(before["id"])
+        if new is None or not _other_case(before, new):
+            found = _worse(before["static"], new["static"]) if new else ["no longer compiled"]
+            worse += [f"{before['id']}: {what}" for what in found]
     return worse
+
+
+def changed(base: list[dict[str, Any]], head: list[dict[str, Any]]) -> list[str]:
+    """List the ids that name another case in `head`, one a line: their metrics are not compared."""
+    after = {r["id"]: r for r in head}
+    found = ((r["id"], _other_case(r, after.get(r["id"], r))) for r in base)
+    return [f"{name}: another case, not compared: {why}" for name, why in found if why]
+
+
+def _other_case(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Say which arguments have other types or shapes; empty if none has. Arguments that one side lacks do not count."""
+    was, now = old["case"]["shape"], new["case"]["shape"]
+    return record.differences(*({name: side[name] for name in was.keys() & now.keys()} for side in (was, now)))
 
 
 def _worse(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:

@@ -35,6 +35,7 @@ class CompiledCase:
     dtype: str
     arch: int | str
     launch: Any  # a `Launch` of the imported tree
+    values: dict[str, Any]  # arguments of the case's call, or of the launch if no case makes it
     recorded: bool  # made by a call of a plug-in and not by `aot`
     fingerprint: str | None  # None: not wanted
 
@@ -61,35 +62,37 @@ def launches(arches: list[int | str], parts: tuple[str, ...] | None) -> list[Com
         amd, place = KNOWN[arch].backend == "hip", KNOWN[arch].name.replace("_", "")
         found = [] if amd else [(True, *launch) for launch in _recorded(arch)]
         for op, case in aot.cases(KNOWN[arch]) if shipped else ():
-            name = f"{case.launch.name}:{case.case}:{place}"
-            found.append((False, op, "triton", name, case.dtype, case.launch))
-        for *place, launch in found:
+            name, call = f"{case.launch.name}:{case.case}:{place}", getattr(case, "call", ())  # an older tree has none
+            values = dict(zip(getattr(call, "_fields", ()), call, strict=True))
+            found.append((False, op, "triton", name, case.dtype, case.launch, values))
+        for *place, launch, values in found:
             seen[*place] += 1
             foreign, op, backend, name, dtype = place
             if (count := seen[*place]) > 1:
                 name += f"#{count}"
             wanted = entry.selected(entry.identity(op, backend, name, dtype), parts)
             mark = fingerprint.of_launch(*aot.source(launch, KNOWN[arch])) if wanted else None
-            every.append(CompiledCase(op, backend, name, dtype, arch, launch, foreign, mark))
+            every.append(CompiledCase(op, backend, name, dtype, arch, launch, values, foreign, mark))
     return every
 
 
-def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object]]:
-    """Yield (op, backend, case, dtype, launch) of every launch that plug-ins registered.
+def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object, dict[str, Any]]]:
+    """Yield (op, backend, case, dtype, launch, arguments) of every launch that plug-ins registered.
 
     A case's call is made on CPU tensors; its launches are kept and not executed. A program that reads a kernel's result
     to decide its next launch reads memory that nothing wrote.
     """
-    for op, backend, name, dtype, call in _calls():
+    for op, backend, name, dtype, call, values in _calls():
         with gpu(arch, runs=False) as log:
             call()
         for launch in log.launches:
-            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch
+            given = {k: v for k, v in launch.arguments.items() if isinstance(v, torch.Tensor)}
+            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch, values or given
 
 
-def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
+def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object], dict[str, Any]]]:
     for item in LAUNCHES:
-        yield item.op, "triton", item.name, item.dtype, item.call
+        yield item.op, "triton", item.name, item.dtype, item.call, {}
     for contender in CONTENDERS.values():
         for case in cases_of(contender.op) if contender.triton else ():
             for dtype in case.dtypes.get("cuda", ()):
@@ -97,7 +100,8 @@ def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object]]]:
                 for mode in case.modes:
                     if not contender.reason(case, dtype, "cuda"):
                         call = runner.step(contender, case, arguments, mode == "fwdbwd", 0)
-                        yield case.op, contender.name, f"{case.name} {mode}", dtype, call
+                        values = {**case.shape, **case.options, **arguments}
+                        yield case.op, contender.name, f"{case.name} {mode}", dtype, call, values
 
 
 def rows(
@@ -135,8 +139,7 @@ def rows(
 
 def _read(launch: CompiledCase, compiled: aot.Resources, folder: Path, counters: bool) -> dict[str, Any]:
     if compiled.agprs is not None:
-        metrics = amd_kernels.metrics(compiled, KNOWN[compiled.arch])
-        return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics)
+        return _row(launch, amd_kernels.metrics(compiled, KNOWN[compiled.arch]), False)
     cubin = next(folder.glob(f"*-sm{compiled.arch}-{compiled.binary[:8]}.cubin"))
     function = max(machine_code.functions(cubin).values(), key=lambda one: len(one.code))
     metrics = machine_code.metrics(
@@ -161,4 +164,4 @@ def _row(launch: CompiledCase, metrics: dict[str, Any], counters: bool) -> dict[
             metrics["emulation_fault"] = str(fault).splitlines()[0]
         except PtxError:  # an instruction that is not emulated: sm_100's tensor memory
             pass
-    return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics)
+    return entry.row(launch.op, launch.backend, launch.case, launch.dtype, metrics, launch.values)
