@@ -11,7 +11,9 @@ import pytest
 
 import retro_bench
 from retro_bench.commands import exits, measuring
+from retro_bench.measure import samples
 from retro_bench.records import environment, record
+from retro_bench.report import summary
 from retro_bench.static import triton_kernels
 from tests.bench.helpers import QUICK, wrong
 from tests.conftest import INTERPRETER
@@ -187,3 +189,13 @@ def test_a_contender_is_recorded_before_the_next_one_runs(tiny, tmp_path):
     command = ["run", *QUICK, "--json", str(path), "--no-ceilings", "--backend", "first,second", "--mode", "fwd"]
     assert retro_bench.main(command) == exits.OK
     assert {"eager"} in seen and {"eager", "first"} in seen and len(record.requested(path)) >= 3
+
+
+def test_a_contender_that_was_checked_and_not_timed_is_missing(finished, tmp_path):
+    path, checked = tmp_path / "a.jsonl", finished | {"mode": "fwd", "id": finished["id"].replace("/check", "/fwd")}
+    writer = record.Writer(path)
+    writer.request("run", [checked["id"]])
+    for one, missing in ((checked, 1), (checked | {"time": samples.summary([1.0], {"clock": "wall"})}, 0)):
+        writer.write(one)
+        assert len(record.left(path)) == len(summary.left_out(writer.requested, [one])) == missing
+    assert record.latest(record.read(path))[checked["id"]]["time"]

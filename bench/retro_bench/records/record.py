@@ -260,13 +260,18 @@ def requested(path: Path) -> list[str]:
     return list(dict.fromkeys(one for line in _lines(path) for one in line.get("requested", ())))
 
 
+def pending(one: dict[str, Any]) -> bool:
+    """Whether a record says only that a contender passed its check. Its time is written in a later record."""
+    return one["status"] == "ok" and one["mode"] not in ("check", "static") and not one["time"]
+
+
 def left(path: Path) -> list[str]:
     """Return the ids that the last run of a file requested and did not record."""
     asked, made = [], set()
     for line in _lines(path):
         if "requested" in line:
             asked, made = line["requested"], set()
-        else:
+        elif not pending(line):
             made.add(line["id"])
     return [one for one in asked if one not in made]
 
