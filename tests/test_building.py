@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -223,3 +225,23 @@ def test_info_reports_the_libraries():
     lines = info.lines()
     first = lines.index("libraries") + 1
     assert lines[first : first + 3] == [f"  {line}" for line in built_from.lines()]
+
+
+def test_an_interrupted_build_of_the_emulator_is_finished_by_its_compiler(tmp_path):
+    """The processes that began it are killed. The compiler ends its work, and the next process does not begin again."""
+    compiler, source, log, go = (tmp_path / name for name in ("c++", "emulator.cpp", "log", "go"))
+    compiler.write_text(f'#!/bin/sh\necho began >> {log}\nwhile [ ! -e {go} ]; do sleep 0.05; done\ncp "$3" "$2"\n')
+    compiler.chmod(0o755)
+    source.write_text("the library")
+    code = "import sys; from pathlib import Path; from ptx_emulator.program import built\n"
+    code += "print(built('ptx.so', [sys.argv[1]], Path(sys.argv[2]), [], ''))"
+    command = [sys.executable, "-c", code, str(compiler), str(source)]
+    options = {"env": os.environ | {"XDG_CACHE_HOME": str(tmp_path)}, "stdout": subprocess.PIPE, "text": True}
+    first = subprocess.Popen(command, **options, start_new_session=True)
+    while not log.exists() and first.poll() is None:
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    second = subprocess.Popen(command, **options)
+    go.touch()
+    assert Path(second.communicate()[0].strip()).read_text() == "the library" and log.read_text() == "began\n"

@@ -100,9 +100,6 @@ def test_their_calls_on_the_command_line(theirs, capsys):
     assert "argument x_ptr: byte 8192" in capsys.readouterr().out
     assert main(["estimate", call]) == 0
     assert "estimated for one H200" in capsys.readouterr().out
-    for wrong, message in (
-        (f"{theirs}::nobody", "has no function nobody"),
-        ("nowhere.py::f", "expected FILE.py::FUNC"),
-    ):
+    for wrong, said in ((f"{theirs}::nobody", "has no function nobody"), ("nowhere.py::f", "expected FILE.py::FUNC")):
         assert main(["run", wrong]) == 4
-        assert message in capsys.readouterr().err
+        assert said in capsys.readouterr().err

@@ -49,8 +49,7 @@ def test_a_kernel_as_it_is_called(arch):
     (launch,) = log.launches
     assert (launch.name, launch.grid, launch.options["num_warps"], launch.arch) == ("add_kernel", (4, 1, 1), 2, arch)
     assert launch.arguments["x_ptr"] is x and launch.arguments["BLOCK"] == 256
-    assert launch.counters()["ctas"] == 4 and launch.notes == []
-    assert launch.counters()["global_bytes"] == 3 * 4096
+    assert launch.counters()["ctas"] == 4 and launch.counters()["global_bytes"] == 3 * 4096 and launch.notes == []
     assert {line.source.partition(":")[0] for line in launch.lines()} == {"test_gpu.py"}
 
 
@@ -178,7 +177,7 @@ def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
             torch.utils.checkpoint.checkpoint(module, x, use_reentrant=reentrant).sum().backward()
         assert torch.allclose(x.grad, 2 * module.weight.sum(0))
         torch.save(module.state_dict(), tmp_path / "state.pt")
-        for place in ("cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, None):
+        for place in ("cuda", "cuda:0", torch.device("cuda"), {"cpu": "cuda:0"}, None, lambda data, _: data.cuda()):
             assert torch.load(tmp_path / "state.pt", map_location=place)["weight"].is_cuda
         made = torch.cuda.FloatTensor(3)
         assert isinstance(made, torch.cuda.FloatTensor) and made.type() == "torch.cuda.FloatTensor"

@@ -17,8 +17,7 @@ def test_it_imports_nothing_of_the_other_packages():
     for path in [*HOME.glob("src/**/*.py"), *HOME.glob("tests/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and node.level == 0:
-                names.append(node.module)
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
             assert not [name for name in names if name.startswith(("retro_", "tests", "bench"))], path
 
 
@@ -42,7 +41,7 @@ def test_the_first_lines_of_the_readme_run(tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_wheel_works_in_a_fresh_environment(tmp_path):
+def test_a_wheel_contains_the_built_emulator_and_works_in_a_fresh_environment(tmp_path):
     pytest.importorskip("build")
     run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path, HOME)
     (wheel,) = tmp_path.glob("ptx_emulator-*.whl")
@@ -56,6 +55,9 @@ def test_a_wheel_works_in_a_fresh_environment(tmp_path):
     (packages / "here.pth").write_text("\n".join(found))
     (tmp_path / "first.py").write_text(f"{first_lines()}\ndef call(): add[(4,)](x, y, out, 1000, BLOCK=256)\n")
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    bare["XDG_CACHE_HOME"] = str(tmp_path)
     assert str(fresh) in run(python, "first.py", cwd=tmp_path, env=bare)
-    said = run(fresh / "bin" / "ptx-emulator", "run", "first.py::call", "--brief", cwd=tmp_path, env=bare)
-    assert "1 launches: nothing wrong" in said
+    said = run(python.with_name("ptx-emulator"), "run", "first.py::call", "--brief", cwd=tmp_path, env=bare)
+    assert "1 launches: nothing wrong" in said and list(packages.glob("ptx_emulator/ptx.*.so"))
+    run(python, "-m", "pytest", "-p", "ptx_emulator.plugin", "--version", cwd=tmp_path, env=bare)  # named twice
+    assert not list(tmp_path.glob("ptx-emulator/*.so")), "compiled the emulator, which the wheel contains"

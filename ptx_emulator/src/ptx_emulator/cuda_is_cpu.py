@@ -274,6 +274,7 @@ def mapped() -> Iterator[None]:
         mock.patch.object(threading.Thread, "_bootstrap_inner", in_thread),
         mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
         mock.patch.object(CudaIsCpu, "default", "cpu"),
+        mock.patch.object(torch.UntypedStorage, "cuda", lambda storage, *_, **__: storage),
         mock.patch.multiple(torch.accelerator, **_ACCELERATOR),
     ):
         for name in _TYPES:
