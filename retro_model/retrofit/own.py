@@ -45,6 +45,7 @@ from .own_attend import (
     register,
     slots,
 )
+from .own_copy import Copying, Entries
 
 ROTARY = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3") + (
     "gemma",
@@ -90,6 +91,7 @@ class OwnConfig:
         rank: rank of the low-rank maps of queries and attention outputs; 0 for no maps.
         score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
         prefix: tokens in front of every text and every neighbour; empty for none.
+        copying: whether tokens of neighbours can be copied, see `own_copy.Copying`.
     """
 
     vocab_size: int
@@ -103,6 +105,7 @@ class OwnConfig:
     rank: int = 0
     score_bias: bool = False
     prefix: tuple[int, ...] = ()
+    copying: bool = False
 
     retrieves = True
 
@@ -119,6 +122,7 @@ class OwnConfig:
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
         checks.flag("score_bias", self.score_bias)
+        checks.flag("copying", self.copying)
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
         if self.max_len < 1:
@@ -127,7 +131,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -157,6 +161,9 @@ class OwnAttention(FrozenDecoder):
     neighbour. The slopes are initialised to zero. Neighbours are then attended one at a time, because a constant shift
     of a neighbour's logits is the same as adding the constant to its log-sum-exp.
 
+    If copying is set, `Copying` mixes the tokens of the neighbours of all chunks so far into the distribution. Its
+    numbers have to be fitted. Neighbours are then read through the last layer, and their last states are kept.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
@@ -168,6 +175,7 @@ class OwnAttention(FrozenDecoder):
         slope: [attending layers, heads], factor of the retrieval score; None without score_bias.
         query_down, value_down: [attending layers, heads, D, r]; None at rank 0.
         query_up, value_up: [attending layers, heads, r, D]; None at rank 0.
+        copying: a `Copying`; None for none.
         seconds: host time spent so far in calls with neighbours, by part: encoding neighbours ("reading"), attention in
             attending layers ("attention"), and the rest of the decoder ("decoder").
 
@@ -187,6 +195,7 @@ class OwnAttention(FrozenDecoder):
             up = nn.Parameter(torch.zeros(*shape, rank, width, **self.where)) if rank else None
             self.register_parameter(f"{name}_down", down)
             self.register_parameter(f"{name}_up", up)
+        self.copying = Copying(base_of(decoder).config.hidden_size, **self.where) if config.copying else None
         self.backend = backend
         self.seconds = {"decoder": 0.0, "reading": 0.0, "attention": 0.0}
         self.layers = {layer - 1: place for place, layer in enumerate(config.cca_layers)}
@@ -196,6 +205,10 @@ class OwnAttention(FrozenDecoder):
     @property
     def always_attends(self) -> bool:
         return bool(self.config.prefix)
+
+    @property
+    def changes_logits(self) -> bool:
+        return self.config.copying
 
     @contextlib.contextmanager
     def keeping(self, max_bytes: int = 2**30, folder: str | os.PathLike | None = None) -> Iterator[ReadingCache]:
@@ -216,7 +229,7 @@ class OwnAttention(FrozenDecoder):
         on_disk = None
         if folder is not None:
             before = self.config.prefix or self.config.sink_token
-            facts = (self.config.cca_layers, before, autocast_types(), self._described())
+            facts = (self.config.cca_layers, before, autocast_types(), self._described(), self.config.copying)
             name = digest([self.decoder], *facts)
             on_disk = DiskCache(Path(folder) / name, next(self.decoder.parameters()).dtype, self._state())
         before, self._kept = self._kept, ReadingCache(max_bytes, on_disk)
@@ -232,38 +245,53 @@ class OwnAttention(FrozenDecoder):
 
     def neighbour_bytes(self, neighbour_len: int | None = None) -> int:
         """Return the size in bytes of one neighbour's states."""
-        length, layers = neighbour_len or self.config.neighbour_len, len(self.config.cca_layers)
-        return 2 * length * layers * math.prod(self._head()) * next(self.decoder.parameters()).itemsize
+        length = neighbour_len or self.config.neighbour_len
+        return sum(map(math.prod, self._shapes(length))) * next(self.decoder.parameters()).itemsize
 
     def _head(self) -> tuple[int, int]:
         """Return the number of key heads G and the head dimension D."""
         return heads_of(base_of(self.decoder).config)[1:]
 
+    def _shapes(self, length: int) -> tuple[tuple[int, ...], tuple[int, int]]:
+        """Return the shapes [A,2,R,G,D] of a neighbour's keys and values and [R,d] of its last states."""
+        width = 0 if self.copying is None else len(self.copying.centre)
+        return (len(self.layers), 2, length, *self._head()), (length, width)
+
+    def _parts(self, states: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return views of flat states: keys and values [...,A,2,R,G,D] and last states [...,R,d]."""
+        near, last = self._shapes(length)
+        parts = states.split([math.prod(near), math.prod(last)], -1)
+        return parts[0].unflatten(-1, near), parts[1].view(*states.shape[:-1], *last)
+
     @torch.no_grad()
     def neighbour_states(self, neighbours: Tensor) -> Tensor:
         """Encode each of the neighbours int64 [U,R] separately.
 
-        Return the keys and values [U,A,2,R,G,D] of the A attending layers.
+        Return flat states [U,F]: the keys and values [A,2,R,G,D] of the A attending layers and, if the model copies,
+        the decoder's last states [R,d].
         """
         began = time.perf_counter()
         register()
-        base, (heads, width) = base_of(self.decoder).base_model, self._head()
+        base, length = base_of(self.decoder).base_model, neighbours.shape[1]
         prefix, texts, options = self.prefix_states(), neighbours, {"use_cache": False}
         if prefix is None:
             sink = torch.full_like(neighbours[:, :1], self.config.sink_token)
             texts = torch.cat([sink, neighbours], 1)
         else:
-            options["position_ids"] = prefix.length + torch.arange(texts.shape[1], device=texts.device)[None]
+            options["position_ids"] = prefix.length + torch.arange(length, device=texts.device)[None]
         weight = next(self.decoder.parameters())
-        shape = (len(texts), len(self.layers), 2, neighbours.shape[1], heads, width)
-        states = torch.empty(shape, dtype=weight.dtype, device=weight.device)
+        size = self.neighbour_bytes(length) // weight.itemsize
+        states = torch.empty(len(texts), size, dtype=weight.dtype, device=weight.device)
         rows = max(1, READ_TOKENS // texts.shape[1])
         for part, into in zip(texts.split(rows), states.split(rows)):
-            try:
-                base(part, **options, **{ARGUMENT: NeighbourPass(self.layers, into, prefix, self.backend)})
-            except StopReading:
-                continue
-            raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
+            near, last = self._parts(into, length)
+            reading = NeighbourPass(self.layers, near, prefix, self.backend, whole=self.config.copying)
+            with contextlib.suppress(StopReading):
+                read = base(part, **options, **{ARGUMENT: reading})
+                if self.config.copying:
+                    last.copy_(read.last_hidden_state[:, -length:])
+            if not reading.done:
+                raise RuntimeError(f"decoder: {type(base).__name__} does not hand keywords to its attention")
         self.seconds["reading"] += time.perf_counter() - began
         return states
 
@@ -287,7 +315,7 @@ class OwnAttention(FrozenDecoder):
             self._pool(part)
 
     def _pool(self, neighbours: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the states [U,A,2,R,G,D] of the distinct neighbours in `neighbours` [S,R].
+        """Return the states [U,F] of the distinct neighbours in `neighbours` [S,R].
 
         Return also, for each row, the index [S] of its states.
         """
@@ -335,10 +363,19 @@ class OwnAttention(FrozenDecoder):
             index = torch.arange(length, length + tokens.shape[1], device=tokens.device)[None]
             options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
         began, attention = time.perf_counter(), self.seconds["attention"]
-        out = self.decoder(tokens, **options, **{ARGUMENT: attending})
+        hidden: list[Tensor] = []
+        base = base_of(self.decoder).base_model
+        with base.register_forward_hook(lambda *call: hidden.append(call[-1][0])):
+            out = self.decoder(tokens, **options, **{ARGUMENT: attending})
+        if attending.copied is not None:
+            if isinstance(options.get("logits_to_keep"), Tensor):
+                raise ValueError("logits_to_keep: expected a number of last tokens with copying; got a tensor")
+            out.logits = self.copying(out.logits, hidden[0], attending.copied)
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         if cache is not None and attending.last is not None:
             cache.states, cache.neighbour_mask, cache.scores = attending.last
+        if cache is not None and attending.copied is not None:
+            cache.copied = attending.copied.after(tokens.shape[1])
         return out
 
     def _attending(self, tokens, retrieved, starts, cache: RetrofitCache | None, positions) -> Attending | None:
@@ -350,6 +387,7 @@ class OwnAttention(FrozenDecoder):
         padding = starts if any(starts) else None
         prefix = self.prefix_states()
         alone = Attending(self, prefix, None, None, tokens.shape[1], total, None, padding, None) if prefix else None
+        copied = None if cache is None else cache.copied
         if neighbours is None and held is not None:
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
@@ -362,6 +400,10 @@ class OwnAttention(FrozenDecoder):
         if live.numel() and live.any():  # skip `any`, which waits for a GPU, if no chunk completes
             pool, place[live] = self._pool(neighbours[live])
             pools.append(pool)
+            if self.copying is not None:
+                last = self._parts(pool, neighbours.shape[-1])[1][place]
+                new = Entries.of(last, neighbours, neighbour_mask, first, self.config.chunk_len)
+                copied = new if copied is None else Entries(*(torch.cat(pair, 1) for pair in zip(copied, new)))
         if held is not None:
             held_place = torch.arange(held.shape[0] * held.shape[1], device=tokens.device).view(held.shape[:2])
             held_place += len(pools[0]) if pools else 0
@@ -376,7 +418,8 @@ class OwnAttention(FrozenDecoder):
             rows = torch.arange(cache.batch, device=tokens.device)
             last = (pool[laid.place[rows, laid.last]], *(t[rows, laid.last].clone() for t in (laid.mask, laid.scores)))
         turns = self._turns(first, tokens.shape[1], laid.mask.shape[-1], positions)
-        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last)
+        pool = self._parts(pool, laid.mask.shape[-1])[0]
+        return Attending(self, prefix, pool, laid, tokens.shape[1], total, turns, padding, last, copied)
 
     def _turns(
         self, first: Sequence[int], count: int, neighbour_len: int, positions: Tensor | None

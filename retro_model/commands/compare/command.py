@@ -63,7 +63,7 @@ def _settings(setting: Setting, name: str) -> dict:
         made["fit"] = dataclasses.asdict(setting.fit)
     if name in OWN:
         made["layers"] = setting.layers and list(setting.layers)
-    if name.endswith("+prefix"):
+    if "+prefix" in name:
         made["prefix"] = list(setting.prefix)
     if name == "knn":
         made["datastore_tokens"] = setting.datastore_tokens

@@ -20,11 +20,12 @@ from retro_model import evaluation
 from retro_model.evaluation import knn_lm
 from retro_model.retrofit import retrofit
 
+from ..retrofit.copying import fit_copying
 from ..retrofit.fitting import changes, fit
 from ..retrofit.options import RATES, Fit, Sizes
 from ..retrofit.prefix import choose
 from ..retrofit.prepared import PreparedLibrary, read_decoder, stream
-from .options import DATASTORE_TOKENS, RANK
+from .options import CONTENDERS, DATASTORE_TOKENS, RANK
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Setting:
             store, sink = self.library.database.store, sink if isinstance(sink, int) else 0
             chosen = choose(self.decoder, store, window=self.sizes.window, sink=sink, seed=self.fit.seed)
             path.write_text(json.dumps(chosen._asdict()))
-            self.show(f"  {chosen}")
+            self.show(f"  {chosen.said()}")
         return tuple(json.loads(path.read_text())["tokens"])
 
     @property
@@ -148,10 +149,12 @@ def retrofitted(
     score_bias: bool = False,
     every: bool = False,
     prefix: bool = False,
+    copying: bool = False,
 ) -> Contender:
     """The decoder with RETRO's new layers, or the decoder that attends neighbours with its own attention.
 
-    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too.
+    rank, score_bias, prefix: options of own attention. every: attend dissimilar neighbours too. copying: copy from
+    neighbours, if the fit keeps it.
     """
     torch.manual_seed(s.fit.seed)
     own = attention == "own"
@@ -172,6 +175,14 @@ def retrofitted(
         batches = functools.partial(stream, s.library, s.sizes, how, scores=score_bias)
         facts = fit(model, batches, how, s.sizes, folder, s.show)
         facts["trained_numbers"] = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    if copying:
+        copier = retrofit(decoder, **model.config.to_dict() | {"copying": True})
+        fitted = fit_copying(copier, model.added_state_dict(), s.library, s.sizes, s.fit.seed)
+        s.show(f"  {fitted.said()}")
+        facts["copying"] = fitted._asdict()
+        if fitted.kept:
+            model, keeping = copier, copier.keeping(KEPT_BYTES, s.states)
+            kept = keeping.__enter__()
 
     def score(near: np.ndarray, documents: Sequence[int] | None) -> evaluation.Scores:
         assert keeping is not None  # a reference: without it the cache would end here
@@ -196,6 +207,8 @@ MAKERS: dict[str, Callable[[Setting], Contender]] = {
     "own+prefix": functools.partial(retrofitted, attention="own", trained=False, prefix=True),
     "own-gates": functools.partial(retrofitted, attention="own"),
     "own-gates+prefix": functools.partial(retrofitted, attention="own", prefix=True),
+    "own-gates+copy": functools.partial(retrofitted, attention="own", copying=True),
+    "own-gates+prefix+copy": functools.partial(retrofitted, attention="own", prefix=True, copying=True),
     "own-score": functools.partial(retrofitted, attention="own", score_bias=True),
     "own-lora": functools.partial(retrofitted, attention="own", rank=RANK),
     "in-context": in_context,
@@ -217,6 +230,6 @@ def decoder_tokens(s: Setting, name: str, documents: int, random_documents: int)
 
 
 KEPT_BYTES = 2**31  # limit for neighbours' states in memory
-OWN = ("own-all", "own", "own+prefix", "own-gates", "own-gates+prefix", "own-score", "own-lora")
-TRAINED = ("new", "own-gates", "own-gates+prefix", "own-score", "own-lora")
+OWN = tuple(name for name in CONTENDERS if name.startswith("own"))
+TRAINED = ("new", *(name for name in OWN if name.startswith(("own-gates", "own-score", "own-lora"))))
 RETRIEVE_NOTHING = ("alone", "alone+prefix", "longer")  # contenders without a control

@@ -129,9 +129,9 @@ def rows(
         }
         if facts["neighbours"]["true"]:
             row["reading_cpu_ms_a_token"] = round(1000 * each * facts["neighbours"]["true"] / tokens, 3)
-        for column, other in (("minus_alone_prefix", "alone+prefix"), ("minus_in_context", "in-context")):
+        for other in ("alone+prefix", "in-context", "in-context+prefix"):
             if other in shared:
-                row[column] = _difference(scores, shared[other], store)
+                row[f"minus_{re.sub('[-+]', '_', other)}"] = _difference(scores, shared[other], store)
         if kept.any():
             row["random_minus_alone"] = _difference(result.random, _of(results["alone"].true, kept), store)
             row["minus_random"] = _difference(_of(result.true, kept), result.random, store)
@@ -185,6 +185,7 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
     ),
     "minus alone with the prefix": lambda row: _interval(row, row.get("minus_alone_prefix")),
     "minus in-context": lambda row: _interval(row, row.get("minus_in_context")),
+    "minus in-context with the prefix": lambda row: _interval(row, row.get("minus_in_context_prefix")),
     "CPU ms per token": lambda row: f"{row['cpu_ms_a_token']:.1f}",
     "first encoding": lambda row: f"{row['reading_cpu_ms_a_token']:.1f}" if "reading_cpu_ms_a_token" in row else "",
     "training, CPU s": lambda row: f"{row['made']['cpu_seconds']:.0f}" if "cpu_seconds" in row["made"] else "",
@@ -193,19 +194,19 @@ COLUMNS: dict[str, Callable[[dict], str]] = {
 #: Columns of the table in the terminal: heading, width and the text of a row's cell.
 SHOWN: dict[str, tuple[int, Callable[[dict], str]]] = {
     "bits/byte": (9, lambda row: f"{row['bits_per_byte']:.3f}"),
-    "minus alone": (20, lambda row: _interval(row, row["minus_alone"], short=True)),
-    "minus control": (20, lambda row: _interval(row, row.get("minus_random"), CONTROLLED, short=True)),
-    "ms/token": (9, lambda row: f"{row['cpu_ms_a_token']:.1f}"),
+    "minus alone": (19, lambda row: _interval(row, row["minus_alone"], short=True)),
+    "minus control": (19, lambda row: _interval(row, row.get("minus_random"), CONTROLLED, short=True)),
+    "ms/token": (8, lambda row: f"{row['cpu_ms_a_token']:.1f}"),
 }
 
 
 def table(found: Mapping[str, dict], title: str):
-    """Make a rich table of the record's rows, 80 columns wide: names of contenders, then `SHOWN`."""
+    """Make a rich table of the record's rows, at most 80 columns wide: names of contenders, then `SHOWN`."""
     from rich import box
     from rich.table import Table
 
     out = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 0))
-    out.add_column("", width=18)
+    out.add_column("", width=21)
     for name, (width, _) in SHOWN.items():
         out.add_column(name, width=width)
     for name, row in found.items():
@@ -253,9 +254,10 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
     plot({made["corpus"]: made["contenders"] for made in records}, folder / "compare.png")
 
 
-#: Colours of contenders; the shared prefix changes the marker, not the colour.
+#: Colours of contenders; the shared prefix and copying change the marker, not the colour.
 COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
-FAMILIES = [name for name in CONTENDERS if not name.endswith("+prefix")]
+FAMILIES = [name for name in CONTENDERS if "+" not in name]
+MARKERS = {"": "o", "prefix": "s", "copy": "^", "prefix+copy": "D"}
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
@@ -271,8 +273,8 @@ def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
     panels = np.atleast_1d(figure.subplots(1, len(records)))
     for axes, (title, found) in zip(panels, records.items()):
         for name, row in found.items():
-            colour = COLOURS[FAMILIES.index(name.removesuffix("+prefix"))]
-            marker = "s" if name.endswith("+prefix") else "o"
+            family, _, added = name.partition("+")
+            colour, marker = COLOURS[FAMILIES.index(family)], MARKERS[added]
             at = row["cpu_ms_a_token"]
             gap, low, high = (-value for value in row["minus_alone"])
             bars = [[gap - high], [low - gap]] if row["documents"] >= LEAST_DOCUMENTS else None

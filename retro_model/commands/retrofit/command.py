@@ -26,6 +26,7 @@ from retro_model.retrofit import OwnAttention
 
 from ..neighbours.options import TFIDF
 from . import texts
+from .copying import fit_copying
 from .fitting import changes, fit
 from .options import ATTENTION, RATES, Fit, Sizes, parser
 from .prefix import choose
@@ -47,6 +48,7 @@ def run(
     rank: int = 0,
     score_bias: bool = False,
     prefix: bool = False,
+    copying: bool = False,
     folder_of_texts: Path | None = None,
     text_field: str = "text",
     strict: bool = False,
@@ -58,7 +60,8 @@ def run(
 
     decoder: see `decoder_folder`. attention: "own" for the decoder's own attention, "new" for RETRO's layers and
     encoder. layers, rank, score_bias: see `fitting.changes`. prefix: whether to choose a shared prefix for own
-    attention, see `prefix.choose`. text_field, strict: see `texts.read`.
+    attention, see `prefix.choose`. copying: whether to fit copying, see `copying.fit_copying`.
+    text_field, strict: see `texts.read`.
     measures_small: hold documents out of a folder with few documents too. Without held-out documents nothing is
     trained or scored. encoder: folder of the encoder that finds passages for questions; None: words alone.
     Raises: FileNotFoundError, ImportError, RuntimeError, ValueError naming the fault.
@@ -109,6 +112,12 @@ def run(
     keeping = getattr(whole.model, "keeping", contextlib.nullcontext)  # own attention has it
     with keeping():
         training = fit(whole.model, batches, how, sizes, folder / "training", show)
+    if copying and attention == "own":
+        copier = RetrofitForCausalLM.from_decoder(model, **options, copying=True)
+        fitted = fit_copying(copier.model, whole.model.added_state_dict(), library, sizes, how.seed)
+        show(f"  {fitted.said()}")
+        training["copying"] = fitted._asdict()
+        whole = copier if fitted.kept else whole
     whole.save_pretrained(folder / "model")
     done("trained")
     show(f"scoring {len(library.held_out.documents)} held-out documents: off, on, on with {CONTROL}")
@@ -212,7 +221,8 @@ def main(arguments: list[str] | None = None) -> None:
     rate = RATES["low-rank" if given.rank and own else given.attention] if given.lr is None else given.lr
     how = Fit(given.steps, given.batch, given.windows, rate, given.autocast, given.seed)
     options = {
-        name: getattr(given, name) for name in ("attention", "rank", "score_bias", "prefix", "text_field", "strict")
+        name: getattr(given, name)
+        for name in ("attention", "rank", "score_bias", "prefix", "copying", "text_field", "strict")
     }
     options["encoder"] = None if given.encoder == TFIDF else Path(given.encoder)
     options["measures_small"] = given.held_out is not None
