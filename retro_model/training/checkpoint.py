@@ -11,16 +11,13 @@ Therefore a kill at any moment leaves the old checkpoint or the new one.
 from __future__ import annotations
 
 import contextlib
-import copy
 import errno
 import hashlib
 import json
-import math
 import os
 import re
 import uuid
 import warnings
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +37,6 @@ JSON_TYPES = (int, float, bool, str, tuple, list, type(None))
 #: Fields of state.json and their types. Counts are not negative.
 FIELDS = {"shards": str, "extra": dict, "files": dict, "optimizer": (list, type(None)), "config": (dict, type(None))}
 COUNTS = ("step", "position", "processes")
-_MISSING = object()
 
 
 class CheckpointError(ValueError):
@@ -105,8 +101,7 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
 
     Each process reads the part that it holds. The number of processes and the sharding may differ from the
     save. The random generators are restored only if the number of processes is the same. Digests, names, shapes and
-    types of the tensors, the optimiser's options and moments and the generators' states are checked before anything is
-    changed.
+    types of the tensors, the optimiser's options and the generators' states are checked before anything is changed.
 
     Returns: the fields of `state.json`: step, position, config, extra.
     Raises: CheckpointError naming the file and its fault: missing, truncated, corrupt, of another shape or type.
@@ -122,21 +117,22 @@ def load(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim.Optim
     try:
         reader = HuggingFaceStorageReader(str(shards))
         entries = reader.read_metadata().state_dict_metadata
-        saved = {name: _form(entry.properties.dtype, entry.size) for name, entry in entries.items()}
+        forms = {name: (entry.properties.dtype, entry.size) for name, entry in entries.items()}
+        saved = {name: _form(*form) for name, form in forms.items()}
         _check_names(shards, saved)
         of_model = {name: form for name, form in saved.items() if name.startswith("model.")}
         _check_equal(shards, "the model", of_model, _forms(targets))
         wanted = {name: torch.empty_like(target) for name, target in targets.items()}
         if optimizer is not None:
             options = _saved_options(path / STATE, state, model, optimizer)
-            wanted |= _empty_moments(shards, saved, model, optimizer, options)
+            wanted |= _empty_moments(shards, forms, model, optimizer, options)
             if state["processes"] == processes.count():
                 mine = {name: g.get_state() for name, g in _generators().items() if name in saved}
                 _check_equal(shards, "this process", {name: saved[name] for name in mine}, _forms(mine))
                 wanted |= mine
         with _quiet():
             load(wanted, storage_reader=reader, no_dist=not dist.is_initialized())
-        _check_values(shards, wanted)
+        _check_states(shards, wanted)
     except (CheckpointError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # torch's CheckpointException is a BaseException
@@ -176,9 +172,8 @@ def read_state(path: str | os.PathLike) -> dict:
     if form != FORMAT:
         raise CheckpointError(f"{file}: expected format {FORMAT}; got {form!r}, of another version")
     for name, kind in (FIELDS | dict.fromkeys(COUNTS, int)).items():
-        if not isinstance(state.get(name, _MISSING), kind) or (
-            name in COUNTS and (state[name] is True or state[name] < 0)
-        ):
+        of_kind = name in state and isinstance(state[name], kind) and state[name] is not True
+        if not of_kind or (name in COUNTS and state[name] < 0):
             raise CheckpointError(f"{file} is corrupt: {name} is {state.get(name, 'missing')!r}")
     shards = Path(path) / state["shards"]
     if not SHARDS.fullmatch(state["shards"]) or shards.is_symlink() or not shards.is_dir():
@@ -337,11 +332,11 @@ def _forms(tensors: dict[str, Tensor]) -> dict[str, str]:
     return {name: _form(tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
 
 
-def _check_equal(place: Path, whose: str, got: dict[str, str], want: dict[str, str], prefix: str = "") -> None:
+def _check_equal(place: Path, whose: str, got: dict[str, str], want: dict[str, str]) -> None:
     for name in sorted(got.keys() | want.keys()):
         have, need = got.get(name, "absent"), want.get(name, "none")
         if have != need:
-            raise CheckpointError(f"{place}: {prefix}{name.removeprefix('model.')} is {have}, {whose} has {need}")
+            raise CheckpointError(f"{place}: {name.removeprefix('model.')} is {have}, {whose} has {need}")
 
 
 def _check_names(place: Path, saved: dict[str, str]) -> None:
@@ -373,7 +368,11 @@ def _saved_options(file: Path, state: dict, model: nn.Module, optimizer: torch.o
         if any(one != options[0] for one in options):
             raise CheckpointError(f"{file}: the parameters of the optimiser's group {number} have different options")
         for name, value in options[0].items():
-            _check_option(file, f"group {number}'s {name}", value, group.get(name, _MISSING))
+            what = f"group {number}'s {name}"
+            if name not in group or name == "params":
+                raise CheckpointError(f"{file}: {what} is no option of the optimiser")
+            if _kind(value) != _kind(group[name]):
+                raise CheckpointError(f"{file}: {what} is {value!r}, the optimiser has {group[name]!r}")
         # JSON has lists for tuples
         found.append({k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in options[0].items()})
     return found
@@ -383,69 +382,42 @@ def _is_name(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _check_option(file: Path, name: str, got, want) -> None:
-    """Raise CheckpointError unless a saved option exists in the optimiser and has the kind of its value there.
-
-    Numbers must be finite and not negative, unless the optimiser's is; `betas` must be below 1.
-    """
-    if want is _MISSING:
-        raise CheckpointError(f"{file}: {name} is no option of the optimiser")
-    if _kind(got) != _kind(want) or (_kind(want) == "sequence" and len(got) != len(want)):
-        raise CheckpointError(f"{file}: {name} is {got!r}, the optimiser has {want!r}")
-    if _kind(want) == "sequence":
-        for i, (g, w) in enumerate(zip(got, want)):
-            _check_option(file, f"{name}[{i}]", g, w)
-    elif _kind(want) == "number" and not (-math.inf if want < 0 else 0) <= got < (1 if "betas[" in name else math.inf):
-        raise CheckpointError(f"{file}: {name} is {got!r}, out of range")
-
-
 def _kind(option) -> str:
     if option is None or isinstance(option, bool):
         return "flag"  # None: the optimiser chooses
     if isinstance(option, (int, float, Tensor)):
         return "number"
-    return "sequence" if isinstance(option, (tuple, list)) else type(option).__name__
+    return f"{len(option)} values" if isinstance(option, (tuple, list)) else type(option).__name__
 
 
 def _empty_moments(
-    place: Path, saved: dict[str, str], model: nn.Module, optimizer: torch.optim.Optimizer, options: list[dict]
+    place: Path, forms: dict[str, tuple], model: nn.Module, optimizer: torch.optim.Optimizer, options: list[dict]
 ) -> dict[str, Tensor]:
-    """Return tensors for the saved moments, with the forms and shardings that a step of the optimiser gives them."""
+    """Return tensors for the saved moments. One of its parameter's shape has the parameter's sharding and device.
+
+    forms: type and shape of every saved tensor.
+    """
     names, wanted = _names(model), {}
-    made: dict[tuple, dict[str, Tensor]] = {}
-    for number, (group, changed) in enumerate(zip(optimizer.param_groups, options)):
+    for group, changed in zip(optimizer.param_groups, options):
+        on_device = {**group, **changed}
+        on_device = on_device.get("fused") or on_device.get("capturable")
         for p in group["params"]:
-            name = names[id(p)]
-            if not (mine := _of_parameter(saved, name)):
-                continue  # The parameter had no step yet.
-            key = (number, p.shape, p.dtype, p.device)
-            if key not in made:
-                made[key] = optimizer.state.get(p) or _moments(place, optimizer, {**group, **changed}, p)
-            _check_equal(place, "the optimiser", mine, _forms(made[key]), f"{name}'s ")
-            wanted |= {f"optimizer.{name}.{k}": torch.empty_like(v) for k, v in made[key].items()}
-    if unknown := sorted(name for name in saved if name.startswith("optimizer.") and name not in wanted):
+            for key, (dtype, size) in _of_parameter(forms, names[id(p)]).items():
+                name = f"{names[id(p)]}'s {key}"
+                if len(size) not in (0, p.dim()) or any(n not in (1, whole) for n, whole in zip(size, p.shape)):
+                    raise CheckpointError(f"{place}: {name} is {_form(dtype, size)}, of a parameter {list(p.shape)}")
+                if size == p.shape:
+                    moment = torch.empty_like(p, dtype=dtype, requires_grad=False)
+                else:  # a count of steps, which is on the CPU, or a factor
+                    moment = torch.empty(size, dtype=dtype, device=p.device if size or on_device else "cpu")
+                wanted[f"optimizer.{names[id(p)]}.{key}"] = moment
+    if unknown := sorted(name for name in forms if name.startswith("optimizer.") and name not in wanted):
         raise CheckpointError(f"{place}: {unknown[0]} is of no parameter of the optimiser")
     return wanted
 
 
-def _moments(place: Path, optimizer: torch.optim.Optimizer, group: dict, p: Tensor) -> dict[str, Tensor]:
-    """Return the moments that a step on zeros makes for a parameter."""
-    zeros = torch.zeros_like(p, requires_grad=True)
-    zeros.grad = torch.zeros_like(p)
-    scratch = copy.copy(optimizer)
-    scratch.state, scratch.param_groups = defaultdict(dict), [{**group, "params": [zeros]}]
-    try:
-        type(optimizer).step(scratch)
-    except Exception as error:
-        raise CheckpointError(f"{place}: the optimiser cannot step with the saved options: {error}") from None
-    return scratch.state[zeros]
-
-
-def _check_values(place: Path, loaded: dict[str, Tensor]) -> None:
-    """Raise CheckpointError for a step that is not a count, or a state that this process's generator refuses."""
-    for name, tensor in loaded.items():
-        if name.startswith("optimizer.") and name.endswith(".step") and not (math.isfinite(tensor) and tensor >= 0):
-            raise CheckpointError(f"{place}: {name.removeprefix('optimizer.')} is {float(tensor)}")
+def _check_states(place: Path, loaded: dict[str, Tensor]) -> None:
+    """Raise CheckpointError for a state that this process's generator refuses."""
     for name, generator in _generators().items():
         try:
             torch.Generator(generator.device).set_state(loaded.get(name, generator.get_state()))

@@ -384,16 +384,9 @@ MOMENT = "optimizer.table.weight.exp_avg"
     [
         (
             lambda t: t.update({MOMENT: torch.zeros(3)}),
-            r"table.weight's exp_avg is float32 \[3\], the optimiser has float32 \[17, 17\]",
+            r"table.weight's exp_avg is float32 \[3\], of a parameter \[17, 17\]",
         ),
-        (lambda t: t.update({MOMENT: torch.zeros(17, 17).double()}), "table.weight's exp_avg is float64"),
-        (lambda t: t.pop(MOMENT), "table.weight's exp_avg is absent"),
-        (
-            lambda t: t.update({MOMENT + "_3": torch.zeros(17, 17)}),
-            "table.weight's exp_avg_3 is float32 .*, the optimiser has none",
-        ),
-        (lambda t: t.update({"optimizer.table.weight.step": torch.tensor(-1.0)}), "table.weight.step is -1"),
-        (lambda t: t.update({"optimizer.table.weight.step": torch.ones(17, 17)}), "table.weight's step is float32"),
+        (lambda t: t.update({MOMENT: torch.zeros(17, 17, 1)}), r"exp_avg is float32 \[17, 17, 1\], of a parameter"),
         (lambda t: t.update({"optimizer.other.step": torch.tensor(1.0)}), "optimizer.other.step is of no parameter"),
         (lambda t: t.update({"random.0.cpu": torch.zeros(7, dtype=torch.uint8)}), r"random.0.cpu is uint8 \[7\]"),
         (
@@ -423,17 +416,11 @@ def options(**changes):
 @pytest.mark.parametrize(
     "change, message",
     [
-        (options(lr=float("nan")), "group 0's lr is nan, out of range"),
-        (options(lr=-1.0), "lr is -1.0, out of range"),
-        (options(lr="fast"), "lr is 'fast', the optimiser has"),
-        (options(betas=[0.9, 1.0]), r"betas\[1\] is 1.0"),
+        (options(lr="fast"), "group 0's lr is 'fast', the optimiser has"),
         (options(betas=[0.9]), "betas is"),
-        (options(eps=float("inf")), "eps is inf"),
-        (options(params=[]), "params is"),
+        (options(params=[]), "params is no option"),
         (options(other=1), "other is no option"),
         (options(fused="yes"), "fused is 'yes'"),
-        (options(amsgrad=True), "weight's max_exp_avg_sq is"),
-        (options(fused=False, capturable=True), "cannot step with the saved options"),
         (lambda s: s["optimizer"][0].pop("options"), "a group of the optimiser is"),
         (lambda s: s["optimizer"][0].update(parameters=["scale.weight", 5]), "a group of the optimiser is"),
         (lambda s: s["optimizer"].pop(), "is a parameter of the optimiser alone"),
@@ -451,7 +438,7 @@ def test_a_crafted_state_changes_nothing(saved, change, message):
 
 
 def test_moments_of_other_optimisers_are_restored(tmp_path):
-    """A step on zeros shows which moments a fresh optimiser has."""
+    """A fresh optimiser has no moments: their shapes come from the checkpoint."""
     makers = {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
         "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
