@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
+from pathlib import Path
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class HubTokenizer:
         vocab_size: added tokens included.
         byte_lengths: int64 [vocab_size].
         bos_id, eos_id: None if the tokenizer has no such token.
-        exact: whether byte_lengths are exact.
+        exact: whether byte_lengths and `decode_bytes` are exact.
     """
 
     def __init__(self, tokenizer) -> None:
@@ -49,14 +50,24 @@ class HubTokenizer:
         special = set(getattr(tokenizer, "all_special_ids", ()))
         self.exact = "ByteLevel" in decoder
         self.byte_lengths = np.zeros(self.vocab_size, np.int64)
+        self._pieces: dict[int, bytes] = {}
         for token, number in vocabulary.items():
             self.byte_lengths[number] = 0 if number in special else _bytes_of(token, self.exact)
+            known = self.byte_lengths[number] and all(c in byte_alphabet() for c in token)
+            self._pieces[number] = bytes(byte_alphabet()[c] for c in token) if known else b""
         if not self.exact:
             why = f"{type(tokenizer).__name__} is not byte-level; bytes of the decoded tokens are counted"
             warnings.warn(f"tokenizer: {why}", stacklevel=3)
         digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode())
         digest.update(backend.to_str().encode() if backend is not None else type(tokenizer).__name__.encode())
         self.name = f"{type(tokenizer).__name__}-{self.vocab_size}-{digest.hexdigest()[:16]}"
+
+    @classmethod
+    def load(cls, path: str | Path) -> HubTokenizer:
+        """Load a folder that `save_pretrained` wrote, without the network and without running code of the folder."""
+        from transformers import AutoTokenizer
+
+        return cls(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))
 
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         """Return the token ids of each text, int64, without special tokens."""
@@ -67,6 +78,11 @@ class HubTokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Return the token ids of one text, int64."""
         return self.encode_batch([text])[0]
+
+    def decode_bytes(self, ids) -> bytes:
+        """Return the bytes of token ids; special tokens have none."""
+        numbers = np.asarray(ids).tolist()
+        return b"".join(self._pieces.get(i, b"") for i in numbers) if self.exact else self.decode(numbers).encode()
 
     def decode(self, ids) -> str:
         """Return the text behind token ids."""

@@ -102,7 +102,7 @@ class QuestionSearch:
 
 
 def chat_prompt(tokenizer, text: str) -> np.ndarray:
-    """Return the token ids of a user's text in the chat template of a `HubText`."""
+    """Return the token ids of a user's text in the chat template of a `HubTokenizer`."""
     said = [{"role": "user", "content": text}]
     found = tokenizer.theirs.apply_chat_template(said, add_generation_prompt=True, return_dict=False)
     return np.asarray(found, np.int64)

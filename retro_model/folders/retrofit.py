@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
 from retro_model.data.hub import HubTokenizer
-from retro_model.data.tokens import byte_alphabet
 from retro_model.retrofit.decoders import base_of
 
 from .questions import QuestionSearch, chat_prompt, sentence_encoder, with_passages
@@ -19,31 +17,6 @@ from .reading import token_texts
 from .retro import RetroReader
 
 SHOWN = 4  # passages of the library that are shown to a question
-
-
-class HubText(HubTokenizer):
-    """Tokeniser of the Hugging Face library with `decode_bytes`, which is exact for byte-level vocabularies."""
-
-    def __init__(self, tokenizer) -> None:
-        super().__init__(tokenizer)
-        self.pieces: dict[int, bytes] = {}
-        if self.exact:
-            byte_of = byte_alphabet()
-            for token, number in tokenizer.get_vocab().items():
-                known = self.byte_lengths[number] and all(c in byte_of for c in token)
-                self.pieces[number] = bytes(byte_of[c] for c in token) if known else b""
-
-    @classmethod
-    def load(cls, path: str | Path) -> HubText:
-        """Load a folder that `save_pretrained` wrote, without the network and without running code of the folder."""
-        from transformers import AutoTokenizer
-
-        return cls(AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False))
-
-    def decode_bytes(self, ids) -> bytes:
-        """Return the bytes of token ids; special tokens have none."""
-        numbers = np.asarray(ids).tolist()
-        return b"".join(self.pieces.get(i, b"") for i in numbers) if self.exact else self.decode(numbers).encode()
 
 
 class RetrofitReader(RetroReader):
@@ -59,8 +32,8 @@ class RetrofitReader(RetroReader):
         encoder = folder.facts.get("encoder")
         self.questions = QuestionSearch(self.library, sentence_encoder(encoder) if encoder else None)
 
-    def _tokenizer(self) -> HubText:
-        return HubText.load(self.folder.part("tokenizer"))
+    def _tokenizer(self) -> HubTokenizer:
+        return HubTokenizer.load(self.folder.part("tokenizer"))
 
     def _model(self) -> nn.Module:
         from retro_model.integrations.huggingface import RetrofitForCausalLM

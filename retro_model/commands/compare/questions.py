@@ -20,11 +20,11 @@ import torch
 from retro_model import generate
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
+from retro_model.data.hub import HubTokenizer
 from retro_model.data.store import build_store
 from retro_model.evaluation.question_answering import same_for_every_chunk
 from retro_model.folders import questions as asking
 from retro_model.folders.documents import Documents
-from retro_model.folders.retrofit import HubText
 from retro_model.retrofit import OwnAttention, retrofit
 
 from ..retrofit import texts
@@ -86,7 +86,7 @@ def read_questions(path: Path) -> list[dict]:
     return rows
 
 
-def open_notes(folder: Path, out: Path, tokenizer: HubText, sizes, encode: asking.Encode | None) -> Notes:
+def open_notes(folder: Path, out: Path, tokenizer: HubTokenizer, sizes, encode: asking.Encode | None) -> Notes:
     """Build the library of a folder of notes. Nothing is held out."""
     _, documents = texts.load(folder, show=lambda line: None)
     store = build_store(out / "store", documents, tokenizer, chunk_len=sizes.chunk_len)
@@ -111,7 +111,7 @@ class Answerer:
     """Decoder that answers questions, greedily, in the ways of `CONTENDERS`. gates: folder of trained gates."""
 
     def __init__(self, decoder: Path, sizes, gates: Path | None = None) -> None:
-        self.tokenizer, self.sizes = HubText.load(decoder), sizes
+        self.tokenizer, self.sizes = HubTokenizer.load(decoder), sizes
         if not getattr(self.tokenizer.theirs, "chat_template", None):
             raise ValueError(f"decoder: expected one with a chat template, to ask it questions; got {decoder}")
         lengths = {"chunk_len": sizes.chunk_len, "neighbour_len": sizes.passage_chunks * sizes.chunk_len}

@@ -16,10 +16,10 @@ from retro_model import evaluation, training
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked, kept_documents
 from retro_model.data.embed import HashedTfidf
+from retro_model.data.hub import HubTokenizer
 from retro_model.data.neighbours import precompute_neighbours
 from retro_model.data.store import Document, TokenStore, build_store
 from retro_model.evaluation.scoring import document_rows
-from retro_model.folders.retrofit import HubText
 
 from ..neighbours.command import make_embedder
 from ..neighbours.options import TFIDF
@@ -36,7 +36,7 @@ class PreparedLibrary(NamedTuple):
     neighbours: neighbours of the held-out chunks, int64 [chunks,10]. leakage: r(C) of each held-out chunk, by all ten.
     """
 
-    tokenizer: HubText
+    tokenizer: HubTokenizer
     database: ChunkDatabase
     held_out: TokenStore
     neighbours: np.ndarray
@@ -81,7 +81,7 @@ def prepare(
     """Make the library in `folder`. A killed run continues, and a finished library is opened."""
     if sizes.passage_chunks < 1:
         raise ValueError(f"passage_chunks: expected 1 or more; got {sizes.passage_chunks}")
-    tokenizer = HubText.load(decoder)
+    tokenizer = HubTokenizer.load(decoder)
     options = {"chunk_len": sizes.chunk_len, "bos": tokenizer.bos_id is not None}
     show(f"tokens of {len(documents):,} documents" + (f", and of {len(held)} held out" if held else ""))
     held_out = build_store(folder / "validation", held, tokenizer, **options)

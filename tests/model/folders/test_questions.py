@@ -9,9 +9,9 @@ import torch
 from retro_model.commands.compare import questions as compared
 from retro_model.commands.retrofit import command as retrofit
 from retro_model.commands.retrofit.options import Sizes
+from retro_model.data.hub import HubTokenizer
 from retro_model.folders import questions
 from retro_model.folders.reader import Options, open_folder
-from retro_model.folders.retrofit import HubText
 from tests.model.folders import made as folders
 
 transformers = pytest.importorskip("transformers")
@@ -110,7 +110,7 @@ def test_an_encoder_finds_words_of_another_form(made):
 @pytest.mark.parametrize("question", ["a", "What is the cat called?"])
 @pytest.mark.parametrize("size", [4, 16, 64])
 def test_every_token_of_the_question_reads(made, question, size):
-    tokenizer = HubText.load(made[0])
+    tokenizer = HubTokenizer.load(made[0])
     prompt, plain = questions.reading_chat(tokenizer, question, size, 7), questions.chat_prompt(tokenizer, question)
     bare, fillers = questions.chat_prompt(tokenizer, ""), len(prompt) - len(plain)
     at = next(i for i, token in enumerate(plain) if i == len(bare) or plain[i] != bare[i])
