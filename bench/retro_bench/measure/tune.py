@@ -144,27 +144,44 @@ def tune(bench: Bench, rounds: int, say: Say, over: Callable[[], bool] = lambda:
         if over():
             break
         kept = [(t.before, t.best.row) for t in tuned if t.op == op and t.best.row != t.before]
-        tuned.append(_tune_row(bench, op, kept, row, rounds, say))
+
+        def trials(rows: list[dict], op=op, row=row, kept=kept) -> list[Trial]:
+            say(f"{op} {row['kernel']}: {len(rows) - 1} tiles around {tile_text(rows[0])}")
+            # the centre runs again next to its neighbours, because times of different rounds are not comparable
+            found = bench.trials(op, kept, row, rows)
+            if found[0].status != "ok":
+                raise ValueError(f"{op} {row['kernel']} {tile_text(rows[0])}: {found[0].status}: {found[0].reason}")
+            return found
+
+        tuned.append(Tuned(op, row, *search(row, trials, rounds, LEAST_GAIN)))
     return tuned
 
 
-def _tune_row(bench: Bench, op: str, kept: list[tuple[dict, dict]], row: dict, rounds: int, say: Say) -> Tuned:
-    centre, tried, trials = row, [row], []
-    for left in reversed(range(rounds)):
-        fresh = [new for new in neighbours(centre) if new not in tried]
-        tried += fresh
-        say(f"{op} {row['kernel']}: {len(fresh)} tiles around {tile_text(centre)}")
-        # the centre runs again next to its neighbours, because times of different rounds are not comparable
-        first, *others = bench.trials(op, kept, row, [centre, *fresh])
-        if first.status != "ok":
-            raise ValueError(f"{op} {row['kernel']} {tile_text(centre)}: {first.status}: {first.reason}")
-        trials += others if trials else [first, *others]
-        faster = [t for t in others if t.status == "ok" and t.seconds < (1 - LEAST_GAIN) * first.seconds]
-        best = min(faster, key=lambda t: t.seconds) if faster else first
-        if not faster or not left:
-            return Tuned(op, row, trials, best)
-        centre = best.row
-    raise ValueError(f"rounds: expected at least 1; got {rounds}")
+def search(
+    row: dict,
+    trials: Callable[[list[dict]], list[Trial]],
+    rounds: int,
+    gain: float,
+    fresh: Callable[[dict], list[dict]] = neighbours,
+) -> tuple[list[Trial], Trial]:
+    """Step from a row to the fastest of the rows around it, at most `rounds` times. Return all trials and the best.
+
+    trials: of [the centre, *new rows]. A new row may lack a trial. gain: share of the centre's time that a tile must
+    save. fresh: the rows around a row.
+    """
+    tried, found, best = [row], [], None
+    for _ in range(rounds):
+        centre = row if best is None else best.row
+        new = [other for other in fresh(centre) if other not in tried]
+        tried += new
+        first, *others = trials([centre, *new])
+        found += others if found else [first, *others]
+        usable = [t for t in others if t.status == "ok"]
+        faster = [t for t in usable if first.seconds is None or t.seconds < (1 - gain) * first.seconds]
+        best = min(faster, key=lambda t: t.seconds, default=first)
+        if best is first:
+            break
+    return found, best
 
 
 def tile_text(row: dict) -> str:

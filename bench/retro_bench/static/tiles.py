@@ -17,7 +17,7 @@ from retro_kernels.compile.target import KNOWN
 from retro_kernels.compile.tiles import watched
 
 from ..commands import exits
-from ..measure.tune import Trial, Tuned, in_place, neighbours, tile_text
+from ..measure.tune import Trial, Tuned, in_place, neighbours, search, tile_text
 
 #: share of the estimated time that a tile must save to be kept; the estimate cannot order tiles that are nearer
 #: (`retro-bench estimate --calibration`)
@@ -105,44 +105,51 @@ def tune(
     for row in rows_of(op, case, dtype, machine.arch):
         if over() or (kernels is not None and row["kernel"] not in kernels):
             continue
-        yield _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge)
+        trials = _trials(op, case, dtype, machine, base, row, say, over, judge)
+        fresh = neighbours if tiles is None else lambda row: [{**row, **tile} for tile in tiles]
+        yield Tuned(op, row, *search(row, trials, rounds if tiles is None else 1, LEAST_GAIN, fresh))
 
 
-def _tune_row(op, case, dtype, machine, base, row, rounds, tiles, say, over, judge) -> Tuned:
+def _trials(op, case, dtype, machine, base, row, say, over, judge) -> Callable[[list[dict]], list[Trial]]:
+    """Return the judgement of rows instead of `row`, for `measure.tune.search`. Each row is judged once."""
+
     def launches_with(new: dict) -> list:
         with in_place(op, [(row, new)]):
             return launches_of(op, case, dtype, machine.arch)
 
     probe = {**row, "num_stages": row["num_stages"] + 1}  # changes the launches that the row decides
     mine = changed(launches_with(probe), base)
-    trials = [judge(row, mine, machine, base=True)]
-    say(f"{op} {row['kernel']}: {text(trials[0])}")
-    tried, best = [row], trials[0]
-    for _ in range(rounds):
-        centre = best
-        fresh = [{**row, **tile} for tile in tiles] if tiles is not None else neighbours(centre.row)
-        for new in (new for new in fresh if new not in tried):
-            if over():
-                return Tuned(op, row, trials, best)
-            tried.append(new)
-            now = launches_with(new)
-            launches = changed(base, now)
-            if not launches:
-                continue  # cut to the problem's size, it equals the committed tile
-            trial = judge(new, launches, machine)
-            # the tile may change other launches too: count the change of their time
-            gone = changed(mine, changed(now, base))
-            if gone and trial.status == "ok":
-                followed = judge(row, gone, machine, base=True)
-                rest = None if followed.seconds is None else trial.seconds - followed.seconds
-                trial = dataclasses.replace(followed, row=new, seconds=rest)
-            trials.append(trial)
-            say(f"{op} {row['kernel']}: {text(trial)}")
-            if trial.status == "ok" and (best.seconds is None or trial.seconds < (1 - LEAST_GAIN) * best.seconds):
-                best = trial
-        if best is centre or tiles is not None:
-            break
-    return Tuned(op, row, trials, best)
+    known: list[Trial] = []
+
+    def trial_of(new: dict) -> Trial | None:
+        """Return None for a row that is cut to the problem's size and then equals the committed one."""
+        if new == row:
+            return judge(row, mine, machine, base=True)
+        now = launches_with(new)
+        launches = changed(base, now)
+        if not launches:
+            return None
+        trial = judge(new, launches, machine)
+        # the tile may change other launches too: count the change of their time
+        gone = changed(mine, changed(now, base))
+        if gone and trial.status == "ok":
+            followed = judge(row, gone, machine, base=True)
+            rest = None if followed.seconds is None else trial.seconds - followed.seconds
+            trial = dataclasses.replace(followed, row=new, seconds=rest)
+        return trial
+
+    def trials(rows: list[dict]) -> list[Trial]:
+        found = [trial for trial in known if trial.row == rows[0]]
+        for new in rows[len(found) :]:
+            if found and over():
+                break
+            if (trial := trial_of(new)) is not None:
+                say(f"{op} {row['kernel']}: {text(trial)}")
+                found.append(trial)
+                known.append(trial)
+        return found
+
+    return trials
 
 
 def text(trial: Trial) -> str:
