@@ -9,9 +9,9 @@ A plug-in registers kernels of its own:
 """
 
 from . import ops
-from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, launch, register
+from .registry import CASES, CONTENDERS, OPERATORS, Case, Contender, Operator, Work, register
 
-__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "launch", "main", "register"]
+__all__ = ["CASES", "CONTENDERS", "OPERATORS", "Case", "Contender", "Operator", "Work", "main", "register"]
 
 ops.fill()
 

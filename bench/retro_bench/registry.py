@@ -151,18 +151,7 @@ class Contender:
     renew: Callable[[], None] | None = None  # of a baseline that indexes inputs once: called when values changed
 
 
-@dataclass(frozen=True)
-class RegisteredCall:
-    """A call on CPU tensors that launches Triton kernels, for `static`, `emulate` and `estimate`."""
-
-    op: str
-    name: str
-    dtype: str
-    call: Callable[[], Any]
-
-
 OPERATORS: dict[str, Operator] = {}
-LAUNCHES: list[RegisteredCall] = []
 CASES: dict[tuple[str, str], Case] = {}
 CONTENDERS: dict[tuple[str, str], Contender] = {}
 #: plug-in -> operators of the items that it registered, in order
@@ -182,7 +171,7 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         raise TypeError(f"register: expected an Operator, a Case or a Contender; got {type(item).__name__}")
     op = item.name if isinstance(item, Operator) else item.op
     key = item.name if isinstance(item, Operator) else (op, item.name)
-    _check_name("register", item.name, None if isinstance(item, Operator) else op)
+    _check_name(item.name, None if isinstance(item, Operator) else op)
     if isinstance(item, Operator) and item.rows is not None and not item.differentiable:
         raise ValueError(
             f"register: operator {item.name!r} has rows, which cut the first differentiable input; it has none"
@@ -201,15 +190,6 @@ def register(item: Operator | Case | Contender, *, replace: bool = False) -> Non
         BY_PLUGIN[name] = list(dict.fromkeys([*BY_PLUGIN[name], op]))
 
 
-def launch(op: str, name: str, call: Callable[[], Any], dtype: str = "float32") -> None:
-    """Register the Triton launches of one call, e.g. `launch("scale", "wide", lambda: scale(torch.ones(8, 4096)))`.
-
-    Raises: ValueError for an op that is not an operator, or a name with a slash.
-    """
-    _check_name("launch", name, op)
-    LAUNCHES.append(RegisteredCall(op, name, dtype, call))
-
-
 @contextlib.contextmanager
 def plugin(name: str) -> Iterator[None]:
     """Assign the items that are registered inside to a plug-in."""
@@ -221,12 +201,12 @@ def plugin(name: str) -> Iterator[None]:
         _loading.pop()
 
 
-def _check_name(function: str, name: str, op: str | None) -> None:
+def _check_name(name: str, op: str | None) -> None:
     if op is not None and op not in OPERATORS:
-        raise ValueError(f"{function}: op {op!r} is not an operator; known: {', '.join(OPERATORS)}")
+        raise ValueError(f"register: op {op!r} is not an operator; known: {', '.join(OPERATORS)}")
     if not name or "/" in name:
         parts = "which separates the parts of a record's id"
-        raise ValueError(f"{function}: expected a name without '/', {parts}; got {name!r}")
+        raise ValueError(f"register: expected a name without '/', {parts}; got {name!r}")
 
 
 def _check_case(case: Case) -> None:

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from retro_bench import registry
 from tests.bench import foreign
 from tests.conftest import INTERPRETER
 
@@ -41,23 +40,6 @@ def test_the_same_machine_code_is_green(repository):
     (repository / "kernels.py").write_text(foreign.KERNELS + "\n# a remark\n")
     done = foreign.gate(repository, "--static-only")
     assert done.returncode == 0 and "0 of 1 launches differ" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_launch_that_no_case_makes_registers_with_a_line(repository):
-    """`launch(...)` registers it, and `emulate` executes it."""
-    pytest.importorskip("triton")
-    line = 'retro_bench.launch("scale", "narrow", lambda: scale(torch.ones(1, 2048), FACTOR))\n'
-    (repository / "plug.py").write_text(foreign.PLUGIN + line)
-    done = foreign.bench(repository, "emulate", "--brief", "--plugin", "plug", "--launch", "narrow")
-    assert done.returncode == 0 and "1 right" in done.stdout, done.stdout + done.stderr
-    assert "narrow" in done.stdout and "wide" not in done.stdout
-
-
-def test_a_launch_of_no_operator_is_refused():
-    with pytest.raises(ValueError, match="launch: op 'nothing' is not an operator"):
-        registry.launch("nothing", "one", lambda: None)
-    with pytest.raises(ValueError, match="expected a name without '/'"):
-        registry.launch("leaky_average", "a/b", lambda: None)
 
 
 def test_a_wrong_result_is_red(repository):

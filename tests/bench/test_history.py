@@ -37,20 +37,17 @@ def test_a_drift_that_no_commit_shows_is_named():
     assert max(b / a for a, b in itertools.pairwise(times)) < changes.SHIFT and changes.drift(times) > 1.05
 
 
-def test_records_are_kept_once_and_drawn(tmp_path, capsys):
+def test_records_are_kept_once_and_changes_named(tmp_path, capsys):
     for number in range(8):
         record.Writer(tmp_path / "run.jsonl").write(run_of(number, 1e-3 if number < 4 else 1.3e-3))
     command = ["history", str(tmp_path / "run.jsonl"), "--record", str(tmp_path / "kept")]
     assert retro_bench.main(command) == 0 and retro_bench.main(command) == 5  # no record twice
-    page = tmp_path / "history.html"
-    assert retro_bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
+    assert retro_bench.main(["history", "--report", str(tmp_path / "kept")]) == 0
     out = capsys.readouterr().out
     assert "8 records added" in out and f"{4:040x}"[:9] + " 1.30x" in out
-    drawn = page.read_text()
-    assert drawn.count("<circle") == 8 and drawn.count('class="change"') == 1 and "http" not in drawn
 
 
-def test_machines_have_curves_of_their_own(tmp_path, capsys):
+def test_machines_have_lines_of_their_own(tmp_path, capsys):
     there = run_of(1, 2e-3)
     there["device"] = there["device"] | {"name": "another"}
     for one in (run_of(0, 1e-3), there):
@@ -59,7 +56,7 @@ def test_machines_have_curves_of_their_own(tmp_path, capsys):
     assert capsys.readouterr().out.count("a/float32/fwd") == 2
 
 
-def test_cases_of_one_name_have_curves_of_their_own(tmp_path, capsys):
+def test_cases_of_one_name_have_lines_of_their_own(tmp_path, capsys):
     for number in range(2):
         one = run_of(number, 1e-3 * (number + 1))
         record.Writer(tmp_path / "history.jsonl").write(one | {"case": {"name": "a", "shape": {"N": 8 + number}}})

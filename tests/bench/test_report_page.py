@@ -78,10 +78,8 @@ def test_a_row_lights_its_point_and_bar_and_a_point_its_row(page):
     assert "lit" in row.get_attribute("class") and page.locator("svg.dimmed").count() >= 1
 
 
-def test_a_card_leads_to_its_section_and_what_is_wrong_is_marked(page):
-    card = page.locator(".card", has_text="leaky_average").first
-    card.click()
-    assert page.url.endswith("#leaky_average") and page.locator("#leaky_average").is_visible()
+def test_each_op_has_a_section_and_what_is_wrong_is_marked(page):
+    assert page.locator("#leaky_average").is_visible()
     assert "an error of the ceiling" in page.inner_text("p.wrong")
 
 

@@ -91,10 +91,10 @@ def test_html_is_one_page_with_plots():
     assert page.count("<svg") == 2 and "http" not in page.replace("http://www.w3.org", "") and "oom" in page
     for part in page.split("<svg")[1:]:
         ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
-    assert 'href="#leaky_average"' in page and 'id="leaky_average"' in page and "1.50x" in page
+    assert 'id="leaky_average"' in page and "1.50x" in page
 
 
-def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
+def test_the_page_marks_what_is_wrong_and_escapes_names():
     pytest.importorskip("matplotlib")
     name = '<b>"x"</b>&'
     page = html.page(
@@ -110,7 +110,7 @@ def test_the_page_links_its_parts_marks_what_is_wrong_and_escapes_names():
         "<b>" not in page
         and page.count('data-id="leaky_average/cpu/&lt;b&gt;&quot;x&quot;&lt;/b&gt;&amp;/float32/fwd"') == 3
     )
-    assert "1 fail" in page and page.count("rgba(var(--bad), 0.6)") == 1  # the spill alone
+    assert "1 of 2 fail" in page and page.count("rgba(var(--bad), 0.6)") == 1  # the spill alone
     assert (
         "prefers-color-scheme: dark" in page
         and "currentColor" in page
@@ -257,9 +257,8 @@ def test_records_of_an_op_that_is_gone_are_still_read(tmp_path, capsys):
         assert retro_bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
     assert retro_bench.main(["compare", path, path]) == 0
     assert retro_bench.main(["history", path, "--record", str(tmp_path / "kept")]) == 0
-    page = tmp_path / "history.html"
-    assert retro_bench.main(["history", "--report", str(tmp_path / "kept"), "--output", str(page)]) == 0
-    assert "removed/cpu" in page.read_text()
+    assert retro_bench.main(["history", "--report", str(tmp_path / "kept")]) == 0
+    assert "removed/cpu" in capsys.readouterr().out
 
 
 def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):

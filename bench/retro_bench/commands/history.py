@@ -1,15 +1,15 @@
-"""keep records over commits, and draw every case with its change points
+"""keep records over commits, and find the commits that changed a time
 
-`--record DIR` appends times of record files to DIR/history.jsonl. `--report DIR` prints a line for each
-case; with --output it also writes a page with a curve for each case. Each machine has its own curves, and so has each
-content of a case (shape, options, inputs).
+`--record DIR` appends times of record files to DIR/history.jsonl. `--report DIR` prints a line for each case, with the
+commits at which its time went to another level. Each machine has its own lines, and so has each content of a case
+(shape, options, inputs).
 """
 
 import argparse
 from pathlib import Path
 
 from ..records import machines, record
-from ..report import changes, curves, summary, tables
+from ..report import changes, summary, tables
 from . import exits, options, progress
 
 NAME = "history.jsonl"
@@ -22,21 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--record", type=Path, metavar="DIR", help="append the files' times to the history in DIR")
     what.add_argument("--report", type=Path, metavar="DIR", help="show the history in DIR")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="with --report: also write a page to this file")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    if bool(arguments.files) != bool(arguments.record) or (arguments.output and not arguments.report):
-        raise exits.UsageError("history: expected FILE ... --record DIR, or --report DIR [--output FILE]")
+    if bool(arguments.files) != bool(arguments.record):
+        raise exits.UsageError("history: expected FILE ... --record DIR, or --report DIR")
     if arguments.record:
         return _record(arguments.files, arguments.record)
     series = collected(options.records(arguments.report / NAME))
     if not series:
         raise exits.UsageError(f"--report {arguments.report}: nothing was timed")
     print(tables.align([HEADER, *(_line(name, rows) for (name, _), rows in series.items())]))
-    if arguments.output:
-        arguments.output.write_text(curves.page(series), encoding="utf-8")
-        print(f"\nwritten: {arguments.output}")
     return exits.OK
 
 
@@ -75,8 +71,13 @@ def collected(records: list[dict]) -> dict[tuple[str, str], list[dict]]:
 
 def _line(name: str, rows: list[dict]) -> tuple[str, ...]:
     times = [one["time"]["median"] for one in rows]
-    steps = [f"{curves.commit(rows[i])} {times[i] / times[i - 1]:.2f}x" for i in changes.points(times)]
+    steps = [f"{_commit(rows[i])} {times[i] / times[i - 1]:.2f}x" for i in changes.points(times)]
     drift = changes.drift(times)
     more = ["drifts"] if drift > DRIFT and not steps else []
     ends = (summary.duration(times[0]), summary.duration(times[-1]))
     return (name, str(len(rows)), *ends, f"{drift:.2f}x", ", ".join(steps + more) or "-")
+
+
+def _commit(record: dict) -> str:
+    sha = record["git"]["sha"]
+    return (sha[:9] + ("+" if record["git"]["dirty"] else "")) if sha else record["at"][:10]

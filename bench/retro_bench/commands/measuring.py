@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -93,12 +95,30 @@ def walk(
 
 
 def compile_ahead(selection: choose.Selection, limit: float | None, bar: progress.Progress) -> None:
-    """Compile the selection's kernels in parallel. A kernel that fails here fails in its call too."""
-    from ..measure import compiling
+    """Compile the selection's kernels, in one process per core. A kernel that fails here fails in its call too.
 
-    begun = time.monotonic()
-    count = compiling.compile_selection(selection, limit=limit and limit / 2)
-    bar.note(f"{count} kernels compiled or found in {time.monotonic() - begun:.0f} s")
+    limit: seconds of the whole run, of which half may be spent here.
+    """
+    import torch
+
+    import retro_kernels as rk
+
+    from ..measure import profilers, runner
+
+    begun, pace = time.monotonic(), Pace([], limit and limit / 2)
+
+    def planned(contender, case, dtype: str, mode: str) -> None:
+        """Make one call, whose launches `warm_up` replaces. Its inputs are freed at once."""
+        if not pace.over():
+            with contextlib.suppress(RuntimeError, ValueError):
+                inputs = case.make(0, selection.device, getattr(torch, dtype))
+                runner.step(contender, case, inputs, mode == "fwdbwd", 0)()
+
+    calls = [functools.partial(planned, *one) for _, *one in profilers.kernels(selection) if one[0].name == "triton"]
+    with contextlib.suppress(RuntimeError):  # of one kernel: the others are compiled
+        if calls:
+            rk.warm_up(*calls)
+    bar.note(f"kernels compiled or found in {time.monotonic() - begun:.0f} s")
 
 
 def _expected(run: runner.Run, case, modes: list[str], selection: choose.Selection) -> float:

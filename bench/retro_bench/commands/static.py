@@ -17,8 +17,6 @@ from . import emulator, exits, options, progress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_call = parser.add_argument
-    add_call("call", nargs="?", metavar="FILE.py::FUNCTION", help="compile the Triton launches of this function")
     options.add_ops(parser, cases=False)
     options.add_launches(parser)
     options.add_arch(parser, ",".join(map(str, options.ARCHES)))
@@ -43,10 +41,7 @@ def execute(arguments: argparse.Namespace) -> int:
             arguments.fingerprints.write_text(json.dumps(static.listing(arches, options.parts(arguments)), indent=1))
             return exits.OK
         only = _ids(arguments.only) if arguments.only else None
-        if arguments.call:
-            records = _called(arguments.call, arches)
-        else:
-            records = _compile(static.select(arches, options.parts(arguments), only), arguments)
+        records = _compile(static.select(arches, options.parts(arguments), only), arguments)
     except static.NoToolchain as e:
         raise exits.UsageError(str(e)) from None
     if not records:
@@ -74,31 +69,6 @@ def _compile(selection, arguments: argparse.Namespace) -> list[dict[str, Any]]:
         records.append(item)
         writer.write(item)
     return records
-
-
-def _called(call: str, arches: list[int | str]) -> list[dict[str, Any]]:
-    """Return a row for each distinct compile among the launches of FILE.py::FUNCTION."""
-    from ptx_emulator import command
-
-    from ..static import entry
-
-    rows = {}
-    if foreign := [arch for arch in arches if arch not in options.EVERY_ARCH]:
-        why = "the emulator, which records the launches of a function, has NVIDIA's GPUs only"
-        raise exits.UsageError(f"--arch {foreign[0]}: {why}")
-    for arch in arches:
-        try:
-            launched = command.launches(call, arch, counts=False)
-        except command.UsageError as error:
-            raise exits.UsageError(str(error)) from None
-        for launch in launched:
-            key = launch.name, id(launch.compiled.program)
-            if key not in rows:
-                case = f"{launch.name}:{call.partition('::')[2]}:sm{arch}" + (f"#{len(rows) + 1}" if rows else "")
-                tensors = {name: value for name, value in launch.arguments.items() if hasattr(value, "dtype")}
-                kind = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-                rows[key] = entry.row(launch.name, "triton", case, kind, launch.static_record(), tensors)
-    return list(rows.values())
 
 
 def _ids(path: Path) -> list[str]:

@@ -1,7 +1,5 @@
-"""Self-contained page of records: cards, a table that sorts and filters, and a section for each op."""
+"""Self-contained page of records: verdict, a table that sorts and filters, and a section for each op."""
 
-import math
-import statistics
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -11,7 +9,6 @@ from ..records import record as records_module
 from . import figures, panels, summary
 
 HERE = Path(__file__).resolve().parent
-FULL_HEAT = 4.0  # ratio of full green; its inverse is full red
 ALARM = "background: rgba(var(--bad), 0.6); font-weight: 700"
 
 
@@ -28,7 +25,7 @@ def page(records: list[dict[str, Any]], requested: Iterable[str] = ()) -> str:
     parts += [_verdict(latest, rows, lacking)]
     parts += [f"<p class=machine>{escape(line)}</p>" for line in summary.machine(latest)]
     parts += [f"<p class=wrong>{escape(wrong)}</p>"] if wrong else []
-    parts += [_cards(latest), _failures(latest)]
+    parts.append(_failures(latest))
     if rows:
         parts.append(_section("Measurements", "all", _timed(rows)))
     elif not compiled:
@@ -80,32 +77,6 @@ def _section(title: str, anchor: str, content: str) -> str:
     return f'<section id="{escape(anchor)}"><h2>{escape(title)}</h2>{content}</section>'
 
 
-def _cards(records: list[dict[str, Any]]) -> str:
-    """Write a card for each operator and type: geometric mean against the best baseline, worst error, verdict."""
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for record in records:
-        if record["role"] != "baseline" and record["mode"] != "static":
-            groups.setdefault((record["op"], record["dtype"]), []).append(record)
-    return f"<div class=cards>{''.join(_card(*key, group) for key, group in groups.items())}</div>" if groups else ""
-
-
-def _card(op: str, dtype: str, group: list[dict[str, Any]]) -> str:
-    rows = summary.rows(group)
-    speedups = [row.rival_speedup for row in rows if row.rival_speedup]
-    margins = [m for m in map(summary.margin, group) if m is not None]
-    failed = sum(record["status"] in records_module.FAILED for record in group)
-    ran = sum(record["status"] == "ok" for record in group)
-    verdict = f"<span class=bad>{failed} fail</span>" if failed else f"{ran} pass" if ran else "not run here"
-    mean = statistics.geometric_mean(speedups) if speedups else None
-    against = f"geometric mean of {len(speedups)} against the best baseline" if speedups else "not timed"
-    worst = f"; worst error {max(margins):.2f} of its limit" if margins else ""
-    return (
-        f'<a class="card{" fails" if failed else ""}" href="#{escape(op)}"><div class=what>{escape(op)} '
-        f"{escape(dtype)}</div><div class=value>{summary.ratio(mean)}</div>"
-        f"<div class=more>{against}{worst}<br>{verdict}</div></a>"
-    )
-
-
 def _failures(records: list[dict[str, Any]]) -> str:
     bad = [r for r in records if r["status"] in records_module.FAILED]
     items = "".join(f"<li class=bad>{escape(r['status'])}: {escape(r['id'])}: {escape(r['reason'])}</li>" for r in bad)
@@ -129,15 +100,6 @@ def _operator(op: str, rows: list[summary.ReportRow], latest: list[dict[str, Any
     if compared:
         drawn.append(figures.svg(panels.bars, compared, height=figures.bar_height(compared)))
     return _section(op, op, "".join(f"<figure>{picture}</figure>" for picture in drawn))
-
-
-def _heat(value: float | None) -> str:
-    """Return a background from red (below 1) over none (1) to green (FULL_HEAT)."""
-    if not value or value <= 0 or not math.isfinite(value):
-        return ""
-    strength = math.log(value) / math.log(FULL_HEAT)
-    tone = "--good" if strength > 0 else "--bad"
-    return f"background: rgba(var({tone}), {min(abs(strength), 1) * 0.45:.2f})"
 
 
 def _table(name: str, columns: tuple[str, ...], lines: list[tuple[str, list[tuple[str, Any, str]]]]) -> str:
@@ -167,18 +129,11 @@ def _timed(rows: list[summary.ReportRow]) -> str:
         case, dtype, mode, backend, *shown = summary.cells(row)
         size = record["memory"]["peak_extra_bytes"] if record["memory"] else None
         values = [row.seconds, row.speedup, row.rival_speedup, row.fraction, size, row.margin]
-        failing = _heat(1 / row.margin) if row.margin and row.margin > 1 else ""
-        styles = ["", _heat(row.speedup), _heat(row.rival_speedup), _share(row.fraction), "", failing]
+        alarms = [False, False, False, (row.fraction or 0) > 1, False, (row.margin or 0) > 1]
+        styles = [ALARM * alarm for alarm in alarms]
         names = [(text, text, "") for text in (record["op"], case, dtype, mode, backend)]
         lines.append((record["id"], [*names, *zip(shown, values, styles, strict=True)]))
     return _table("timed", ("op", *summary.columns(row.record for row in rows)), lines)
-
-
-def _share(fraction: float | None) -> str:
-    """Style a share of the roofline: greener the higher, red above 1."""
-    if fraction is None:
-        return ""
-    return ALARM if fraction > 1 else f"background: rgba(var(--good), {0.45 * fraction:.2f})"
 
 
 def _compiled(records: list[dict[str, Any]]) -> str:

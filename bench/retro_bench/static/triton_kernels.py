@@ -21,7 +21,7 @@ from retro_kernels.compile.target import KNOWN
 
 from .. import ops
 from ..measure import runner
-from ..registry import CONTENDERS, LAUNCHES, OPERATORS, cases_of
+from ..registry import CONTENDERS, OPERATORS, cases_of
 from . import amd_kernels, entry, fingerprint
 
 
@@ -86,13 +86,10 @@ def _recorded(arch: int) -> Iterator[tuple[str, str, str, str, object, dict[str,
         with gpu(arch, runs=False) as log:
             call()
         for launch in log.launches:
-            given = {k: v for k, v in launch.arguments.items() if isinstance(v, torch.Tensor)}
-            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch, values or given
+            yield op, backend, f"{launch.name}:{name}:sm{arch}", dtype, launch, values
 
 
 def _calls() -> Iterator[tuple[str, str, str, str, Callable[[], object], dict[str, Any]]]:
-    for item in LAUNCHES:
-        yield item.op, "triton", item.name, item.dtype, item.call, {}
     for contender in CONTENDERS.values():
         for case in cases_of(contender.op) if contender.triton else ():
             for dtype in case.dtypes.get("cuda", ()):
