@@ -40,7 +40,7 @@ BUDGETS = {
     "csrc": 7_500,
     "csrc/text": 500,
     "retro_kernels": 11_000,
-    "retro_model": 17_400,  # 400 of them ask questions and compare their answers
+    "retro_model": 17_200,  # 400 of them ask questions and compare their answers
     "bench/retro_bench": 8_700,  # 500 compare results of timed calls, 200 run the benchmarks of pytest-benchmark
     "ptx_emulator": 6_300,  # 300 of them order and schedule warps that part: named barriers, mbarriers, deadlocks
     "ptx_emulator/tests": 2_800,
