@@ -42,8 +42,8 @@ BUDGETS = {
     "retro_kernels": 11_000,
     "retro_model": 17_200,  # 400 of them ask questions and compare their answers
     "bench/retro_bench": 8_700,  # 500 compare results of timed calls, 200 run the benchmarks of pytest-benchmark
-    "ptx_emulator": 6_300,  # 300 of them order and schedule warps that part: named barriers, mbarriers, deadlocks
-    "ptx_emulator/tests": 2_800,
+    "ptx_emulator": 6_650,  # 300 order and schedule warps that part, 350 execute clusters: several CTAs at once
+    "ptx_emulator/tests": 2_950,  # 150 of them exchange between the CTAs of clusters, in PTX, Triton and Gluon
     "bench/foreign": 900,  # calls of other projects' kernels, for the table of the README of ptx_emulator
     "demos/reader": 1_900,
     "demos/reader/tests": 1_100,  # 100 of them ask questions in a browser

@@ -20,6 +20,7 @@ _TEMPLATE = """
 	.param .u64 probe_out
 )
 .reqntid {threads}
+.reqnctapercluster {ctas}
 {{
 	.reg .pred 	%p<20>;
 	.reg .b16 	%h<40>;
@@ -28,7 +29,9 @@ _TEMPLATE = """
 	ld.param.b64 	%l30, [probe_in];
 	ld.param.b64 	%l31, [probe_out];
 	mov.u32 	%r300, %tid.x;
-	mul.wide.u32 	%l32, %r300, {row};
+	mov.u32 	%r301, %ctaid.x;
+	mad.lo.s32 	%r302, %r301, {threads}, %r300;
+	mul.wide.u32 	%l32, %r302, {row};
 	add.s64 	%l33, %l30, %l32;
 	add.s64 	%l34, %l31, %l32;
 {body}
@@ -37,20 +40,18 @@ _TEMPLATE = """
 """
 
 
-def module(body: str, threads: int = THREADS, row: int = 64) -> str:
-    """Return PTX of a kernel of one CTA. row: bytes of input and output of a thread."""
-    return _TEMPLATE.format(body=body, threads=threads, row=row)
+def module(body: str, threads: int = THREADS, row: int = 64, ctas: int = 1) -> str:
+    """Return PTX of a kernel of one cluster. row: bytes of input and output of a thread."""
+    return _TEMPLATE.format(body=body, threads=threads, row=row, ctas=ctas)
 
 
-def run(
-    body: str, values: np.ndarray | None = None, *, threads: int = THREADS, shared_bytes: int = 0, checks: bool = True
-) -> np.ndarray:
-    """Return uint64 [threads, 8], which `body` leaves at %l34; it finds `values`, one row a thread, at %l33."""
-    registers = np.zeros((threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
+def run(body: str, values: np.ndarray | None = None, *, threads: int = THREADS, ctas: int = 1, **options) -> np.ndarray:
+    """Return uint64 [ctas * threads, 8], which `body` leaves at %l34; it finds `values`, one row a thread, at %l33."""
+    registers = np.zeros((ctas * threads, 8), np.uint64) if values is None else np.ascontiguousarray(values, np.uint64)
     out = np.zeros_like(registers)
-    program = Program(module(body, threads, 8 * registers.shape[1]))
+    program = Program(module(body, threads, 8 * registers.shape[1], ctas))
     regions = [(registers.ctypes.data, registers.nbytes), (out.ctypes.data, out.nbytes)]
-    program.run((1,), [Region(0), Region(1)], regions=regions, shared_bytes=shared_bytes, checks=checks)
+    program.run((ctas,), [Region(0), Region(1)], regions=regions, **options)
     return out
 
 

@@ -205,7 +205,7 @@ def test_what_is_reported(body, message):
         probe.run(SMEM + "\t" + body.replace("$L: ", "$L:\n\t"), shared_bytes=8)
 
 
-@pytest.mark.parametrize("form", ["atom.global.min.f32", "atom.global.add.sat.u32", "atom.shared::cluster.add.u32"])
+@pytest.mark.parametrize("form", ["atom.global.min.f32", "atom.global.add.sat.u32", "atom.shared::cluster.min.f32"])
 def test_what_is_refused(form):
     with pytest.raises(PtxError, match="form not emulated"):
         probe.run(f"\t{form} %r1, [%l31], %r2;")

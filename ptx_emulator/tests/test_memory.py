@@ -150,6 +150,13 @@ def test_asynchronous_copies():
     assert (probe.run(copy("cp.async.wait_all;"), values, shared_bytes=512)[:, 0] == low).all()
     assert (probe.run(copy("cp.async.wait_group 0;", size="2"), values, shared_bytes=512)[:, 0] == low & 0xFFFF).all()
     assert (probe.run(copy("cp.async.wait_group 0;", size="0"), values, shared_bytes=512)[:, 0] == 0).all()
+    own = "@%p1 mbarrier.arrive.shared.b64 _, [%r200+504];"
+    for form, count, more in (".noinc", 32, ""), ("", 1, own):  # without .noinc, one arrival more is expected
+        arrives = f"""setp.eq.u32 %p1, %r300, 0; @%p1 mbarrier.init.shared.b64 [%r200+504], {count}; bar.sync 0;
+	mov.b32 %r8, 0; cp.async.mbarrier.arrive{form}.shared.b64 [%r200+504]; {more}"""
+        wait = "\nW:\n mbarrier.try_wait.parity.shared.b64 %p2, [%r200+504], %r8; @!%p2 bra W;"
+        assert (probe.run(copy(arrives + wait), values, shared_bytes=512)[:, 0] == low).all()
+        fails(copy(arrives), "reads shared memory that an asyn.* copy still writes", shared_bytes=512)
 
 
 def test_copies_not_waited_for():

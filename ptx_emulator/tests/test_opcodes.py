@@ -191,7 +191,7 @@ def test_unknown_forms_are_refused(text):
 
 def test_every_opcode_has_a_test():
     """By root: instructions of one value are above, the others in neighbouring modules."""
-    names = ("atomics", "memory", "messages", "products", "tensor_map", "tensor_memory", "warps")
+    names = ("atomics", "clusters", "memory", "messages", "products", "tensor_map", "tensor_memory", "warps")
     covered = [importlib.import_module(f"test_{name}").COVERED for name in names]
     here = {opcode.split(".")[0] for opcode in [*INTEGER, *FLOAT]} | {"lop3", "bfi", "addc", "subc", "madc"}
     assert set(assemble.FORMS) - here == set().union(*covered)

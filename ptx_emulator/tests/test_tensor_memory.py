@@ -291,13 +291,14 @@ def test_tensor_memory_is_given_back():
 @pytest.mark.parametrize(
     "text",
     [
-        "tcgen05.mma.cta_group::2.kind::f16 [%r1], %l1, %l2, %r2, %p1;",
         "tcgen05.mma.cta_group::1.kind::i8 [%r1], %l1, %l2, %r2, %p1;",
         "tcgen05.ld.sync.aligned.16x64b.x1.b32 {%r1}, [%r2];",
         "tcgen05.ld.sync.aligned.32x32b.x2.pack::16b.b32 {%r1, %r2}, [%r2];",
         "tcgen05.cp.cta_group::1.128x256b [%r1], %l1;",
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r1];",
+        "mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;",
         "elect.sync %r1|%p1, 15;",
+        "mapa.u64 %l1, %l2, %r1;",
+        "barrier.cluster.sync;",
         "max.s32 %r1, %r2, %r3, %r4;",
         "redux.sync.add.f32 %r1, %r2, -1;",
     ],

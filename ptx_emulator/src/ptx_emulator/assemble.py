@@ -19,7 +19,8 @@ _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, 
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
 LOCAL = 3
-_SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL}
+RANK_BIT = 24  # of a shared address: from here on it is the rank of its CTA; machine.h
+_SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL, "shared::cluster": 4}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 #: where a space begins among generic addresses: machine.h
 GENERIC = {"local": 201 << 40, "param": 202 << 40, "const": 203 << 40}
@@ -289,6 +290,13 @@ def _load(s, parts):
 @form("st")
 def _store(s, parts):
     address, value = s.operands[:2]
+    if parts[0] == "async":
+        flags = known(parts[1:-1], "weak", "shared::cluster", "mbarrier::complete_tx::bytes", "v2", "v4")
+        barrier = s.operands[2]
+        if not {"shared::cluster", "mbarrier::complete_tx::bytes"} <= flags or int(parts[-1][1:]) < 32:
+            raise NotUnderstood(s.opcode)
+        sources = [address.base, barrier.base, *values(value)]
+        return Instruction("st.async", parts[-1], sources, options=(address.offset, barrier.offset))
     kind, options = _access(s, parts, address, values(value))
     return Instruction("st", kind, [address.base, *values(value)], options=options)
 
@@ -331,6 +339,12 @@ def asynchronous_copy(s, parts):
         return Instruction("cp.async.wait", options=(s.operands[0].value,))
     if parts[:2] == ["async", "wait_all"]:
         return Instruction("cp.async.wait", options=(-1,))
+    if parts[:3] == ["async", "mbarrier", "arrive"]:
+        flags = known(parts[3:], "noinc", "shared", "shared::cta", "b64")
+        if not {"shared", "shared::cta"} & flags:
+            raise NotUnderstood("a generic address")
+        (address,) = s.operands
+        return Instruction("copies.arrive", sources=[address.base], options=(address.offset, int("noinc" in flags)))
     if parts[0] != "async" or parts[1] not in ("ca", "cg") or parts[3] != "global":
         raise NotUnderstood(s.opcode)
     known(parts[4:], "L2::cache_hint", "L2::128B", "L2::256B", "L2::64B")
@@ -345,6 +359,10 @@ def asynchronous_copy(s, parts):
 def _barrier(s, parts):
     if parts == ["warp", "sync"]:
         return Instruction("warp.sync")
+    if parts[0] == "cluster":
+        flags = known(parts[2:], "aligned", *(("acquire",) if parts[1] == "wait" else ("release", "relaxed")))
+        options = (int("aligned" in flags), int("relaxed" in flags))
+        return Instruction({"arrive": "cluster.arrive", "wait": "cluster.wait"}[parts[1]], options=options)
     what, *modifiers = [part for part in parts if part not in ("cta", "aligned")]
     if what == "red":
         how, kind = modifiers
@@ -373,13 +391,23 @@ def _registers(s, parts):
     return Instruction("warp.sync")
 
 
+@form("mapa", "getctarank")
+def _rank(s, parts):
+    if parts != ["shared::cluster", "u32"]:
+        raise NotUnderstood("a generic address")
+    target, *sources = s.operands
+    if s.opcode.startswith("mapa"):
+        return Instruction("mapa", sources=sources, destinations=[target])
+    return Instruction("shr", sources=[*sources, Constant(RANK_BIT)], destinations=[target])
+
+
 @form("membar", "fence")
 def _fence(s, parts):
     if parts[:2] == ["proxy", "async"]:
         return Instruction("fence.proxy.async")
     if s.opcode.startswith("fence") and parts[0] != "mbarrier_init" and parts[:2] != ["proxy", "tensormap::generic"]:
-        known(parts, "acq_rel", "sc", "cta", "gpu", "sys")
-    return Instruction("fence", options=(int(parts[0] in ("gl", "sys") or bool({"gpu", "sys"} & set(parts))),))
+        known(parts, "acq_rel", "sc", "cta", "cluster", "gpu", "sys")
+    return Instruction("fence", options=(int(bool({"gl", "cluster", "gpu", "sys"} & set(parts))),))
 
 
 @form("griddepcontrol")

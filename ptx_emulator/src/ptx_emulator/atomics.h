@@ -41,14 +41,14 @@ inline uint64_t updated(Machine& m, int how, int type, uint64_t old, uint64_t b,
 // sources: the address, the operand's elements, those that a comparison stores
 inline void atom(Machine& m, Ins& i) {
   int each = BYTES[i.type], count = int(i.option[3]), bytes = each * count, how = int(i.option[2]);
-  bool shared = i.option[1] == SHARED;
+  bool shared = is_shared(i.option[1]);
   uint64_t* address = m.reg(i.s[0]);
   m.each_part([&](int w) {
     std::vector<uint64_t> addresses;
     m.each_of(w, [&](int t) {
       uint64_t at = address[t] + uint64_t(i.option[0]);
-      uint8_t* host =
-          shared ? m.shared.data() + m.offset_of(at, bytes, t) : m.touch(at, bytes, t, true, true, i.option[4]);
+      uint8_t* host = shared ? m.shared.data() + m.offset_of(at, bytes, t, i.option[1] == CLUSTER)
+                             : m.touch(at, bytes, t, true, true, i.option[4]);
       if (shared)
         m.note_atomic(host - m.shared.data(), bytes, t);
       addresses.push_back(at);

@@ -33,7 +33,7 @@ class Execution:
     kernel: Any  # the @triton.jit function
     grid: tuple[int, int, int]
     arguments: dict[str, Any]
-    options: dict[str, Any]  # num_warps, num_stages, ...
+    options: dict[str, Any]  # num_warps, num_stages, num_ctas, ...
     configuration: str | None  # the autotuner's, where there is one
     compiled: Compiled = dataclasses.field(repr=False)
     counts: numpy.ndarray | None = dataclasses.field(default=None, repr=False)  # [instructions, 4]
@@ -48,7 +48,7 @@ class Execution:
 
     def counters(self) -> dict[str, Any]:
         """Return the grid's instructions by kind, barriers, and sectors and wavefronts relative to the minimum."""
-        return counters.summary(self.counted()) | {"ctas": math.prod(self.grid)}
+        return counters.summary(self.counted()) | {"ctas": self.compiled.ctas * math.prod(self.grid)}
 
     def lines(self) -> list[counters.Line]:
         """Return the counters by line of source, those that execute most first."""
@@ -169,8 +169,10 @@ class _State:
 
     def launched(self, source, metadata, compiled: Compiled, grid: tuple[int, int, int], values: Sequence) -> None:
         names = list(compiled.signature)
-        options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "maxnreg")}
-        options = {key: value for key, value in options.items() if value is not None}
+        options = {key: getattr(metadata, key, None) for key in ("num_warps", "num_stages", "num_ctas", "maxnreg")}
+        options = {
+            key: value for key, value in options.items() if value is not None and (key, value) != ("num_ctas", 1)
+        }
         chosen, given = (
             str(self._tuners[-1].best_config) if self._tuners else None,
             dict(zip(names, values, strict=True)),

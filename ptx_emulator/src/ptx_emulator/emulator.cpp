@@ -1,5 +1,5 @@
-// Executes the bytecode of one kernel, CTA by CTA, all threads of a CTA in lockstep. Called through ctypes: see
-// program.py.
+// Executes the bytecode of one kernel, cluster by cluster, all threads of a cluster in lockstep. Called through ctypes:
+// see program.py.
 //
 // Threads that diverge at a branch run one group at a time until they reconverge. The group that is furthest behind
 // runs first.
@@ -24,6 +24,8 @@ const std::map<std::string, Handler> HANDLERS = {
     {"bulk.load", bulk_load}, {"bulk.store", bulk_store}, {"bulk.commit", bulk_commit}, {"bulk.wait", bulk_wait},
     {"tensormap.replace", map_replace}, {"tensormap.copy", map_copy},
     {"bar", bar}, {"warp.sync", warp_sync}, {"fence", fence}, {"nothing", nothing}, {"fence.proxy.async", proxy_fence}, {"ret", ret},
+    {"mapa", mapa}, {"cluster.arrive", cluster_arrive}, {"cluster.wait", cluster_wait}, {"st.async", st_async},
+    {"copies.arrive", copies_arrive},
     {"trap", trap}, {"bra", bra}, {"print", print}, {"assertion", assertion}, {"shfl", shfl}, {"vote", vote},
     {"redux", redux},
     {"ldmatrix", ldmatrix}, {"stmatrix", stmatrix}, {"mma", mma}, {"wgmma", wgmma}, {"wgmma.fence", wgmma_fence},
@@ -60,7 +62,7 @@ class Run {
  public:
   Run(Program& program, Machine& machine) : program_(program), m_(machine), pc_(machine.threads) {}
 
-  // One CTA, with its constants in their registers
+  // One cluster, with its constants in their registers
   void cta() {
     while (step()) {
     }
@@ -97,7 +99,7 @@ class Run {
     ++m_.ordering.time;
     if (program_.tracing)
       program_.trace.push_back(at_);
-    ++i.executed;
+    i.executed += m_.ctas > 1 ? parts() : 1;
     if (m_.pending_count)
       check_pending(i);
     m_.blocks = m_.exits = m_.branches = false;
@@ -111,6 +113,13 @@ class Run {
           m_.register_time[m_.of_group(group, d)] =
               copy ? m_.register_time[m_.of_group(group, i.s[0])] : m_.ordering.time;
     return advance(i);
+  }
+
+  int parts() const {  // CTAs of which a thread is here
+    int found = 0;
+    for (int first = 0; first < m_.threads; first += m_.per_cta)
+      found += std::any_of(&m_.scratch[first], &m_.scratch[first] + m_.per_cta, [](auto here) { return here != 0; });
+    return found;
   }
 
   // Select the threads that run: the threads that are furthest behind, among the threads that do not wait
@@ -127,11 +136,12 @@ class Run {
       return false;
     if (lowest == END) {  // all wait: for threads that have ended, or for an mbarrier
       bool again = std::exchange(moved_, false);
-      for (int number = 0; number < BARRIERS; ++number) {
+      for (int number = 0; number < BARRIERS * m_.ctas; ++number) {
         Barrier& barrier = m_.barriers[number];
-        if (barrier.arrived && !barrier.wanted && barrier.arrived == std::count(m_.alive.begin(), m_.alive.end(), 1))
-          open(m_, number), again = true;
+        if (barrier.arrived && !barrier.wanted && barrier.arrived == m_.living(number / BARRIERS))
+          open(m_, number / BARRIERS, number % BARRIERS), again = true;
       }
+      again |= open_cluster(m_);
       for (int8_t& waits : m_.waits)
         if (again && waits >= AT_MBARRIER)
           waits = NOTHING;
@@ -162,21 +172,27 @@ class Run {
       };
       while (same(++t)) {
       }
-      said += "\n  warp " + std::to_string(first / WARP);
+      int rank = m_.ranks[first], begin = rank * m_.per_cta;
+      said += "\n  warp " + std::to_string((first - begin) / WARP) + m_.of_rank(rank);
       if (t - first < std::min(WARP, m_.threads - first / WARP * WARP))
-        said += ", threads " + std::to_string(first) + " to " + std::to_string(t - 1) + ",";
+        said += ", threads " + std::to_string(first - begin) + " to " + std::to_string(t - 1 - begin) + ",";
       if (!m_.alive[first]) {
         said += " has ended";
         continue;
       }
-      int waits = m_.waits[first], before = waits == AT_MBARRIER ? 0 : 1;
-      if (waits == AT_MBARRIER) {
+      int waits = m_.waits[first], before = waits < AT_MBARRIER;
+      if (waits == AT_CLUSTER) {
+        auto arrived = std::count(m_.cluster.joined.begin(), m_.cluster.joined.end(), m_.cluster.phase + 1);
+        said += std::string(" waits at the barrier of the cluster") +
+                (m_.cluster.joined[first] ? "" : ", where it has not arrived") + " (" + std::to_string(arrived) +
+                " threads of all)";
+      } else if (waits == AT_MBARRIER) {
         const Mbarrier& barrier = m_.tensor.barriers.at(m_.waits_at[first]);
-        said += " waits at the mbarrier at byte " + std::to_string(m_.waits_at[first]) + " (" +
+        said += " waits at the mbarrier at byte " + std::to_string(m_.waits_at[first] % m_.stride) + " (" +
                 std::to_string(barrier.pending) + " of " + std::to_string(barrier.expected) + " arrivals and " +
                 std::to_string(barrier.bytes) + " bytes are missing, phase " + std::to_string(barrier.phase) + ")";
       } else {
-        const Barrier& barrier = m_.barriers[waits];
+        const Barrier& barrier = m_.barriers[rank * BARRIERS + waits];
         said += " waits at barrier " + std::to_string(waits) + " (" + std::to_string(barrier.arrived) + " threads of " +
                 (barrier.wanted ? std::to_string(barrier.wanted) : "all") + ")";
       }
@@ -214,7 +230,7 @@ class Run {
     int common = END;
     for (int t = 0; t < m_.threads; ++t) {
       if (m_.scratch[t])
-        pc_[t] = m_.waits[t] == AT_MBARRIER ? at_ : m_.mask[t] ? target : at_ + 1;
+        pc_[t] = m_.waits[t] == AT_MBARRIER || m_.waits[t] == AT_CLUSTER ? at_ : m_.mask[t] ? target : at_ + 1;
       if (m_.mask[t] && m_.exits)
         m_.alive[t] = 0;
       if (!m_.alive[t])
@@ -257,13 +273,14 @@ void ptx_append(void* program, const char* handler, const int64_t* fields, int n
   static_cast<ptx::Program*>(program)->code.push_back(std::move(i));
 }
 
-// Runs CTAs first..last-1 of the grid, x fastest. constants: (register, value) pairs; specials: registers of tid.x,
-// laneid, ctaid.xyz or -1. Returns -1, or the index of the instruction that failed, with `message`; `where` is then the
-// CTA.
+// Runs clusters first..last-1 of the grid, x fastest; a cluster is mostly one CTA. grid: three numbers of CTAs, then
+// the CTAs of a cluster along each. constants: (register, value) pairs. specials: (register, number of a thread's
+// value, a term added to it). Returns -1, or the index of the instruction that failed, with `message`; `where` is then
+// the number of the cluster's first CTA.
 int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int64_t first, int64_t last, int nconstants,
-            const int* constant_registers, const uint64_t* constant_values, const int* specials, int64_t shared_bytes,
-            int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts, const uint64_t* sizes,
-            int checks, int64_t* where, char* message, int message_bytes) {
+            const int* constant_registers, const uint64_t* constant_values, int nspecials, const uint64_t* specials,
+            int64_t shared_bytes, int64_t local_bytes, int nregions, const uint64_t* bases, const uint64_t* hosts,
+            const uint64_t* sizes, int checks, int64_t* where, char* message, int message_bytes) {
   auto& program = *static_cast<ptx::Program*>(handle);
   std::vector<ptx::Region> regions, hosts_own;
   for (int k = 0; k < nregions; ++k)
@@ -271,22 +288,31 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
         .push_back({bases[k], reinterpret_cast<uint8_t*>(hosts[k]), int64_t(sizes[k])});
   program.traffic.resize(std::max(program.traffic.size(), regions.size()));
   ptx::Order order;
-  int warps = (threads + ptx::WARP - 1) / ptx::WARP;
+  const uint64_t x = grid[0], y = grid[1], across = grid[3], down = grid[4], ctas = across * down * grid[5];
   for (int64_t n = first; n < last; ++n) {
-    *where = n;
-    ptx::Ordering ordering{size_t(warps)};
-    ptx::Machine m(threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own, program.printed,
-                   ordering);
+    ptx::Ordering ordering{size_t((ctas * threads + ptx::WARP - 1) / ptx::WARP)};
+    ptx::Machine m(int(ctas), threads, registers, shared_bytes, local_bytes, checks, regions, hosts_own,
+                   program.printed, ordering);
     for (int k = 0; k < nconstants; ++k)
-      std::fill_n(m.reg(constant_registers[k]), threads, constant_values[k]);
-    for (uint64_t t = 0; t < uint64_t(threads); ++t) {
-      uint64_t x = grid[0], y = grid[1], values[] = {t, t % ptx::WARP, n % x, n / x % y, n / x / y};
-      for (int k = 0; k < 5; ++k)
-        if (specials[k] >= 0)
-          m.reg(specials[k])[t] = values[k];
+      std::fill_n(m.reg(constant_registers[k]), m.threads, constant_values[k]);
+    uint64_t cluster[] = {n % (x / across), n / (x / across) % (y / down), n / (x / across) / (y / down)};
+    std::vector<int32_t> numbers;
+    for (uint64_t rank = 0; rank < ctas; ++rank) {
+      uint64_t in[] = {rank % across, rank / across % down, rank / across / down}, id[3];
+      for (int k = 0; k < 3; ++k)
+        id[k] = cluster[k] * grid[3 + k] + in[k];
+      numbers.push_back(int32_t((id[2] * y + id[1]) * x + id[0]));
+      for (uint64_t t = 0; t < uint64_t(threads); ++t) {
+        const uint64_t values[] = {
+            t,     t % ptx::WARP, id[0], id[1],      id[2],      rank,      rank << ptx::RANK_BIT,
+            in[0], in[1],         in[2], cluster[0], cluster[1], cluster[2]};
+        for (int k = 0; k < nspecials; ++k)
+          m.reg(int(specials[3 * k]))[rank * threads + t] = values[specials[3 * k + 1]] + specials[3 * k + 2];
+      }
     }
-    order.begin(int32_t(n - first));
-    m.order = checks && last - first > 1 ? &order : nullptr;
+    *where = numbers[0];
+    order.begin(numbers);
+    m.order = checks && (last - first) * int64_t(ctas) > 1 ? &order : nullptr;
     m.counts_traffic = program.counts_traffic;
     ptx::Run run(program, m);
     try {
@@ -295,16 +321,17 @@ int ptx_run(void* handle, int threads, int registers, const uint32_t* grid, int6
       std::snprintf(message, message_bytes, "%s", error.what());
       return run.at();
     }
-    for (auto& [number, sector] : m.sectors) {
-      uint64_t index = (number * 32 >> ptx::REGION_BITS) - ptx::FIRST_REGION;
-      if (index >= program.traffic.size())
-        continue;
-      ptx::Traffic& traffic = program.traffic[index];
-      traffic.read += sector.read;
-      traffic.written += sector.written != 0;
-      traffic.in_part += sector.written != 0 && sector.written != ~0u;
-      traffic.bytes_written += __builtin_popcount(sector.written);
-    }
+    for (auto& sectors : m.sectors)
+      for (auto& [number, sector] : sectors) {
+        uint64_t index = (number * 32 >> ptx::REGION_BITS) - ptx::FIRST_REGION;
+        if (index >= program.traffic.size())
+          continue;
+        ptx::Traffic& traffic = program.traffic[index];
+        traffic.read += sector.read;
+        traffic.written += sector.written != 0;
+        traffic.in_part += sector.written != 0 && sector.written != ~0u;
+        traffic.bytes_written += __builtin_popcount(sector.written);
+      }
   }
   program.equal = std::move(order.equal);
   return -1;

@@ -26,12 +26,17 @@ class Compiled:
     @classmethod
     def of(cls, program: Program, source, metadata) -> Compiled:
         """Read a kernel that Triton compiled. Raises PtxError for parts that are not emulated."""
-        if getattr(metadata, "num_ctas", 1) > 1:
-            raise PtxError(f"{metadata.name}: not emulated: clusters of {metadata.num_ctas} CTAs (num_ctas)")
+        if (ctas := getattr(metadata, "num_ctas", 1)) != program.kernel.cluster[0]:
+            raise PtxError(f"{metadata.name}: not emulated: num_ctas={ctas} without .reqnctapercluster {ctas}")
         threads = program.kernel.threads or 32 * metadata.num_warps
         scratch = (metadata.global_scratch_size, metadata.global_scratch_align)
         layouts = tuple(getattr(metadata, "tensordesc_meta", None) or ())
         return cls(program, dict(source.signature), metadata.shared, threads, scratch, layouts)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs of a cluster, which is one program of Triton's grid."""
+        return math.prod(self.program.kernel.cluster)
 
     def fresh(self) -> Compiled:
         """Return the same kernel with counters of its own."""
@@ -60,11 +65,13 @@ def execute(
     """Execute a kernel over a grid.
 
     Args:
+        grid: programs; each is one CTA, or a cluster of `num_ctas`. only: some of them.
         values: of every argument, constants included.
         known: as in `Program.run`. bounds: as in `gpu`.
     """
     made = packed(kernel, values, bounds)
     size, alignment = kernel.scratch
+    grid = (kernel.ctas * grid[0], *grid[1:])
     if size:
         from triton.runtime import _allocation
 

@@ -1,5 +1,6 @@
-// The state of one CTA: registers, shared memory with the state of each byte, global memory by region, and the
-// faults.
+// The state of the CTAs of one cluster (mostly one): registers, shared memory with the state of each byte, global
+// memory by region, and the faults. The CTAs are side by side: first all threads and the shared memory of rank 0, then
+// rank 1.
 #pragma once
 
 #include <algorithm>
@@ -20,6 +21,7 @@ namespace ptx {
 constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that no array has address 0
+constexpr int RANK_BIT = 24;            // of an address in shared memory: from here on it is the rank of its CTA
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
 constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 are parameters and constants
 constexpr uint64_t FIRST_REGION = 256;  // below are the host's own addresses: pointers that a kernel finds in memory
@@ -113,6 +115,14 @@ struct History {
   }
 };
 
+// barrier.cluster. A thread that arrived belongs to the phase after the one that is complete, until it has waited
+struct ClusterBarrier {
+  int64_t phase = 0;            // complete phases
+  std::vector<int64_t> joined;  // by thread: the phase in which it arrived, or 0
+  Clock released = {}, complete = {};
+  Shared published = {}, learnt = {};  // the same for global memory
+};
+
 struct Granule {  // two bytes of shared memory
   int64_t write_time = -1;
   Stamp product, copied;    // when a product that read it, a bulk copy that wrote it arrived at an mbarrier
@@ -122,7 +132,7 @@ struct Granule {  // two bytes of shared memory
 };
 
 struct Copy {  // one cp.async that was not waited for
-  int64_t group;
+  int64_t group, number;
   uint64_t address;
   int bytes;
   uint8_t data[16];
@@ -143,7 +153,7 @@ template <class T, class Over, class F> void finish(std::vector<T>& flying, Over
 
 // Operations that a thread or a warpgroup began and has not waited for
 template <class T> struct Flying {
-  int64_t group = 0;  // groups committed
+  int64_t group = 0, made = 0;  // groups committed, operations begun
   std::vector<T> items = {};
 
   // Wait until at most `most` groups are in flight; -1: for all, committed or not
@@ -174,9 +184,10 @@ struct Transfer {  // one tcgen05.ld or st of a warp that was not waited for
 struct Arrival {  // at an mbarrier, once it is waited for
   int warp = -1;  // a commit of tcgen05: when the warp's products before this one are done
   int64_t end = 0;
-  int64_t offset = 0;  // a bulk copy: where in shared memory its bytes go
+  int64_t offset = 0;  // a bulk copy or st.async: where in shared memory its bytes go
   std::vector<uint8_t> data = {};
   Clock clock = {};  // the clock that the commit releases
+  int thread = -1;   // cp.async: the thread whose copies before number `end` are done
 
   bool waits_for(const TensorProduct& p) const { return p.warp == warp && p.number < end; }
   void sees(Stamp event) { Ordering::join(clock, Clock(event.agent + 1)), clock[event.agent] = event.clock; }
@@ -189,6 +200,7 @@ struct Mbarrier {
   int64_t bytes = 0;  // that copies have still to bring
   std::vector<Arrival> commits = {};
   Clock arrived = {}, complete = {};  // what the arrivals of this phase released, and those of the one before
+  Shared published = {};              // by arrivals of a cluster's CTAs: the clocks of their global memory
 };
 
 struct Barrier {   // of bar.sync, bar.arrive and bar.red
@@ -197,12 +209,12 @@ struct Barrier {   // of bar.sync, bar.arrive and bar.red
   Clock released = {};
 };
 // What a thread waits for: a barrier's number, or one of these
-constexpr int8_t NOTHING = -1, BARRIERS = 16, AT_MBARRIER = 16, YIELDS = 17;  // YIELDS: to the other warps
+constexpr int8_t NOTHING = -1, BARRIERS = 16, AT_MBARRIER = 16, YIELDS = 17, AT_CLUSTER = 18;  // YIELDS: to others
 
 struct Tensor {
   std::vector<Cell> cells;
-  std::map<uint32_t, uint32_t> allocations;  // first column: columns
-  bool given_up = false;                     // the right to allocate
+  std::map<uint32_t, uint32_t> allocations;  // first column, 512 for each rank: columns
+  uint64_t given_up = 0;                     // the right to allocate, by rank as bits
   std::vector<TensorProduct> products;
   int64_t made = 0;
   std::vector<std::vector<Transfer>> transfers;  // by warp
@@ -219,8 +231,10 @@ struct Tensor {
 };
 
 struct Machine {
-  int threads, warps;
+  int threads, warps, ctas, per_cta;  // per_cta: threads
+  int64_t cta_bytes, stride;          // of shared memory: of a CTA, and from one CTA's to the next
   bool checks;
+  std::vector<uint8_t> ranks;          // by thread
   std::vector<uint64_t> registers;     // [register][thread]
   std::vector<int64_t> register_time;  // [warpgroup][register]: when last written
   std::vector<int16_t> pending;        // [warpgroup][register]: wgmmas in flight that use it
@@ -242,7 +256,9 @@ struct Machine {
   std::vector<Flying<Reads>> bulks;     // by thread
   Tensor tensor;
   std::vector<int64_t> fence_time;  // by warp: wgmma.fence
-  Barrier barriers[BARRIERS];
+  std::vector<Barrier> barriers;    // by rank
+  ClusterBarrier cluster;
+  std::vector<Clock> fenced;                             // by warp: what its last fence makes a relaxed arrival release
   std::vector<int8_t> waits;                             // by thread
   std::vector<Ins*> wakes;                               // by thread: the bar.red that takes the barrier's result
   std::vector<int64_t> waits_at;                         // by thread: the offset of the mbarrier
@@ -250,19 +266,24 @@ struct Machine {
   int at = 0;                                            // the current instruction
   Order* order = nullptr;                                // of CTAs: null if races between them are not looked for
   bool counts_traffic = false;
-  std::unordered_map<uint64_t, Sector> sectors;  // of global memory, that this CTA touched
+  std::vector<std::unordered_map<uint64_t, Sector>> sectors;  // by rank: of global memory, that the CTA touched
 
   // Unwritten registers and memory hold neither 0 nor a number
-  Machine(int threads, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
+  Machine(int ctas, int per_cta, int registers, int64_t shared_bytes, int64_t local_bytes, bool checks,
           const std::vector<Region>& regions, const std::vector<Region>& hosts, std::string& printed,
           Ordering& ordering)
-      : threads(threads), warps((threads + WARP - 1) / WARP), checks(checks),
-        registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull), register_time(size_t(registers) * groups(), -1),
-        pending(register_time.size()), alive(threads, 1), mask(size_t(warps) * WARP), scratch(threads),
-        shared(size_t(shared_bytes), 0xff), granules(size_t(shared_bytes + 1) / 2), regions(regions), hosts(hosts),
-        carry(threads), local_bytes(local_bytes), local(size_t(local_bytes) * threads, 0xcb), printed(printed),
-        ordering(ordering), copies(threads), products(warps / 4), bulks(threads), fence_time(warps, -1),
+      : threads(ctas * per_cta), warps((threads + WARP - 1) / WARP), ctas(ctas), per_cta(per_cta),
+        cta_bytes(shared_bytes), stride(ctas > 1 ? (shared_bytes + 1023) / 1024 * 1024 : shared_bytes), checks(checks),
+        ranks(size_t(warps) * WARP), registers(size_t(registers) * threads, 0xdeadbeefdeadbeefull),
+        register_time(size_t(registers) * groups(), -1), pending(register_time.size()), alive(threads, 1),
+        mask(size_t(warps) * WARP), scratch(threads), shared(size_t(stride * ctas), 0xff),
+        granules((shared.size() + 1) / 2), regions(regions), hosts(hosts), carry(threads), local_bytes(local_bytes),
+        local(size_t(local_bytes) * threads, 0xcb), printed(printed), ordering(ordering), copies(threads),
+        products(warps / 4), bulks(threads), fence_time(warps, -1), barriers(size_t(ctas) * BARRIERS), fenced(warps),
         waits(threads, NOTHING), wakes(threads), waits_at(threads) {
+    for (int t = 0; t < threads; ++t)
+      ranks[t] = uint8_t(t / per_cta);
+    cluster.joined.resize(threads), sectors.resize(ctas);
     tensor.transfers.resize(warps);
     reads.resize(granules.size(), warps), writes.resize(granules.size(), warps);
   }
@@ -275,8 +296,31 @@ struct Machine {
   }
   uint64_t* reg(int index) { return registers.data() + size_t(index) * threads; }
 
+  // Words for messages, empty without a cluster
+  std::string of_rank(int64_t rank) const { return ctas > 1 ? " of the CTA of rank " + std::to_string(rank) : ""; }
+  // The first of these warps, as seen by another: by its number where it is another CTA's
+  std::string one_of(uint64_t others, int me) const {
+    int other = __builtin_ctzll(others), rank = ranks[other * WARP];
+    return rank == ranks[me * WARP] ? "another warp"
+                                    : "warp " + std::to_string(other - rank * per_cta / WARP) + of_rank(rank);
+  }
   [[noreturn]] void fault(const std::string& what, int thread = -1) {
-    throw Fault(what + (thread < 0 ? "" : " (thread " + std::to_string(thread) + ")"));
+    throw Fault(what +
+                (thread < 0 ? "" : " (thread " + std::to_string(thread % per_cta) + of_rank(ranks[thread]) + ")"));
+  }
+  int living(int rank) const {
+    auto first = alive.begin() + rank * per_cta;
+    return int(std::count(first, first + per_cta, 1));
+  }
+
+  // f(rank) for every CTA of which a thread executes. The order between CTAs takes its part from then on.
+  template <class F> void each_cta(F f) {
+    for (int rank = 0; rank < ctas; ++rank)
+      if (ctas == 1 || active(rank * per_cta, per_cta)) {
+        if (order != nullptr)
+          order->as(rank);
+        f(rank);
+      }
   }
 
   template <class F> void each(F f) {
@@ -363,15 +407,17 @@ struct Machine {
     uint64_t index = address >> REGION_BITS;
     if (index >= LOCAL_REGION && index < FIRST_REGION)
       return host;
+    int rank = ctas > 1 ? ranks[thread] : 0;
     if (counts_traffic) {
       for (uint64_t first = address, end = address + bytes; first < end; first += 32 - first % 32) {
-        Sector& sector = sectors[first / 32];
+        Sector& sector = sectors[rank][first / 32];
         uint32_t mask = uint32_t(((uint64_t(1) << std::min<uint64_t>(32 - first % 32, end - first)) - 1) << first % 32);
         sector.read |= reads && (mask & ~sector.written);
         sector.written |= writes ? mask : 0;
       }
     }
     if (order != nullptr) {
+      order->as(rank);
       if (const Access* other = order->note(host, bytes, at, reads, writes, bits & STRONG, data))
         fault(std::string("race between CTAs: ") +
                   (reads && writes ? "updates"
@@ -388,17 +434,29 @@ struct Machine {
   // Ends an instruction whose accesses have these bits
   void touched(int64_t bits) {
     if (order != nullptr && (bits & RELEASES))
-      order->tick();
+      each_cta([&](int) { order->tick(); });
   }
 
-  int64_t offset_of(uint64_t address, int bytes, int thread) {
-    int64_t offset = int64_t((address & 0xffffffffu) - SHARED_BASE);
-    if (offset < 0 || offset + bytes > int64_t(shared.size()))
-      fault("out of bounds of shared memory: byte " + std::to_string(offset) + " of " + std::to_string(shared.size()),
+  // The place in `shared` of an address: of this thread's own CTA, unless the access may go to all of its cluster
+  int64_t offset_of(uint64_t address, int bytes, int thread, bool remote = false) {
+    auto low = uint32_t(address);
+    int64_t offset = int64_t(low & ((1u << RANK_BIT) - 1)) - int64_t(SHARED_BASE), rank = low >> RANK_BIT;
+    if (rank != ranks[thread]) {
+      if (rank >= ctas)
+        fault("out of bounds of shared memory: address " + std::to_string(low) +
+                  (ctas > 1 ? ", which is in no CTA of the cluster" : ""),
+              thread);
+      if (!remote)
+        fault("an access to shared::cta with an address" + of_rank(rank), thread);
+      if (!std::any_of(&alive[rank * per_cta], &alive[rank * per_cta] + per_cta, [](auto one) { return one != 0; }))
+        fault("an access to the shared memory" + of_rank(rank) + ", which has ended", thread);
+    }
+    if (offset < 0 || offset + bytes > cta_bytes)
+      fault("out of bounds of shared memory: byte " + std::to_string(offset) + " of " + std::to_string(cta_bytes),
             thread);
     if (offset % bytes)
       fault("misaligned shared address: " + std::to_string(bytes) + " bytes at " + std::to_string(offset), thread);
-    return offset;
+    return offset + rank * stride;
   }
 
   // `visit` of each granule of an access to shared memory, its number and the thread's warp
@@ -410,7 +468,7 @@ struct Machine {
   }
 
   [[noreturn]] void fault_in(int64_t granule, const std::string& what, int thread = -1) {
-    fault(what + ", byte " + std::to_string(2 * granule), thread);
+    fault(what + ", byte " + std::to_string(2 * granule % stride) + of_rank(2 * granule / stride), thread);
   }
 
   void note_read(int64_t offset, int bytes, int thread) {
@@ -421,7 +479,7 @@ struct Machine {
         fault_in(g, "reads uninitialised shared memory", thread);
       uint64_t others = writes.unordered(g, me, ordering);
       if (others && (granule.atomic || others == writes.by[g]))
-        fault_in(g, "race: reads what another warp wrote since the last barrier", thread);
+        fault_in(g, "race: reads what " + one_of(others, me) + " wrote since the last barrier", thread);
       if (!ordering.before(granule.copied, me))
         fault_in(g, "race: reads what a bulk copy wrote that another warp waited for", thread);
       reads.note(g, me, ordering);
@@ -434,14 +492,14 @@ struct Machine {
         fault_in(g, "writes shared memory that an asynchronous copy still writes", thread);
       if (granule.async_reads)
         fault_in(g, "writes shared memory that a product in flight reads", thread);
-      if (reads.unordered(g, me, ordering))
-        fault_in(g, "race: writes what another warp read since the last barrier", thread);
+      if (uint64_t readers = reads.unordered(g, me, ordering))
+        fault_in(g, "race: writes what " + one_of(readers, me) + " read since the last barrier", thread);
       if (!ordering.before(granule.product, me))
         fault_in(g, "race: writes what a product read that another warp waited for", thread);
-      bool others = writes.unordered(g, me, ordering);
+      uint64_t others = writes.unordered(g, me, ordering);
       // equal values are not a race: several warps hold copies of one value
       if (others && bytes > 1 && (!data || std::memcmp(shared.data() + 2 * g, data + (2 * g - offset), 2) != 0))
-        fault_in(g, "race: writes what another warp wrote since the last barrier", thread);
+        fault_in(g, "race: writes what " + one_of(others, me) + " wrote since the last barrier", thread);
       reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
       writes.note(g, me, ordering);
       granule.write_time = ordering.time;
@@ -467,9 +525,9 @@ struct Machine {
       if (!granule.written)
         fault_in(g, "updates uninitialised shared memory", thread);
       if (others && !granule.atomic)
-        fault_in(g, "race: updates what another warp wrote since the last barrier", thread);
-      if (reads.unordered(g, me, ordering))
-        fault_in(g, "race: updates what another warp read since the last barrier", thread);
+        fault_in(g, "race: updates what " + one_of(others, me) + " wrote since the last barrier", thread);
+      if (uint64_t readers = reads.unordered(g, me, ordering))
+        fault_in(g, "race: updates what " + one_of(readers, me) + " read since the last barrier", thread);
       bool own = (writes.by[g] >> me & 1) && writes.clocks[g * warps + me] == ordering.clock[me];
       granule.atomic |= !others && !own;
       reads.by[g] = 0, writes.by[g] = others ? writes.by[g] : 0;
@@ -488,14 +546,14 @@ struct Machine {
             thread);
   }
 
-  void read_shared(uint64_t address, int bytes, int thread, void* out) {
-    int64_t offset = offset_of(address, bytes, thread);
+  void read_shared(uint64_t address, int bytes, int thread, void* out, bool remote = false) {
+    int64_t offset = offset_of(address, bytes, thread, remote);
     note_read(offset, bytes, thread);
     std::memcpy(out, shared.data() + offset, bytes);
   }
 
-  void write_shared(uint64_t address, int bytes, int thread, const void* data) {
-    int64_t offset = offset_of(address, bytes, thread);
+  void write_shared(uint64_t address, int bytes, int thread, const void* data, bool remote = false) {
+    int64_t offset = offset_of(address, bytes, thread, remote);
     note_write(offset, bytes, thread, static_cast<const uint8_t*>(data));
     std::memcpy(shared.data() + offset, data, bytes);
   }

@@ -124,7 +124,7 @@ inline void note_async_read(Machine& m, int64_t offset, int bytes, int first, in
                             std::vector<uint32_t>& granules) {
   if (!m.checks)
     return;
-  uint32_t mine = uint32_t((uint64_t(1) << readers) - 1) << first;
+  uint64_t mine = ((uint64_t(1) << readers) - 1) << first;
   for (int64_t g = offset / 2; g < (offset + bytes + 1) / 2; ++g) {
     Granule& granule = m.granules[g];
     if (granule.in_flight)
@@ -160,6 +160,7 @@ struct Operands {
   Machine& m;
   int k, first, readers, thread;  // thread: that issues the product, or -1
   std::vector<uint32_t>& granules;
+  int rank;  // of the CTA that has them
 
   // [rows][k], or turned, [k][rows]
   std::vector<float> matrix(const Descriptor& at, int type, int rows, bool transposed, bool turned) const {
@@ -168,8 +169,9 @@ struct Operands {
     for (int row = 0; row < rows; ++row)
       for (int x = 0; x < k; ++x) {
         int64_t offset = int64_t(at.at(row, x, bytes, transposed) - SHARED_BASE);
-        if (offset < 0 || offset + bytes > int64_t(m.shared.size()))
+        if (offset < 0 || offset + bytes > m.cta_bytes)
           m.fault("a product reads beyond shared memory: byte " + std::to_string(offset), thread);
+        offset += rank * m.stride;
         note_async_read(m, offset, bytes, first, readers, granules);
         uint64_t value = 0;
         std::memcpy(&value, m.shared.data() + offset, bytes);
@@ -180,11 +182,11 @@ struct Operands {
 };
 
 // These warps waited for it
-inline void release(Machine& m, const Reads& reads, uint32_t warps) {
+inline void release(Machine& m, const Reads& reads, uint64_t warps) {
   for (uint32_t g : reads.granules) {
     --m.granules[g].async_reads;
-    for (uint32_t left = warps; left; left &= left - 1)
-      m.reads.note(g, __builtin_ctz(left), m.ordering);
+    for (uint64_t left = warps; left; left &= left - 1)
+      m.reads.note(g, __builtin_ctzll(left), m.ordering);
   }
   for (size_t r : reads.registers)
     --m.pending[r], --m.pending_count;
@@ -202,7 +204,7 @@ inline void wgmma(Machine& m, Ins& i) {
   int n = int(i.option[0]), k = int(i.option[1]), of_b = int(i.option[6]);
   bool from_registers = i.option[2], a_transposed = i.option[3], b_transposed = i.option[4];
   int na = from_registers ? 4 : 1, accumulators = i.type2 == F16 ? n / 4 : n / 2;
-  if (m.warps % 4)
+  if (m.warps % 4 || (m.ctas > 1 && m.per_cta % WARPGROUP))
     m.fault("wgmma needs whole warpgroups of 4 warps");
   for (int group = 0; group < m.warps / 4; ++group) {
     int first = group * WARPGROUP, active = m.active(first, WARPGROUP);
@@ -218,7 +220,7 @@ inline void wgmma(Machine& m, Ins& i) {
           m.fault("a descriptor differs within its warpgroup", t);
       return v[first];
     };
-    Operands shared{m, k, 4 * group, 4, -1, product.granules};
+    Operands shared{m, k, 4 * group, 4, -1, product.granules, m.ranks[first]};
     std::vector<float> a(64 * k), out(size_t(64) * n);
     if (from_registers) {
       for (int r = 0; r < 4; ++r)
@@ -266,7 +268,8 @@ inline void wgmma_commit(Machine& m, Ins&) {
 }
 inline void wgmma_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight
   each_warpgroup(m, [&](int group) {
-    m.products[group].wait(i.option[0], [&](const Reads& product) { release(m, product, 0xfu << (4 * group)); });
+    m.products[group].wait(i.option[0],
+                           [&](const Reads& product) { release(m, product, uint64_t(0xf) << (4 * group)); });
   });
 }
 

@@ -7,7 +7,8 @@
 
 namespace ptx {
 
-enum Space { GLOBAL, SHARED, PARAMETERS };  // parameters are a region of their own, and not counted
+enum Space { GLOBAL, SHARED, PARAMETERS, LOCALS, CLUSTER };  // parameters are a region of their own, and not counted
+inline bool is_shared(int64_t space) { return space == SHARED || space == CLUSTER; }
 
 inline int64_t distinct(std::vector<uint64_t>& values) {
   std::sort(values.begin(), values.end());
@@ -49,7 +50,7 @@ inline void count_wavefronts(Ins& i, const std::vector<uint64_t>& addresses, int
 }
 
 inline void count_request(Ins& i, int64_t space, const std::vector<uint64_t>& addresses, int bytes) {
-  if (space == SHARED)
+  if (is_shared(space))
     count_wavefronts(i, addresses, bytes);
   if (space == GLOBAL)
     count_sectors(i, addresses, bytes);
@@ -68,7 +69,7 @@ inline bool overwritten(const Machine& m, const uint64_t* address, int thread, i
 inline void access(Machine& m, Ins& i, bool load) {
   int each = BYTES[i.type], count = int(load ? i.d.size() : i.s.size() - 1), bytes = each * count;
   uint64_t* address = m.reg(i.s[0]);
-  bool shared = i.option[1] == SHARED;
+  bool shared = is_shared(i.option[1]), remote = i.option[1] == CLUSTER;
   std::vector<uint64_t> addresses;
   m.each_part([&](int w) {
     addresses.clear();
@@ -78,7 +79,7 @@ inline void access(Machine& m, Ins& i, bool load) {
       addresses.push_back(at);
       if (load) {
         if (shared)
-          m.read_shared(at, bytes, t, buffer);
+          m.read_shared(at, bytes, t, buffer, remote);
         else
           std::memcpy(buffer, m.touch(at, bytes, t, true, false, i.option[2]), bytes);
         for (int k = 0; k < count; ++k) {
@@ -92,7 +93,7 @@ inline void access(Machine& m, Ins& i, bool load) {
         if (!shared)
           std::memcpy(m.touch(at, bytes, t, false, true, i.option[2], buffer), buffer, bytes);
         else if (!overwritten(m, address, t, (w + 1) * WARP))
-          m.write_shared(at, bytes, t, buffer);
+          m.write_shared(at, bytes, t, buffer, remote);
       }
     });
     count_request(i, i.option[1], addresses, bytes);
@@ -110,7 +111,7 @@ inline void cp_async(Machine& m, Ins& i) {
   m.each_part([&](int w) {
     std::vector<uint64_t> addresses;
     m.each_of(w, [&](int t) {
-      Copy copy{m.copies[t].group, (to[t] + uint64_t(i.option[0])) & 0xffffffffu, bytes, {}};
+      Copy copy{m.copies[t].group, m.copies[t].made++, (to[t] + uint64_t(i.option[0])) & 0xffffffffu, bytes, {}};
       int read = size ? int(std::min<uint64_t>(size[t] & 0xffffffffu, uint64_t(bytes))) : bytes;
       uint64_t source = from[t] + uint64_t(i.option[2]);
       if (read == bytes) {
@@ -130,7 +131,7 @@ constexpr Handler cp_commit = [](Machine& m, Ins&) { m.each([&](int t) { ++m.cop
 inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight, as in Flying::wait
   m.each([&](int t) {
     m.copies[t].wait(i.option[0], [&](const Copy& copy) {
-      m.each_granule(int64_t(copy.address - SHARED_BASE), copy.bytes, t,
+      m.each_granule(m.offset_of(copy.address, copy.bytes, t), copy.bytes, t,
                      [](Granule& granule, int64_t, int) { granule.in_flight = false; });
       m.write_shared(copy.address, copy.bytes, t, copy.data);
     });
@@ -140,11 +141,12 @@ inline void cp_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in 
 enum Bar { SYNC, ARRIVE, POPC, EVERYONE, ANYONE };
 
 // Threads have arrived as often as the barrier wants: the waiting threads go on
-inline void open(Machine& m, int number) {
-  Barrier done = std::move(m.barriers[number]);
-  m.barriers[number] = {};
+inline void open(Machine& m, int rank, int number) {
+  Barrier& barrier = m.barriers[rank * BARRIERS + number];
+  Barrier done = std::move(barrier);
+  barrier = {};
   int last = -1;  // warp
-  for (int t = 0; t < m.threads; ++t)
+  for (int t = rank * m.per_cta; t < (rank + 1) * m.per_cta; ++t)
     if (m.waits[t] == number) {
       if (t / WARP != last)
         m.ordering.acquire(last = t / WARP, done.released);
@@ -159,18 +161,20 @@ inline void open(Machine& m, int number) {
 // option 0: Bar, option 1: sources have a count, option 2: the predicate is negated; sources: number, [count],
 // [predicate]
 inline void bar(Machine& m, Ins& i) {
-  int living = int(std::count(m.alive.begin(), m.alive.end(), 1));
-  int last = -1;  // warp
+  int last = -1, living = 0, counted = -1;  // last: warp; counted: the CTA whose living threads these are
   m.each_part([&](int w) {
+    int rank = m.ranks[w * WARP];
+    if (rank != counted)
+      living = m.living(counted = rank);
     m.each_of(w, [&](int t) {
       uint64_t number = uint32_t(m.reg(i.s[0])[t]), count = i.option[1] ? uint32_t(m.reg(i.s[1])[t]) : 0;
       if (number >= uint64_t(BARRIERS))
         m.fault("barrier " + std::to_string(number) + ": expected 0 to 15", t);
-      if (i.option[1] && (count == 0 || count % WARP || count > uint64_t(m.warps * WARP)))
+      if (i.option[1] && (count == 0 || count % WARP || count > uint64_t((m.per_cta + WARP - 1) / WARP * WARP)))
         m.fault("barrier " + std::to_string(number) +
                     ": expected a multiple of 32 threads, at most those of the CTA; got " + std::to_string(count),
                 t);
-      Barrier& barrier = m.barriers[number];
+      Barrier& barrier = m.barriers[rank * BARRIERS + number];
       if (barrier.arrived && barrier.wanted != int(count))
         m.fault("barrier " + std::to_string(number) + " is given another number of threads than by earlier arrivals: " +
                     std::to_string(count) + " and " + std::to_string(barrier.wanted),
@@ -183,16 +187,85 @@ inline void bar(Machine& m, Ins& i) {
       if (i.option[0] != ARRIVE)
         m.waits[t] = int8_t(number), m.wakes[t] = i.option[0] >= POPC ? &i : nullptr;
       if (barrier.arrived == (count ? int(count) : living))
-        open(m, int(number));
+        open(m, rank, int(number));
     });
   });
   m.each([&](int t) { m.blocks |= m.waits[t] != NOTHING; });
 }
 inline void nothing(Machine&, Ins&) {}   // warps run in lockstep, memory is one
 inline void fence(Machine& m, Ins& i) {  // option 0: its scope reaches beyond the CTA
-  if (m.order != nullptr && i.option[0])
-    m.order->fence();
+  if (!i.option[0])
+    return;
+  if (m.order != nullptr)
+    m.each_cta([&](int) { m.order->fence(); });
+  if (m.ctas > 1)
+    m.each_part([&](int w) { m.ordering.release(w, m.fenced[w]); });
 }
+
+// ---- a cluster's CTAs: addresses of shared::cluster, barrier.cluster
+
+inline void mapa(Machine& m, Ins& i) {  // sources: an address of the own CTA, a rank
+  m.each([&](int t) {
+    uint64_t rank = uint32_t(m.reg(i.s[1])[t]), low = m.reg(i.s[0])[t] & ((1u << RANK_BIT) - 1);
+    if (rank >= uint64_t(m.ctas))
+      m.fault("mapa: the cluster has no CTA of rank " + std::to_string(rank), t);
+    m.reg(i.d[0])[t] = low | rank << RANK_BIT;
+  });
+}
+
+// All living threads have arrived: those who wait go on when they are tried again
+inline bool open_cluster(Machine& m) {
+  ClusterBarrier& barrier = m.cluster;
+  for (int t = 0; t < m.threads; ++t)
+    if (m.alive[t] && barrier.joined[t] != barrier.phase + 1)
+      return false;
+  ++barrier.phase;
+  barrier.complete = std::move(barrier.released), barrier.released = {};
+  barrier.learnt = barrier.published;
+  return true;
+}
+
+template <class F> void each_aligned(Machine& m, bool aligned, F f) { aligned ? m.each_warp(f) : m.each_part(f); }
+
+// option 0: aligned, option 1: relaxed. A relaxed arrival releases no writes but those of an earlier fence. Reads that
+// are over are not disturbed by writes after the barrier either way.
+inline void cluster_arrive(Machine& m, Ins& i) {
+  ClusterBarrier& barrier = m.cluster;
+  bool relaxed = i.option[1] != 0;
+  uint64_t arriving = 0;
+  each_aligned(m, i.option[0] != 0, [&](int w) {
+    arriving |= uint64_t(1) << w;
+    relaxed ? Ordering::join(barrier.released, m.fenced[w]) : m.ordering.release(w, barrier.released);
+    m.each_of(w, [&](int t) {
+      if (barrier.joined[t])
+        m.fault("arrives at the barrier of the cluster twice and did not wait between", t);
+      barrier.joined[t] = barrier.phase + 1;
+    });
+  });
+  for (size_t g = 0; relaxed && g < m.reads.by.size(); ++g)
+    m.reads.by[g] &= ~arriving;
+  if (m.order != nullptr)
+    m.each_cta([&](int) { m.order->publish(barrier.published, relaxed); });
+  open_cluster(m);
+}
+
+inline void cluster_wait(Machine& m, Ins& i) {  // option 0: aligned
+  ClusterBarrier& barrier = m.cluster;
+  each_aligned(m, i.option[0] != 0, [&](int w) {
+    bool done = false;
+    m.each_of(w, [&](int t) {
+      if (barrier.joined[t] && barrier.joined[t] <= barrier.phase)
+        barrier.joined[t] = 0, done = true;
+      else
+        m.waits[t] = AT_CLUSTER, m.blocks = true;
+    });
+    if (done)
+      m.ordering.acquire(w, barrier.complete);
+  });
+  if (m.order != nullptr)
+    m.each_cta([&](int) { m.order->join(barrier.learnt); });
+}
+
 inline void warp_sync(Machine& m, Ins&) {
   m.each_warp([](int) {});
 }

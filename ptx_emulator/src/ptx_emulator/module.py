@@ -16,7 +16,8 @@ _PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,]*?(\w+)(?:\[
 _FUNCTION = re.compile(r"\.func\s*(?:\([^)]*\)\s*)?([\w$]+)\s*\(([^)]*)\)\s*(?:\.noreturn\s*)?(;|\{)", re.S)
 _CONSTANT = re.compile(r"\.(?:global|const)\s+\.align\s+(\d+)\s+\.(\w+)\s+([\w$]+)(?:\[(\d*)\])?(?:\s*=\s*([^;]*))?;")
 _NAME = re.compile(r"([\w$]+)(?:\[\d+\])?\s*(?:,|$)")  # name of a parameter
-_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|laneid|warpid|smid|clock|globaltimer)")
+_SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|laneid|warpid|smid|clock|globaltimer|n?cluster)")
+_DIMENSIONS = r"\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?"
 _RETURNED = "func_retval0"
 _DEPTH = 20  # of calls: more is taken for recursion
 #: types of the parameters
@@ -46,11 +47,15 @@ def kernel(text: str, name: str | None = None) -> Kernel:
             names[label] = align
     for label, align in names.items():  # the dynamic part begins where the static arrays end
         shared[label] = (-(-size // align) * align, 0)
-    threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", directives)
+    if ".blocksareclusters" in directives:
+        raise PtxError(f"{name}: not emulated: a grid counted in clusters (.blocksareclusters)")
+    threads, cluster = (re.search(rf"\.{one}{_DIMENSIONS}", directives) for one in ("reqntid", "reqnctapercluster"))
     sizes = [(label, TYPE_BYTES[kind] * int(count or 1)) for kind, label, count in _PARAMETER.findall(parameters)]
     parsed = Kernel(name, sizes, shared=shared)
     if threads:
         parsed.threads = math.prod(int(part or 1) for part in threads.groups())
+    if cluster:
+        parsed.cluster = tuple(int(part or 1) for part in cluster.groups())
     parsed.constants, parsed.constant_bytes = constants(text)
     read(body(text[head.end() :]), files, parsed)
     linked(parsed, functions(text, files))

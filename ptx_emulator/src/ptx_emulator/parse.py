@@ -80,6 +80,7 @@ class Kernel:
     widths: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of registers, by the prefix of their names
     shared: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # static arrays: offset, bytes
     threads: int | None = None  # .reqntid
+    cluster: tuple[int, ...] = (1, 1, 1)  # .reqnctapercluster: CTAs along each dimension
     constants: dict[str, int] = dataclasses.field(default_factory=dict)  # offset of each in constant_bytes
     constant_bytes: bytes = b""
     local: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)  # a thread's memory: offset, bytes

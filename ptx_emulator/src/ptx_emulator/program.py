@@ -32,10 +32,19 @@ _OUTSIDE = re.compile(r"argument tensor (\d+): byte (-?\d+) of (\d+)")
 _SECOND = re.compile(r"by CTA number (\d+) at instruction (\d+)")  # the other access of a race
 _WAITS = re.compile(r"at instruction (\d+)$", re.M)  # the place of a warp in a deadlock
 _ALIGNED = 64  # bytes: parameters whose address is taken
-#: special registers that are one number here; those that differ by thread and CTA
+#: special registers that are one number here; those that differ by thread and CTA, in the order of ptx_run
 _FIXED = {"%smid": 0, "%nsmid": 1, "%tid.y": 0, "%tid.z": 0, "%ntid.y": 1, "%ntid.z": 1}
-_SPECIALS = ("%tid.x", "%laneid", "%ctaid.x", "%ctaid.y", "%ctaid.z")
-_KNOWN_SPECIALS = {*_SPECIALS, *_FIXED, "%ntid.x", "%nctaid.x", "%nctaid.y", "%nctaid.z"}
+_SPECIALS = ["%tid.x", "%laneid", *(f"%ctaid.{axis}" for axis in "xyz"), "%cluster_ctarank", "shared memory"]
+_SPECIALS += [f"%{name}.{axis}" for name in ("cluster_ctaid", "clusterid") for axis in "xyz"]
+_SIZES = ("nctaid", "cluster_nctaid", "nclusterid")
+_KNOWN_SPECIALS = {
+    *_SPECIALS,
+    *_FIXED,
+    "%ntid.x",
+    "%cluster_nctarank",
+    *(f"%{n}.{axis}" for n in _SIZES for axis in "xyz"),
+}
+_MOST_WARPS = 64  # of a cluster: machine.h has a bit for each
 
 
 class EmulationError(RuntimeError):
@@ -160,18 +169,27 @@ class Program:
         """Execute every CTA of the grid.
 
         Args:
+            grid: CTAs along each dimension: a multiple of the kernel's cluster.
             arguments: the parameters in order: ints for integers and addresses, floats for f32, bytes, a `Structure`.
             regions: (host address, bytes) of each argument tensor: argument `Region(k)` stands for its address.
             names: names of the regions, for messages. around: bytes of storage before and after each region.
             known: (host address, bytes) of memory whose unchanged address a kernel may find in memory.
             threads: of a CTA; None: as the kernel was compiled for.
             shared_bytes: dynamic shared memory.
-            only: some CTAs, by their number, x fastest.
+            only: some clusters (mostly of one CTA), by their number, x fastest.
 
         Raises:
             EmulationError: naming what went wrong, where in the source, in which CTA.
         """
-        threads, grid = threads or self.kernel.threads, (*grid, 1, 1)[:3]
+        threads, grid, cluster = threads or self.kernel.threads, (*grid, 1, 1)[:3], self.kernel.cluster
+        ctas, clusters = math.prod(cluster), [size // own for size, own in zip(grid, cluster)]
+        if any(size % own for size, own in zip(grid, cluster)):
+            raise ValueError(f"grid: expected a multiple of the cluster {cluster}; got {grid}")
+        if ctas > 1 and (threads % 32 or ctas * threads > 32 * _MOST_WARPS):
+            raise PtxError(
+                f"{self.kernel.name}: not emulated: a cluster of {ctas} CTAs of {threads} threads, which is more than "
+                f"{_MOST_WARPS} warps or has a part of a warp"
+            )
         bases = [region_base(k, host) for k, (host, _) in enumerate(regions)]
         given = {
             name: _packed(size, argument, bases)
@@ -187,18 +205,25 @@ class Program:
         places = [(base, *region) for base, region in zip(bases, regions)]  # (address, host address, bytes)
         places += [(host, host, size) for host, size in known]
         places += [(assemble.GENERIC[space], ctypes.addressof(raw), len(raw)) for space, raw in held.items()]
-        values = self._constants | {r: addresses[s.name] + s.offset for r, s in self._symbols.items()}
+        shared = {r: s for r, s in self._symbols.items() if s.name in self.kernel.shared}  # differ by CTA
+        values = self._constants | {
+            r: addresses[s.name] + s.offset for r, s in self._symbols.items() if r not in shared
+        }
+        specials = [(self._numbers[name], k, 0) for k, name in enumerate(_SPECIALS) if name in self._numbers]
+        specials += [(r, _SPECIALS.index("shared memory"), addresses[s.name] + s.offset) for r, s in shared.items()]
         for register, (name, offset, width, signed) in self._parameters.items():
             values[register] = int.from_bytes(given[name][offset : offset + width], "little", signed=signed)
-        special = {"%ntid.x": threads} | {f"%nctaid.{axis}": size for axis, size in zip("xyz", grid)}
+        special = {"%ntid.x": threads, "%cluster_nctarank": ctas}
+        for name, sizes in zip(_SIZES, (grid, cluster, clusters)):
+            special |= {f"%{name}.{axis}": size for axis, size in zip("xyz", sizes)}
         values |= {self._numbers[name]: size for name, size in special.items() if name in self._numbers}
-        only = only or range(math.prod(grid))
+        only = only or range(math.prod(clusters))
         where, message = ctypes.c_int64(), ctypes.create_string_buffer(_MESSAGE_BYTES)
         failed = library().ptx_run(
-            self.handle, threads, len(self._numbers), _array(ctypes.c_uint32, grid),
+            self.handle, threads, len(self._numbers), _array(ctypes.c_uint32, (*grid, *cluster)),
             ctypes.c_int64(only.start), ctypes.c_int64(only.stop), len(values), _array(ctypes.c_int, values),
             _array(ctypes.c_uint64, (v & (2**64 - 1) for v in values.values())),
-            _array(ctypes.c_int, (self._numbers.get(name, -1) for name in _SPECIALS)),
+            len(specials), _array(ctypes.c_uint64, (number for special in specials for number in special)),
             ctypes.c_int64(size_of(self.kernel.shared) + shared_bytes), ctypes.c_int64(size_of(self.kernel.local)),
             len(places), *(_array(ctypes.c_uint64, (place[k] for place in places)) for k in range(3)),
             int(checks), ctypes.byref(where), message, _MESSAGE_BYTES,
@@ -207,6 +232,7 @@ class Program:
         if failed >= 0:
             statement, cta = self.kernel.statements[failed], _cta(where.value, grid)
             said = _SECOND.sub(lambda found: self._place(*map(int, found.groups()), grid), message.value.decode())
+            first = f"cluster of {cluster}, its first " if ctas > 1 else ""
             said = _WAITS.sub(lambda found: self._line(int(found[1])), said)
             if outside := _OUTSIDE.search(said):
                 number, byte, size = map(int, outside.groups())
@@ -215,7 +241,8 @@ class Program:
                 name = names[number] if names else f"tensor {number}"
                 said = said.replace(outside[0], f"argument {name}: byte {byte} of {size}{where}")
             raise (DeviceAssertion if said.startswith("device assertion") else EmulationError)(
-                f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n  CTA {cta} of {grid}"
+                f"{self.kernel.name}: {said}\n  at {statement.line}: {statement.text[:120]}\n"
+                f"  {first}CTA {cta} of {grid}"
             )
 
     def _place(self, cta: int, instruction: int, grid: Sequence[int]) -> str:

@@ -48,7 +48,9 @@ struct Box {
 };
 
 // option 0: offset in shared memory, option 1: of the map, option 2: coordinates, option 3: offset of the mbarrier,
-// option 4: an Update, or -1, option 5: gather or scatter; sources: shared address, map, [mbarrier], coordinates
+// option 4: an Update, or -1, option 5: gather or scatter, option 6: 0 in the own CTA, 1 in the cluster, 2 to each CTA
+// of a mask with its mbarrier, 3 to each CTA of a mask with the mbarrier of one CTA of its pair sources: shared
+// address, map, [mbarrier], coordinates, [mask]
 inline Box box_of(Machine& m, Ins& i, int t, int first) {
   Box box;
   uint64_t address = m.reg(i.s[1])[t] + uint64_t(i.option[1]);
@@ -66,10 +68,10 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
     box.bytes *= box.map.box[d];
   for (int k = 0; k < i.option[2]; ++k)
     (box.gathers && k > 0 ? box.rows[k - 1] : box.at[k]) = int32_t(m.reg(i.s[first + k])[t]);
-  box.offset = int64_t(((m.reg(i.s[0])[t] + uint64_t(i.option[0])) & 0xffffffffu) - SHARED_BASE);
-  if (box.offset % 128)
-    m.fault("misaligned shared address of a bulk copy: " + std::to_string(box.offset), t);
-  if (box.offset < 0 || box.offset + box.bytes > int64_t(m.shared.size()))
+  box.offset = m.offset_of(m.reg(i.s[0])[t] + uint64_t(i.option[0]), 1, t, i.option[6] != 0);
+  if (box.offset % m.stride % 128)
+    m.fault("misaligned shared address of a bulk copy: " + std::to_string(box.offset % m.stride), t);
+  if (box.offset % m.stride + box.bytes > m.cta_bytes)
     m.fault("a bulk copy out of bounds of shared memory", t);
   return box;
 }
@@ -77,7 +79,7 @@ inline Box box_of(Machine& m, Ins& i, int t, int first) {
 inline void bulk_load(Machine& m, Ins& i) {
   m.each([&](int t) {
     Box box = box_of(m, i, t, 3);
-    Mbarrier& barrier = mbarrier_at(m, m.offset_of(m.reg(i.s[2])[t] + uint64_t(i.option[3]), 8, t), t);
+    int64_t barrier = m.offset_of(m.reg(i.s[2])[t] + uint64_t(i.option[3]), 8, t, i.option[6] != 0);
     Arrival arrival{-1, 0, box.offset, std::vector<uint8_t>(size_t(box.bytes))};
     std::vector<uint64_t> addresses;
     box.each([&](int64_t at, uint64_t address) {
@@ -91,8 +93,15 @@ inline void bulk_load(Machine& m, Ins& i) {
       std::memcpy(&arrival.data[at], &value, box.size);
     });
     count_sectors(i, addresses, box.size);
-    m.note_copy(box.offset, int(box.bytes), t);
-    barrier.commits.push_back(std::move(arrival));
+    int64_t own = box.offset / m.stride, mask = i.option[6] < 2 ? 1 << own : m.reg(i.s.back())[t] & 0xffff;
+    each_of_mask(m, uint64_t(mask), box.offset, t, [&](int rank, int64_t at) {
+      int64_t of = i.option[6] < 2    ? barrier / m.stride
+                   : i.option[6] == 2 ? rank
+                                      : rank / 2 * 2 + barrier / m.stride % 2;
+      Mbarrier& announced = mbarrier_at(m, barrier % m.stride + of * m.stride, t);
+      m.note_copy(arrival.offset = at, int(box.bytes), t);
+      announced.commits.push_back(arrival);
+    });
   });
 }
 
@@ -121,7 +130,9 @@ inline void bulk_store(Machine& m, Ins& i) {
 }
 constexpr Handler bulk_commit = [](Machine& m, Ins&) { m.each([&](int t) { ++m.bulks[t].group; }); };
 inline void bulk_wait(Machine& m, Ins& i) {  // option 0: groups that may stay in flight
-  m.each([&](int t) { m.bulks[t].wait(i.option[0], [&](const Reads& bulk) { release(m, bulk, 1u << (t / WARP)); }); });
+  m.each([&](int t) {
+    m.bulks[t].wait(i.option[0], [&](const Reads& bulk) { release(m, bulk, uint64_t(1) << (t / WARP)); });
+  });
 }
 
 // tensormap.replace of a map in shared memory. option 0: offset, option 1: byte of TensorMap, option 2: bytes

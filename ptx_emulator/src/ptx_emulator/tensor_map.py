@@ -37,15 +37,21 @@ def _bulk(s, parts):
     loads = "mbarrier::complete_tx::bytes" in parts
     (how,) = [part for part in parts if part in UPDATES] or [None]
     ends = "mbarrier::complete_tx::bytes" if loads else "bulk_group"
-    known(parts[2:], "shared::cta", "shared::cluster", "global", "tile", ends, *gathers, *([how] if how else []))
+    own = ("multicast::cluster", "cta_group::1", "cta_group::2") if loads else [how] if how else []
+    flags = known(parts[2:], "shared::cta", "shared::cluster", "global", "tile", ends, *gathers, *own, "L2::cache_hint")
+    operands = s.operands[: -1 if "L2::cache_hint" in flags else None]  # how to cache, not what
+    mask, sources, offset = [], [], 0
     if loads:
-        to, source, barrier = s.operands
+        to, source, barrier, *mask = operands
         sources, offset = [barrier.base], barrier.offset
     else:
-        (source, to), sources, offset = s.operands, [], 0
+        source, to = operands
+    if len(mask) != ("multicast::cluster" in flags):
+        raise NotUnderstood("operands")
+    reach = 2 + ("cta_group::2" in flags) if mask else int("shared::cluster" in flags)
     update = -1 if how is None else UPDATES[how]
-    options = (to.offset, source.offset, len(source.coordinates), offset, update, int(bool(gathers)))
-    sources = [to.base, source.base, *sources, *source.coordinates]
+    options = (to.offset, source.offset, len(source.coordinates), offset, update, int(bool(gathers)), reach)
+    sources = [to.base, source.base, *sources, *source.coordinates, *mask]
     return Instruction("bulk.load" if loads else "bulk.store", sources=sources, options=options)
 
 

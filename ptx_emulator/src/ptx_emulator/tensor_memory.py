@@ -22,21 +22,24 @@ def _elect(s, parts):
 @form("mbarrier")
 def _mbarrier(s, parts):
     what, *modifiers = parts
-    own = {"test_wait": ["parity"], "try_wait": ["parity"], "arrive": ["expect_tx", "noComplete"]}.get(what, [])
-    known(modifiers, "shared", "shared::cta", "b64", "acquire", "release", "relaxed", "cta", *own)
-    if not {"shared", "shared::cta"} & set(modifiers):
+    counts = what in ("arrive", "arrive_drop", "expect_tx")
+    own = ["parity"] if what in ("test_wait", "try_wait") else ["shared::cluster"] if counts else []
+    own += ["expect_tx", "noComplete"] if counts and what != "expect_tx" else []
+    known(modifiers, "shared", "shared::cta", "b64", "acquire", "release", "relaxed", "cta", "cluster", *own)
+    if not {"shared", "shared::cta", "shared::cluster"} & set(modifiers):
         raise NotUnderstood("a generic address")
     if what in ("init", "inval"):
         address, *count = s.operands
         return Instruction(f"mbarrier.{what}", sources=[address.base, *count], options=(address.offset,))
-    if what in ("arrive", "expect_tx"):
-        state, address, *count = s.operands if what == "arrive" else [Register("_"), *s.operands]
+    if counts:
+        state, address, *count = s.operands if what != "expect_tx" else [Register("_"), *s.operands]
         if what == "expect_tx":
             arrivals = [Constant(0), *count]
         else:
             arrivals = [Constant(1), *count] if "expect_tx" in modifiers else [*(count or [Constant(1)]), Constant(0)]
         targets = [] if state == Register("_") else [state]
-        return Instruction("mbarrier.arrive", "u64", [address.base, *arrivals], targets, options=(address.offset,))
+        options = (address.offset, int("shared::cluster" in modifiers), int(what == "arrive_drop"))
+        return Instruction("mbarrier.arrive", "u64", [address.base, *arrivals], targets, options=options)
     if what not in ("test_wait", "try_wait"):
         raise NotUnderstood(s.opcode)
     done, address, phase, *_hint = s.operands  # a state is the phase that it was given in
@@ -52,11 +55,10 @@ def _tcgen05(s, parts):
     if what in ("wait::ld", "wait::st"):
         known(modifiers, "sync", "aligned")
         return Instruction("tcgen05.wait", options=(int(what == "wait::ld"),))
-    if "cta_group::1" not in modifiers:
-        raise NotUnderstood("of other than one CTA")
-    modifiers.remove("cta_group::1")
+    (group,) = (part for part in modifiers if part in ("cta_group::1", "cta_group::2"))
+    modifiers.remove(group)
     if what == "mma":
-        return _mma(s, modifiers)
+        return _mma(s, modifiers, int(group[-1]))
     if what == "dealloc":
         known(modifiers, "sync", "aligned", "b32")
         address, columns = s.operands
@@ -65,17 +67,20 @@ def _tcgen05(s, parts):
         known(modifiers, "sync", "aligned")
         return Instruction("tcgen05.relinquish")
     allowed, place = _ADDRESSED[what]
-    if place not in known(modifiers, *allowed, place):
+    if place not in (flags := known(modifiers, *allowed, place)):
         raise NotUnderstood("a generic address")
-    address, *columns = s.operands
-    options = (address.offset, *map(_constant, columns))
-    return Instruction(f"tcgen05.{what}", sources=[address.base], options=options)
+    address, *rest = s.operands
+    if what == "alloc":
+        return Instruction("tcgen05.alloc", sources=[address.base], options=(address.offset, *map(_constant, rest)))
+    if len(rest) != ("multicast::cluster" in flags):
+        raise NotUnderstood("operands")
+    return Instruction("tcgen05.commit", sources=[address.base, *rest], options=(address.offset, len(rest)))
 
 
 #: modifiers of the instructions with an address in shared memory, and how they name that space
 _ADDRESSED = {
     "alloc": (("sync", "aligned", "b32"), "shared::cta"),
-    "commit": (("mbarrier::arrive::one", "b64"), "shared::cluster"),
+    "commit": (("mbarrier::arrive::one", "multicast::cluster", "b64"), "shared::cluster"),
 }
 #: shape -> (its number in tensor_memory.h, registers a repetition)
 _SHAPES = {"16x32bx2": (0, 1), "32x32b": (1, 1), "16x256b": (2, 4)}
@@ -96,12 +101,12 @@ def _transfer(s, what, modifiers):
     return Instruction("tcgen05.st", sources=[address.base, *moved], options=options)
 
 
-def _mma(s, modifiers):
+def _mma(s, modifiers, ctas):
     (kind,) = modifiers
     d, a, b, description, adds = s.operands
     if kind not in ("kind::f16", "kind::tf32") or isinstance(b, (Memory, Vector)) or not isinstance(adds, Register):
         raise NotUnderstood(s.opcode)
     from_tensor = isinstance(a, Memory)
-    options = (d.offset, int(from_tensor), a.offset if from_tensor else 0)
+    options = (d.offset, int(from_tensor), a.offset if from_tensor else 0, ctas)
     sources = [d.base, a.base if from_tensor else a, b, description, adds]
     return Instruction("tcgen05.mma", kind.removeprefix("kind::"), sources, options=options)

@@ -1,9 +1,9 @@
 // Accesses of CTAs to global memory: bytes read and written per tensor, and races between CTAs.
 //
-// CTAs are executed one after another, so a race never shows in the values. Each access is recorded by CTA and clock. A
-// CTA's clock ticks at each release. An acquire joins the clocks that a release stored at the same address. Two
-// accesses to one byte are a race if one of them writes, at least one of them is an ordinary (weak) access, and the
-// clocks do not order them.
+// Clusters are executed one after another, so a race between them never shows in the values. Each access is recorded by
+// CTA and clock. A CTA's clock ticks at each release. An acquire joins the clocks that a release stored at the same
+// address. Two accesses to one byte are a race if one of them writes, at least one of them is an ordinary (weak)
+// access, and the clocks do not order them.
 #pragma once
 
 #include <algorithm>
@@ -55,14 +55,18 @@ class Order {
  public:
   std::set<std::pair<int32_t, int32_t>> equal;  // instructions of two CTAs that stored equal bytes
 
-  void begin(int32_t cta) {
-    cta_ = cta, clock_ = 0, seen_.clear(), unfenced_.clear();
-    fenced_ = own_ = learnt_ = nullptr;
+  // The CTAs of a cluster begin; `as` says which of them accesses memory from now on
+  void begin(const std::vector<int32_t>& ctas) {
+    own_.assign(ctas.size(), {});
+    for (size_t rank = 0; rank < ctas.size(); ++rank)
+      own_[rank].cta = ctas[rank];
+    as(0);
   }
+  void as(int rank) { me_ = &own_[rank]; }
 
   // Return the earlier access that races with this one, or null. data: the bytes that a write stores
   const Access* note(uint8_t* host, int bytes, int at, bool reads, bool writes, bool strong, const void* data) {
-    Access now{cta_, clock_, at, strong};
+    Access now{me_->cta, me_->clock, at, strong};
     bool same = writes && data && std::memcmp(host, data, bytes) == 0;
     uint64_t first = reinterpret_cast<uint64_t>(host), end = first + bytes;
     while (first < end) {
@@ -81,7 +85,7 @@ class Order {
       if (writes) {
         cell = {now, {}, {}};
       } else {
-        if (cell.reader.cta != cta_)
+        if (cell.reader.cta != me_->cta)
           cell.earlier = cell.reader;
         cell.reader = now;
       }
@@ -93,43 +97,58 @@ class Order {
   void synchronise(const uint8_t* host, int64_t bits, bool reads, bool writes) {
     Shared& at = released_[host];
     if (reads && at)
-      bits& ACQUIRES ? join(at) : void(unfenced_.push_back(at));
+      bits& ACQUIRES ? join(at) : void(me_->unfenced.push_back(at));
     if (!writes)
       return;
-    Shared own = bits & RELEASES ? snapshot() : fenced_;
+    Shared own = bits & RELEASES ? snapshot() : me_->fenced;
     at = reads ? joined(at, own) : own;
   }
   // After an instruction that releases: later accesses are not published by it
   void tick() {
-    ++clock_;
-    own_ = nullptr;
+    ++me_->clock;
+    me_->own = nullptr;
   }
   void fence() {
-    for (const Shared& one : unfenced_)
+    for (const Shared& one : me_->unfenced)
       join(one);
-    unfenced_.clear();
-    fenced_ = snapshot();
+    me_->unfenced.clear();
+    me_->fenced = snapshot();
     tick();
+  }
+  // An arrival at a barrier of the cluster; what the last fence published, if it is relaxed
+  void publish(Shared& into, bool relaxed) {
+    into = joined(into, relaxed ? me_->fenced : snapshot());
+    tick();
+  }
+  void join(const Shared& other) {
+    if (other == me_->learnt || !other)
+      return;
+    merge(me_->seen, *other);
+    me_->learnt = other;
+    me_->own = nullptr;
   }
 
  private:
-  int32_t cta_ = 0, clock_ = 0;
-  Clocks seen_;
-  std::vector<Shared> unfenced_;  // learnt by relaxed reads: a fence acquires it
-  Shared fenced_, own_;
+  struct View {  // of one CTA
+    int32_t cta = 0, clock = 0;
+    Clocks seen = {};
+    std::vector<Shared> unfenced = {};          // learnt by relaxed reads: a fence acquires it
+    Shared fenced = {}, own = {}, learnt = {};  // learnt: the last clocks that it joined
+  };
+  std::vector<View> own_;  // by rank
+  View* me_ = nullptr;
   std::unordered_map<const uint8_t*, Shared> released_;
   std::unordered_map<uint64_t, Page> pages_;
   uint64_t number_ = 0;
   Page* last_ = nullptr;
   Shared joined_[3];  // the last two clocks that were joined, and their join
-  Shared learnt_;     // the last clocks that this CTA joined
   Access raced_;
 
   bool ordered(const Access& other) const {
-    if (other.cta < 0 || other.cta == cta_)
+    if (other.cta < 0 || other.cta == me_->cta)
       return true;
-    auto found = seen_.find(other.cta);
-    return found != seen_.end() && found->second >= other.clock;
+    auto found = me_->seen.find(other.cta);
+    return found != me_->seen.end() && found->second >= other.clock;
   }
 
   static void merge(Clocks& into, const Clocks& from) {
@@ -138,13 +157,6 @@ class Order {
       if (!made)
         place->second = std::max(place->second, clock);
     }
-  }
-  void join(const Shared& other) {
-    if (other == learnt_ || !other)
-      return;
-    merge(seen_, *other);
-    learnt_ = other;
-    own_ = nullptr;
   }
   Shared joined(const Shared& a, const Shared& b) {
     if (!a || !b || a == b)
@@ -157,12 +169,12 @@ class Order {
     return joined_[2];
   }
   Shared snapshot() {
-    if (!own_) {
-      auto made = std::make_shared<Clocks>(seen_);
-      (*made)[cta_] = clock_;
-      own_ = std::move(made);
+    if (!me_->own) {
+      auto made = std::make_shared<Clocks>(me_->seen);
+      (*made)[me_->cta] = me_->clock;
+      me_->own = std::move(made);
     }
-    return own_;
+    return me_->own;
   }
 
   // The page of an address. Its cells become smaller if an access begins or ends within one

@@ -26,7 +26,7 @@ from torch import Tensor
 from .. import counters, kernels, launches
 from ..machines import LANES, SCHEDULERS, Machine
 from ..memory import elements
-from ..parse import Vector
+from ..parse import PtxError, Vector
 from . import machine_code
 
 _SAMPLES = (0.18, 0.47, 0.83)  # positions in the grid, because causal launches have short and long CTAs
@@ -77,6 +77,8 @@ def estimate(launch, machine: Machine, compiled: dict[str, Any] | None = None) -
         EmulationError, PtxError: the emulator refuses the kernel.
     """
     launch = launches.Launch.of(launch)
+    if launch.options.get("num_ctas", 1) > 1:
+        raise PtxError(f"{launch.name}: no estimate of clusters (num_ctas): no published time of one was fitted")
     if compiled is None:
         compiled = machine_code.static_record(launch, machine.arch)
     tensors = {id(t): t for t in launch.arguments.values() if isinstance(t, Tensor)}
