@@ -291,5 +291,24 @@ def test_large_logits_do_not_overflow_float16(backend, rel):
     assert_large_logits_pass(rk.relative_attention, kw, backend)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_large_logits_do_not_overflow_in_gradients(backend, dtype):
+    """Logits of positions exceed the 65504 of float16. The value's gradient shows the probabilities of the backward."""
+    kw = inputs.self_attention(14, dtype=dtype, rel="all", biases=False)
+    kw |= {name: kw[name] * 200 for name in ("query", "key", "rel_key")}
+    names, grads = ("query", "key", "value", "rel_key"), {}
+    for which, call in ((backend, kw), ("reference", inputs.cast(kw, torch.float64))):
+        call = inputs.differentiable(call)
+        out, lse = rk.relative_attention(**call, return_lse=True, backend=which)
+        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(dtype).to(out)
+        grads[which] = torch.autograd.grad(out, [call[name] for name in names], upstream)
+    assert all(grad.isfinite().all() for grad in grads[backend])
+    largest = lse.abs()[lse.isfinite()].max().item()
+    assert largest > 65504
+    got, want = (grads[which][names.index("value")].double() for which in (backend, "reference"))
+    # as `test_errors_grow_with_lse_as_documented`
+    assert (got - want).abs().max() / want.abs().max() < torch.finfo(dtype).eps + largest / 4e6
+
+
 def test_repeats_bitwise(backend):
     assert_repeats(OP, inputs.self_attention(15, dropout_p=0.2, heads="shared", causal=True), backend)
