@@ -63,6 +63,22 @@ def test_large_terms_that_cancel_give_finite_gradients(op, backend):
         assert grad.isfinite().all(), name
 
 
+@every
+def test_large_position_logits_of_half_types_keep_their_probabilities(op, backend):
+    """The values' gradients are sums of probabilities. Float16 itself would round logits of these sizes by up to 1."""
+    made = {
+        "relative_attention": lambda: inputs.self_attention(1, B=1, N=20, H=2, D=32, causal=True, dtype=torch.float16),
+        "chunked_cross_attention": lambda: inputs.cross_attention(1, B=1, N=20, M=8, R=16, H=2, dtype=torch.float16),
+    }
+    kw = made[op]()
+    kw["rel_key"] = kw["rel_key"] * 100
+    (_, lse), grads = results(op, kw, backend)
+    _, exact = results(op, inputs.cast(kw, torch.float64), "reference")
+    assert lse.where(lse != -torch.inf, 0).abs().max() > 200
+    error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
+    assert error < 0.01
+
+
 @pytest.mark.parametrize("backend", fast_backends("relative_attention"))
 def test_rounding_of_out_bounds_the_error_of_saturated_half_gradients(backend):
     """delta = rowsum(dO * out) comes from the rounded out. So a logit's gradient p * (dP - delta) has an error of up to

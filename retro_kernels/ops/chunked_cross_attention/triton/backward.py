@@ -13,6 +13,9 @@ use column i - j + BAND_KEYS - 1. With BLOCK_M = 2 and BAND_KEYS = 4:
 
 Products with the table write and read whole lines of the band, and the skew is an address that is linear in i and j.
 The program that wrote the logits loads them again, from L1 or L2, and replaces them by dS, summed over the neighbours.
+
+A band of a half type keeps logits as integers of 16 bits, times a step for each row: 1/32767 of the row's largest
+logit. A half type itself would round a logit of 1,000 by up to 0.5, and can't hold 100,000.
 """
 
 from __future__ import annotations
@@ -53,8 +56,7 @@ def _stored(c0, zero, BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _write_logits(
-    band_at,
+def _band_block(
     c0,
     rq,
     rq_from,
@@ -74,8 +76,8 @@ def _write_logits(
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write BLOCK_M columns of a band, from c0 on. first: table row of column 0. INNER: each of them has a key, or one
-    past R.
+    """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; 0 without a key. first: table row of
+    column 0. INNER: each column has a key, or one past R.
     """
     logits = table_product(  # [BLOCK_M, BLOCK_M]
         rq, rq_from, position_at, rel_base, first + c0, T, stride_rt, zero, E, BLOCK_M, BLOCK_E, PRECISION
@@ -87,12 +89,80 @@ def _write_logits(
         keep = keep & (c >= i) & (c < i + BAND_KEYS)
     if not EVEN_BAND:
         keep = keep & (c >= i + (BAND_KEYS - R))
-    at = band_at + c0 + _square(BAND_KEYS, BLOCK_M)
-    logits = tl.where(keep, logits, 0.0).to(band_at.dtype.element_ty)
-    if INNER:
-        tl.store(at, logits)
+    return tl.where(keep, logits, 0.0)
+
+
+@triton.jit
+def _encoded(logits, peak, dtype: tl.constexpr):
+    """Logits as a band keeps them: in float32, or as bits of integers up to 32767 for the row's largest finite one."""
+    if dtype == tl.float32:
+        return logits
     else:
-        tl.store(at, logits, mask=_stored(c0, 0, BAND_KEYS, BLOCK_M))
+        steps = logits * (32767.0 / tl.maximum(peak, 1e-30))[:, None]
+        whole = tl.where(tl.abs(logits) <= peak[:, None], steps + tl.where(steps < 0, -0.5, 0.5), -32768.0)
+        return whole.to(tl.int16).to(dtype, bitcast=True)
+
+
+@triton.jit
+def _decoded(stored, step):
+    """float32 logits of what a band keeps. step: of each row. -inf in place of logits that are not finite."""
+    if stored.dtype == tl.float32:
+        return stored
+    else:
+        whole = stored.to(tl.int16, bitcast=True)
+        return tl.where(whole == -32768, float("-inf"), whole.to(tl.float32) * step[:, None])
+
+
+@triton.jit
+def _write_logits(
+    band_at,
+    peak,
+    c0,
+    rq,
+    rq_from,
+    position_at,
+    rel_base,
+    first,
+    T,
+    stride_rt,
+    row_mask,
+    R,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BAND_KEYS: tl.constexpr,
+    EVEN_BAND: tl.constexpr,
+    INNER: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write BLOCK_M columns of a band, from c0 on. peak: largest finite absolute logit of each row."""
+    logits = _band_block(  # [BLOCK_M, BLOCK_M]
+        c0,
+        rq,
+        rq_from,
+        position_at,
+        rel_base,
+        first,
+        T,
+        stride_rt,
+        row_mask,
+        R,
+        zero,
+        E,
+        BLOCK_M,
+        BLOCK_E,
+        BAND_KEYS,
+        EVEN_BAND,
+        INNER,
+        PRECISION,
+    )
+    at = band_at + c0 + _square(BAND_KEYS, BLOCK_M)
+    encoded = _encoded(logits, peak, band_at.dtype.element_ty)
+    if INNER:
+        tl.store(at, encoded)
+    else:
+        tl.store(at, encoded, mask=_stored(c0, 0, BAND_KEYS, BLOCK_M))
 
 
 @triton.jit
@@ -120,7 +190,7 @@ def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr,
-    band_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    band_ptr, step_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
     dq_ptr, drq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
@@ -155,6 +225,7 @@ def _cca_backward_query_kernel(
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
     q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
     q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    peak = tl.zeros([BLOCK_M], tl.float32)
     if band_ptr is not None:
         band_at = band_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
         rel_base = rel_ptr + head64 * stride_rh
@@ -171,8 +242,35 @@ def _cca_backward_query_kernel(
             rq_from = (rq_base, local, row_mask, rq_stride)
             first = block * BLOCK_M + 1 - BAND_KEYS - rel_start  # table row of column 0
             zero = opaque_zero(tl.program_id(0))
+            if band_ptr.dtype.element_ty != tl.float32:
+                for c0 in range(0, BAND_KEYS + BLOCK_M, BLOCK_M):
+                    logits = _band_block(  # [BLOCK_M, BLOCK_M]
+                        c0,
+                        rq,
+                        rq_from,
+                        position_at,
+                        rel_base,
+                        first,
+                        T,
+                        stride_rt,
+                        row_mask,
+                        R,
+                        zero,
+                        E,
+                        BLOCK_M,
+                        BLOCK_E,
+                        BAND_KEYS,
+                        EVEN_BAND,
+                        False,
+                        PRECISION,
+                    )
+                    size = tl.abs(logits)
+                    peak = tl.maximum(peak, tl.max(tl.where(size < float("inf"), size, 0.0), 1))
+                if step_ptr is not None:
+                    tl.store(step_ptr + (wide(item) * H + head) * BLOCK_M + local, peak / 32767)
             _write_logits(
                 band_at,
+                peak,
                 0,
                 rq,
                 rq_from,
@@ -194,6 +292,7 @@ def _cca_backward_query_kernel(
             )
             _write_logits(
                 band_at,
+                peak,
                 BAND_KEYS,
                 rq,
                 rq_from,
@@ -216,6 +315,7 @@ def _cca_backward_query_kernel(
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
                 _write_logits(
                     band_at,
+                    peak,
                     c0,
                     rq,
                     rq_from,
@@ -295,7 +395,7 @@ def _cca_backward_query_kernel(
         p, ds = tile_gradients(
             content,
             dp_raw,
-            position,
+            _decoded(position, peak / 32767) if band_ptr is not None else 0.0,
             lse2,
             delta,
             visible,
@@ -396,7 +496,7 @@ def _cca_backward_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_key_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr,
+    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, step_ptr,
     do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
@@ -478,7 +578,11 @@ def _cca_backward_key_kernel(
         position = 0.0
         if band_ptr is not None:
             band_at = band_ptr + (wide(item + block) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
-            position = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
+            stored = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
+            step_of = 0.0
+            if step_ptr is not None:
+                step_of = tl.load(step_ptr + (wide(item + block) * H + head) * BLOCK_M + local)
+            position = _decoded(stored, step_of)  # [BLOCK_M, BLOCK_N]
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
