@@ -298,6 +298,7 @@ def test_tensor_memory_is_given_back():
         "mbarrier.try_wait.parity.shared::cluster.b64 %p1, [%r1], 0;",
         "elect.sync %r1|%p1, 15;",
         "mapa.u64 %l1, %l2, %r1;",
+        ".reg .b128 %rq<2>;",  # of clusterlaunchcontrol
         "barrier.cluster.sync;",
         "max.s32 %r1, %r2, %r3, %r4;",
         "redux.sync.add.f32 %r1, %r2, -1;",

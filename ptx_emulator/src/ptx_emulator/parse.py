@@ -152,8 +152,8 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
     if registers:
         for name in registers[2].split(","):
             match = re.match(r"^\s*(%?\w+)(?:<\d+>)?\s*$", name)
-            if match is None:
-                raise PtxError(f"register declaration not understood: {text}")
+            if match is None or registers[1] not in TYPE_BYTES:
+                raise PtxError(f"declaration of registers not emulated: {text}")
             kernel.widths[match[1]] = TYPE_BYTES[registers[1]]
         return
     local = _LOCAL.match(text)
