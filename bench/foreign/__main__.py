@@ -19,6 +19,7 @@ import importlib
 import importlib.abc
 import importlib.machinery
 import json
+import math
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ import zipfile
 from pathlib import Path
 from unittest import mock
 
+import pytest
 import torch
 import triton
 
@@ -589,14 +591,8 @@ def _():
         [e for e, r in enumerate(rows) for _ in range(-(-len(r) // 16))],
     )
     out, count = random(20, 2, 48, dtype=torch.float16), torch.tensor([len(order)], device="cuda").int()
-    tiles = {
-        "BLOCK_SIZE_M": 16,
-        "BLOCK_SIZE_N": 32,
-        "BLOCK_SIZE_K": 32,
-        "GROUP_SIZE_M": 2,
-        "num_warps": 4,
-        "num_stages": 2,
-    }
+    tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 32}
+    tiles |= {"GROUP_SIZE_M": 2, "num_warps": 4, "num_stages": 2}
     module = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     module.invoke_fused_moe_triton_kernel(
         x,
@@ -745,22 +741,22 @@ for _name, _formula, *_shapes in (
 ):
     case("helion", _name)(functools.partial(program, _name, _formula, *_shapes))
 
-# Triton's tutorials, from a checkout of its repository: FOLDER/tutorials is its folder python/tutorials
+# Triton's tutorials: each FOLDER/tutorials-VERSION is the folder python/tutorials of a checkout of that version
 
 
 @functools.cache
 def tutorial(number: str):
     """Return the definitions of a tutorial, without the statements that run or time something."""
-    (path,) = (TUTORIALS / "tutorials").glob(f"{number}-*.py")
+    (path,) = TUTORIALS.glob(f"{number}-*.py")
     module = sys.modules[path.stem] = types.ModuleType(path.stem)
     module.__file__ = str(path)
     kinds = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.Try, ast.If)
     for one in ast.parse(path.read_text()).body:
         first = ast.unparse(one).partition("\n")[0]
         if isinstance(one, kinds) and not re.search(
-            r"torch\.(rand|zeros|empty)|__main__|TORCH_HAS|^\w+ = [a-z_]+\(\w+, ", first
+            r"torch\.(rand|zeros|empty)|__main__|TORCH_HAS|^if supports_tma|^\w+ = [a-z_]+\(\w+, ", first
         ):
-            with contextlib.suppress(NameError, RuntimeError):  # a tensor was left out, or a library is missing
+            with contextlib.suppress(NameError, AttributeError, RuntimeError, ImportError):  # something is missing
                 exec(compile(ast.Module([one], []), str(path), "exec"), module.__dict__)
     return module
 
@@ -770,6 +766,27 @@ def tutorials(folder: Path) -> None:
     TUTORIALS = folder
     sys.meta_path.insert(0, Stubs(("triton.profiler",), {}))
     triton.testing.perf_report = lambda *_: lambda function: function
+    for number in sorted(path.name[:2] for path in folder.glob("gluon/[0-9]*.py")):
+        tests = {name: one for name, one in vars(tutorial(f"gluon/{number}")).items() if name.startswith("test_")}
+        CASES["tutorials"] |= {f"Gluon {number} {name[5:]}": functools.partial(smallest, tests[name]) for name in tests}
+
+
+def smallest(test):
+    """Run the smallest case of a tutorial's own test for this architecture, with products of at most 256^3."""
+    marks = getattr(test, "pytestmark", [])
+    if any(mark.name == "skipif" and mark.args[0] for mark in marks):
+        return
+    choices = [{"fresh_knobs": triton.knobs} if "fresh_knobs" in test.__code__.co_varnames else {}]
+    for names, values in (mark.args[:2] for mark in marks if mark.name == "parametrize"):
+        names = re.findall(r"\w+", str(names))
+        choices = [c | dict(zip(names, v if len(names) > 1 else (v,))) for c in choices for v in values]
+    pairs = []
+    with mock.patch.object(torch.testing, "assert_close", lambda got, want, *_, **__: pairs.append((got, want))):
+        for choice in sorted(choices, key=lambda one: math.prod(v for v in one.values() if v and type(v) is int)):
+            with contextlib.suppress(pytest.skip.Exception):
+                test(**{name: min(value, 256) if name in "MNK" else value for name, value in choice.items()})
+                break
+    yield from pairs
 
 
 @case("tutorials", "01 vector addition")
@@ -840,17 +857,26 @@ def _():
 
 
 @case("tutorials", "08 grouped products")
-def _():
+def _(name: str = "group_gemm_fn", turn=lambda y: y):
     sizes = ((128, 64, 128), (256, 96, 128))
     a, b = (
         [random(*s, dtype=torch.float16) for s in shapes]
         for shapes in ([(m, k) for m, k, n in sizes], [(k, n) for m, k, n in sizes])
     )
-    yield from zip(tutorial("08").group_gemm_fn(a, b), (x.double() @ y.double() for x, y in zip(a, b)))
+    found = getattr(tutorial("08"), name)(a, [turn(y) for y in b])
+    yield from zip(found, (x.double() @ y.double() for x, y in zip(a, b)))
+
+
+@case("tutorials", "08 grouped products, descriptors")
+def _():
+    if torch.cuda.get_device_capability()[0] > 8:
+        yield from CASES["tutorials"]["08 grouped products"]("group_gemm_tma_fn", lambda y: y.T.contiguous())
 
 
 def persistent(name: str, specialised: bool | None = None):
-    if "tma" in name + "descriptor" and torch.cuda.get_device_capability()[0] < 9 and name != "matmul_persistent":
+    arch = torch.cuda.get_device_capability()[0]  # for others the tutorial does not call it
+    others = specialised is not None and (arch < 9 or (arch == 9 and specialised and "descriptor" not in name))
+    if others or ("clc" in name and (arch < 10 or not hasattr(tutorial("09"), name))):
         return
     a, b = random(256, 128, dtype=torch.float16), random(256, 128, dtype=torch.float16)
     options = () if specialised is None else (specialised,)
@@ -859,7 +885,7 @@ def persistent(name: str, specialised: bool | None = None):
 
 for _name in ("matmul", "matmul_persistent"):
     case("tutorials", f"09 {_name}")(functools.partial(persistent, _name))
-for _name in ("matmul_tma", "matmul_tma_persistent", "matmul_descriptor_persistent"):
+for _name in ("matmul_tma", "matmul_tma_persistent", "matmul_descriptor_persistent", "matmul_tma_clc"):
     for _specialised in (False, True):
         _title = f"09 {_name}{', specialised' * _specialised}"
         case("tutorials", _title)(functools.partial(persistent, _name, _specialised))
@@ -867,8 +893,8 @@ for _name in ("matmul_tma", "matmul_tma_persistent", "matmul_descriptor_persiste
 
 def scaled(kind: str):
     if torch.cuda.get_device_capability()[0] == 10:
-        *given, want = tutorial("10").initialize_block_scaled(128, 256, 256, kind, True)
-        yield tutorial("10").block_scaled_matmul(*given[:4], torch.float16, 128, 256, 256, *given[4:]), want
+        given = tutorial("10").initialize_block_scaled(128, 256, 256, kind, True)
+        yield tutorial("10").block_scaled_matmul(*given[:4], torch.float16, 128, 256, 256, *given[4:8]), given[8]
 
 
 for _name in ("mxfp8", "mixed", "mxfp4", "nvfp4"):
@@ -906,8 +932,9 @@ def one_process(folder: Path, name: str, arch: int, only: str | None) -> None:
         warnings.simplefilter("ignore")
         if name != "inductor":
             torch.set_default_device("cuda")
-        globals()[name](fetched(folder, name) if name in RELEASES else folder)
-        for title, function in CASES[name].items():
+        kind = name.partition("-")[0]
+        globals()[kind](fetched(folder, name) if name in RELEASES else folder / name if kind == "tutorials" else folder)
+        for title, function in CASES[kind].items():
             if only and only not in title:
                 continue
             log.launches.clear()
@@ -930,9 +957,9 @@ def main(argv: list[str] | None = None) -> int:
         one_process(given.folder, given.collections[0], given.arch[0], given.only)
         return 0
     head = ("release", "kernels", "calls that are right", "findings", "refused", "failed before the emulator")
-    absent = () if (given.folder / "tutorials").is_dir() else ("tutorials",)  # in no release
+    versions = sorted(path.name for path in given.folder.glob("tutorials-*"))  # they are in no release
     table = [f"| {' | '.join(head)} |", "|---|" + "---:|" * (len(head) - 1)]
-    for name in given.collections or [one for one in CASES if one not in absent]:
+    for name in given.collections or [*(one for one in CASES if one != "tutorials"), *versions]:
         if name in RELEASES:
             fetched(given.folder, name)
         verdicts: dict[str, dict[str, str]] = collections.defaultdict(dict)
