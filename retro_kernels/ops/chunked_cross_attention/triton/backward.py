@@ -243,7 +243,8 @@ def _cca_backward_query_kernel(
             first = block * BLOCK_M + 1 - BAND_KEYS - rel_start  # table row of column 0
             zero = opaque_zero(tl.program_id(0))
             if band_ptr.dtype.element_ty != tl.float32:
-                for c0 in range(0, BAND_KEYS + BLOCK_M, BLOCK_M):
+                STAGES: tl.constexpr = 2 if BLOCK_E == 128 else 1  # registers of the whole kernel decide
+                for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=STAGES):
                     logits = _band_block(  # [BLOCK_M, BLOCK_M]
                         c0,
                         rq,
