@@ -56,6 +56,9 @@ def test_a_kernel_refuses_a_tensor_of_the_cpu(gpu):
         double_kernel[(1,)](x, y, 16)
     double_kernel[(1,)](x.cuda(), y, 16)
     assert torch.equal(y.cpu(), 2 * x)
+    z = torch.empty(16)
+    double_kernel[(1,)](x, z, 16)  # a script without a GPU runs here
+    assert torch.equal(z, 2 * x)
 
 
 def test_tensors_are_where_they_were_put(gpu):

@@ -179,9 +179,10 @@ class _State:
         )
         fn = getattr(source, "fn", None)
         launch = Execution(metadata.name, self.arch, fn, grid, given, options, chosen, compiled)
-        for at, value in enumerate(values):
-            if self.cuda and isinstance(value, Tensor) and cuda_is_cpu.home(value) == "cpu":
-                raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?)")
+        homes = [cuda_is_cpu.home(value) if isinstance(value, Tensor) else None for value in values]
+        if self.cuda and {"cpu"} < {home for home in homes if home}:  # a program that names no GPU may run here
+            at = homes.index("cpu")
+            raise ValueError(f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?)")
         self.log.launches.append(launch)
         if not self.runs:
             return launch.notes.append("compiled only: nothing was executed")
