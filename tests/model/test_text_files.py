@@ -289,13 +289,13 @@ def test_neighbours_names_what_it_leaves_out_and_no_chunk_finds_its_copy(tmp_pat
 
 def test_a_library_is_read_by_the_same_reader(tmp_path):
     said = []
-    title, documents = texts.load(corpus(tmp_path / "notes"), 10**6, show=said.append)
+    title, documents = texts.load(corpus(tmp_path / "notes"), show=said.append)
     assert title == "notes" and len(documents) == 7
     assert "new.txt" in {document.name for document in documents}
     assert not any("\0" in document.content for document in documents)
     assert any("old.txt" in line for line in said) and any("copies" in line for line in said)
     with pytest.raises(ValueError, match=r"old\.txt"):
-        texts.load(tmp_path / "notes", 10**6, strict=True, show=said.append)
+        texts.load(tmp_path / "notes", strict=True, show=said.append)
 
 
 def test_a_task_reads_its_file_by_the_same_reader(tmp_path):
