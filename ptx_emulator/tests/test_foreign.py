@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -64,31 +65,33 @@ def test_clock():
 def theirs(tmp_path_factory):
     path = tmp_path_factory.mktemp("theirs") / "test_theirs.py"
     path.write_text(KERNELS)
+    entries = tomllib.loads((SOURCES.parent / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    (installed := path.parent / "ptx_emulator-0.dist-info").mkdir()
+    (installed / "entry_points.txt").write_text("[pytest11]\n" + "".join(f"{k} = {v}\n" for k, v in entries.items()))
+    (installed / "METADATA").write_text("Name: ptx-emulator\n")
     return path
 
 
 def test_their_tests(theirs):
     """One passes, one fails with its line of source, one needs an unsupported feature; without the option all skip."""
-    base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", "-p", "ptx_emulator.plugin", theirs.name]
-    env = {"PYTHONPATH": str(SOURCES), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
-    env["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # an installed package brings the plug-in
+    base = [sys.executable, "-W", "ignore", "-m", "pytest", "-rs", theirs.name]
+    env = {"PYTHONPATH": f"{SOURCES}:{theirs.parent}", "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     run = lambda *more: subprocess.run([*base, *more], cwd=theirs.parent, capture_output=True, text=True, env=env)  # noqa: E731
+    named = ("-p", "ptx_emulator.plugin")  # it is loaded once all the same
     done = run("--emulate", "90")
     assert done.returncode == 1, done.stdout
     assert "2 failed, 1 passed, 1 skipped" in done.stdout
     assert "scale_kernel: out of bounds of argument x_ptr: byte 8192 of 8192" in done.stdout
-    assert "at test_theirs.py:14" in done.stdout
+    assert "at test_theirs.py:14" in done.stdout and "AssertionError: cleanup" in done.stdout
     assert "emulated on sm_90" in done.stdout
     assert "1 launches of 1 kernels executed, 1 refused, 0 skipped" in done.stdout
     assert "1 not run: not emulated: register %clock" in done.stdout
-    assert "4 skipped" in run().stdout
+    assert "4 skipped" in run(*named).stdout
     if importlib.util.find_spec("xdist"):
-        spread = run("--emulate", "90", "-p", "xdist", "-n", "2")
+        spread = run("--emulate", "90", "-n", "2")
         assert "1 launches of 1 kernels executed, 1 refused, 0 skipped" in spread.stdout, spread.stdout
-    done = run("--emulate", "90", "-k", "clock")
+    done = run("--emulate", "90", "-k", "clock", *named)
     assert done.returncode == 1 and "no launch was executed" in done.stdout, done.stdout
-    done = run("--emulate", "90", "-k", "cleanup")
-    assert "1 failed" in done.stdout and "AssertionError: cleanup" in done.stdout
 
 
 def test_their_calls_on_the_command_line(theirs, capsys):
