@@ -72,7 +72,7 @@ SENT = f"""{START} setp.eq.u32 %p1, %r300, 0; mapa.shared::cluster.u32 %r5, %r4,
 	@%p1 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r1], 256; @%p1 mbarrier.DROP.shared::cluster.b64 _, [%r6];
 	st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r5+64], %r7, [%r6];\nW:\n {WAIT} W;
 	ld.shared.b32 %r9, [%r4+64]; mov.b32 %r8, 1; @%p1 mbarrier.arrive.shared.b64 _, [%r1];\nV:\n {WAIT} V;
-	{SYNC}; st.global.b32 [%l34], %r9;"""
+	bar.sync 0; @%p1 mbarrier.inval.shared::cta.b64 [%r1]; {SYNC}; st.global.b32 [%l34], %r9;"""
 
 
 def test_asynchronous_stores_and_arrivals_at_the_other_cta():
@@ -131,6 +131,7 @@ def multicast_kernel(a_desc, b_desc, c_ptr, PAIR: gl.constexpr, MULTICAST: gl.co
             mbarrier.wait(done, k, deps=[a, b])
         else:
             total = hopper.warpgroup_mma_wait(0, deps=(hopper.warpgroup_mma(a, b, total, is_async=True),))
+    mbarrier.invalidate(done)
     value = total.load() if PAIR else total
     layout: gl.constexpr = value.type.layout
     at = gl.arange(0, M, gl.SliceLayout(1, layout))[:, None] * 64 + gl.arange(0, 64, gl.SliceLayout(0, layout))[None, :]

@@ -110,6 +110,8 @@ inline void st_async(Machine& m, Ins& i) {
       std::memcpy(&arrival.data[(k - 2) * each], &m.reg(i.s[k])[t], each);
     Mbarrier& barrier = mbarrier_at(m, at, t);
     m.note_read(at, 8, t);
+    // it arrives before anything that a warp does after its wait
+    m.each_granule(at, 8, t, [&](Granule&, int64_t g, int me) { m.reads.by[g] &= ~(uint64_t(1) << me); });
     m.note_copy(offset, bytes, t);
     barrier.commits.push_back(std::move(arrival));
   });
@@ -426,16 +428,14 @@ template <class F> void each_of_mask(Machine& m, uint64_t mask, int64_t offset, 
 inline void tensor_commit(Machine& m, Ins& i) {
   m.each([&](int t) {
     Arrival arrival{t / WARP, m.tensor.made};
+    int64_t offset = mbarrier_offset(m, i, t, true);
+    uint64_t mask = i.option[1] ? m.reg(i.s[1])[t] & 0xffff : uint64_t(1) << offset / m.stride;
+    // these reads precede the release, so that a warp that has waited may end the mbarrier
+    each_of_mask(m, mask, offset, t, [&](int, int64_t at) { m.note_read(at, 8, t); });
     m.ordering.release(t / WARP, arrival.clock);
     // every mbarrier that it arrives at orders the products, whichever is waited for first
     arrival.sees({m.tensor.agent(-1 - arrival.warp, m.ordering), int32_t(arrival.end)});
-    int64_t offset = mbarrier_offset(m, i, t, true);
-    uint64_t mask = i.option[1] ? m.reg(i.s[1])[t] & 0xffff : uint64_t(1) << offset / m.stride;
-    each_of_mask(m, mask, offset, t, [&](int, int64_t at) {
-      Mbarrier& barrier = mbarrier_at(m, at, t);
-      m.note_read(at, 8, t);
-      barrier.commits.push_back(arrival);
-    });
+    each_of_mask(m, mask, offset, t, [&](int, int64_t at) { mbarrier_at(m, at, t).commits.push_back(arrival); });
   });
 }
 
