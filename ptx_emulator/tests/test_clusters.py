@@ -20,7 +20,7 @@ COVERED = {"mapa", "getctarank"}
 SYNC = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned"
 RELAXED = SYNC.replace("arrive", "arrive.relaxed")
 START = "	mov.b32 %r1, smem; mov.u32 %r2, %cluster_ctarank; xor.b32 %r3, %r2, 1; mad.lo.s32 %r4, %r300, 4, %r1;"
-#: Threads store 1000 * rank + their number in shared and global memory, read what the other CTA stored, and add to it.
+#: Threads store 1000 * rank + their number in shared and global memory, read the other CTA's numbers, and add to them.
 EXCHANGE = f"""{START} setp.eq.u32 %p1, %r2, 0; mad.lo.s32 %r5, %r2, 1000, %r300; mad.lo.s32 %r6, %r2, -8192, 4096;
 	cvt.s64.s32 %l1, %r6; add.s64 %l1, %l34, %l1; mov.b32 %r7, 0; BEGIN; st.shared.b32 [%r4], %r5;
 	st.global.b32 [%l34+24], %r5; FIRST; mapa.shared::cluster.u32 %r8, %r4, %r3; READ; ld.global.b32 %r10, [%l1+24];

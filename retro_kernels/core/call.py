@@ -74,7 +74,7 @@ def operator(name: str):
 
 
 def run(name: str, values: tuple):
-    """Run an operator below autograd. Where torch's dispatcher would only call the implementation, it is skipped."""
+    """Run an operator below autograd. Skip torch's dispatcher if it would only call the implementation."""
     if private.undisturbed(values):
         return IMPLEMENTATIONS[name](*values)
     with private.below_autograd():

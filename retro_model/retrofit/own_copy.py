@@ -19,8 +19,8 @@ UNSEEN = -1e4  # similarity to a token that cannot be copied
 class Entries(NamedTuple):
     """The datastore of B rows.
 
-    states: [B,S,d], the decoder's last states at the tokens before those of the neighbours that can be copied.
-    tokens: int64 [B,S], those that can be copied. since: int64 [B,S], the first column of a call that may copy them.
+    tokens: int64 [B,S], the neighbours' tokens that can be copied. states: [B,S,d], the decoder's last states at the
+    tokens before them. since: int64 [B,S], the first column of a call that may copy each token.
     """
 
     states: Tensor

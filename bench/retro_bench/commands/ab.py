@@ -65,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
     plugins = tuple(folder_of(name, root) for name in arguments.plugin)
     say = progress.Progress(0, arguments.quiet).note
     outcomes, slower, compared, lines = [], None, None, []
-    if arguments.markdown:  # of an earlier run
+    if arguments.markdown:  # an earlier run may have left it
         arguments.markdown.unlink(missing_ok=True)
     try:
         with ab.checked_out(arguments.base, root) as base:
@@ -99,7 +99,7 @@ def execute(arguments: argparse.Namespace) -> int:
     except (ValueError, RuntimeError) as e:
         raise exits.UsageError(str(e)) from None
     finally:
-        if outcomes:  # also what was judged before an interruption
+        if outcomes:  # an interrupted run prints its verdicts too
             print(tables.align([HEADER, *map(_cells, outcomes)]))
     lines += [] if slower is None else [f"host time: {len(slower)} calls slower", *slower]
     lines += [] if arguments.pytest else static_lines(compared)

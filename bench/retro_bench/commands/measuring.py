@@ -115,7 +115,7 @@ def compile_ahead(selection: choose.Selection, limit: float | None, bar: progres
                 runner.step(contender, case, inputs, mode == "fwdbwd", 0)()
 
     calls = [functools.partial(planned, *one) for _, *one in profilers.kernels(selection) if one[0].name == "triton"]
-    with contextlib.suppress(RuntimeError):  # of one kernel: the others are compiled
+    with contextlib.suppress(RuntimeError):  # if one kernel fails, the others are compiled
         if calls:
             rk.warm_up(*calls)
     bar.note(f"kernels compiled or found in {time.monotonic() - begun:.0f} s")

@@ -30,7 +30,8 @@ MOST_TAKES = 3 * MOST_BATCHES  # base against head, the control, and base agains
 LEAST_SAMPLE_S = 3e-3  # far above the clock's and the scheduler's grain
 LONG_CALL_S = 20e-3  # in so long a call refilling a cache does not count
 LONG_PAIR_S, LEAST_ABBA_PAIRS = 4.0, 8  # a long call needs fewer samples: each averages the machine's noise
-MOST_PAIR_S = 2 * LONG_PAIR_S  # of one measurement in a pair of processes, with its checks, if a call takes below 0.1 s
+# a pair of processes measures and checks a call of less than 0.1 s within this time
+MOST_PAIR_S = 2 * LONG_PAIR_S
 MOST_START_S = 15.0  # until a pair of processes has imported torch and the kernels
 HERE = Path(__file__).resolve().parent
 Say = Callable[[str], None]
@@ -259,8 +260,8 @@ def compare(
 
 
 def judged(once: Callable[[Path, list], Samples], base: Path, head: Path, items: list, say: Say) -> Iterator[Outcome]:
-    """Yield one verdict per item, as soon as it exists. One that may have changed gets a control, a slower one a second
-    batch too.
+    """Yield one verdict per item, as soon as it exists. An item that may have changed gets a control, and a slower item
+    gets a second batch too.
 
     once: takes one batch of samples of some items in the base and in another tree.
     """

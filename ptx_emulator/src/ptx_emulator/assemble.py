@@ -19,7 +19,7 @@ _ROUNDINGS = {"rn": 0, "rni": 0, "rz": 1, "rzi": 1, "rm": 2, "rmi": 2, "rp": 3, 
 _SHUFFLES = {"up": 0, "down": 1, "bfly": 2, "idx": 3}
 _VOTES = {"ballot": 0, "any": 1, "all": 2}
 LOCAL = 3
-RANK_BIT = 24  # of a shared address: from here on it is the rank of its CTA; machine.h
+RANK_BIT = 24  # from this bit on, a shared address has the rank of its CTA; machine.h
 _SPACES = {"global": 0, "const": 0, "shared": 1, "shared::cta": 1, "local": LOCAL, "shared::cluster": 4}
 _FLOATS = ("f16", "bf16", "f32", "f64", "f16x2", "bf16x2", "f32x2")
 #: where a space begins among generic addresses: machine.h

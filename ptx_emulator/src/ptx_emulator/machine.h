@@ -21,7 +21,7 @@ namespace ptx {
 constexpr int WARP = 32;
 constexpr int WARPGROUP = 128;
 constexpr uint64_t SHARED_BASE = 1024;  // so that no array has address 0
-constexpr int RANK_BIT = 24;            // of an address in shared memory: from here on it is the rank of its CTA
+constexpr int RANK_BIT = 24;            // from this bit on, a shared address has the rank of its CTA
 constexpr int64_t IDLE = 1 << 20;       // atomic updates that change nothing, in a row: a wait without end
 constexpr uint64_t LOCAL_REGION = 201;  // a thread's own memory; 202 and 203 are parameters and constants
 constexpr uint64_t FIRST_REGION = 256;  // below are the host's own addresses: pointers that a kernel finds in memory
@@ -115,7 +115,7 @@ struct History {
   }
 };
 
-// barrier.cluster. A thread that arrived belongs to the phase after the one that is complete, until it has waited
+// barrier.cluster. A thread that arrives joins the phase that follows the last complete phase, and waits for its end.
 struct ClusterBarrier {
   int64_t phase = 0;            // complete phases
   std::vector<int64_t> joined;  // by thread: the phase in which it arrived, or 0
@@ -199,7 +199,7 @@ struct Mbarrier {
   uint32_t phase = 0;
   int64_t bytes = 0;  // that copies have still to bring
   std::vector<Arrival> commits = {};
-  Clock arrived = {}, complete = {};  // what the arrivals of this phase released, and those of the one before
+  Clock arrived = {}, complete = {};  // released by the arrivals of this phase, and of the phase before
   Shared published = {};              // by arrivals of a cluster's CTAs: the clocks of their global memory
 };
 

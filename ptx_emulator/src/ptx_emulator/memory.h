@@ -227,8 +227,8 @@ inline bool open_cluster(Machine& m) {
 
 template <class F> void each_aligned(Machine& m, bool aligned, F f) { aligned ? m.each_warp(f) : m.each_part(f); }
 
-// option 0: aligned, option 1: relaxed. A relaxed arrival releases no writes but those of an earlier fence. Reads that
-// are over are not disturbed by writes after the barrier either way.
+// option 0: aligned, option 1: relaxed. A relaxed arrival releases only the writes before an earlier fence. Writes
+// after the barrier never disturb a read that has ended.
 inline void cluster_arrive(Machine& m, Ins& i) {
   ClusterBarrier& barrier = m.cluster;
   bool relaxed = i.option[1] != 0;

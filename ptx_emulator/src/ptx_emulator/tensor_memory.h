@@ -424,7 +424,7 @@ template <class F> void each_of_mask(Machine& m, uint64_t mask, int64_t offset, 
     f(__builtin_ctzll(mask), offset % m.stride + __builtin_ctzll(mask) * m.stride);
 }
 
-// sources: the mbarrier that all products of this thread so far arrive at, [mask]; option 1: at that of each CTA in it
+// sources: an mbarrier, [mask]. All earlier products of this thread arrive at it; option 1: in each CTA of the mask.
 inline void tensor_commit(Machine& m, Ins& i) {
   m.each([&](int t) {
     Arrival arrival{t / WARP, m.tensor.made};

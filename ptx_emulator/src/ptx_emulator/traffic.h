@@ -115,7 +115,7 @@ class Order {
     me_->fenced = snapshot();
     tick();
   }
-  // An arrival at a barrier of the cluster; what the last fence published, if it is relaxed
+  // An arrival at a barrier of the cluster. A relaxed arrival publishes the writes before the last fence.
   void publish(Shared& into, bool relaxed) {
     into = joined(into, relaxed ? me_->fenced : snapshot());
     tick();
