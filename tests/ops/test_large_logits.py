@@ -11,6 +11,10 @@ MADE = {
     "relative_attention": lambda n: inputs.self_attention(1, B=1, N=n, S=max(n, 11), H=2, causal=True),
     "chunked_cross_attention": lambda n: inputs.cross_attention(1, B=1, N=n, M=4, R=5, H=2, gate=True, query_start=3),
 }
+HALF = {
+    "relative_attention": lambda: inputs.self_attention(1, B=1, N=20, H=2, D=32, causal=True, dtype=torch.float16),
+    "chunked_cross_attention": lambda: inputs.cross_attention(1, B=1, N=20, M=8, R=16, H=2, dtype=torch.float16),
+}
 EVERY = [(op, backend) for op in MADE for backend in [*fast_backends(op), *([] if INTERPRETER else ["reference"])]]
 every = pytest.mark.parametrize("op, backend", EVERY)
 TOKENS = [9] if INTERPRETER or COMPILED else [1, 2, 9, 140]  # few rows of queries have their own CPU kernel
@@ -66,15 +70,24 @@ def test_large_terms_that_cancel_give_finite_gradients(op, backend):
 @every
 def test_large_position_logits_of_half_types_keep_their_probabilities(op, backend):
     """The values' gradients are sums of probabilities. Float16 itself would round logits of these sizes by up to 1."""
-    made = {
-        "relative_attention": lambda: inputs.self_attention(1, B=1, N=20, H=2, D=32, causal=True, dtype=torch.float16),
-        "chunked_cross_attention": lambda: inputs.cross_attention(1, B=1, N=20, M=8, R=16, H=2, dtype=torch.float16),
-    }
-    kw = made[op]()
+    kw = HALF[op]()
     kw["rel_key"] = kw["rel_key"] * 100
     (_, lse), grads = results(op, kw, backend)
     _, exact = results(op, inputs.cast(kw, torch.float64), "reference")
     assert lse.where(lse != -torch.inf, 0).abs().max() > 200
+    error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
+    assert error < 0.01
+
+
+@every
+def test_a_large_negative_position_logit_leaves_the_others_precise(op, backend):
+    """Models mask displacements by such logits."""
+    kw = HALF[op]()
+    kw["query"][..., 0] = 1
+    kw["rel_key"][..., 0] = kw["position_bias"][..., 0] = 0
+    kw["rel_key"][..., ::3, 0] = -60000
+    _, grads = results(op, kw, backend)
+    _, exact = results(op, inputs.cast(kw, torch.float64), "reference")
     error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
     assert error < 0.01
 

@@ -14,8 +14,9 @@ use column i - j + BAND_KEYS - 1. With BLOCK_M = 2 and BAND_KEYS = 4:
 Products with the table write and read whole lines of the band, and the skew is an address that is linear in i and j.
 The program that wrote the logits loads them again, from L1 or L2, and replaces them by dS, summed over the neighbours.
 
-A band of a half type keeps logits as integers of 16 bits, times a step for each row: 1/32767 of the row's largest
-logit. A half type itself would round a logit of 1,000 by up to 0.5, and can't hold 100,000.
+A half type would round a logit of 1,000 by up to 0.5, and can't hold 100,000. A band of 16 bits therefore keeps the
+square root of each logit's share of the row's largest logit, as an integer with the logit's sign: small logits stay
+precise next to a large one.
 """
 
 from __future__ import annotations
@@ -94,23 +95,26 @@ def _band_block(
 
 @triton.jit
 def _encoded(logits, peak, dtype: tl.constexpr):
-    """Logits as a band keeps them: in float32, or as bits of integers up to 32767 for the row's largest finite one."""
+    """Return logits as elements of a band. peak: the largest finite size of each row's logits."""
     if dtype == tl.float32:
         return logits
     else:
-        steps = logits * (32767.0 / tl.maximum(peak, 1e-30))[:, None]
-        whole = tl.where(tl.abs(logits) <= peak[:, None], steps + tl.where(steps < 0, -0.5, 0.5), -32768.0)
+        size = tl.abs(logits)
+        root = tl.sqrt(size * (32767.0 * 32767.0 / tl.maximum(peak, 1e-28))[:, None]) + 0.5
+        whole = tl.where(size <= peak[:, None], tl.where(logits < 0, -root, root), -32768.0)
         return whole.to(tl.int16).to(dtype, bitcast=True)
 
 
 @triton.jit
-def _decoded(stored, step):
-    """float32 logits of what a band keeps. step: of each row. -inf in place of logits that are not finite."""
+def _decoded(stored, peak):
+    """Return float32 logits from the elements of a band. Logits that are not finite become -inf."""
     if stored.dtype == tl.float32:
         return stored
     else:
         whole = stored.to(tl.int16, bitcast=True)
-        return tl.where(whole == -32768, float("-inf"), whole.to(tl.float32) * step[:, None])
+        root = whole.to(tl.float32)
+        logits = root * tl.abs(root) * (peak * (1 / (32767.0 * 32767.0)))[:, None]
+        return tl.where(whole == -32768, float("-inf"), logits)
 
 
 @triton.jit
@@ -190,7 +194,7 @@ def _row_statistics(lse_ptr, dlse_ptr, delta, lse_at, dlse_at, row_mask):
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr,
-    band_ptr, step_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
+    band_ptr, peak_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
     dq_ptr, drq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, dposition_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
@@ -267,52 +271,31 @@ def _cca_backward_query_kernel(
                     )
                     size = tl.abs(logits)
                     peak = tl.maximum(peak, tl.max(tl.where(size < float("inf"), size, 0.0), 1))
-                if step_ptr is not None:
-                    tl.store(step_ptr + (wide(item) * H + head) * BLOCK_M + local, peak / 32767)
-            _write_logits(
-                band_at,
-                peak,
-                0,
-                rq,
-                rq_from,
-                position_at,
-                rel_base,
-                first,
-                T,
-                stride_rt,
-                row_mask,
-                R,
-                zero,
-                E,
-                BLOCK_M,
-                BLOCK_E,
-                BAND_KEYS,
-                EVEN_BAND,
-                False,
-                PRECISION,
-            )
-            _write_logits(
-                band_at,
-                peak,
-                BAND_KEYS,
-                rq,
-                rq_from,
-                position_at,
-                rel_base,
-                first,
-                T,
-                stride_rt,
-                row_mask,
-                R,
-                zero,
-                E,
-                BLOCK_M,
-                BLOCK_E,
-                BAND_KEYS,
-                EVEN_BAND,
-                False,
-                PRECISION,
-            )
+                if peak_ptr is not None:
+                    tl.store(peak_ptr + (wide(item) * H + head) * BLOCK_M + local, peak)
+            for edge in tl.static_range(2):
+                _write_logits(
+                    band_at,
+                    peak,
+                    edge * BAND_KEYS,
+                    rq,
+                    rq_from,
+                    position_at,
+                    rel_base,
+                    first,
+                    T,
+                    stride_rt,
+                    row_mask,
+                    R,
+                    zero,
+                    E,
+                    BLOCK_M,
+                    BLOCK_E,
+                    BAND_KEYS,
+                    EVEN_BAND,
+                    False,
+                    PRECISION,
+                )
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
                 _write_logits(
                     band_at,
@@ -396,7 +379,7 @@ def _cca_backward_query_kernel(
         p, ds = tile_gradients(
             content,
             dp_raw,
-            _decoded(position, peak / 32767) if band_ptr is not None else 0.0,
+            _decoded(position, peak) if band_ptr is not None else 0.0,
             lse2,
             delta,
             visible,
@@ -497,7 +480,7 @@ def _cca_backward_query_kernel(
 
 @triton.jit(do_not_specialize=SIZES)
 def _cca_backward_key_kernel(
-    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, step_ptr,
+    q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, peak_ptr,
     do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qn, stride_qh,
     stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
@@ -580,10 +563,10 @@ def _cca_backward_key_kernel(
         if band_ptr is not None:
             band_at = band_ptr + (wide(item + block) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
             stored = tl.load(band_at + _skewed(j0, zero, BAND_KEYS, BLOCK_M, BLOCK_N))  # [BLOCK_M, BLOCK_N]
-            step_of = 0.0
-            if step_ptr is not None:
-                step_of = tl.load(step_ptr + (wide(item + block) * H + head) * BLOCK_M + local)
-            position = _decoded(stored, step_of)  # [BLOCK_M, BLOCK_N]
+            peak = 0.0
+            if peak_ptr is not None:
+                peak = tl.load(peak_ptr + (wide(item + block) * H + head) * BLOCK_M + local)
+            position = _decoded(stored, peak)  # [BLOCK_M, BLOCK_N]
         content = tile_product(qc, q_from, content_at, k, k_from, zero, D, BLOCK_D, PRECISION)  # [BLOCK_M, BLOCK_N]
         dp_raw = tile_product(do, do_from, None, v, v_from, zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
