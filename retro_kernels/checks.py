@@ -118,7 +118,7 @@ def like(
 
 def has_rows(value: Tensor) -> bool:
     """Whether the last dimension has no gaps. A single element has none, whatever its stride."""
-    return value.shape[-1] <= 1 or value.stride(-1) == 1
+    return not value.dim() or value.shape[-1] <= 1 or value.stride(-1) == 1
 
 
 def dense_rows(name: str, value: Tensor) -> None:

@@ -31,12 +31,16 @@ def check_resolved(call) -> None:
         if getattr(call, own, None) is not None:
             checks.position(name, getattr(call, name))
             given[name] = getattr(call, own)
-    for name in call.DIFFERENTIABLE:  # a backend copies or refuses a tensor without dense rows
-        x = getattr(call, name)
-        if name not in ANY_STRIDE and x is not None and x.dim() and not checks.has_rows(x):
-            given[name] = x.contiguous()
-    if getattr(call._replace(**given).checked(), "rel_start", 0) != start:
+    # A backend copies or refuses a tensor without dense rows.
+    if getattr(with_dense_rows(call)._replace(**given).checked(), "rel_start", 0) != start:
         checks.position("rel_start", start)
+
+
+def with_dense_rows(call):
+    """Return the call with a copy of each differentiable tensor without dense rows, except ANY_STRIDE."""
+    tensors = {name: getattr(call, name) for name in call.DIFFERENTIABLE if name not in ANY_STRIDE}
+    copies = {name: x.contiguous() for name, x in tensors.items() if x is not None and not checks.has_rows(x)}
+    return call._replace(**copies) if copies else call
 
 
 def _check_seed(call) -> None:

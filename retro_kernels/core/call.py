@@ -36,29 +36,6 @@ def serve(op: str, call, backend: str | None):
     return run(op, (*call, backend))
 
 
-def serve_or_torch(op: str, call, function: Callable):
-    """Serve a call of the public op without a named backend: by torch's own `function`, unless a kernel is faster.
-
-    The default of `use_backend` serves the call if it can.
-    """
-    if not torch.compiler.is_compiling() and not _watched(call):
-        default = dispatch.named(None)
-        if not dispatch.unsupported(op, default, call) if default else dispatch.kernel_is_faster(op, call):
-            return serve(op, call, None)
-    try:
-        if not torch.compiler.is_compiling() and call.strict():
-            return function(*call)
-    except (AttributeError, RuntimeError, TypeError):  # a check's message names the argument, torch's does not
-        resolve(call)
-        raise
-    return function(*resolve(call))
-
-
-def _watched(call) -> bool:
-    """Whether a transform is on that torch's functions have rules for, or a tensor is not an ordinary one."""
-    return (private.transformed() and not private.functionalizing()) or layouts.key(call) is None
-
-
 def resolve(call):
     """Return the call checked, in autocast's types, with defaults filled in and, with dropout, a new seed."""
     return _seeded(arguments.cast(call).checked())

@@ -89,21 +89,19 @@ def choose_backend(op: str, call, backend: str | None) -> ModuleType:
     for value in call:
         if isinstance(value, Tensor) and value.numel() == 0:
             return module(op, "reference")  # kernels need a grid that is not empty
-    for name in _available(op) if backend is None else (backend,):
-        why = unsupported(op, name, call) or (_slower(op, name, call) if backend is None else None)
-        if why is None:
-            if name == "reference" and backend is None:
-                _warn_of_fallback(op, call)
-            return module(op, name)
-    raise ValueError(f"backend: {name!r} cannot serve this call of {op}: {why}")
+    if backend is None:
+        backend = fastest(op, call)
+        if backend == "reference":
+            _warn_of_fallback(op, call)
+    elif why := unsupported(op, backend, call):
+        raise ValueError(f"backend: {backend!r} cannot serve this call of {op}: {why}")
+    return module(op, backend)
 
 
-def kernel_is_faster(op: str, call) -> bool:
-    """Whether an available compiled kernel serves the call, and does not say that another backend is faster."""
-    for name in _available(op):
-        if name != "reference" and not _slower(op, name, call) and unsupported(op, name, call) is None:
-            return True
-    return False
+def fastest(op: str, call) -> str:
+    """Return the first available backend that serves the call and does not say that another one is faster."""
+    kernels = (name for name in _available(op) if name != "reference")
+    return next((name for name in kernels if not (unsupported(op, name, call) or _slower(op, name, call))), "reference")
 
 
 def _warn_of_fallback(op: str, call) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..checks import has_rows
 from . import dispatch, flops, layouts, private, transforms
-from .arguments import ANY_STRIDE, CALLS, check_resolved, kept
+from .arguments import CALLS, check_resolved, kept, with_dense_rows
 from .call import IMPLEMENTATIONS, operator
 
 NAMESPACE = "retro_kernels"
@@ -162,19 +162,13 @@ def _known_backward(op: str, call, given: Sequence[Tensor | None], backend: str 
 
 
 def _readable(call, outs: Sequence[Tensor], grads: Sequence[Tensor | None]):
-    """Return the values with tensors without dense rows copied, so that a backward pass can read them.
+    """Return the values, with copies of tensors without dense rows, so that a backward pass can read them.
 
     An expanded gradient (out.sum().backward()) has no dense rows. A saved-tensor hook may return an input or output
     without them.
     """
-    strided = {
-        name: x.contiguous()
-        for name in call.DIFFERENTIABLE
-        if name not in ANY_STRIDE and (x := getattr(call, name)) is not None and not has_rows(x)
-    }
-    call = call._replace(**strided) if strided else call
     outs = tuple([out.contiguous() for out in outs])
-    return call, outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
+    return with_dense_rows(call), outs, tuple([g if g is None or has_rows(g) else g.contiguous() for g in grads])
 
 
 def _full_precision(call) -> contextlib.AbstractContextManager:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core import operator
-from ...core.call import serve, serve_or_torch
+from ...core import dispatch, layouts, operator, private
+from ...core.call import resolve, serve
 from .call import RMSNorm
 
 
@@ -42,14 +42,29 @@ def rms_norm(input: Tensor, weight: Tensor, eps: float | None = None, *, backend
     if eps is None:
         eps = torch.finfo(input.dtype).eps if isinstance(input, Tensor) and input.is_floating_point() else 0.0
     call = RMSNorm(input, weight, eps)
-    if backend is not None:
+    if backend is not None or _a_kernel_serves(call):
         return serve("rms_norm", call, backend)[0]
-    outs = serve_or_torch("rms_norm", call, _by_torch)
-    return outs[0] if isinstance(outs, tuple) else outs
+    try:
+        if torch.compiler.is_compiling() or not call.strict():
+            call = resolve(call)
+        return F.rms_norm(call.input, call.weight.shape, call.weight, call.eps)
+    except (AttributeError, RuntimeError, TypeError):  # a check's message names the argument, torch's does not
+        resolve(call)
+        raise
 
 
-def _by_torch(input: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(input, weight.shape, weight, eps)
+def _a_kernel_serves(call: RMSNorm) -> bool:
+    """Whether the default of `use_backend` serves a call without a named backend or, without a default, a kernel is
+    faster than torch. torch serves transforms that its functions have rules for, and tensors that are not ordinary.
+    """
+    if torch.compiler.is_compiling() or (private.transformed() and not private.functionalizing()):
+        return False
+    if layouts.key(call) is None:
+        return False
+    default = dispatch.named(None)
+    if default is None:
+        return dispatch.fastest("rms_norm", call) != "reference"
+    return dispatch.unsupported("rms_norm", default, call) is None
 
 
 operator.register("rms_norm", RMSNorm)
