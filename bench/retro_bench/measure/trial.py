@@ -22,6 +22,7 @@ from ..registry import Contender, Operator
 
 KNOWN = 1  # the set of values whose answers timed calls are compared with
 NEW_CALLS, CHEAP_S = 3, 0.1  # last calls on new values that are compared, if one takes less than these seconds
+COMPARED_S = 0.1  # comparisons may take these seconds, however short the timed calls are
 
 
 class WrongResult(Exception):
@@ -113,7 +114,7 @@ class Trial:
 
     def affords(self) -> bool:
         """Whether comparisons have taken no longer than timed calls, so that the next sample may have one."""
-        return self.compared <= self.timed
+        return self.compared <= max(self.timed, COMPARED_S)
 
     def before(self, known: bool) -> None:
         """Rewrite the inputs, and the upstream gradient."""
