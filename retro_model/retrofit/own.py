@@ -47,18 +47,10 @@ from .own_attend import (
 )
 from .own_copy import Copying, Entries
 
-ROTARY = ("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3") + (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "olmo",
-    "olmo2",
-    "olmo3",
-    "granite",
-    "starcoder2",
-    "stablelm",
-    "nemotron",
-    "gpt_neox",
+ROTARY = (
+    *("llama", "mistral", "ministral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3", "phi3"),
+    *("gemma", "gemma2", "gemma3_text", "olmo", "olmo2", "olmo3", "granite", "starcoder2", "stablelm"),
+    *("nemotron", "gpt_neox"),
 )
 #: Supported Hugging Face decoders: `model_type` -> attribute of the base model that holds the rotary tables, or None
 #: for learned positions. Other decoders are refused, because they encode positions differently (ALiBi, paired rotary
@@ -92,6 +84,7 @@ class OwnConfig:
         score_bias: whether to add the neighbour's retrieval score, times one trained slope per head, to its logits.
         prefix: tokens in front of every text and every neighbour; empty for none.
         copying: whether tokens of neighbours can be copied, see `own_copy.Copying`.
+        second_look: whether a complete chunk is read a second time, with its own neighbours; see `OwnAttention`.
     """
 
     vocab_size: int
@@ -106,6 +99,7 @@ class OwnConfig:
     score_bias: bool = False
     prefix: tuple[int, ...] = ()
     copying: bool = False
+    second_look: bool = False
 
     retrieves = True
 
@@ -121,8 +115,8 @@ class OwnConfig:
             checks.integer(name, getattr(self, name), low=1)
         checks.integer("sink_token", self.sink_token, low=0, high=self.vocab_size - 1)
         checks.integer("rank", self.rank, low=0)
-        checks.flag("score_bias", self.score_bias)
-        checks.flag("copying", self.copying)
+        for name in ("score_bias", "copying", "second_look"):
+            checks.flag(name, getattr(self, name))
         for token in self.prefix:
             checks.integer("prefix", token, low=0, high=self.vocab_size - 1)
         if self.max_len < 1:
@@ -131,7 +125,7 @@ class OwnConfig:
 
     def to_dict(self) -> dict:
         """Return the options with which `retrofit` creates the same configuration. They can be stored as JSON."""
-        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying")
+        names = ("chunk_len", "neighbour_len", "sink_token", "rank", "score_bias", "copying", "second_look")
         lists = {"cca_layers": list(self.cca_layers), "prefix": list(self.prefix)}
         return {"neighbours": "own"} | lists | {n: getattr(self, n) for n in names}
 
@@ -164,11 +158,16 @@ class OwnAttention(FrozenDecoder):
     If copying is set, `Copying` mixes the tokens of the neighbours of all chunks so far into the distribution. Its
     numbers have to be fitted. Neighbours are then read through the last layer, and their last states are kept.
 
+    If second_look is set, a call with neighbours computes every token twice. The second look attends the neighbours of
+    the token's own chunk, with i = p mod M, and second looks. The first look attends the second looks of earlier
+    chunks, the first looks of its own chunk, and neighbours as above; its logits are returned. This serves whole texts,
+    without a cache or padding on the left.
+
     Example:
         model = retrofit(AutoModelForCausalLM.from_pretrained(FOLDER), neighbours="own")
         logits = model(tokens, neighbours, neighbour_mask=mask)  # tokens [B,N], neighbours [B,N//M,K,R]
         with model.keeping() as kept, torch.no_grad():           # encodes a recurring neighbour only once
-            ...
+            ...  # kept.found, kept.read: cache hits and misses, in distinct neighbours per call
 
     Attributes:
         bias, scale: [attending layers, heads]. The only trained parameters at rank 0 without score_bias.
@@ -220,11 +219,6 @@ class OwnAttention(FrozenDecoder):
             folder: also write every state to this folder; each distinct neighbour takes `neighbour_bytes()`. Later
                 processes with the same decoder, layers and sink token load the states from there. Files in the folder
                 are never deleted.
-
-        Example:
-            with model.keeping() as kept:
-                logits = [model(tokens, neighbours) for tokens, neighbours in batches]
-            print(kept.found, kept.read)  # cache hits and misses, in distinct neighbours per call
         """
         on_disk = None
         if folder is not None:
@@ -357,6 +351,8 @@ class OwnAttention(FrozenDecoder):
         attending = self._attending(tokens, retrieved, starts, cache, positions)
         if attending is None:
             return self.decoder(tokens, **options)
+        if attending.copied is not None and isinstance(options.get("logits_to_keep"), Tensor):
+            raise ValueError("logits_to_keep: expected a number of last tokens with copying; got a tensor")
         register()
         if attending.prefix is not None:
             length = 0 if cache is None else cache.length
@@ -364,12 +360,16 @@ class OwnAttention(FrozenDecoder):
             options["position_ids"] = attending.prefix.length + (index if positions is None else positions)
         began, attention = time.perf_counter(), self.seconds["attention"]
         hidden: list[Tensor] = []
-        base = base_of(self.decoder).base_model
-        with base.register_forward_hook(lambda *call: hidden.append(call[-1][0])):
+        with contextlib.ExitStack() as stack:
+            if attending.copied is not None or attending.looks == 2:
+                keep = functools.partial(_first_looks, len(tokens), hidden)
+                stack.enter_context(base_of(self.decoder).base_model.register_forward_hook(keep))
+            if attending.looks == 2:
+                rows = {name: options[name] for name in ("attention_mask", "position_ids") if name in options}
+                options |= {name: t.expand(len(tokens), -1).repeat(2, 1) for name, t in rows.items() if t is not None}
+                tokens = tokens.repeat(2, 1)
             out = self.decoder(tokens, **options, **{ARGUMENT: attending})
         if attending.copied is not None:
-            if isinstance(options.get("logits_to_keep"), Tensor):
-                raise ValueError("logits_to_keep: expected a number of last tokens with copying; got a tensor")
             out.logits = self.copying(out.logits, hidden[0], attending.copied)
         self.seconds["decoder"] += time.perf_counter() - began - (self.seconds["attention"] - attention)
         if cache is not None and attending.last is not None:
@@ -392,6 +392,8 @@ class OwnAttention(FrozenDecoder):
             neighbours = tokens.new_zeros(len(tokens), 0, *cache.neighbour_mask.shape[1:])
         if neighbours is None:
             return alone
+        if self.config.second_look and (cache is not None or padding):
+            raise ValueError("second_look: expected whole texts without padding on the left and without a cache")
         neighbour_mask = checks.token_mask(neighbour_mask, neighbours)
         live, pools, before = neighbour_mask.any(-1), [], None
         place, scores = (torch.zeros_like(live, dtype=dtype) for dtype in (torch.int64, self.bias.dtype))
@@ -412,6 +414,7 @@ class OwnAttention(FrozenDecoder):
         if not pools:
             return alone
         laid = slots(first, tokens.shape[1], self.config.chunk_len, (place, neighbour_mask, scores), before)
+        laid = laid.twice(self.config.chunk_len) if self.config.second_look else laid
         pool = pools[0] if len(pools) == 1 else torch.cat(pools)
         last = None
         if cache is not None and laid.last is not None:
@@ -439,7 +442,11 @@ class OwnAttention(FrozenDecoder):
         index = index.clamp(min=0)  # padding gets position 0
         lead = len(self.config.prefix)
         here = lead + (index if positions is None else positions)
-        there = (lead or 1) + neighbour_len + (index + 1) % m
+        index = index + 1
+        if self.config.second_look:  # rows of first looks, then of second looks
+            index = torch.cat([index, index - 1]).repeat_interleave(len(first), 0)
+            here = here.expand(len(first), -1).repeat(2, 1)
+        there = (lead or 1) + neighbour_len + index % m
         turns = {kind: self._rotations(kind, here, there) for kind in set(kinds) if kind is not None}
         return [turns.get(kind) for kind in kinds]
 
@@ -453,6 +460,13 @@ class OwnAttention(FrozenDecoder):
         return QueryRotations.between(
             *(tuple(t.to(wide).unsqueeze(2) for t in tables(at, *name)) for at in (here, there))
         )
+
+
+def _first_looks(count: int, hidden: list[Tensor], base: nn.Module, args: tuple, out):
+    """Hook of the base model: hand the first `count` rows of its last states to the readout, and keep them."""
+    if len(out[0]) > count:
+        out.last_hidden_state = out[0][:count]
+    hidden.append(out[0])
 
 
 def ropes_of(config) -> dict[str, dict]:

@@ -242,49 +242,55 @@ def logits(
     slope=None,
     scores=None,
     prefix=None,
+    second_look=False,
 ):
     """Logits [N,V] of one row: tokens [N], neighbours and mask [L,K,R], bias and scale [attending layers, H].
 
     maps: [attending layers, H, D, D] of queries that meet neighbours and of neighbours' values; None: none. slope:
     [attending layers, H], and the scores of the neighbours, [L,K], that it multiplies; None: none. prefix: tokens [P]
-    in front of the text and of each neighbour, in the place of the sink.
+    in front of the text and of each neighbour, in the place of the sink. second_look: row n + p is token p, read with
+    the neighbours of its own chunk; chunks that have ended are seen in these rows.
     """
     before = torch.tensor([sink]) if prefix is None else prefix
     lead, ahead = len(before), 0 if prefix is None else len(prefix)
     tokens = tokens if prefix is None else torch.cat([prefix, tokens])
     kind, m, r = KINDS.get(decoder.config.model_type, Llama)(decoder), chunk_len, neighbours.shape[-1]
     states = [[read(kind, torch.cat([before, row])) for row in chunk] for chunk in neighbours]
-    x, positions = kind.embed(tokens), torch.arange(len(tokens))
+    n, looks = len(tokens), 2 if second_look else 1
+    x, positions = kind.embed(tokens).repeat(looks, 1), torch.arange(n).repeat(looks)
     for at, layer in enumerate(kind.layers):
         raw, k, v = kind.project(layer, x)
         q, k, out = kind.turn(layer, raw, positions), kind.turn(layer, k, positions), []
         window = kind.window(layer)
-        for p in range(len(tokens)):
-            first, own_end = 0 if window is None else max(0, p + 1 - window), p + 1 - ahead
-            chunk, i = own_end // m - 1, own_end % m
-            keys, values, scaling = k[first : p + 1], v[first : p + 1], scaling_of(layer)
-            if at + 1 not in layers or chunk < 0 or not mask[chunk].any():
-                out.append(attend(q[p], keys, values, scaling))
+        for row in range(len(x)):
+            again, p = divmod(row, n)
+            first, here = 0 if window is None else max(0, p + 1 - window), p - ahead
+            chunk, i = (here // m, here % m) if again else ((here + 1) // m - 1, (here + 1) % m)
+            seen = [j + n * (second_look and (again or j - ahead < here // m * m)) for j in range(first, p + 1)]
+            keys, values, scaling = k[seen], v[seen], scaling_of(layer)
+            if at + 1 not in layers or not 0 <= chunk < len(mask) or not mask[chunk].any():
+                out.append(attend(q[row], keys, values, scaling))
                 continue
             seen = mask[chunk].flatten()
             near = [torch.cat([one[at][part][lead:] for one in states[chunk]])[seen] for part in (0, 1)]
-            row = layers.index(at + 1)
+            place = layers.index(at + 1)
             # two queries: one for the own keys, one for the neighbours'
             share = q.shape[1] // k.shape[1]
-            meets = raw[p : p + 1] if maps is None else torch.einsum("nhd,hde->nhe", raw[p : p + 1], maps[0][row])
+            meets = raw[row : row + 1]
+            meets = meets if maps is None else torch.einsum("nhd,hde->nhe", meets, maps[0][place])
             far = kind.turn(layer, meets, torch.tensor([lead + r + i]))[0]
-            own = torch.einsum("hd,shd->hs", q[p], keys.repeat_interleave(share, 1)) * scaling
+            own = torch.einsum("hd,shd->hs", q[row], keys.repeat_interleave(share, 1)) * scaling
             others = torch.einsum("hd,shd->hs", far, near[0].repeat_interleave(share, 1)) * scaling
-            others = others + bias[row][:, None]
+            others = others + bias[place][:, None]
             if slope is not None:
-                others = others + slope[row][:, None] * scores[chunk].repeat_interleave(r)[seen]
+                others = others + slope[place][:, None] * scores[chunk].repeat_interleave(r)[seen]
             weights = torch.softmax(torch.cat([own, others], 1), -1)
-            theirs = near[1].repeat_interleave(share, 1) * scale[row][None, :, None]
-            theirs = theirs if maps is None else torch.einsum("shd,hde->she", theirs, maps[1][row])
+            theirs = near[1].repeat_interleave(share, 1) * scale[place][None, :, None]
+            theirs = theirs if maps is None else torch.einsum("shd,hde->she", theirs, maps[1][place])
             both = torch.cat([values.repeat_interleave(share, 1), theirs])
             out.append(torch.einsum("hs,shd->hd", weights, both))
         x = kind.add(layer, x, torch.stack(out))
-    out = decoder.get_output_embeddings()(kind.last(x))[ahead:]
+    out = decoder.get_output_embeddings()(kind.last(x[:n]))[ahead:]
     out, cap = (
         out / getattr(decoder.config, "logits_scaling", 1),
         getattr(decoder.config, "final_logit_softcapping", None),

@@ -106,9 +106,16 @@ def own(name: str, trained: bool = True, **changes):
 
 def joint_logits(before, model, tokens, neighbours, mask, scores=None, **changes):
     options = dict(bias=model.bias, scale=model.scale, slope=model.slope, chunk_len=M, sink=1)
-    options |= {"layers": list(model.config.cca_layers)}
+    options |= {"layers": list(model.config.cca_layers), "second_look": model.config.second_look}
     rows = zip(tokens, neighbours, mask, [None] * len(tokens) if scores is None else scores)
     return torch.stack([joint.logits(before, *row, scores=of, **options | changes) for *row, of in rows])
+
+
+def assert_steps_equal_the_whole(model, steps=(6, 1, 1, 5, N - 13)):
+    """Check a text that is read with a cache, some tokens at a time."""
+    tokens, neighbours, mask = batch()
+    got = decoders.in_steps(model, steps, tokens, neighbours, mask)
+    torch.testing.assert_close(got, model(tokens, neighbours, neighbour_mask=mask), rtol=0, atol=1e-11)
 
 
 def scored(name: str, **changes):
@@ -377,10 +384,7 @@ def test_states_that_autocast_read_serve_autocast_alone(tmp_path):
 @pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3], [N - 1, 1]], ids=str)
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_whole(name, steps):
-    _, model = own(name)
-    tokens, neighbours, mask = batch()
-    want = model(tokens, neighbours, neighbour_mask=mask)
-    torch.testing.assert_close(decoders.in_steps(model, steps, tokens, neighbours, mask), want, rtol=0, atol=1e-11)
+    assert_steps_equal_the_whole(own(name)[1], steps)
 
 
 @pytest.mark.parametrize("steps", [[1] * N, [M - 1, 1, 3, 2 * M, N - 3 * M - 3]], ids=str)

@@ -8,7 +8,7 @@ import torch
 from retro_model.generation import generate
 from retro_model.retrofit import retrofit
 from retro_model.retrofit.own_copy import Copying
-from tests.model.test_own_attention import K, M, N, R, V, batch, own
+from tests.model.test_own_attention import K, M, N, R, V, assert_steps_equal_the_whole, batch, own
 
 pytest.importorskip("transformers")
 
@@ -93,16 +93,7 @@ def test_other_logits_are_the_models_own_to_the_bit():
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])
 @torch.no_grad()
 def test_a_cache_keeps_what_was_read(name):
-    model = copier(name)[2]
-    tokens, neighbours, mask = batch()
-    want = model(tokens, neighbours, neighbour_mask=mask)
-    cache, got, done = model.make_cache(2), [], 0
-    for step in (6, 1, 1, 5, N - 13):
-        part = slice(done // M, (done + step) // M)
-        given = (neighbours[:, part], mask[:, part]) if part.stop > part.start else (None, None)
-        got.append(model(tokens[:, done : done + step], given[0], neighbour_mask=given[1], cache=cache))
-        done += step
-    torch.testing.assert_close(torch.cat(got, 1), want, rtol=0, atol=1e-12)
+    assert_steps_equal_the_whole(copier(name)[2])
 
 
 @torch.no_grad()

@@ -7,7 +7,19 @@ import torch
 
 from retro_model.generation import generate
 from retro_model.retrofit import retrofit
-from tests.model.test_own_attention import DECODERS, K, M, N, R, V, batch, joint_logits, make, own
+from tests.model.test_own_attention import (
+    DECODERS,
+    K,
+    M,
+    N,
+    R,
+    V,
+    assert_steps_equal_the_whole,
+    batch,
+    joint_logits,
+    make,
+    own,
+)
 
 pytest.importorskip("transformers")
 
@@ -49,17 +61,7 @@ def test_layers_that_attend_no_neighbours_attend_the_prefix():
 @pytest.mark.parametrize("name", ["Llama", "GPT2", "Mistral window"])
 @torch.no_grad()
 def test_a_cache_counts_the_text_alone(name):
-    _, model = own(name, prefix=PREFIX)
-    tokens, neighbours, mask = batch()
-    want = model(tokens, neighbours, neighbour_mask=mask)
-    cache, got, done = model.make_cache(2), [], 0
-    for step in (6, 1, 1, 5, N - 13):
-        part = slice(done // M, (done + step) // M)
-        given = (neighbours[:, part], mask[:, part]) if part.stop > part.start else (None, None)
-        got.append(model(tokens[:, done : done + step], given[0], neighbour_mask=given[1], cache=cache))
-        done += step
-        assert cache.length == done
-    torch.testing.assert_close(torch.cat(got, 1), want, rtol=0, atol=1e-12)
+    assert_steps_equal_the_whole(own(name, prefix=PREFIX)[1])
 
 
 @pytest.mark.parametrize("name", ["Llama", "GPT2"])

@@ -257,7 +257,7 @@ def draw(records: Sequence[Mapping], folder: Path) -> None:
 #: Colours of contenders; the shared prefix and copying change the marker, not the colour.
 COLOURS = ("#000000", "#777777", "#cc79a7", "#e69f00", "#56b4e9", "#0072b2", "#009e73", "#f0e442", "#d55e00", "#882255")
 FAMILIES = [name for name in CONTENDERS if "+" not in name]
-MARKERS = {"": "o", "prefix": "s", "copy": "^", "prefix+copy": "D"}
+MARKERS = {"": "o", "prefix": "s", "copy": "^", "prefix+copy": "D", "prefix+both": "*"}
 
 
 def plot(records: Mapping[str, Mapping[str, dict]], path: Path) -> None:
