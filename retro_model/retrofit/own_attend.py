@@ -185,7 +185,7 @@ class Slots(NamedTuple):
         return self._replace(query_start=start if isinstance(start, int) else start.repeat(k), place=place, mask=mask)
 
     def twice(self, m: int) -> Slots:
-        """Return them for first looks, then for second looks, which attend what first looks attend m - 1 tokens later."""
+        """Return them for first looks, then second looks, which attend what first looks attend m - 1 tokens later."""
         start = torch.arange(2, device=self.mask.device).repeat_interleave(len(self.mask)) * (m - 1)
         doubled = (t.repeat(2, *[1] * (t.dim() - 1)) for t in (self.place, self.mask, self.scores))
         return Slots(start, *doubled, None)
