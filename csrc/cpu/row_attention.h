@@ -25,25 +25,26 @@ template <class Call> bool few_rows(const Call& call) {
   return call.query.size[1] <= FEW_ROWS && !(call.dropout_p > 0);
 }
 
-// Forward pass. Few rows are processed row by row. Otherwise the whole batch is processed at once, unless each batch
-// entry has its own position: then the entries are processed one after another.
-template <template <class, class> class Forward, class Call>
-void attention_forward(const Call& call, const View& positions, const View& out, const View& lse, int threads) {
+// Forward pass: calls rows(t) for few rows, and otherwise pass(t, e, call, out, lse, b) for the whole batch, or for
+// each batch entry b if the entries have their own positions. The type of t is the type of the tensors, and the type of
+// e is the type of the operands of products.
+template <class Call, class Rows, class Pass> void attention_forward(const Call& call, const View& positions,
+                                                                     const View& out, const View& lse, Rows&& rows,
+                                                                     Pass&& pass) {
   by_storage(call.query.type, [&](auto t, auto e) {
-    using Pass = Forward<decltype(t), decltype(e)>;
     if (few_rows(call))
-      return Pass::of_rows(call, out, lse, threads);
+      return rows(t);
     if (!positions)
-      return Pass{call, out, lse, 0}.run(threads);
+      return pass(t, e, call, out, lse, 0);
     for (int64_t b = 0; b < call.query.size[0]; ++b)
-      Pass{entry(call, b), out.entry(b), lse.entry(b), b}.run(threads);
+      pass(t, e, entry(call, b), out.entry(b), lse.entry(b), b);
   });
 }
 
 // Backward pass: calls pass(t, e, call, out, lse, dout, dlse, grads, b) for the whole batch, or for each batch entry b
-// if the entries have their own positions. The type of t is the type of the tensors, and the type of e is the type of
-// the operands of products. For few rows the forward pass computed its scores from float operands, so the backward pass
-// does the same. If it rounded the sum of a bf16 query and its bias to bf16, a probability could change by one percent.
+// if the entries have their own positions. For few rows the forward pass computed its scores from float operands, so
+// the backward pass does the same. If it rounded the sum of a bf16 query and its bias to bf16, a probability could
+// change by one percent.
 template <class Call, class Grads, class Pass>
 void attention_backward(const Call& call, const View& positions, const View& out, const View& lse, const View& dout,
                         const View& dlse, const Grads& grads, Pass&& pass) {
