@@ -59,16 +59,8 @@ def _stored(c0, zero, BAND_KEYS: tl.constexpr, BLOCK_M: tl.constexpr):
 @triton.jit
 def _band_block(
     c0,
-    rq,
-    rq_from,
+    source,
     position_at,
-    rel_base,
-    first,
-    T,
-    stride_rt,
-    row_mask,
-    R,
-    zero,
     E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -77,9 +69,12 @@ def _band_block(
     INNER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; 0 without a key. first: table row of
-    column 0. INNER: each column has a key, or one past R.
+    """float32 [BLOCK_M, BLOCK_M]: logits of BLOCK_M columns of a band, from c0 on; 0 without a key.
+
+    source: the relative query and its address, the table's address, its row for column 0, its number of rows and their
+    stride, the mask of query rows, R, and an opaque zero. INNER: each column has a key, or one past R.
     """
+    rq, rq_from, rel_base, first, T, stride_rt, row_mask, R, zero = source
     logits = table_product(  # [BLOCK_M, BLOCK_M]
         rq, rq_from, position_at, rel_base, first + c0, T, stride_rt, zero, E, BLOCK_M, BLOCK_E, PRECISION
     )
@@ -122,16 +117,8 @@ def _write_logits(
     band_at,
     peak,
     c0,
-    rq,
-    rq_from,
+    source,
     position_at,
-    rel_base,
-    first,
-    T,
-    stride_rt,
-    row_mask,
-    R,
-    zero,
     E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_E: tl.constexpr,
@@ -142,24 +129,7 @@ def _write_logits(
 ):
     """Write BLOCK_M columns of a band, from c0 on. peak: largest finite absolute logit of each row."""
     logits = _band_block(  # [BLOCK_M, BLOCK_M]
-        c0,
-        rq,
-        rq_from,
-        position_at,
-        rel_base,
-        first,
-        T,
-        stride_rt,
-        row_mask,
-        R,
-        zero,
-        E,
-        BLOCK_M,
-        BLOCK_E,
-        BAND_KEYS,
-        EVEN_BAND,
-        INNER,
-        PRECISION,
+        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, INNER, PRECISION
     )
     at = band_at + c0 + _square(BAND_KEYS, BLOCK_M)
     encoded = _encoded(logits, peak, band_at.dtype.element_ty)
@@ -246,78 +216,25 @@ def _cca_backward_query_kernel(
             rq_from = (rq_base, local, row_mask, rq_stride)
             first = block * BLOCK_M + 1 - BAND_KEYS - rel_start  # table row of column 0
             zero = opaque_zero(tl.program_id(0))
+            source = rq, rq_from, rel_base, first, T, stride_rt, row_mask, R, zero
             if band_ptr.dtype.element_ty != tl.float32:
                 STAGES: tl.constexpr = 2 if BLOCK_E == 128 else 1  # registers of the whole kernel decide
                 for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=STAGES):
                     logits = _band_block(  # [BLOCK_M, BLOCK_M]
-                        c0,
-                        rq,
-                        rq_from,
-                        position_at,
-                        rel_base,
-                        first,
-                        T,
-                        stride_rt,
-                        row_mask,
-                        R,
-                        zero,
-                        E,
-                        BLOCK_M,
-                        BLOCK_E,
-                        BAND_KEYS,
-                        EVEN_BAND,
-                        False,
-                        PRECISION,
+                        c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, PRECISION
                     )
                     size = tl.abs(logits)
                     peak = tl.maximum(peak, tl.max(tl.where(size < float("inf"), size, 0.0), 1))
                 if peak_ptr is not None:
                     tl.store(peak_ptr + (wide(item) * H + head) * BLOCK_M + local, peak)
             for edge in tl.static_range(2):
+                c0 = edge * BAND_KEYS
                 _write_logits(
-                    band_at,
-                    peak,
-                    edge * BAND_KEYS,
-                    rq,
-                    rq_from,
-                    position_at,
-                    rel_base,
-                    first,
-                    T,
-                    stride_rt,
-                    row_mask,
-                    R,
-                    zero,
-                    E,
-                    BLOCK_M,
-                    BLOCK_E,
-                    BAND_KEYS,
-                    EVEN_BAND,
-                    False,
-                    PRECISION,
+                    band_at, peak, c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, False, PRECISION
                 )
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
                 _write_logits(
-                    band_at,
-                    peak,
-                    c0,
-                    rq,
-                    rq_from,
-                    position_at,
-                    rel_base,
-                    first,
-                    T,
-                    stride_rt,
-                    row_mask,
-                    R,
-                    zero,
-                    E,
-                    BLOCK_M,
-                    BLOCK_E,
-                    BAND_KEYS,
-                    EVEN_BAND,
-                    True,
-                    PRECISION,
+                    band_at, peak, c0, source, position_at, E, BLOCK_M, BLOCK_E, BAND_KEYS, EVEN_BAND, True, PRECISION
                 )
             tl.debug_barrier()  # the loop loads logits that other threads stored
 
