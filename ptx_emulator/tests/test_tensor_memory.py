@@ -90,7 +90,7 @@ def test_loads_and_stores_find_their_cells(shape, stores):
 
 
 KINDS = {"f16": ("f16", 0), "bf16": ("f16", 1), "tf32": ("tf32", 2)}
-COMMIT = "@%p8 tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r202];"
+COMMIT = "@%p8 tcgen05.commit.cta_group::1.mbarrier::arrive::one.b64 [%r202];"
 WAIT = """{
 	.reg .pred complete;
 	waitLoop:

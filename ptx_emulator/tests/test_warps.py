@@ -20,7 +20,7 @@ PING_PONG = """ setp.ge.u32 %p6, %r300, 64; @%p6 exit;
 	setp.lt.u32 %p1, %r300, 32; setp.eq.u32 %p2, %r300, 0; mov.b32 %r1, 0; mov.b32 %r2, 0; mov.b32 %r4, 0;
 	@%p2 mbarrier.init.shared::cta.b64 [%r200+256], 32; @%p2 mbarrier.init.shared::cta.b64 [%r200+264], 32;
 	bar.sync 0; @!%p1 bar.arrive 2, 64; // the buffer is empty
-LOOP: xor.b32 %r5, %r4, 1; @!%p1 bra CONSUMER;
+LOOP: xor.b32 %r5, %r4, 1; selp.b32 %r6, 0, 1, %p1; T:	.branchtargets EMPTY, CONSUMER; brx.idx %r6, T;
 EMPTY: EMPTY_WAIT; add.s32 %r3, %r300, %r1; st.shared.b32 [%r202], %r3; FULL_ARRIVE; bra NEXT;
 CONSUMER: FULL_WAIT; ld.shared.b32 %r3, [%r202]; add.s32 %r2, %r2, %r3; EMPTY_ARRIVE;
 NEXT: add.s32 %r1, %r1, 1; and.b32 %r4, %r1, 1; setp.lt.s32 %p3, %r1, 4; @%p3 bra LOOP;

@@ -12,6 +12,7 @@ _LABEL = re.compile(r"^(\$?[\w$]+):$")
 _REGISTERS = re.compile(r"^\.reg\s+\.(\w+)\s+(.*)$")
 _INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
 _LOCATION = re.compile(r"^\s*\.loc\s.*$", re.M)
+_TARGETS = re.compile(r"^(?:([$\w]+):\s*)?\.branchtargets\s(.*)$", re.S)
 _LOCAL = re.compile(r"^\.local\s+\.align\s+(\d+)\s+\.b8\s+([\w$]+)\[(\d+)\]$")
 TYPE_BYTES = {f"{letter}{bits}": bits // 8 for bits in (8, 16, 32, 64) for letter in "busf"[: 3 + (bits > 8)]}
 TYPE_BYTES["pred"] = 1
@@ -161,8 +162,8 @@ def _statement(text: str, line: str, kernel: Kernel) -> None:
         align, name, size = int(local[1]), local[2], int(local[3])
         kernel.local[name] = (-(-size_of(kernel.local) // align) * align, size)
         return
-    if text.startswith(".branchtargets"):
-        kernel.targets[next(reversed(kernel.labels))] = _split(text.removeprefix(".branchtargets"))
+    if listed := _TARGETS.match(text):
+        kernel.targets[listed[1] or next(reversed(kernel.labels))] = _split(listed[2])
         return
     if text.startswith("."):
         if text.startswith((".pragma", ".shared", ".param")):

@@ -67,7 +67,7 @@ def _tcgen05(s, parts):
         known(modifiers, "sync", "aligned")
         return Instruction("tcgen05.relinquish")
     allowed, place = _ADDRESSED[what]
-    if place not in (flags := known(modifiers, *allowed, place)):
+    if place not in (flags := known(modifiers, *allowed, place)) and what != "commit":  # Triton 3.6 leaves it out
         raise NotUnderstood("a generic address")
     address, *rest = s.operands
     if what == "alloc":
