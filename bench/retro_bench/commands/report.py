@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    records = load(arguments.files)
+    records = load(arguments.files, killed=True)
     if why := machines.difference(records, records):
         say(f"retro-bench: expected records of one machine: {why}")
         return exits.NOT_COMPARED
@@ -39,9 +39,11 @@ def execute(arguments: argparse.Namespace) -> int:
     return exits.OK
 
 
-def load(files: list[Path]) -> list[dict]:
-    """Read all records of the files in order. Raises UsageError for a file that holds none, or something else."""
+def load(files: list[Path], killed: bool = False) -> list[dict]:
+    """Read all records of the files in order. Raises UsageError for a file that holds something else, and if there are
+    none; killed: unless a run was going to write some.
+    """
     records = [one for path in files for one in options.records(path)]
-    if not records:
+    if not records and not (killed and any(map(record.requested, files))):
         raise exits.UsageError(f"no records in {', '.join(map(str, files))}")
     return records
