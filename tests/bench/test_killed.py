@@ -1,5 +1,6 @@
 """A run that is killed in the middle leaves a file that can be read and resumed."""
 
+import contextlib
 import json
 import os
 import signal
@@ -182,6 +183,21 @@ def test_an_interruption_names_only_a_file_that_exists(tiny, tmp_path, monkeypat
     assert retro_bench.main([*RUN, "--json", str(path)]) == exits.NOTHING_MEASURED
     said = capsys.readouterr().err
     assert (f"what was measured is in {path}" in said) == made and "interrupted" in said
+
+
+def test_an_interruption_that_a_contender_swallows_ends_the_run(tiny, tmp_path):
+    path = tmp_path / "a.jsonl"
+
+    def swallows(**arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return wrong(1.0).function(**arguments)
+
+    for name in ("first", "second"):
+        retro_bench.register(retro_bench.Contender("relative_attention", name, swallows, role="ours"))
+    command = ["check", *QUICK, "--json", str(path), "--backend", "first,second", "--baselines", "none"]
+    assert retro_bench.main(command) == exits.NOTHING_MEASURED
+    assert {r["backend"] for r in record.read(path)} <= {"eager"}
 
 
 def test_a_contender_is_recorded_before_the_next_one_runs(tiny, tmp_path):

@@ -86,7 +86,8 @@ def walk(
         run.effort = dataclasses.replace(effort, seconds=effort.seconds * run.pace.share())
         run.oracle_share = share * run.pace.share()
         bar.step(f"{case.op}/{case.name} {dtype}")
-        for measured in runner.run_case(run, case, dtype, modes, list(choose.contenders(case, selection))):
+        made = runner.run_case(run, case, dtype, modes, list(choose.contenders(case, selection)))
+        for measured in progress.until_interrupted(made):
             keep(measured)
             if measured["status"] in record.FAILED and measured["id"] not in failed:
                 bar.note(f"{measured['status']}: {measured['id']}: {measured['reason']}")

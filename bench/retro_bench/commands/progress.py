@@ -1,11 +1,42 @@
 """Progress on standard error, a line per step. Results go to standard output."""
 
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+Step = TypeVar("Step")
 
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def until_interrupted(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps. Raise KeyboardInterrupt after Ctrl-C, even if the code that ran caught the exception.
+
+    An import of a C++ module does so, and leaves a module behind that is half imported.
+    """
+    pressed = []
+
+    def handler(*_):
+        pressed.append(True)
+        raise KeyboardInterrupt
+
+    here = threading.current_thread() is threading.main_thread()
+    ours = here and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, handler)
+    try:
+        for step in steps:
+            if pressed:
+                raise KeyboardInterrupt
+            yield step
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Progress:
