@@ -35,8 +35,8 @@ with open(path, "ab", buffering=0) as f:
     print("half", flush=True)
     time.sleep(60)
 """
-RUN = "run --device cpu --quiet --op leaky_average --backend reference --baselines none --no-ceilings".split()
-RUN += "--dtype float32 --samples 1 --seconds 0 --threads 1".split()
+RUN = ["run", "--device", "cpu", "--quiet", "--op", "leaky_average", "--backend", "reference", "--baselines", "none"]
+RUN += ["--no-ceilings", "--dtype", "float32", "--samples", "1", "--seconds", "0", "--threads", "1"]
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ def test_static_keeps_what_was_compiled_before_it_was_stopped(tmp_path, monkeypa
         raise KeyboardInterrupt
 
     monkeypatch.setattr(triton_kernels, "rows", interrupted)
-    command = "static --arch 90 --launch leaky_average/triton --jobs 1 --quiet --json".split() + [str(path)]
+    command = ["static", "--arch", "90", "--launch", "leaky_average/triton", "--jobs", "1", "--quiet"]
+    command += ["--json", str(path)]
     assert retro_bench.main(command) == exits.NOTHING_MEASURED
     (kept,) = record.read(path)
     assert record.validate(kept) == [] and kept["static"]["registers"] > 0
