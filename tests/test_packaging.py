@@ -83,7 +83,7 @@ def environment(wheel, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     run(sys.executable, "-m", "venv", "--without-pip", folder)
     python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel, env=BARE)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "here.pth").write_text(sysconfig.get_paths()["purelib"])  # without editable installs
     return folder

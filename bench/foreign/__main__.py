@@ -757,7 +757,7 @@ def tutorial(number: str):
             r"torch\.(rand|zeros|empty)|__main__|TORCH_HAS|^if supports_tma|^\w+ = [a-z_]+\(\w+, ", first
         ):
             with contextlib.suppress(NameError, AttributeError, RuntimeError, ImportError):  # something is missing
-                exec(compile(ast.Module([one], []), str(path), "exec"), module.__dict__)
+                exec(compile(ast.Module([one], []), str(path), "exec", dont_inherit=True), module.__dict__)
     return module
 
 
