@@ -102,11 +102,6 @@ def test_the_time_model_takes_a_launch():
         log.launches[0].estimate("H300")
 
 
-def test_what_is_refused():
-    with pytest.raises(ValueError, match="arch: expected one of"), ptx_emulator.gpu(75):
-        pass
-
-
 class Doubled(torch.autograd.Function):
     """A program that calls a kernel on tensors made elsewhere."""
 
@@ -152,9 +147,7 @@ def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
     whole, out = torch.randn(2048), torch.empty(1024)
     view = whole[512:1024]
     with ptx_emulator.gpu(90):
-        with pytest.raises(
-            ptx_emulator.EmulationError, match='x_ptr: byte 2048 of 2048, inside its storage: bounds="s'
-        ):
+        with pytest.raises(ptx_emulator.EmulationError, match='byte 2048 of 2048, inside its storage: bounds="s'):
             add_kernel[(4,)](view, whole, out, 1024, BLOCK=256)
         with pytest.raises(ptx_emulator.EmulationError, match=r"x_ptr: byte 8192 of 8192 \("):
             add_kernel[(9,)](whole, torch.randn(4096), torch.empty(4096), 2304, BLOCK=256)
@@ -166,6 +159,8 @@ def test_an_access_beside_a_view_says_that_it_is_inside_the_storage():
         add_kernel[(0,)](view, whole, out, 1024, BLOCK=256)
     assert log.launches[-1].notes == ["the grid is empty: nothing was executed"]
     with pytest.raises(ValueError, match="bounds: expected one of tensor, storage"), ptx_emulator.gpu(90, bounds="all"):
+        pass
+    with pytest.raises(ValueError, match="arch: expected one of"), ptx_emulator.gpu(75):
         pass
 
 
@@ -184,6 +179,8 @@ def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
         assert x.type("torch.cuda.HalfTensor").dtype == torch.float16
         optimizer, scaler = torch.optim.SGD(module.parameters(), 0.1), torch.amp.GradScaler("cuda")
         before = module.weight.detach().clone()
+        with torch.autocast("cuda"):
+            assert module(x).dtype == torch.get_autocast_dtype("cuda") == torch.float16
         scaler.scale(module(x).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
@@ -191,4 +188,9 @@ def test_ordinary_training_code_on_the_emulated_gpu(tmp_path):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             assert pool.submit(lambda: torch.ones(3, device="cuda").is_cuda).result()
         assert isinstance(torch.cuda.device(0), torch.cuda.device)
+        with pytest.raises(ptx_emulator.PtxError, match="CUDA graphs"):
+            torch.cuda.CUDAGraph()
+        torch.distributed.init_process_group("nccl", f"file://{tmp_path}/store", world_size=1, rank=0)
+        torch.distributed.all_reduce(made.fill_(1))
+        torch.distributed.destroy_process_group()
     assert not x.is_cuda

@@ -3,8 +3,7 @@
 `answers` alone leaves devices as they are: a program that asks for a GPU's name, capability or properties gets them,
 and tensors stay on the CPU. `mapped` is for programs that put their tensors on "cuda": every function of torch that
 takes a device takes the CPU in its place, and tensors answer where they would be. Not mapped: extensions that read a
-tensor's device in C++, bodies of custom operators, CUDA graphs, torch.compile for a GPU, autocast inside torch's own
-operators, other processes.
+tensor's device in C++, bodies of custom operators, torch.compile for a GPU, other processes. CUDA graphs are refused.
 """
 
 from __future__ import annotations
@@ -16,9 +15,12 @@ from collections.abc import Iterator
 from unittest import mock
 
 import torch
+import torch.distributed
 import torch.utils.checkpoint
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from .parse import PtxError
 
 _CUDA = torch.device("cuda", 0)
 
@@ -48,6 +50,13 @@ class Device(contextlib.AbstractContextManager):
 
     def __exit__(self, *_):
         return None
+
+
+class Graph:
+    """CUDA graph."""
+
+    def __init__(self, *_, **__):
+        raise PtxError("not emulated: CUDA graphs")
 
 
 class Event:
@@ -247,6 +256,8 @@ def mapped() -> Iterator[None]:
     mode = CudaIsCpu()
     backward, default, load = torch.autograd._engine_run_backward, torch.set_default_device, torch.load
     threads, from_numpy = threading.Thread._bootstrap_inner, torch.from_numpy
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    start = getattr(torch.distributed, "init_process_group", None)
 
     def with_mode(*args, **kwargs):  # torch calls `backward` and `grad` with modes off
         if any(isinstance(one, CudaIsCpu) for one in _get_current_function_mode_stack()):
@@ -261,6 +272,20 @@ def mapped() -> Iterator[None]:
         CudaIsCpu.default = "cuda" if _is_cuda(device) else "cpu"
         default(None if _is_cuda(device) else device)
 
+    def entered(context):  # both types of device, because Triton's callers ask for the type of "cuda"
+        if context.device == "cuda":
+            context.on_cpu = torch.autocast("cpu", context.fast_dtype, context._enabled)
+            enter(context.on_cpu)
+        return enter(context)
+
+    def left(context, *why):
+        if context.device == "cuda":
+            leave(context.on_cpu, *why)
+        return leave(context, *why)
+
+    def started(backend=None, *args, device_id=None, **kwargs):
+        return start("gloo" if backend is None or "nccl" in backend else backend, *args, **kwargs)
+
     def in_thread(thread):  # torch keeps modes by thread
         with CudaIsCpu():
             threads(thread)
@@ -274,6 +299,9 @@ def mapped() -> Iterator[None]:
         mock.patch.object(threading.Thread, "_bootstrap_inner", in_thread),
         mock.patch.object(torch.autograd, "_engine_run_backward", with_mode),
         mock.patch.object(CudaIsCpu, "default", "cpu"),
+        mock.patch.multiple(torch.autocast, __enter__=entered, __exit__=left),
+        mock.patch.multiple(torch.cuda, CUDAGraph=Graph, graph=Graph),
+        mock.patch.multiple(torch.distributed, create=True, init_process_group=started),
         mock.patch.object(torch.UntypedStorage, "cuda", lambda storage, *_, **__: storage),
         mock.patch.multiple(torch.accelerator, **_ACCELERATOR),
     ):
