@@ -18,7 +18,7 @@ from .records import environment
 HERE = Path(__file__).resolve().parent
 COMMANDS = (
     *("list", "check", "run", "profile", "static", "emulate", "estimate", "host", "ab"),
-    *("compare", "report", "history", "doctor", "tune", "gpu", "init"),
+    *("report", "history", "doctor", "tune", "gpu", "init"),
 )
 CODES = ", ".join(f"{code} {meaning}" for code, meaning in enumerate(exits.MEANINGS))
 WIDTH = 80  # columns of a help text

@@ -9,7 +9,7 @@ import pytest
 
 import retro_bench
 from retro_bench.commands import ab as ab_command
-from retro_bench.compare import ab, record_files
+from retro_bench.compare import ab
 from retro_bench.records import environment, machines, record
 from retro_bench.report import html, markdown, panels, terminal
 from tests.bench.helpers import static_record
@@ -187,7 +187,7 @@ def test_what_the_schema_lets_pass_can_be_rendered(monkeypatch):
             passed += 1
             try:
                 terminal.full([changed]), markdown.table([changed]), html.page([changed])
-                machines.difference([changed], [changed]), record_files.changes([changed], [changed])
+                machines.difference([changed], [changed])
             except Exception as e:
                 pytest.fail(f"{where}: {e!r}")
     assert passed > 50 and refused > 500
@@ -223,7 +223,6 @@ def test_one_name_is_not_one_machine(other, words, tmp_path, capsys):
     for name, records in zip("ab", sides, strict=True):
         record.Writer(tmp_path / name).write(records)
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
-    assert retro_bench.main(["compare", *files]) == 6 and "not comparable: " in capsys.readouterr().out
     for form in ("term", "md", "html"):
         assert retro_bench.main(["report", *files, "--format", form]) == 6
         said = capsys.readouterr()
@@ -255,22 +254,18 @@ def test_records_of_an_op_that_is_gone_are_still_read(tmp_path, capsys):
     record.Writer(tmp_path / "a.jsonl").write(timed(op="removed"))
     for form in ("term", "md", "html"):
         assert retro_bench.main(["report", path, "--format", form]) == 0 and "removed" in capsys.readouterr().out
-    assert retro_bench.main(["compare", path, path]) == 0
     assert retro_bench.main(["history", path, "--record", str(tmp_path / "kept")]) == 0
     assert retro_bench.main(["history", "--report", str(tmp_path / "kept")]) == 0
     assert "removed/cpu" in capsys.readouterr().out
 
 
-def test_markdown_begins_with_the_marker_by_which_a_comment_is_found(tmp_path, capsys):
+def test_markdown_begins_with_the_marker_by_which_a_comment_is_found():
     item = ab.Item("leaky_average", "cpu", "mosaics", "float32", "fwd")
     texts = [
         markdown.table([timed()]),
         ab_command.as_markdown([ab.Outcome(item, "new")], ab_command.static_lines(None), "main"),
     ]
-    for name, records in (("a", timed()), ("b", timed(case="b"))):
-        record.Writer(tmp_path / name).write(records)
-    assert retro_bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "md"]) == 1
-    for text in (*texts, capsys.readouterr().out):
+    for text in texts:
         assert text.startswith("<!-- retro_kernels bench -->\n") and text.count("<!--") == 1
 
 
@@ -283,9 +278,8 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
         ("large", good.replace('"seed": 1', f'"seed": {"9" * 400}')),
     ):
         (tmp_path / name).write_text(text + "\n")
-        for command in (["report", str(tmp_path / name)], ["compare", str(tmp_path / name), str(tmp_path / name)]):
-            assert retro_bench.main(command) == 4, name
-            assert f"{name}:1" in capsys.readouterr().err
+        assert retro_bench.main(["report", str(tmp_path / name)]) == 4, name
+        assert f"{name}:1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -293,7 +287,6 @@ def test_a_record_that_no_json_reader_bears_is_refused(tmp_path, capsys):
     [
         ["report", "{path}"],
         ["report", "{path}", "--format", "html"],
-        ["compare", "{path}", "{path}"],
         ["list"],
         ["--help"],
     ],
@@ -342,49 +335,6 @@ def test_the_spread_of_a_ratio_needs_both_sides_of_one_run():
     (row,) = summary.rows([own, rival])
     assert row.rival == "eager" and row.spread == (1.5, 4.0)
     assert summary.rows([own, rival | {"run": "another"}])[0].spread is None
-
-
-def test_compare_tells_what_broke_vanished_and_slowed():
-    before = [timed(case=c) for c in "abcd"] + [timed(case="e", status="oom")]
-    after = [timed(case="a", seconds=2e-3), timed(case="b", status="numerics_fail"), timed(case="d"), timed(case="e")]
-    after += [timed(case="f"), timed(case="g", status="oom")]  # one is new; one never ran
-    changes = {c.id.split("/")[2]: c for c in record_files.changes(before, after)}
-    assert {k: c.kind for k, c in changes.items()} == {
-        "a": "slower",
-        "b": "broke",
-        "c": "vanished",
-        "e": "fixed",
-        "f": "new",
-    }
-    assert changes["a"].ratio == pytest.approx(2) and [c.fails for c in record_files.changes(before, after)][:2] == [
-        True,
-        True,
-    ]
-
-
-def test_compare_exit_codes(tmp_path):
-    def file(name, *records):
-        path = tmp_path / name
-        path.write_text("".join(json.dumps(r) + "\n" for r in records))
-        return str(path)
-
-    a, other = file("a", timed()), file("other", timed(device={"name": "another processor"}))
-    assert retro_bench.main(["compare", a, file("same", timed())]) == 0
-    assert retro_bench.main(["compare", a, file("slow", timed(seconds=9e-3))]) == 0  # separate runs prove no slow-down
-    assert retro_bench.main(["compare", a, file("gone", timed(case="b"))]) == 1
-    assert retro_bench.main(["compare", a, other]) == 6
-    assert retro_bench.main(["compare", file("none", timed(role="baseline")), a]) == 6
-
-
-def test_a_case_that_changed_is_not_compared(tmp_path, capsys):
-    old, new = timed(), timed(seconds=9e-3)
-    for parts in ({"shape": {"N": 9}}, {"shape": {}, "options": {"causal": True}}, {"shape": {}, "extras": ["mask"]}):
-        new["case"] = {"name": "a", "shape": {}, "options": {}, "extras": []} | parts
-        old["case"] = {"name": "a", "shape": {"N": 8} if parts["shape"] else {}, "options": {}, "extras": []}
-        for name, one in (("a", old), ("b", new)):
-            (tmp_path / name).write_text(json.dumps(one) + "\n")
-        assert retro_bench.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 6
-        assert "another case, not compared" in capsys.readouterr().out
 
 
 def test_a_closed_pipe_is_no_verdict(monkeypatch, capsys):

@@ -21,12 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    records = load(arguments.files, killed=True)
+    records = [one for path in arguments.files for one in options.records(path)]
+    requested = [one for path in arguments.files for one in record.requested(path)]
+    if not records and not requested:
+        raise exits.UsageError(f"no records in {', '.join(map(str, arguments.files))}")
     if why := machines.difference(records, records):
         say(f"retro-bench: expected records of one machine: {why}")
         return exits.NOT_COMPARED
     latest = list(record.latest(records).values())
-    requested = [one for path in arguments.files for one in record.requested(path)]
     if arguments.format == "md":
         text = markdown.table(latest, requested)
     else:
@@ -37,13 +39,3 @@ def execute(arguments: argparse.Namespace) -> int:
     arguments.output.write_text(text, encoding="utf-8")
     print(f"{'Page:     ' if arguments.format == 'html' else 'written: '}{arguments.output}")
     return exits.OK
-
-
-def load(files: list[Path], killed: bool = False) -> list[dict]:
-    """Read all records of the files in order. Raises UsageError for a file that holds something else, and if there are
-    none; killed: unless a run was going to write some.
-    """
-    records = [one for path in files for one in options.records(path)]
-    if not records and not (killed and any(map(record.requested, files))):
-        raise exits.UsageError(f"no records in {', '.join(map(str, files))}")
-    return records
