@@ -57,7 +57,7 @@ BACKENDS = ("triton", "cuda", "cpu", "reference")
 LIBRARIES = ("triton_lib", "cpu_lib", "reference_lib")
 #: parts of retro_model that load nothing optional
 LIGHT = ("retro", "retrofit", "layers", "generation", "training", "evaluation")
-MOST_ARGUMENTS = 40  # arguments that the formatter puts one a line; the attentions' kernels have more, in rows
+MOST_ARGUMENTS = 36  # arguments that the formatter puts one a line; the attentions' kernels have more, in rows
 ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 #: operations of their kernels that make a tile
 TILE_OPERATIONS = (
@@ -165,7 +165,7 @@ def test_the_private_names_of_a_library_are_in_one_file(file):
 
 def test_few_lines_of_the_core_use_private_names_of_torch():
     lines = (PACKAGE / "core" / "private.py").read_text().splitlines()
-    assert 10 < len([line for line in lines if PRIVATE["core/private.py"].search(line)]) <= 60
+    assert 0 < len([line for line in lines if PRIVATE["core/private.py"].search(line)]) <= 60
 
 
 def level(module: str) -> int:

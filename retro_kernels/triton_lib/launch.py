@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -24,7 +26,7 @@ class Launch:
 
     kernel: JITFunction
     grid: tuple[int, ...]
-    arguments: dict[str, Tensor | int | float | bool | str | None]
+    arguments: dict[str, Tensor | int | float | bool | str | tuple[int, ...] | None]
     num_warps: int = 4
     num_stages: int = 2
     max_registers: int | None = None
@@ -137,16 +139,33 @@ def settled(grad: Tensor, lse: Tensor) -> Tensor:
     return grad.masked_fill((lse == -torch.inf).transpose(1, 2).unsqueeze(-1), 0)
 
 
-def strides(tensor: Tensor | None, prefix: str, letters: str) -> dict[str, int]:
-    """Return {"stride_<prefix><letter>": stride} of the leading dimensions, 0 for None."""
-    found = (0,) * len(letters) if tensor is None else tensor.stride()[: len(letters)]
-    return {f"stride_{prefix}{letter}": stride for letter, stride in zip(letters, found, strict=True)}
+def _named(letters: str, values: Sequence[int]) -> tuple[int, ...]:
+    """Return a named tuple with one field per letter."""
+    return _type(letters)(*values)
 
 
-def rel_table(rel_key: Tensor | None) -> dict[str, int]:
-    """Return the scalars of the relative keys. One table for all heads has stride 0 from head to head."""
-    shared = {"stride_rh": 0} if rel_key is not None and rel_key.shape[0] == 1 else {}
-    return {**strides(rel_key, "r", "ht"), "T": 0 if rel_key is None else rel_key.shape[1], **shared}
+@functools.cache
+def _type(letters: str) -> type:
+    made = collections.namedtuple("Strides", tuple(letters))
+    made.__reduce__ = lambda self: (_named, (letters, tuple(self)))  # so that launches can be pickled
+    return made
+
+
+def strides(tensor: Tensor | None, name: str, letters: str, shared: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return {"stride_<name>": strides of the leading dimensions}, 0 for None and for missing dimensions.
+
+    A kernel reads them by their letters: `stride_q.b`. shared: if the first dimension has one entry, that entry serves
+    all batch entries or heads, so its stride is 0.
+    """
+    found = () if tensor is None else tensor.stride()[: len(letters)]
+    if shared and tensor is not None and tensor.shape[0] == 1:
+        found = (0, *found[1:])
+    return {f"stride_{name}": _named(letters, (*found, *[0] * (len(letters) - len(found))))}
+
+
+def rel_table(rel_key: Tensor | None) -> dict[str, int | tuple[int, ...]]:
+    """Return the scalars of the relative keys."""
+    return {**strides(rel_key, "r", "ht", shared=True), "T": 0 if rel_key is None else rel_key.shape[1]}
 
 
 def needed(call, need: dict[str, bool], input_grads: dict[str, Tensor | None]) -> list[Tensor | None]:

@@ -50,7 +50,7 @@ def changed(base: list, new: list) -> list:
     """Return the launches of `new` that `base` lacks, by the part of a compilation key that a tile decides."""
 
     def identity(launch) -> tuple:
-        options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool))}
+        options = {k: v for k, v in launch.arguments.items() if isinstance(v, (int, str, bool, tuple))}
         return launch.name, launch.grid, tuple(launch.options.items()), tuple(sorted(options.items()))
 
     known = {identity(launch) for launch in base}

@@ -140,14 +140,12 @@ def _write_logits(
 
 
 @triton.jit
-def _relative_query(
-    q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
-):
+def _relative_query(q_ptr, rq_ptr, stride_q, stride_rq, batch, start, head):
     """(address of the first row of the relative query, or of the query if there is none; stride of the rows)."""
     if rq_ptr is not None:
-        base, stride = rq_ptr + batch * stride_rqb + wide(start) * stride_rqn + wide(head) * stride_rqh, stride_rqn
+        base, stride = rq_ptr + batch * stride_rq.b + wide(start) * stride_rq.n + wide(head) * stride_rq.h, stride_rq.n
     else:
-        base, stride = q_ptr + batch * stride_qb + wide(start) * stride_qn + wide(head) * stride_qh, stride_qn
+        base, stride = q_ptr + batch * stride_q.b + wide(start) * stride_q.n + wide(head) * stride_q.h, stride_q.n
     return base, stride
 
 
@@ -166,12 +164,8 @@ def _cca_backward_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr,
     band_ptr, peak_ptr, ds_ptr, do_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr,
     dq_ptr, drq_ptr, dk_ptr, dv_ptr, dgate_ptr, dcontent_ptr, dposition_ptr,
-    stride_qb, stride_qn, stride_qh,
-    stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
-    stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
-    stride_dob, stride_don, stride_doh, stride_dlb, stride_dlh, stride_dln,
+    stride_q, stride_k, stride_v, stride_r, stride_rq, stride_c, stride_p, stride_m, stride_g, stride_batch_start,
+    stride_do, stride_dl,
     N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, chunks, blocks, key_blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -197,26 +191,24 @@ def _cca_backward_query_kernel(
     local = tl.arange(0, BLOCK_M)
     n = start + local
     row_mask = (n >= 0) & (n < tl.minimum(first_row + M, N))
-    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    q_base = q_ptr + batch * stride_q.b + start64 * stride_q.n + head64 * stride_q.h
+    q = load_rows(q_base, local, row_mask, stride_q.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     peak = tl.zeros([BLOCK_M], tl.float32)
     if band_ptr is not None:
         band_at = band_ptr + (wide(item) * H + head) * (BLOCK_M * (BAND_KEYS + BLOCK_M))
-        rel_base = rel_ptr + head64 * stride_rh
+        rel_base = rel_ptr + head64 * stride_r.h
         if attends:
             # the first kernel section: few registers are live before dO and the content query are loaded
-            rq_base, rq_stride = _relative_query(
-                q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
-            )
+            rq_base, rq_stride = _relative_query(q_ptr, rq_ptr, stride_q, stride_rq, batch, start, head)
             rq = q
             if rq_ptr is not None:
                 rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-            position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+            position_at = position_ptr + head64 * stride_p.h if position_ptr is not None else None
             rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             rq_from = (rq_base, local, row_mask, rq_stride)
             first = block * BLOCK_M + 1 - BAND_KEYS - rel_start  # table row of column 0
             zero = opaque_zero(tl.program_id(0))
-            source = rq, rq_from, rel_base, first, T, stride_rt, row_mask, R, zero
+            source = rq, rq_from, rel_base, first, T, stride_r.t, row_mask, R, zero
             if band_ptr.dtype.element_ty != tl.float32:
                 STAGES: tl.constexpr = 2 if BLOCK_E == 128 else 1  # registers of the whole kernel decide
                 for c0 in tl.range(0, BAND_KEYS + BLOCK_M, BLOCK_M, num_stages=STAGES):
@@ -238,16 +230,16 @@ def _cca_backward_query_kernel(
                 )
             tl.debug_barrier()  # the loop loads logits that other threads stored
 
-    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    content_at = content_ptr + head64 * stride_c.h if content_ptr is not None else None
     lse_at = (batch * H + head) * N + n
-    dlse_at = batch * stride_dlb + head64 * stride_dlh + n.to(tl.int64) * stride_dln
+    dlse_at = batch * stride_dl.b + head64 * stride_dl.h + n.to(tl.int64) * stride_dl.n
     do_mask = row_mask
     if mask_ptr is not None or batch_start_ptr is not None:
         # the gradient of a row that attends nothing may be NaN
         do_mask = row_mask & (tl.load(lse_ptr + lse_at, mask=row_mask, other=float("-inf")) != float("-inf"))
-    do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-    do = load_rows(do_base, local, do_mask, stride_don, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, do_mask, stride_don)
+    do_base = do_ptr + batch * stride_do.b + start64 * stride_do.n + head64 * stride_do.h
+    do = load_rows(do_base, local, do_mask, stride_do.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    q_from, do_from = (q_base, local, row_mask, stride_q.n), (do_base, local, do_mask, stride_do.n)
     out_base = out_ptr + ((batch * N + start64) * H + head) * D
     out = load_rows(out_base, local, row_mask, H * D, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
     out_from = (out_base, local, row_mask, H * D)
@@ -258,8 +250,8 @@ def _cca_backward_query_kernel(
         tl.store(delta_ptr + lse_at, delta, mask=row_mask)
     qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
 
-    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
+    k_base = k_ptr + batch * stride_k.b + chunk64 * stride_k.l + group64 * stride_k.g
+    v_base = v_ptr + batch * stride_v.b + chunk64 * stride_v.l + group64 * stride_v.g
     steps = tl.where(attends, key_blocks * K, 0)
     column = tl.arange(0, BLOCK_D)
     scale2 = scale * LOG2E
@@ -279,20 +271,22 @@ def _cca_backward_query_kernel(
         j = j0 + zero + tl.arange(0, BLOCK_N)
         mask_at = None
         if mask_ptr is not None:
-            mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
-        visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
+            mask_at = mask_ptr + batch * stride_m.b + chunk64 * stride_m.l + wide(a) * stride_m.k
+        visible = visible_keys(mask_at, stride_m.r, j, R, MASK_TOKENS)
         gate = 1.0
         if gate_ptr is not None:
-            gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
-        k_at = k_base + wide(a) * stride_kk
-        k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
-        v_at = v_base + wide(a) * stride_vk
-        v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
+            gate = load_gate(
+                gate_ptr + batch * stride_g.b + chunk64 * stride_g.l + wide(a) * stride_g.k, visible, MASKED
+            )
+        k_at = k_base + wide(a) * stride_k.k
+        k = load_keys(k_at, j, visible, stride_k.r, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
+        v_at = v_base + wide(a) * stride_v.k
+        v = load_keys(v_at, j, visible, stride_v.r, D, BLOCK_D, MASKED, ONCE)  # [BLOCK_N, BLOCK_D]
         content = tile_product(  # [BLOCK_M, BLOCK_N]
-            qc, q_from, content_at, k, (k_at, j, visible, stride_kr), zero, D, BLOCK_D, PRECISION
+            qc, q_from, content_at, k, (k_at, j, visible, stride_k.r), zero, D, BLOCK_D, PRECISION
         )
         # [BLOCK_M, BLOCK_N]
-        dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_vr), zero, D, BLOCK_D, PRECISION)
+        dp_raw = tile_product(do, do_from, None, v, (v_at, j, visible, stride_v.r), zero, D, BLOCK_D, PRECISION)
         p, ds = tile_gradients(
             content,
             dp_raw,
@@ -366,15 +360,15 @@ def _cca_backward_query_kernel(
                 BLOCK_M * (BAND_KEYS + BLOCK_M)
             )
             ds_at += _square(BAND_KEYS, BLOCK_M)
-            rel_base = rel_ptr + wide(head) * stride_rh
+            rel_base = rel_ptr + wide(head) * stride_r.h
             first = block * BLOCK_M + 1 - BAND_KEYS - rel_start
-            rows = rel_rows(rel_base, first, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            rows = rel_rows(rel_base, first, T, stride_r.t, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             ds16 = tl.load(ds_at, mask=_stored(0, zero, BAND_KEYS, BLOCK_M), other=0.0)  # [BLOCK_M, BLOCK_M]
             drq = tl.dot(ds16, rows, drq, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
             for c0 in range(BLOCK_M, BAND_KEYS, BLOCK_M):
-                rows = rel_rows(rel_base, first + c0, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+                rows = rel_rows(rel_base, first + c0, T, stride_r.t, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
                 drq += tl.dot(tl.load(ds_at + c0), rows, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
-            rows = rel_rows(rel_base, first + BAND_KEYS, T, stride_rt, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+            rows = rel_rows(rel_base, first + BAND_KEYS, T, stride_r.t, E, BLOCK_M, BLOCK_E)  # [BLOCK_M, BLOCK_E]
             ds16 = tl.load(ds_at + BAND_KEYS, mask=_stored(BAND_KEYS, zero, BAND_KEYS, BLOCK_M), other=0.0)
             drq += tl.dot(ds16, rows, input_precision=PRECISION)  # [BLOCK_M, BLOCK_E]
         width = tl.arange(0, BLOCK_E)
@@ -399,11 +393,7 @@ def _cca_backward_query_kernel(
 def _cca_backward_key_kernel(
     q_ptr, k_ptr, v_ptr, content_ptr, mask_ptr, gate_ptr, seed_ptr, batch_start_ptr, band_ptr, peak_ptr,
     do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    stride_qb, stride_qn, stride_qh,
-    stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
-    stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_ch, stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
-    stride_dob, stride_don, stride_doh,
+    stride_q, stride_k, stride_v, stride_c, stride_m, stride_g, stride_batch_start, stride_do,
     N, M, K, R, H, L, HEADS_PER_GROUP, query_start, first_chunk, chunks, blocks, key_blocks,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, BAND_KEYS: tl.constexpr,
@@ -427,18 +417,18 @@ def _cca_backward_key_kernel(
     j = j0 + tl.arange(0, BLOCK_N)
     mask_at = None
     if mask_ptr is not None:
-        mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
-    visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
+        mask_at = mask_ptr + batch * stride_m.b + chunk64 * stride_m.l + wide(a) * stride_m.k
+    visible = visible_keys(mask_at, stride_m.r, j, R, MASK_TOKENS)
     gate = 1.0
     if gate_ptr is not None:
-        gate = load_gate(gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED)
-    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
-    k_at = k_base + wide(a) * stride_kk
-    k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
-    v_at = v_base + wide(a) * stride_vk
-    v = load_keys(v_at, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
-    k_from, v_from = (k_at, j, visible, stride_kr), (v_at, j, visible, stride_vr)
+        gate = load_gate(gate_ptr + batch * stride_g.b + chunk64 * stride_g.l + wide(a) * stride_g.k, visible, MASKED)
+    k_base = k_ptr + batch * stride_k.b + chunk64 * stride_k.l + group64 * stride_k.g
+    v_base = v_ptr + batch * stride_v.b + chunk64 * stride_v.l + group64 * stride_v.g
+    k_at = k_base + wide(a) * stride_k.k
+    k = load_keys(k_at, j, visible, stride_k.r, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+    v_at = v_base + wide(a) * stride_v.k
+    v = load_keys(v_at, j, visible, stride_v.r, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+    k_from, v_from = (k_at, j, visible, stride_k.r), (v_at, j, visible, stride_v.r)
 
     first_row = (chunk + 1) * M - 1 - query_start
     local = tl.arange(0, BLOCK_M)
@@ -457,9 +447,9 @@ def _cca_backward_key_kernel(
             row_mask &= tl.load(lse_ptr + (batch * H + head) * N + n, mask=row_mask, other=float("-inf")) != float(
                 "-inf"
             )
-        q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-        do_base = do_ptr + batch * stride_dob + start64 * stride_don + head64 * stride_doh
-        content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+        q_base = q_ptr + batch * stride_q.b + start64 * stride_q.n + head64 * stride_q.h
+        do_base = do_ptr + batch * stride_do.b + start64 * stride_do.n + head64 * stride_do.h
+        content_at = content_ptr + head64 * stride_c.h if content_ptr is not None else None
         statistics = (batch * H + head) * N + start64
         qc, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
             q_base,
@@ -469,12 +459,12 @@ def _cca_backward_key_kernel(
             delta_ptr + statistics,
             local,
             row_mask,
-            stride_qn,
-            stride_don,
+            stride_q.n,
+            stride_do.n,
             D,
             BLOCK_D,
         )
-        q_from, do_from = (q_base, local, row_mask, stride_qn), (do_base, local, row_mask, stride_don)
+        q_from, do_from = (q_base, local, row_mask, stride_q.n), (do_base, local, row_mask, stride_do.n)
         zero = opaque_zero(step)
         position = 0.0
         if band_ptr is not None:
@@ -525,13 +515,9 @@ def _cca_backward_table_kernel(
     batch_start_ptr,
     band_ptr,
     part_ptr,
-    stride_qb,
-    stride_qn,
-    stride_qh,
-    stride_rqb,
-    stride_rqn,
-    stride_rqh,
-    stride_ph,
+    stride_q,
+    stride_rq,
+    stride_p,
     stride_batch_start,
     N,
     M,
@@ -558,7 +544,7 @@ def _cca_backward_table_kernel(
     head64 = head.to(tl.int64)
     rows = tl.num_programs(0) * BLOCK_M
     local, width = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_E)
-    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+    position_at = position_ptr + head64 * stride_p.h if position_ptr is not None else None
     acc = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     first = split * items_per_split
     for item in range(first, tl.minimum(first + items_per_split, items)):
@@ -572,9 +558,7 @@ def _cca_backward_table_kernel(
         c0 = (diagonal - block) * BLOCK_M  # first column of the band on this diagonal
         there = (c0 >= 0) & (c0 <= BAND_KEYS) & has_keys(chunk, L, batch_start_ptr is not None)
         row_mask = (n >= 0) & (n < tl.where(there, tl.minimum(first_row + M, N), 0))
-        base, stride = _relative_query(
-            q_ptr, rq_ptr, stride_qb, stride_qn, stride_qh, stride_rqb, stride_rqn, stride_rqh, batch, start, head
-        )
+        base, stride = _relative_query(q_ptr, rq_ptr, stride_q, stride_rq, batch, start, head)
         rq = add_bias(
             load_rows(base, local, row_mask, stride, E, BLOCK_E), position_at, E, BLOCK_E
         )  # [BLOCK_M, BLOCK_E]

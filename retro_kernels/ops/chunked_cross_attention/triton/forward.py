@@ -17,11 +17,7 @@ from .tile import SIZES, first_position, has_keys, load_gate, visible_keys
 def _cca_forward_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, gate_ptr, seed_ptr,
     batch_start_ptr, out_ptr, lse_ptr,
-    stride_qb, stride_qn, stride_qh,
-    stride_kb, stride_kl, stride_kk, stride_kr, stride_kg,
-    stride_vb, stride_vl, stride_vk, stride_vr, stride_vg,
-    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ml, stride_mk, stride_mr, stride_gb, stride_gl, stride_gk, stride_batch_start,
+    stride_q, stride_k, stride_v, stride_r, stride_rq, stride_c, stride_p, stride_m, stride_g, stride_batch_start,
     N, M, K, R, H, L, T, HEADS_PER_GROUP, rel_start, query_start, first_chunk, blocks,
     keys_per_split, neighbours_per_split, neighbour_splits,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
@@ -50,23 +46,26 @@ def _cca_forward_kernel(
     row_mask = n < tl.minimum(first_row + M, N)
     local = tl.arange(0, BLOCK_M)
     start64 = start.to(tl.int64)
-    q_base = q_ptr + batch * stride_qb + start64 * stride_qn + head64 * stride_qh
-    q = load_rows(q_base, local, row_mask, stride_qn, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
+    q_base = q_ptr + batch * stride_q.b + start64 * stride_q.n + head64 * stride_q.h
+    q = load_rows(q_base, local, row_mask, stride_q.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    content_at = content_ptr + head64 * stride_c.h if content_ptr is not None else None
     qc = add_bias(q, content_at, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    q_from = (q_base, local, row_mask, stride_qn)
+    q_from = (q_base, local, row_mask, stride_q.n)
     if rel_ptr is not None:
-        rq, rq_base, rq_stride = q, q_base, stride_qn
+        rq, rq_base, rq_stride = q, q_base, stride_q.n
         if rq_ptr is not None:
-            rq_base, rq_stride = rq_ptr + batch * stride_rqb + start64 * stride_rqn + head64 * stride_rqh, stride_rqn
+            rq_base, rq_stride = (
+                rq_ptr + batch * stride_rq.b + start64 * stride_rq.n + head64 * stride_rq.h,
+                stride_rq.n,
+            )
             rq = load_rows(rq_base, local, row_mask, rq_stride, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-        position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
+        position_at = position_ptr + head64 * stride_p.h if position_ptr is not None else None
         rq = add_bias(rq, position_at, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
         rq_from = (rq_base, local, row_mask, rq_stride)
-        rel_base = rel_ptr + head64 * stride_rh
+        rel_base = rel_ptr + head64 * stride_r.h
 
-    k_base = k_ptr + batch * stride_kb + chunk64 * stride_kl + group64 * stride_kg
-    v_base = v_ptr + batch * stride_vb + chunk64 * stride_vl + group64 * stride_vg
+    k_base = k_ptr + batch * stride_k.b + chunk64 * stride_k.l + group64 * stride_k.g
+    v_base = v_ptr + batch * stride_v.b + chunk64 * stride_v.l + group64 * stride_v.g
     first_key = (split // neighbour_splits) * keys_per_split
     first_neighbour = (split % neighbour_splits) * neighbours_per_split
     last_neighbour = tl.minimum(first_neighbour + neighbours_per_split, K)
@@ -88,7 +87,7 @@ def _cca_forward_kernel(
                 rel_base,
                 base,
                 T,
-                stride_rt,
+                stride_r.t,
                 zero,
                 E,
                 BLOCK_M,
@@ -104,16 +103,16 @@ def _cca_forward_kernel(
             j = j0 + again + tl.arange(0, BLOCK_N)
             mask_at = None
             if mask_ptr is not None:
-                mask_at = mask_ptr + batch * stride_mb + chunk64 * stride_ml + wide(a) * stride_mk
-            visible = visible_keys(mask_at, stride_mr, j, R, MASK_TOKENS)
-            k_at = k_base + wide(a) * stride_kk
-            k = load_keys(k_at, j, visible, stride_kr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+                mask_at = mask_ptr + batch * stride_m.b + chunk64 * stride_m.l + wide(a) * stride_m.k
+            visible = visible_keys(mask_at, stride_m.r, j, R, MASK_TOKENS)
+            k_at = k_base + wide(a) * stride_k.k
+            k = load_keys(k_at, j, visible, stride_k.r, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
             logits = tile_product(
-                qc, q_from, content_at, k, (k_at, j, visible, stride_kr), again, D, BLOCK_D, PRECISION
+                qc, q_from, content_at, k, (k_at, j, visible, stride_k.r), again, D, BLOCK_D, PRECISION
             )
             if gate_ptr is not None:
                 gate = load_gate(
-                    gate_ptr + batch * stride_gb + chunk64 * stride_gl + wide(a) * stride_gk, visible, MASKED
+                    gate_ptr + batch * stride_g.b + chunk64 * stride_g.l + wide(a) * stride_g.k, visible, MASKED
                 )
                 logits = logits * gate
             if rel_ptr is not None:
@@ -127,7 +126,9 @@ def _cca_forward_kernel(
                 p = tl.where(keep, p * dropout_scale, 0.0)
             if gate_ptr is not None:
                 p = p * gate
-            v = load_keys(v_base + wide(a) * stride_vk, j, visible, stride_vr, D, BLOCK_D, MASKED)  # [BLOCK_N, BLOCK_D]
+            v = load_keys(
+                v_base + wide(a) * stride_v.k, j, visible, stride_v.r, D, BLOCK_D, MASKED
+            )  # [BLOCK_N, BLOCK_D]
             acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
 
     # recomputed with a term of 0 that the compiler can't fold, so that no registers hold them throughout the loops

@@ -76,9 +76,8 @@ def scalars(call: ChunkedCrossAttention) -> dict:
     return {
         **attention.scalars(call, "blkrg", _rel_query(call)),
         **strides(call.neighbour_gate, "g", "blk"),
-        "stride_mr": 0,
         "MASK_TOKENS": mask is not None and mask.dim() == 4,
-        **strides(mask, "m", "blk" if mask is not None and mask.dim() == 3 else "blkr"),
+        **strides(mask, "m", "blkr"),
         "stride_batch_start": 0 if call.batch_start is None else call.batch_start.stride(0),
         "M": call.chunk_len,
         **dict(zip("LKR", call.key.shape[1:4])),

@@ -104,12 +104,9 @@ def _leaky_ends_kernel(
     segment_ptr,
     ends_ptr,
     unbroken_ptr,
-    stride_xb,
-    stride_xn,
-    stride_xh,
+    stride_x,
     stride_decay,
-    stride_sb,
-    stride_sn,
+    stride_s,
     N,
     H,
     column_blocks,
@@ -132,7 +129,7 @@ def _leaky_ends_kernel(
     chunk, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
     decay = tl.load(decay_ptr + head64 * stride_decay).to(tl.float32)
     state = tl.zeros([BLOCK_C], tl.float32)
-    x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
+    x_base = x_ptr + batch * stride_x.b + head64 * stride_x.h + column[None, :]
     row = tl.arange(0, BLOCK_T)
     unbroken = 1
     for first in tl.range(0, chunk_len, BLOCK_T, num_stages=STAGES):  # by default only loads of products are pipelined
@@ -141,9 +138,9 @@ def _leaky_ends_kernel(
         inside = (step < N)[:, None] & (column < D)[None, :]
         goes_on = None
         if segment_ptr is not None:
-            goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
+            goes_on = _goes_on(segment_ptr + batch * stride_s.b, t, N, stride_s.n, REVERSE)
             unbroken = tl.minimum(unbroken, tl.min(goes_on.to(tl.int32), 0))
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
+        y = _scan_tile(x_base + t[:, None] * stride_x.n, inside, decay, state, goes_on, segment_ptr is not None)
         state = tl.sum(tl.where((row == BLOCK_T - 1)[:, None], y, 0.0), 0)
     tl.store(ends_ptr + ((batch * chunks + chunk) * H + head) * D + column, state, mask=column < D)
     if segment_ptr is not None:
@@ -162,17 +159,11 @@ def _leaky_scan_kernel(
     past_ptr,
     dinitial_ptr,
     ddecay_ptr,
-    stride_xb,
-    stride_xn,
-    stride_xh,
+    stride_x,
     stride_decay,
-    stride_sb,
-    stride_sn,
-    stride_ib,
-    stride_ih,
-    stride_pb,
-    stride_pn,
-    stride_ph,
+    stride_s,
+    stride_i,
+    stride_p,
     N,
     H,
     column_blocks,
@@ -200,7 +191,7 @@ def _leaky_scan_kernel(
     initial = tl.zeros([BLOCK_C], tl.float32)
     if initial_ptr is not None:
         initial = tl.load(
-            initial_ptr + batch * stride_ib + head64 * stride_ih + column, mask=column_mask, other=0.0
+            initial_ptr + batch * stride_i.b + head64 * stride_i.h + column, mask=column_mask, other=0.0
         ).to(tl.float32)
         if not REVERSE:
             state = initial
@@ -214,7 +205,7 @@ def _leaky_scan_kernel(
             else:
                 state = state * power + end
 
-    x_base = x_ptr + batch * stride_xb + head64 * stride_xh + column[None, :]
+    x_base = x_ptr + batch * stride_x.b + head64 * stride_x.h + column[None, :]
     row = tl.arange(0, BLOCK_T)
     stop = tl.minimum((chunk + 1) * chunk_len, N)
     total = tl.zeros([BLOCK_T, BLOCK_C], tl.float32)  # reduced once at the end: many short sums round less
@@ -224,19 +215,21 @@ def _leaky_scan_kernel(
         inside = (step < N)[:, None] & column_mask[None, :]
         goes_on = None
         if segment_ptr is not None:
-            goes_on = _goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, REVERSE)
-        y = _scan_tile(x_base + t[:, None] * stride_xn, inside, decay, state, goes_on, segment_ptr is not None)
+            goes_on = _goes_on(segment_ptr + batch * stride_s.b, t, N, stride_s.n, REVERSE)
+        y = _scan_tile(x_base + t[:, None] * stride_x.n, inside, decay, state, goes_on, segment_ptr is not None)
         last = tl.minimum(BLOCK_T, N - first) - 1  # the state decays in steps past the end
         state = tl.sum(tl.where((row == last)[:, None], y, 0.0), 0)
         if y_ptr is not None:
             y_at = y_ptr + ((batch * N + t) * H + head)[:, None] * D + column[None, :]
             tl.store(y_at, y.to(y_ptr.dtype.element_ty), mask=inside)
         if ddecay_ptr is not None:
-            past_at = past_ptr + batch * stride_pb + head64 * stride_ph + (t - 1)[:, None] * stride_pn + column[None, :]
+            past_at = (
+                past_ptr + batch * stride_p.b + head64 * stride_p.h + (t - 1)[:, None] * stride_p.n + column[None, :]
+            )
             past = tl.load(past_at, mask=inside & (t > 0)[:, None], other=0.0).to(tl.float32)
             past = tl.where((t == 0)[:, None], initial[None, :], past)
             if segment_ptr is not None:
-                past = tl.where(_goes_on(segment_ptr + batch * stride_sb, t, N, stride_sn, False)[:, None], past, 0.0)
+                past = tl.where(_goes_on(segment_ptr + batch * stride_s.b, t, N, stride_s.n, False)[:, None], past, 0.0)
             total += tl.where(inside, y * past, 0.0)
     if ddecay_ptr is not None:
         slot = ((batch * chunks + chunk) * H + head) * column_blocks + block

@@ -22,14 +22,8 @@ def _merge_attention_forward_kernel(
     lses_ptr,
     out_ptr,
     lse_ptr,
-    stride_xp,
-    stride_xb,
-    stride_xn,
-    stride_xh,
-    stride_lp,
-    stride_lb,
-    stride_lh,
-    stride_ln,
+    stride_x,
+    stride_l,
     H,
     parts,
     D: tl.constexpr,
@@ -37,14 +31,14 @@ def _merge_attention_forward_kernel(
 ):
     n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
-    lses_at = lses_ptr + batch * stride_lb + head * stride_lh + n * stride_ln
-    outs_at = outs_ptr + batch * stride_xb + n * stride_xn + head * stride_xh
+    lses_at = lses_ptr + batch * stride_l.b + head * stride_l.h + n * stride_l.n
+    outs_at = outs_ptr + batch * stride_x.b + n * stride_x.n + head * stride_x.h
     row = (batch * (tl.num_programs(0) // H) + n) * H + head
     top, total, acc = float("-inf"), 0.0, tl.zeros([BLOCK_D], tl.float32)
     for part in range(0, parts):
         at = tl.full([], 0, tl.int64) + part
-        lse = tl.load(lses_at + at * stride_lp)
-        x = _load(outs_at + at * stride_xp, lse != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        lse = tl.load(lses_at + at * stride_l.p)
+        x = _load(outs_at + at * stride_x.p, lse != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
         new_top = tl.maximum(top, lse)
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight, kept = tl.exp2((lse - shift) * LOG2E), tl.exp2((top - shift) * LOG2E)
@@ -68,20 +62,10 @@ def _merge_attention_backward_kernel(
     dlse_ptr,
     douts_ptr,
     dlses_ptr,
-    stride_xp,
-    stride_xb,
-    stride_xn,
-    stride_xh,
-    stride_lp,
-    stride_lb,
-    stride_lh,
-    stride_ln,
-    stride_dob,
-    stride_don,
-    stride_doh,
-    stride_dlb,
-    stride_dlh,
-    stride_dln,
+    stride_x,
+    stride_l,
+    stride_do,
+    stride_dl,
     H,
     parts,
     D: tl.constexpr,
@@ -95,31 +79,33 @@ def _merge_attention_backward_kernel(
     n, head = (tl.program_id(0) // H).to(tl.int64), (tl.program_id(0) % H).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
     N = tl.num_programs(0) // H
-    lses_at = lses_ptr + batch * stride_lb + head * stride_lh + n * stride_ln
-    outs_at = outs_ptr + batch * stride_xb + n * stride_xn + head * stride_xh
+    lses_at = lses_ptr + batch * stride_l.b + head * stride_l.h + n * stride_l.n
+    outs_at = outs_ptr + batch * stride_x.b + n * stride_x.n + head * stride_x.h
     lse = tl.load(lse_ptr + (batch * H + head) * N + n)
     lse = tl.where(lse == float("-inf"), float("inf"), lse)  # then every weight is zero
     some = lse != float("inf")
     dout = tl.zeros([BLOCK_D], tl.float32)
     if dout_ptr is not None:
-        dout = _load(dout_ptr + batch * stride_dob + n * stride_don + head * stride_doh, some, D, BLOCK_D)  # [BLOCK_D]
+        dout = _load(
+            dout_ptr + batch * stride_do.b + n * stride_do.n + head * stride_do.h, some, D, BLOCK_D
+        )  # [BLOCK_D]
     total, mean = 0.0, 0.0
     for part in range(0, parts):
         at = tl.full([], 0, tl.int64) + part
-        lse_p = tl.load(lses_at + at * stride_lp)
-        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        lse_p = tl.load(lses_at + at * stride_l.p)
+        x = _load(outs_at + at * stride_x.p, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
         weight = tl.exp2((lse_p - lse) * LOG2E)
         total += weight
         mean += weight * tl.sum(dout * x, 0)
     inverse = 1.0 / tl.where(some, total, 1.0)
     rest = -mean * inverse
     if dlse_ptr is not None:
-        rest += tl.load(dlse_ptr + batch * stride_dlb + head * stride_dlh + n * stride_dln, mask=some, other=0.0)
+        rest += tl.load(dlse_ptr + batch * stride_dl.b + head * stride_dl.h + n * stride_dl.n, mask=some, other=0.0)
     column = tl.arange(0, BLOCK_D)
     for part in range(0, parts):
         at = tl.full([], 0, tl.int64) + part
-        lse_p = tl.load(lses_at + at * stride_lp)
-        x = _load(outs_at + at * stride_xp, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
+        lse_p = tl.load(lses_at + at * stride_l.p)
+        x = _load(outs_at + at * stride_x.p, lse_p != float("-inf"), D, BLOCK_D)  # [BLOCK_D]
         weight = tl.exp2((lse_p - lse) * LOG2E) * inverse
         row = (at * tl.num_programs(1) + batch) * N * H
         grad = (dout * weight).to(douts_ptr.dtype.element_ty)

@@ -24,8 +24,7 @@ from .tile import SIZES
 @triton.jit(do_not_specialize=SIZES)
 def _relative_columns_kernel(
     tile_ptr, span_ptr, x_ptr, k_ptr, batch_offset_ptr, out_ptr, dcontent_ptr, dposition_ptr,
-    stride_ds, stride_xb, stride_xn, stride_xh, stride_kb, stride_ks, stride_kg, stride_batch_offset,
-    stride_first, stride_second, stride_out,
+    stride_ds, stride_x, stride_k, stride_batch_offset, stride_first, stride_second, stride_out,
     N, S, X, H, offset, causal_gap, window, rel_start, first_block, heads, ring, count,
     per_first, per_second, per_item, items, last_item, again,
     factor: tl.float32,
@@ -63,13 +62,13 @@ def _relative_columns_kernel(
         begin, end = joined(
             row0, nearest, S, own, causal_gap, window, span_at, count, BLOCK_N, QUERY_BLOCK, SKEWED, CAUSAL, WINDOW
         )
-        x_base = x_ptr + wide(own_batch) * stride_xb + wide(own_head) * stride_xh
+        x_base = x_ptr + wide(own_batch) * stride_x.b + wide(own_head) * stride_x.h
         weight = tl.zeros([BLOCK_N, 16], tl.float32) if SUMS else 0.0  # in every column the sums of the keys' dS
         for start in range(begin * QUERY_BLOCK, end * QUERY_BLOCK, BLOCK_M):
             row = start + tl.arange(0, BLOCK_M)
             row_mask = row < tl.minimum(end * QUERY_BLOCK, N - row0)
             i = row0 + row
-            rows = load_rows(x_base, i.to(tl.int64), row_mask, stride_xn, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
+            rows = load_rows(x_base, i.to(tl.int64), row_mask, stride_x.n, WIDTH, BLOCK)  # [BLOCK_M, BLOCK]
             low, high = stored_keys(
                 i,
                 row,
@@ -100,12 +99,12 @@ def _relative_columns_kernel(
                 weight = tl.dot(tile, ones, weight, input_precision=PRECISION)  # [BLOCK_N, 16]
         if SUMS:
             sums = ((wide(own_batch) * tl.num_programs(0) + tl.program_id(0)) * H + own_head) * WIDTH
-            k_base = k_ptr + wide(own_batch) * stride_kb + wide(second) * stride_kg
+            k_base = k_ptr + wide(own_batch) * stride_k.b + wide(second) * stride_k.g
             of_keys = tl.sum(weight, 1) * (factor / 16)  # [BLOCK_N]
             # few columns at a time, because the sums fill the registers
             for column0 in range(0, WIDTH + opaque_zero(begin), 64):
                 column = column0 + tl.arange(0, 64)
-                at = k_base + x.to(tl.int64)[:, None] * stride_ks + column[None, :]
+                at = k_base + x.to(tl.int64)[:, None] * stride_k.s + column[None, :]
                 keys = tl.load(at, mask=(x < X)[:, None] & (column < WIDTH)[None, :], other=0.0).to(tl.float32)
                 # a key that no query sees may be NaN
                 part = tl.sum(tl.where(of_keys[:, None] != 0.0, of_keys[:, None] * keys, 0.0), 0)  # [64]

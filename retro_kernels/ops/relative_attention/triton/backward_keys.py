@@ -20,9 +20,8 @@ from .tile import PLAIN_SIZES, load_segments, narrow, row_limits, seen_keys, vis
 def _relative_keys_kernel(
     q_ptr, k_ptr, v_ptr, mask_ptr, query_segment_ptr, key_segment_ptr, seed_ptr, batch_offset_ptr, do_ptr, lse_ptr,
     delta_ptr, dk_ptr, dv_ptr,
-    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
-    stride_dob, stride_don, stride_doh,
+    stride_q, stride_k, stride_v, stride_m, stride_query_segment, stride_key_segment, stride_batch_offset,
+    stride_do,
     N, S, H, HEADS_PER_GROUP, offset, causal_gap, window,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -35,13 +34,16 @@ def _relative_keys_kernel(
     j0 = tl.program_id(0) // groups * BLOCK_N  # if causal, the most queries see the first blocks, so they start first
     batch = tl.program_id(1).to(tl.int64)
     j = j0 + tl.arange(0, BLOCK_N)
-    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
-    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
-    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
-    seen = seen_keys(j, S, mask_at, stride_ms)
-    k_base, v_base = k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg
-    k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
-    v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, True)
+    mask_at = mask_ptr + batch * stride_m.b if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_query_segment.b if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_key_segment.b if key_segment_ptr is not None else None
+    seen = seen_keys(j, S, mask_at, stride_m.s)
+    k_base, v_base = (
+        k_ptr + batch * stride_k.b + group64 * stride_k.g,
+        v_ptr + batch * stride_v.b + group64 * stride_v.g,
+    )
+    k = load_keys(k_base, j.to(tl.int64), seen, stride_k.s, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
+    v = load_keys(v_base, j.to(tl.int64), seen, stride_v.s, D, BLOCK_D, True)
 
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     begin, end = 0, N
@@ -55,8 +57,8 @@ def _relative_keys_kernel(
     if mask_ptr is not None:
         end = tl.where(tl.max(seen.to(tl.int32), 0) > 0, end, begin)
     if key_segment_ptr is not None:
-        _, smallest, largest = load_segments(segment_at, j, seen, j0, stride_kss)
-        begin, end = narrow(begin, end, query_segment_at, stride_qsn, None, 0, smallest, largest)
+        _, smallest, largest = load_segments(segment_at, j, seen, j0, stride_key_segment.s)
+        begin, end = narrow(begin, end, query_segment_at, stride_query_segment.n, None, 0, smallest, largest)
     begin = begin // BLOCK_M * BLOCK_M
     end = tl.maximum(begin, end)
 
@@ -64,29 +66,29 @@ def _relative_keys_kernel(
     dv = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     for head in range(group * HEADS_PER_GROUP, (group + 1) * HEADS_PER_GROUP):
         head64 = wide(head)
-        q_base = q_ptr + batch * stride_qb + head64 * stride_qh
-        do_base = do_ptr + batch * stride_dob + head64 * stride_doh
+        q_base = q_ptr + batch * stride_q.b + head64 * stride_q.h
+        do_base = do_ptr + batch * stride_do.b + head64 * stride_do.h
         lse_at, delta_at = lse_ptr + (batch * H + head) * N, delta_ptr + (batch * H + head) * N
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < N
             q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
-                q_base, do_base, None, lse_at, delta_at, i, row_mask, stride_qn, stride_don, D, BLOCK_D
+                q_base, do_base, None, lse_at, delta_at, i, row_mask, stride_q.n, stride_do.n, D, BLOCK_D
             )
             zero = opaque_zero(start)
-            q_from, do_from = (q_base, i, row_mask, stride_qn), (do_base, i, row_mask, stride_don)
+            q_from, do_from = (q_base, i, row_mask, stride_q.n), (do_base, i, row_mask, stride_do.n)
             logits = rows_product(  # [BLOCK_M, BLOCK_N], transposed like its products with do and q below
-                q, q_from, None, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+                q, q_from, None, k, k_base, j0, S, stride_k.s, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
             )
             dp = rows_product(  # [BLOCK_M, BLOCK_N]
-                do, do_from, None, v, v_base, j0, S, stride_vs, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
+                do, do_from, None, v, v_base, j0, S, stride_v.s, zero, D, BLOCK_N, BLOCK_D, PRECISION, True
             )
             first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
             last_key = tl.where(row_mask, last_key, -1)
             query_segment = 0
             if segment_at is not None:
-                query_segment = tl.load(query_segment_at + i * stride_qsn, mask=row_mask, other=0)
-            visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_kss)
+                query_segment = tl.load(query_segment_at + i * stride_query_segment.n, mask=row_mask, other=0)
+            visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_key_segment.s)
             kept, ds = tile_gradient(
                 logits,
                 dp,

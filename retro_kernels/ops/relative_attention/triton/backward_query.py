@@ -145,10 +145,8 @@ def _relative_query_kernel(
     q_ptr, k_ptr, v_ptr, rel_ptr, rq_ptr, content_ptr, position_ptr, mask_ptr, query_segment_ptr, key_segment_ptr,
     seed_ptr, batch_offset_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, drq_ptr, dcontent_ptr, dposition_ptr, dtotal_ptr,
     ds_ptr, p_ptr, span_ptr,
-    stride_qb, stride_qn, stride_qh, stride_kb, stride_ks, stride_kg, stride_vb, stride_vs, stride_vg,
-    stride_rh, stride_rt, stride_rqb, stride_rqn, stride_rqh, stride_ch, stride_ph,
-    stride_mb, stride_ms, stride_qsb, stride_qsn, stride_ksb, stride_kss, stride_batch_offset,
-    stride_dob, stride_don, stride_doh, stride_ds,
+    stride_q, stride_k, stride_v, stride_r, stride_rq, stride_c, stride_p, stride_m, stride_query_segment,
+    stride_key_segment, stride_batch_offset, stride_do, stride_ds,
     N, S, T, H, HEADS_PER_GROUP, offset, causal_gap, window, rel_start, blocks,
     first_batch, first_block, first_head, heads, ring,
     scale: tl.float32, dropout_limit, dropout_scale: tl.float32,
@@ -181,14 +179,17 @@ def _relative_query_kernel(
     offset = position_of(offset, batch_offset_ptr, stride_batch_offset, batch)
     first_key, last_key = row_limits(i, S, offset, causal_gap, window, CAUSAL, WINDOW)
     last_key = tl.where(row_mask, last_key, -1)  # a row past the end sees no key, because its logits may be NaN
-    content_at = content_ptr + head64 * stride_ch if content_ptr is not None else None
-    position_at = position_ptr + head64 * stride_ph if position_ptr is not None else None
-    mask_at = mask_ptr + batch * stride_mb if mask_ptr is not None else None
-    query_segment_at = query_segment_ptr + batch * stride_qsb if query_segment_ptr is not None else None
-    segment_at = key_segment_ptr + batch * stride_ksb if key_segment_ptr is not None else None
-    rq_base = rq_ptr + batch * stride_rqb + head64 * stride_rqh if rel_ptr is not None else None
-    rel_base = rel_ptr + head64 * stride_rh if rel_ptr is not None else None
-    q_base, do_base = q_ptr + batch * stride_qb + head64 * stride_qh, do_ptr + batch * stride_dob + head64 * stride_doh
+    content_at = content_ptr + head64 * stride_c.h if content_ptr is not None else None
+    position_at = position_ptr + head64 * stride_p.h if position_ptr is not None else None
+    mask_at = mask_ptr + batch * stride_m.b if mask_ptr is not None else None
+    query_segment_at = query_segment_ptr + batch * stride_query_segment.b if query_segment_ptr is not None else None
+    segment_at = key_segment_ptr + batch * stride_key_segment.b if key_segment_ptr is not None else None
+    rq_base = rq_ptr + batch * stride_rq.b + head64 * stride_rq.h if rel_ptr is not None else None
+    rel_base = rel_ptr + head64 * stride_r.h if rel_ptr is not None else None
+    q_base, do_base = (
+        q_ptr + batch * stride_q.b + head64 * stride_q.h,
+        do_ptr + batch * stride_do.b + head64 * stride_do.h,
+    )
     statistics = (batch * H + head) * N
     q, do, lse2, delta = load_queries(  # [BLOCK_M, BLOCK_D]
         q_base,
@@ -198,27 +199,27 @@ def _relative_query_kernel(
         delta_ptr + statistics,
         i,
         row_mask,
-        stride_qn,
-        stride_don,
+        stride_q.n,
+        stride_do.n,
         D,
         BLOCK_D,
     )
     rq = q
     if rel_ptr is not None and E > 1:
-        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rqn, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
+        _, rq = load_query(rq_base, position_at, i, row_mask, stride_rq.n, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
     q_from, rq_from = (
-        (q_base, i, row_mask, stride_qn),
-        (rq_base, i, row_mask, stride_rqn) if rel_ptr is not None else None,
+        (q_base, i, row_mask, stride_q.n),
+        (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else None,
     )
-    do_from = (do_base, i, row_mask, stride_don)
+    do_from = (do_base, i, row_mask, stride_do.n)
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
-        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_qsn)
+        query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_query_segment.n)
 
     begin = tl.min(first_key, 0)
     end = tl.max(last_key, 0) + 1
     if mask_ptr is not None or key_segment_ptr is not None:
-        begin, end = narrow(begin, end, segment_at, stride_kss, mask_at, stride_ms, smallest, largest)
+        begin, end = narrow(begin, end, segment_at, stride_key_segment.s, mask_at, stride_m.s, smallest, largest)
     begin, end = whole_tiles(begin, end, BLOCK_N)
     shift = offset - rel_start
     table_begin, table_end = table_span(
@@ -242,9 +243,9 @@ def _relative_query_kernel(
         if FLAT:
             dq, drq = _walk_gradient(
                 part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                k_ptr + batch * stride_k.b + group64 * stride_k.g, v_ptr + batch * stride_v.b + group64 * stride_v.g,
                 rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                stride_k.s, stride_v.s, stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
                 dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
@@ -252,9 +253,9 @@ def _relative_query_kernel(
         else:
             dq, drq = walk_tall(
                 part_begin, part_end, start, q, rq, do, lse2, delta, dq, drq,
-                k_ptr + batch * stride_kb + group64 * stride_kg, v_ptr + batch * stride_vb + group64 * stride_vg,
+                k_ptr + batch * stride_k.b + group64 * stride_k.g, v_ptr + batch * stride_v.b + group64 * stride_v.g,
                 rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
-                stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_kss,
+                stride_k.s, stride_v.s, stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s,
                 i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
                 dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,

@@ -20,15 +20,9 @@ def _relative_delta_kernel(
     lse_ptr,
     dlse_ptr,
     delta_ptr,
-    stride_ob,
-    stride_on,
-    stride_oh,
-    stride_dob,
-    stride_don,
-    stride_doh,
-    stride_dlb,
-    stride_dlh,
-    stride_dln,
+    stride_o,
+    stride_do,
+    stride_dl,
     N,
     H,
     D: tl.constexpr,
@@ -42,18 +36,20 @@ def _relative_delta_kernel(
     i = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_mask = i < N
     out_base, do_base = (
-        out_ptr + batch * stride_ob + head64 * stride_oh,
-        do_ptr + batch * stride_dob + head64 * stride_doh,
+        out_ptr + batch * stride_o.b + head64 * stride_o.h,
+        do_ptr + batch * stride_do.b + head64 * stride_do.h,
     )
-    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_on, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_don, D, BLOCK_D)
-    out_from, do_from = (out_base, i, row_mask, stride_on), (do_base, i, row_mask, stride_don)
+    out = load_rows(out_base, i.to(tl.int64), row_mask, stride_o.n, D, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    do = load_rows(do_base, i.to(tl.int64), row_mask, stride_do.n, D, BLOCK_D)
+    out_from, do_from = (out_base, i, row_mask, stride_o.n), (do_base, i, row_mask, stride_do.n)
     zero = opaque_zero(tl.program_id(0))
     # [BLOCK_M], summed in the order of dP
     delta = row_products(out, out_from, do, do_from, zero, D, BLOCK_M, BLOCK_D, PRECISION)
     if dlse_ptr is not None:
         delta -= tl.load(
-            dlse_ptr + batch * stride_dlb + head64 * stride_dlh + i.to(tl.int64) * stride_dln, mask=row_mask, other=0.0
+            dlse_ptr + batch * stride_dl.b + head64 * stride_dl.h + i.to(tl.int64) * stride_dl.n,
+            mask=row_mask,
+            other=0.0,
         )
     at = (batch * H + head) * N + i
     lse = tl.load(lse_ptr + at, mask=row_mask, other=0.0)

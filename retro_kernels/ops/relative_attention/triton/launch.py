@@ -102,8 +102,8 @@ def scalars(call: RelativeAttention) -> dict:
     return {
         **attention.scalars(call, "bsg", _rel_query(call)),
         **strides(call.key_mask, "m", "bs"),
-        **strides(call.query_segment, "qs", "bn"),
-        **strides(call.key_segment, "ks", "bs"),
+        **strides(call.query_segment, "query_segment", "bn"),
+        **strides(call.key_segment, "key_segment", "bs"),
         "stride_batch_offset": 0 if call.batch_offset is None else call.batch_offset.stride(0),
         "S": call.key.shape[1],
         "causal_gap": call.causal_gap,

@@ -33,12 +33,9 @@ def _logits_forward_kernel(
     rel_ptr,
     position_ptr,
     out_ptr,
-    stride_qb,
-    stride_qn,
-    stride_qh,
-    stride_rh,
-    stride_rt,
-    stride_ph,
+    stride_q,
+    stride_r,
+    stride_p,
     N,
     S,
     T,
@@ -59,9 +56,9 @@ def _logits_forward_kernel(
     i = first + tl.arange(0, BLOCK_M)
     c = block * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask = i < N
-    q = load_rows(q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E)
-    q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
-    rel = _table_rows(rel_ptr + head64 * stride_rh, first + BLOCK_M - 1 + shift - c, T, stride_rt, E, BLOCK_E)
+    q = load_rows(q_ptr + batch * stride_q.b + head64 * stride_q.h, i.to(tl.int64), row_mask, stride_q.n, E, BLOCK_E)
+    q = add_bias(q, position_ptr + head64 * stride_p.h if position_ptr is not None else None, E, BLOCK_E)
+    rel = _table_rows(rel_ptr + head64 * stride_r.h, first + BLOCK_M - 1 + shift - c, T, stride_r.t, E, BLOCK_E)
     logits = tl.dot(q, tl.trans(rel), input_precision=PRECISION)  # [BLOCK_M, BLOCK_N]
     j = (i - first - BLOCK_M + 1)[:, None] + c[None, :]
     at = out_ptr + ((batch * H + head) * N + i)[:, None] * S + j
@@ -74,11 +71,8 @@ def _logits_query_kernel(
     rel_ptr,
     dq_ptr,
     bias_ptr,
-    stride_db,
-    stride_dh,
-    stride_dn,
-    stride_rh,
-    stride_rt,
+    stride_d,
+    stride_r,
     N,
     S,
     T,
@@ -100,14 +94,14 @@ def _logits_query_kernel(
     top = first + BLOCK_M - 1 + shift  # table row of the largest displacement
     begin = tl.cdiv(tl.maximum(top - T - BLOCK_N + 2, 0), BLOCK_N)  # only blocks of displacements that the table has
     end = tl.minimum(tl.maximum(top + BLOCK_N, 0) // BLOCK_N, blocks)
-    base = rel_ptr + head64 * stride_rh
-    grad_base = grad_ptr + batch * stride_db + head64 * stride_dh + i.to(tl.int64)[None, :] * stride_dn
+    base = rel_ptr + head64 * stride_r.h
+    grad_base = grad_ptr + batch * stride_d.b + head64 * stride_d.h + i.to(tl.int64)[None, :] * stride_d.n
     dq = tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
     for block in range(begin, end):
         c = block * BLOCK_N + tl.arange(0, BLOCK_N)
         j = c[:, None] + (i - first - BLOCK_M + 1)[None, :]
         grad = tl.load(grad_base + j, mask=row_mask[None, :] & (j >= 0) & (j < S), other=0.0)  # [BLOCK_N, BLOCK_M]
-        rel = _table_rows(base, top - c, T, stride_rt, E, BLOCK_E)
+        rel = _table_rows(base, top - c, T, stride_r.t, E, BLOCK_E)
         dq += tl.dot(tl.trans(grad), rel, input_precision=PRECISION)
     e = tl.arange(0, BLOCK_E)
     if dq_ptr is not None:
@@ -124,13 +118,9 @@ def _logits_table_kernel(
     q_ptr,
     position_ptr,
     drel_ptr,
-    stride_db,
-    stride_dh,
-    stride_dn,
-    stride_qb,
-    stride_qn,
-    stride_qh,
-    stride_ph,
+    stride_d,
+    stride_q,
+    stride_p,
     N,
     S,
     T,
@@ -156,17 +146,17 @@ def _logits_table_kernel(
     for item in range(split * items_per_split, tl.minimum((split + 1) * items_per_split, items)):
         batch = (tl.full([], 0, tl.int64) + item) // heads_per_table
         head64 = wide(table * heads_per_table + item % heads_per_table)
-        grad_base = grad_ptr + batch * stride_db + head64 * stride_dh
+        grad_base = grad_ptr + batch * stride_d.b + head64 * stride_d.h
         for start in range(begin, end, BLOCK_M):
             i = start + tl.arange(0, BLOCK_M)
             row_mask = i < end
             q = load_rows(
-                q_ptr + batch * stride_qb + head64 * stride_qh, i.to(tl.int64), row_mask, stride_qn, E, BLOCK_E
+                q_ptr + batch * stride_q.b + head64 * stride_q.h, i.to(tl.int64), row_mask, stride_q.n, E, BLOCK_E
             )
-            q = add_bias(q, position_ptr + head64 * stride_ph if position_ptr is not None else None, E, BLOCK_E)
+            q = add_bias(q, position_ptr + head64 * stride_p.h if position_ptr is not None else None, E, BLOCK_E)
             j = c[:, None] + (i + shift - first - BLOCK_N + 1)[None, :]
             grad = tl.load(  # [BLOCK_N, BLOCK_M]
-                grad_base + i.to(tl.int64)[None, :] * stride_dn + j,
+                grad_base + i.to(tl.int64)[None, :] * stride_d.n + j,
                 mask=row_mask[None, :] & (j >= 0) & (j < S),
                 other=0.0,
             )

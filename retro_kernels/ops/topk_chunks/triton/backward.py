@@ -13,10 +13,8 @@ def _topk_chunks_dquery_kernel(
     query_ptr,
     key_ptr,
     dquery_ptr,  # [B*Q,D] in the query's type
-    stride_qb,
-    stride_qn,
-    stride_kb,
-    stride_ks,
+    stride_q,
+    stride_k,
     Q,
     S,
     D,
@@ -29,17 +27,19 @@ def _topk_chunks_dquery_kernel(
     batch = row // Q
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     d_ok = d < D
-    key_base = key_ptr + batch * stride_kb
+    key_base = key_ptr + batch * stride_k.b
     acc = tl.zeros([BLOCK_D], tl.float32)
     if IS_L2:
-        query = tl.load(query_ptr + batch * stride_qb + (row % Q) * stride_qn + d, mask=d_ok, other=0.0).to(tl.float32)
+        query = tl.load(query_ptr + batch * stride_q.b + (row % Q) * stride_q.n + d, mask=d_ok, other=0.0).to(
+            tl.float32
+        )
     for start in range(0, k, BLOCK_K):
         slot = start + tl.arange(0, BLOCK_K)
         index = tl.load(indices_ptr + row * k + slot, mask=slot < k, other=-1)
         valid = (index >= 0) & (index < S)
         grad = tl.load(grad_ptr + row * k + slot, mask=valid, other=0.0)
         key = tl.load(
-            key_base + index[:, None] * stride_ks + d[None, :], mask=valid[:, None] & d_ok[None, :], other=0.0
+            key_base + index[:, None] * stride_k.s + d[None, :], mask=valid[:, None] & d_ok[None, :], other=0.0
         ).to(tl.float32)
         if IS_L2:
             # differences, because separate sums cancel where both are large
@@ -56,10 +56,8 @@ def _topk_chunks_dkey_kernel(
     query_ptr,
     key_ptr,
     dkey_ptr,  # [KEYS,D] in the key's type, zeroed
-    stride_qb,
-    stride_qn,
-    stride_kb,
-    stride_ks,
+    stride_q,
+    stride_k,
     count,  # B*Q*k
     keys,  # rows of dkey
     Q,
@@ -79,9 +77,9 @@ def _topk_chunks_dkey_kernel(
         d_ok = d < D
         acc = tl.zeros([BLOCK_D], tl.float32)
         if IS_L2:
-            key = tl.load(key_ptr + (target // S) * stride_kb + (target % S) * stride_ks + d, mask=d_ok, other=0.0).to(
-                tl.float32
-            )
+            key = tl.load(
+                key_ptr + (target // S) * stride_k.b + (target % S) * stride_k.s + d, mask=d_ok, other=0.0
+            ).to(tl.float32)
         start = first
         more = 1
         while more > 0:
@@ -90,7 +88,7 @@ def _topk_chunks_dkey_kernel(
             slot = tl.load(slot_ptr + n, mask=mine, other=0)
             grad = tl.load(grad_ptr + slot, mask=mine, other=0.0)
             row = slot // k
-            query_rows = query_ptr + (row // Q) * stride_qb + (row % Q) * stride_qn
+            query_rows = query_ptr + (row // Q) * stride_q.b + (row % Q) * stride_q.n
             query = tl.load(query_rows[:, None] + d[None, :], mask=mine[:, None] & d_ok[None, :], other=0.0).to(
                 tl.float32
             )

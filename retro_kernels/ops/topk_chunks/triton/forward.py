@@ -83,16 +83,11 @@ def _topk_chunks_scan_kernel(
     scores_ptr,  # [B*Q,k] float32, used where SPLIT is False
     indices_ptr,  # [B*Q,k] int64, used where SPLIT is False
     partial_ptr,  # [B*Q,splits,k] packed int64, used where SPLIT is True
-    stride_qb,
-    stride_qn,
-    stride_kb,
-    stride_ks,
-    stride_qdb,
-    stride_qdn,
-    stride_kdb,
-    stride_kds,
-    stride_mb,
-    stride_ms,
+    stride_q,
+    stride_k,
+    stride_qd,
+    stride_kd,
+    stride_m,
     Q,
     S,
     D,
@@ -123,8 +118,8 @@ def _topk_chunks_scan_kernel(
 
     q = q_block * BLOCK_Q + tl.arange(0, BLOCK_Q)
     q_ok = q < Q
-    query_rows = query_ptr + batch * stride_qb + q.to(tl.int64) * stride_qn  # [BLOCK_Q]
-    key_base = key_ptr + batch * stride_kb
+    query_rows = query_ptr + batch * stride_q.b + q.to(tl.int64) * stride_q.n  # [BLOCK_Q]
+    key_base = key_ptr + batch * stride_k.b
     first = split * split_len
     end = tl.minimum(first + split_len, S)
     if HAS_CAUSAL:
@@ -132,14 +127,14 @@ def _topk_chunks_scan_kernel(
     if IS_L2 and not DIRECT:
         query_norm = _square_norm(query_rows, q_ok, D, BLOCK_Q, BLOCK_D)
     if HAS_DOC:
-        query_doc = tl.load(query_doc_ptr + batch * stride_qdb + q.to(tl.int64) * stride_qdn, mask=q_ok, other=0)
+        query_doc = tl.load(query_doc_ptr + batch * stride_qd.b + q.to(tl.int64) * stride_qd.n, mask=q_ok, other=0)
 
     # a row past Q has a list that nothing enters
     best = tl.where(q_ok[:, None], empty_list(k, BLOCK_Q, SLOTS), FULL)
     for start in range(first, end, BLOCK_S):
         s = start + tl.arange(0, BLOCK_S)
         s_ok = s < end
-        key_rows = key_base + s.to(tl.int64) * stride_ks  # [BLOCK_S]
+        key_rows = key_base + s.to(tl.int64) * stride_k.s  # [BLOCK_S]
         if DIRECT:
             score = -_squared_differences(query_rows, q_ok, key_rows, s_ok, D, BLOCK_Q, BLOCK_S, BLOCK_D)
         else:
@@ -156,12 +151,12 @@ def _topk_chunks_scan_kernel(
         score = tl.where(score == score, score, float("-inf"))
         keep = s_ok
         if HAS_MASK:
-            keep &= tl.load(key_mask_ptr + batch * stride_mb + s.to(tl.int64) * stride_ms, mask=s_ok, other=0) != 0
+            keep &= tl.load(key_mask_ptr + batch * stride_m.b + s.to(tl.int64) * stride_m.s, mask=s_ok, other=0) != 0
         score = tl.where(keep[None, :], score, float("-inf"))
         if HAS_CAUSAL:
             score = tl.where((s - causal_shift)[None, :] <= q[:, None], score, float("-inf"))
         if HAS_DOC:
-            key_doc = tl.load(key_doc_ptr + batch * stride_kdb + s.to(tl.int64) * stride_kds, mask=s_ok, other=0)
+            key_doc = tl.load(key_doc_ptr + batch * stride_kd.b + s.to(tl.int64) * stride_kd.s, mask=s_ok, other=0)
             score = tl.where(query_doc[:, None] != key_doc[None, :], score, float("-inf"))
         best = absorb_scores(best, score, s)
 

@@ -128,8 +128,8 @@ def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
     constants |= {"BLOCK_Q": tile.block_q, "BLOCK_S": tile.block_s, "BLOCK_D": tile.block_d}
     constants |= {"EVEN_D": call.key.shape[2] % tile.block_d == 0}
     constants |= {name: value is not None for name, value in masks.items()}
-    docs = _strides(call.query_doc, "qd", "bn") | _strides(call.key_doc, "kd", "bs")
-    return _pair(call) | docs | _strides(call.key_mask, "m", "bs") | sizes | constants
+    docs = strides(call.query_doc, "qd", "bn", shared=True) | strides(call.key_doc, "kd", "bs", shared=True)
+    return _pair(call) | docs | strides(call.key_mask, "m", "bs", shared=True) | sizes | constants
 
 
 def _direct(call: TopkChunks) -> bool:
@@ -197,11 +197,5 @@ def dkey(call: TopkChunks, indices: Tensor, grad: Tensor) -> Tensor:
 
 def _pair(call: TopkChunks) -> dict:
     """Return the scalars of every kernel that reads queries and keys."""
-    both = _strides(call.query, "q", "bn") | _strides(call.key, "k", "bs")
+    both = strides(call.query, "q", "bn", shared=True) | strides(call.key, "k", "bs", shared=True)
     return both | {"Q": call.query.shape[1], "D": call.key.shape[2], "k": call.k, "IS_L2": call.metric == "l2"}
-
-
-def _strides(tensor: Tensor | None, prefix: str, letters: str) -> dict:
-    """Return a tensor's strides over batch and rows. A tensor that all batch entries share has batch stride 0."""
-    shared = {f"stride_{prefix}b": 0} if tensor is not None and tensor.shape[0] == 1 else {}
-    return strides(tensor, prefix, letters) | shared
