@@ -132,8 +132,8 @@ struct RowState {
 };
 
 // Loads two vectors of a row. For bf16, x holds the even and y the odd elements, because this takes half the operations
-// of loading two adjacent vectors. Vectors that are multiplied with such a row must have the same order. The remainder
-// of a row, if shorter than two vectors, is loaded in order by the caller.
+// of loading two adjacent vectors. Vectors that are multiplied with such a row must have the same order. The caller
+// loads the remainder of a row in order, if it is shorter than two vectors.
 template <class T> RETRO_INLINE void load_two(const T* p, Vec& x, Vec& y) {
   if constexpr (std::is_same_v<T, bf16>) {
     const Pairs both = load(reinterpret_cast<const uint32_t*>(p));

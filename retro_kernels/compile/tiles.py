@@ -51,10 +51,10 @@ def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
     """Return the committed tile for a call: the most specific row of the op's table that fits it.
 
     Only rows of the newest architecture up to the target's are considered. A row fits if the call is within its sizes;
-    a row with "with": "dropout+masked" also requires that the call has these options. The row of the smallest width is
-    chosen, then the one that names most options, then the one with the fewest rows. The result depends only on the
-    arguments and the table. A block is at most as large as the query says, and at least 16, the smallest product of a
-    tensor core.
+    a row with "with": "dropout+masked" also requires that the call has these options. Among the rows that fit, the
+    smallest width decides, then the largest number of options, then the smallest number of rows. The result depends
+    only on the arguments and the table. A block is at most as large as the query says, and at least 16, the smallest
+    product of a tensor core.
 
     >>> choose_tile("chunked_cross_attention", TileQuery("forward", 2, 128, 64, 128), Target(90, 232448)).block_m
     64

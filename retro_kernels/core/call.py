@@ -74,12 +74,12 @@ class _Eager(torch.autograd.Function):
 
 
 def save(ctx, op: str, backend: str | None, make: type, fields: Sequence, outs: Sequence[Tensor]) -> list:
-    """Save what `gradients` reads. Return the call's tensors, None in place of its options."""
+    """Save the values that `gradients` reads. Return the call's tensors, with None for each of its options."""
     ctx.op, ctx.backend, ctx.make = op, backend, make
     ctx.options = [None if isinstance(x, Tensor) else x for x in fields]
     tensors = [x if isinstance(x, Tensor) else None for x in fields]
     saved = *tensors, *[outs[make.RETURNS.index(name)] for name in arguments.kept(make)]
-    ctx.layouts = _layouts(saved)
+    ctx.described = _described(saved)
     ctx.save_for_backward(*saved)
     ctx.set_materialize_grads(False)
     if not outs[-1].is_floating_point():  # the indices of topk_chunks
@@ -106,7 +106,7 @@ def gradients(ctx, grads: Sequence[Tensor | None], run: Callable) -> tuple[Tenso
         return tuple(results)
     tensors = ctx.saved_tensors  # read once: torch's checkpointing refuses a second time
     call, outs = saved(ctx, tensors)
-    _check_saved(ctx.op, (*make._fields, *arguments.kept(make)), tensors, ctx.layouts)
+    _check_saved(ctx.op, (*make._fields, *arguments.kept(make)), tensors, ctx.described)
     if any([grad is not None and private.is_batched(grad) for grad in grads]):  # no custom operator can unbatch them
         remedy = "torch.func.vmap over torch.func.vjp is"
         raise NotImplementedError(f"retro_kernels.{ctx.op}: is_grads_batched is not implemented; {remedy}")
@@ -135,13 +135,13 @@ def _by_definition(op: str, call, grads, needs: list[bool]) -> tuple[Tensor, ...
     return torch.autograd.grad(outs, inputs, grads, create_graph=True)
 
 
-def _layouts(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
+def _described(tensors: Sequence[Tensor | None]) -> list[tuple | None]:
     return [None if x is None else (x.dtype, x.shape, x.device, x.layout) for x in tensors]
 
 
 def _check_saved(op: str, names: Sequence[str], found: Sequence[Tensor | None], expected: list[tuple | None]) -> None:
     """Raise where a saved-tensor hook returned a tensor of another type, shape, device or layout."""
-    if (got := _layouts(found)) == expected:
+    if (got := _described(found)) == expected:
         return
     name, now, was = next(three for three in zip(names, got, expected, strict=True) if three[1] != three[2])
     now, was = (f"{dtype} {list(shape)} on {device} ({layout})" for dtype, shape, device, layout in (now, was))

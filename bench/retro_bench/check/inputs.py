@@ -98,7 +98,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def overlaps(tensor: Tensor) -> bool:
-    """Whether elements share memory, as those of an expanded tensor do."""
+    """Whether elements share memory, as in an expanded tensor."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 

@@ -171,7 +171,7 @@ def batch(
         finally:
             for worker in workers.values():
                 worker.close()
-        if check and number == 0:  # of the first batch
+        if check and number == 0:  # after the first batch
             say(from_now_on(time.monotonic() - begun, worker_pairs))
 
 

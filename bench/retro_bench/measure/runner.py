@@ -22,7 +22,7 @@ LONG_CALL_S = 2.0  # a longer call is not repeated to observe its memory
 CHECK = "check"  # the mode of a record that holds numerics alone
 MOST_CEILINGS = 3  # repeated measurements of ceilings that kernels exceeded, per run
 POSITIONS = ("rel_key", "rel_query", "rel_start", "content_bias", "position_bias")
-BARE_SHARE = 1 / 16  # of the oracle's budget, for baselines without positions
+BARE_SHARE = 1 / 16  # part of the oracle's budget that baselines without positions get
 TIMED_SHARE = 1 / 64  # part of the oracle's budget for values that are only timed
 QUICK_S = 0.2  # a yardstick that is called in less time is called with the second set of values too
 DRAWS, DRAWS_S = 16, 5.0  # further values for which the yardstick's errors are measured, and seconds that this may take
@@ -39,7 +39,7 @@ class Run:
     effort: timing.Effort = field(default_factory=timing.Effort)
     graphs: bool = False  # GPU: time the replay of a CUDA graph
     seed: int | None = None
-    oracle_share: float = 1.0  # of the oracle's usual budget; infinite: cover every case whole
+    oracle_share: float = 1.0  # part of the oracle's usual budget; infinite: cover every case whole
     begun: float = field(default_factory=lambda: time.monotonic())
     pace: Pace = field(default_factory=lambda: Pace([]))
     ceilings: dict[str, Any] | None = None
@@ -186,7 +186,7 @@ def answers_of(
 def checked(
     run: Run, case: Case, dtype: str, mode: str, contender: Contender, seed: int
 ) -> tuple[Entry, dict[str, Any]]:
-    """Check one contender beside the yardstick. Return its entry and the arguments, for a caller's own timer."""
+    """Check one contender next to the yardstick. Return its entry and the arguments, for a caller's own timer."""
     entries, answers = [Entry(CONTENDERS[case.op, choose.YARDSTICK]), Entry(contender)], {}
     for _ in _check(run, case, dtype, seed, mode == "fwdbwd", entries, answers):
         pass

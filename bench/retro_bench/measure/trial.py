@@ -106,7 +106,7 @@ class Trial:
         self.static, self.timed, self.compared = False, 0.0, 0.0
         self._last: list[Tensor] = []
         known = answers.upstream[KNOWN]
-        # the answers may cover a part of the queries, and then the others' gradient is zero: it is not timed so
+        # The answers may cover a part of the queries only. Timed calls then get gradients for all queries.
         self._new_upstream = None if upstream is None else drawn_like(known)
 
     def __call__(self) -> tuple:

@@ -128,7 +128,7 @@ def _forward_scalars(call: ChunkedCrossAttention, target: Target) -> tuple[Scala
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Division:
     """Tiles of the kernels, all of core.block_m rows, and the division of the work: an item is one (batch, chunk, time
     block).
     """
@@ -149,7 +149,7 @@ class Layout:
         return -(-self.items // self.items_per_split)
 
 
-def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Layout:
+def divide(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Target) -> Division:
     b, _, heads, _ = call.query.shape
     keys, groups = call.key.shape[3:5]
     # tiles start at index 0 of the attending chunk, even if the call has few of its rows
@@ -165,10 +165,10 @@ def layout(call: ChunkedCrossAttention, need_keys: bool, part: Span, target: Tar
     diagonals = blocks + band_keys // core.block_m
     per_split = -(-items // min(items, -(-TABLE_WAVES * target.multiprocessors // (diagonals * heads))))
     key_blocks = -(-keys // core.block_n)
-    return Layout(core, key, table, fused, blocks, key_blocks, band_keys, items, diagonals, per_split)
+    return Division(core, key, table, fused, blocks, key_blocks, band_keys, items, diagonals, per_split)
 
 
-def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Layout) -> dict[str, Tensor | None]:
+def buffers(call: ChunkedCrossAttention, need: dict[str, bool], part: Span, cut: Division) -> dict[str, Tensor | None]:
     """Return the tensors that kernels write, as arguments; None where a gradient is not needed."""
     dtype = call.query.dtype
 
@@ -221,7 +221,7 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
     elif beyond(grad_out, 1, call.chunk_len):  # an incoming gradient can't be refused
         grad_out = grad_out.contiguous()
     known = layouts.current()
-    cut = known.once("layout", lambda: layout(call, need["key"] or need["value"], part, target))
+    cut = known.once("division", lambda: divide(call, need["key"] or need["value"], part, target))
     made = buffers(call, need, part, cut)
     given = tensors(call) | made | {"out_ptr": out, "lse_ptr": lse, "do_ptr": grad_out, "dlse_ptr": grad_lse}
     given |= {"query_start": call.query_start, "first_chunk": part.first}

@@ -24,7 +24,8 @@ from ....triton_lib.position_logits import band_block, reverse_skew
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
 SIZES = (*PLAIN_SIZES, "T", "rel_start", "blocks", "keys_per_split", "dropout_limit")
 SIZES += ("first_batch", "first_block", "first_head", "heads", "ring")  # sizes of a slab
-SIZES += ("X", "count", "per_first", "per_second", "per_item", "items", "last_item", "again")  # of its products
+# sizes of the products of a slab
+SIZES += ("X", "count", "per_first", "per_second", "per_item", "items", "last_item", "again")
 NO_WINDOW = tl.constexpr(1 << 30)  # keys: longer than any call
 # Queries that a warp group multiplies at a time. Tiles with fewer queries compute products transposed, with keys
 # along the rows. Other tiles have queries along the rows: a query's lse, delta, first and last key then take
