@@ -60,6 +60,7 @@ def test_the_page_of_an_incomplete_run_begins_with_what_is_missing():
     for text in (terminal.full([made], requested), markdown.table([made], requested)):
         assert text.index("This run is not complete") < text.index("topk_chunks: b bfloat16") < text.index("toeplitz")
     assert "not complete" not in html.page([made], [made["id"]])
+    assert "--resume" not in terminal.verdict([made], requested, None)  # only `run` has it
 
 
 def test_a_half_type_counts_only_where_the_device_multiplies_in_it():

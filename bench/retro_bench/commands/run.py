@@ -102,7 +102,8 @@ def execute(arguments: argparse.Namespace) -> int:
 def _show(records: dict[str, dict], writer: record.Writer, why: str) -> None:
     if records:
         print(terminal.times(list(records.values())))
-        print(terminal.verdict(list(records.values()), writer.requested, writer.path, why))
+        remedy = f"; --resume {writer.path} measures them"
+        print(terminal.verdict(list(records.values()), writer.requested, writer.path, why, remedy))
 
 
 def _share(records: list[dict], best: dict) -> None:

@@ -25,7 +25,11 @@ def times(records: list[dict[str, Any]]) -> str:
 
 
 def verdict(
-    records: list[dict[str, Any]], requested: Iterable[str], path: Path | None, why: str = "the time limit was reached"
+    records: list[dict[str, Any]],
+    requested: Iterable[str],
+    path: Path | None,
+    why: str = "the time limit was reached",
+    remedy: str = "",
 ) -> str:
     """List the cases that were left out, and answer the questions of a first-time user."""
     lacking = summary.left_out(requested, records)
@@ -42,8 +46,8 @@ def verdict(
         parts += notes([f"Wrong:    {', '.join(wrong[:3])}{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"])
     if any(r["mode"] != "check" for r in records):
         parts += _fast(records)
-    left = f"cases of {len(lacking)} ops, listed above; --resume measures them" if lacking else "nothing"
-    return "\n".join([*parts, f"Missing?  {left}", *([f"Records:  {path}"] if path else [])])
+    left = f"cases of {len(lacking)} ops, listed above{remedy}" if lacking else "nothing"
+    return "\n".join([*parts, *notes([f"Missing?  {left}"]), *([f"Records:  {path}"] if path else [])])
 
 
 def _fast(records: list[dict[str, Any]]) -> list[str]:
