@@ -154,8 +154,9 @@ def _type(letters: str) -> type:
 def strides(tensor: Tensor | None, name: str, letters: str, shared: bool = False) -> dict[str, tuple[int, ...]]:
     """Return {"stride_<name>": strides of the leading dimensions}, 0 for None and for missing dimensions.
 
-    A kernel reads them by their letters: `stride_q.b`. shared: if the first dimension has one entry, that entry serves
-    all batch entries or heads, so its stride is 0.
+    A kernel reads them by their letters: `stride_q.b`. Triton specialises each of them to 1 and to multiples of 16,
+    even if `do_not_specialize` has the name. shared: if the first dimension has one entry, that entry serves all batch
+    entries or heads, so its stride is 0.
     """
     found = () if tensor is None else tensor.stride()[: len(letters)]
     if shared and tensor is not None and tensor.shape[0] == 1:

@@ -48,7 +48,7 @@ HINT = Plant(
     "lost divisibility hint",
     LOGITS,
     "@triton.jit(do_not_specialize=SIZES)\ndef _logits_query_kernel(",
-    '@triton.jit(do_not_specialize=(*SIZES, "stride_r"))\ndef _logits_query_kernel(',
+    '@triton.jit(do_not_specialize=(*SIZES, "rel_ptr"))\ndef _logits_query_kernel(',
     launch="logits_query:head:sm90/bfloat16",
     caught_as="asynchronous copies gone",
 )
