@@ -66,6 +66,11 @@ def now_and_then():
     return contender
 
 
+def threads(x, w):
+    torch.set_num_threads(3)
+    return honest(x, w)
+
+
 class Lazy(torch.Tensor):
     """Tensor that is computed when an operation reads it."""
 
@@ -173,6 +178,7 @@ class Entry:
 ENTRIES = (
     Entry("honest", honest, None),
     Entry("honest-bfloat16", honest, None, "bfloat16"),
+    Entry("changes the threads", threads, None),
     Entry("cache by pointer", by_pointer, "other values in the same memory", make=True),
     Entry("cache by a few values", by_few_values, "call on new values", make=True),
     Entry("empty after the first call", empty_later, "y: ", make=True),

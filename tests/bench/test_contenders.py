@@ -1,6 +1,7 @@
 """What the gate catches: each contender gets its verdict, and an honest one is not blamed for another's fault."""
 
 import pytest
+import torch
 
 import retro_bench
 from retro_bench.records import record
@@ -22,6 +23,7 @@ def test_a_contender_gets_its_verdict(tables, tmp_path, entry):
     contenders.register()
     code, records = measured(tmp_path, "run", [entry.name], entry.dtype)
     one = records[entry.name]
+    assert one["environment"]["threads"] == torch.get_num_threads() != 3
     if entry.words is None:
         assert code == 0 and one["status"] == "ok" and one["time"]
     else:

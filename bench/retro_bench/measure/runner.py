@@ -199,6 +199,7 @@ def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, nu
     """
     contender, inputs, operator = entry.contender, answers.inputs, answers.operator
     costly = contender.role == "baseline" and run.device == "cpu"
+    threads = torch.get_num_threads()
 
     def called(number: int, backward: bool) -> tuple:
         inputs.write(number)
@@ -235,6 +236,8 @@ def _judge(run: Run, case: Case, entry: Entry, answers: Answers) -> dict[str, nu
         inputs.overwritten()
         entry.fail(*status_of(e))
         return None
+    finally:
+        timing.restore_threads(threads)
     if not entry.verdict.passed:
         entry.fail("numerics_fail", entry.verdict.complaint())
     return measured
@@ -293,7 +296,9 @@ def _timed(
         done["ceilings"] = run.ceilings
         done["speedup"] = {other: t / seconds[name] for other, t in baselines.items() if other != name} or None
         if name in calls and seconds[name] < LONG_CALL_S:
+            threads = torch.get_num_threads()
             done["memory"], done["launches"] = peak.observe(calls[name], run.device)
+            timing.restore_threads(threads)
         yield done
 
 

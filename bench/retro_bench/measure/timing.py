@@ -39,6 +39,7 @@ def outcomes(
     """Yield the name of a call, and its `time` record or the exception that it raised, as soon as the call ends."""
     sampler: _CudaSampler | _CpuSampler = _CudaSampler(graphs) if device == "cuda" else _CpuSampler()
     spent, samples = dict.fromkeys(calls, 0.0), {name: [] for name in calls}
+    threads = torch.get_num_threads()
 
     def ended(name: str) -> tuple[str, dict[str, Any] | Exception]:
         try:
@@ -46,12 +47,15 @@ def outcomes(
                 call.finish()
         except Exception as e:
             return name, e
+        finally:
+            restore_threads(threads)
         return name, summary(samples[name], sampler.method(name)) | sampler.more(name)
 
     pending = []
     for name, call in calls.items():
         try:
             first = sampler.prepare(name, call)
+            restore_threads(threads)
         except Exception as e:  # out of memory or a launch that fails: the run goes on
             yield name, e
             continue
@@ -70,12 +74,19 @@ def outcomes(
                 yield name, e
                 continue
             spent[name] += time.perf_counter() - begun
+            restore_threads(threads)
             count = len(samples[name])
             least = effort.least if spent[name] < effort.slow_s * count else 1
             agree = count >= NARROW_SAMPLES[device] and sampler.narrow(samples[name])
             if count >= effort.most or (count >= least and (agree or spent[name] >= effort.seconds)):
                 pending.remove(name)
                 yield ended(name)
+
+
+def restore_threads(threads: int) -> None:
+    """Undo a contender's change of torch's number of threads, which would slow the other contenders down."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
 
 
 def seconds(call: Callable[[], Any]) -> float:
