@@ -30,7 +30,7 @@ _GATHER_ROWS, _GATHER_COLUMNS = 16, 256  # rows by columns that a step of a grad
 
 
 @dataclasses.dataclass(frozen=True)
-class Tile:
+class ScanTile:
     """block_q queries by block_s keys, block_d elements a step, lists of `slots`. resident: programs at once."""
 
     block_q: int
@@ -55,7 +55,7 @@ def kernel(call: TopkChunks) -> str:
     return "scan_l2" if call.metric == "l2" else "scan_dot_masked" if masked else "scan_dot"
 
 
-def choose_tile(call: TopkChunks, target: Target) -> Tile:
+def choose_tile(call: TopkChunks, target: Target) -> ScanTile:
     """Return the tile with the most queries whose programs, with the keys split, still fill the device."""
     b, q, _ = call.query.shape
     choices = rows(call, target)
@@ -77,13 +77,13 @@ def rows(call: TopkChunks, target: Target) -> list[dict]:
     return [narrowest[block_q] for block_q in sorted(narrowest, reverse=True)]
 
 
-def tile_of(row: dict) -> Tile:
+def tile_of(row: dict) -> ScanTile:
     names = ("block_m", "block_n", "block_d", "num_warps", "num_stages", "precision", "resident", "width")
-    return Tile(*(row[name] for name in names))
+    return ScanTile(*(row[name] for name in names))
 
 
 def forward(
-    call: TopkChunks, target: Target, tile: Tile | None = None, parts: Split | None = None
+    call: TopkChunks, target: Target, tile: ScanTile | None = None, parts: Split | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return scores and indices: by one launch, or by a scan of split keys and its merge."""
     b, q, _ = call.query.shape
@@ -98,7 +98,7 @@ def forward(
 
 
 def _scalars(
-    call: TopkChunks, target: Target, tile: Tile | None, parts: Split | None
+    call: TopkChunks, target: Target, tile: ScanTile | None, parts: Split | None
 ) -> tuple[int, Scalars, Scalars | None]:
     """Return the number of splits, and the scalars of the scan and of the merge."""
     b, q, _ = call.query.shape
@@ -120,7 +120,7 @@ def _given(call: TopkChunks) -> dict:
     return tensors | call.place(call.query_offset)[0]
 
 
-def _arguments(call: TopkChunks, tile: Tile, parts: Split) -> dict:
+def _arguments(call: TopkChunks, tile: ScanTile, parts: Split) -> dict:
     """Return the scalars of the scan."""
     masks = {"HAS_CAUSAL": call.causal_gap, "HAS_DOC": call.query_doc, "HAS_MASK": call.key_mask}
     sizes = {"S": call.key.shape[1], "splits": parts.count, "split_len": parts.length}
