@@ -88,13 +88,14 @@ def save(ctx, op: str, backend: str | None, make: type, fields: Sequence, outs: 
 
 
 def saved(ctx, tensors: Sequence[Tensor | None]):
-    """Return the call and the outputs among the tensors that `save` saved for one of the two modes."""
+    """Return the call and the outputs, from the tensors that `save` saved for reverse or forward mode."""
     call = ctx.make(*[option if x is None else x for x, option in zip(tensors, ctx.options)])
     return call, tensors[len(ctx.options) :]
 
 
 def gradients(ctx, grads: Sequence[Tensor | None], run: Callable) -> tuple[Tensor | None, ...]:
-    """Return the gradients of all arguments of an autograd function: three, then the fields of a call.
+    """Return the gradients of all arguments of an autograd function: None for op, backend and class, then one per field
+    of the call.
 
     run: (op, call, backend, outputs, gradients of the outputs, needs) -> the gradients that `needs` selects
     """

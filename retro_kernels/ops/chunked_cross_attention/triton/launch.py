@@ -129,8 +129,8 @@ def _forward_scalars(call: ChunkedCrossAttention, target: Target) -> tuple[Scala
 
 @dataclasses.dataclass(frozen=True)
 class Division:
-    """Tiles of the kernels, all of core.block_m rows, and the division of the work: an item is one (batch, chunk, time
-    block).
+    """How the backward pass divides its work into items, one per (batch, chunk, time block), and the tiles of its
+    kernels, which all have core.block_m rows.
     """
 
     core: tiles.Tile  # for the query kernel, which also writes the keys if `fused`
