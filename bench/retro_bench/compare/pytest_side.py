@@ -27,7 +27,9 @@ class Watch:
     def note(self, report) -> None:
         if report.failed:
             lines = report.longreprtext.splitlines() or ["failed"]
-            self.left[report.nodeid] = next((line[2:] for line in lines if line.startswith("E ")), lines[0]).strip()
+            errors = [line[2:].strip() for line in lines if line.startswith("E ")] or lines[:1]
+            # a syntax error begins with its file
+            self.left[report.nodeid] = errors[-1 if errors[0].startswith("File ") else 0]
         elif report.skipped and isinstance(report.longrepr, tuple):
             self.left[report.nodeid] = SKIPPED + report.longrepr[2].removeprefix("Skipped: ")
 
