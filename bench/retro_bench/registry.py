@@ -148,7 +148,7 @@ class Contender:
     reason: Callable[..., str | None] = lambda case, dtype, device: None  # why it can't serve a case
     peak_bytes: Callable[..., float] = lambda case, itemsize, backward: 0.0  # memory it needs beyond the inputs
     outputs: Callable[..., tuple] | None = None  # all outputs, for the check; None: `function` alone
-    renew: Callable[[], None] | None = None  # of a baseline that indexes inputs once: called when values changed
+    renew: Callable[[], None] | None = None  # indexes new values, for a baseline that indexes its inputs once
 
 
 OPERATORS: dict[str, Operator] = {}

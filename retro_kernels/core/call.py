@@ -2,8 +2,8 @@
 
 A call is checked once for each layout (`layouts`). An operator of torch's dispatcher then takes it if modes, tracers,
 transforms, a profiler or unusual tensors must be served; an ordinary call goes straight to the implementation of that
-operator. Autograd needs an autograd function here, because that of `transforms`, which serves the raw operators too,
-takes 100 us more.
+operator. Eager calls have an autograd function of their own, because the one in `transforms`, which also serves the raw
+operators, takes 100 us more.
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ class Split(NamedTuple):
 
 
 def split(keys: int, tile: int, blocks: int, places: int, least: int) -> Split:
-    """Return the split with the fewest parts among the splits that leave the fewest `places` idle in the last round.
+    """Return the split that leaves the smallest number of `places` idle in the last round; among several such splits,
+    the one with the smallest number of parts.
 
     blocks: programs for one part. places: programs that run at once. least: tiles that a part has at least.
 
