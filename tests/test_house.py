@@ -63,7 +63,7 @@ ATTENTIONS = ("relative_attention", "chunked_cross_attention")
 TILE_OPERATIONS = (
     *("dot", "product", "deep_product", "tile_product", "table_product", "position_logits", "position_query_gradient"),
     *("load_rows", "load_query", "load_queries", "load_keys", "load_band", "rel_rows", "reverse_skew", "walk_step"),
-    *("scalar_position", "row_products"),
+    *("scalar_position", "row_products", "skewed_block"),
 )
 #: functions that hand named arguments on: to a configuration, a figure, an op, the model
 FORWARDING = ("retrofit", "retrofit_rpt", "plot_gains", "gathered_attention", "generate")

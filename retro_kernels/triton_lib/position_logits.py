@@ -11,8 +11,9 @@ row i selects these c for residues 0 1 2 3, and they belong to these keys j:
     row 2:  c = 4 5 2 3   j = 1 0 3 2
     row 3:  c = 4 5 6 3   j = 2 1 0 3
 
-The permutation is its own inverse, so forward and backward share it. A gather from the whole band would take twice the
-shuffles, and tiles wider than BLOCK_N.
+The permutation is its own inverse, so forward and backward share it. A gather from the whole band would move twice as
+many elements, and tiles wider than BLOCK_N. The two steps commute: a walk that keeps blocks of the band permutes each
+block once, and selects by `pair_block` afterwards.
 
 The argument `zero` is 0, but the compiler can't prove it, because it is computed from a loop variable. Index tensors
 that depend on it are not hoisted out of the loop, where they would occupy a hundred registers.
@@ -28,7 +29,41 @@ from .products import block_from, deep_product, product
 
 @triton.jit
 def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse.
+    """y[i, j] = x[i, (i - j - 1) mod BLOCK_N]; its own inverse."""
+    if x.dtype.primitive_bitwidth == 32:
+        y = flat_skew(x, zero, BLOCK_M, BLOCK_N)
+    else:  # by the estimate, shuffles of half types take less time than loads from shared memory
+        y = row_skew(x, zero, BLOCK_M, BLOCK_N)
+    return y
+
+
+@triton.jit
+def flat_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`reverse_skew` of numbers of 32 bits, as a gather from one dimension.
+
+    Triton lowers it to shared memory: one store and one load per element, instead of shuffles between two layout
+    conversions. The addresses interleave bits of row and column, so that the eight rows and eight columns of a warp's
+    fragment are in different banks.
+    """
+    EIGHTS: tl.constexpr = BLOCK_N // 8
+    # rows are 16 * iw + 8 * ih + il, columns of y are 8 * jh + jl
+    iw = (tl.arange(0, BLOCK_M // 16) + zero)[:, None, None, None, None]
+    ih = tl.arange(0, 2)[None, :, None, None, None]
+    il = (tl.arange(0, 8) + zero)[None, None, :, None, None]
+    jh = tl.arange(0, EIGHTS)[None, None, None, :, None]
+    jl = tl.arange(0, 8)[None, None, None, None, :]
+    c = il - jl + 7  # the column of x is 8 * (2 * iw + ih - jh - 1) + c, modulo BLOCK_N
+    # one addition and one mask per element, because the terms of ih and jh are constants
+    eight = ((2 * iw + c // 8) * 64 + ((ih - jh - 1) & (EIGHTS - 1)) * 64) & (BLOCK_N * 8 - 1)
+    at = eight + (c % 2 * 32 + il * 4 + c % 8 // 2 + iw * (16 * BLOCK_N)) + ih * (8 * BLOCK_N)
+    fragments = tl.permute(tl.reshape(x, [BLOCK_M // 16, 2, 8, EIGHTS, 4, 2]), (0, 1, 3, 5, 2, 4))
+    flat = tl.reshape(fragments, [BLOCK_M * BLOCK_N])
+    return tl.reshape(tl.gather(flat, tl.reshape(at, [BLOCK_M * BLOCK_N]), 0), [BLOCK_M, BLOCK_N])
+
+
+@triton.jit
+def row_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """`reverse_skew` as a gather along rows.
 
     A row of 64 is gathered as two halves of 32, with one shuffle for each element instead of two. Before the gather,
     elements that move to the other half are swapped.
@@ -47,6 +82,14 @@ def reverse_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
         halves = tl.where(swap == 1, tl.flip(halves, 1), halves)
         source = tl.broadcast_to((i - lane + 31) & 31, [BLOCK_M, 2, 32])
         return tl.reshape(tl.gather(halves, source, 2), [BLOCK_M, BLOCK_N])
+
+
+@triton.jit
+def pair_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """int [BLOCK_M, BLOCK_N]: the BLOCK_N-wide block of the band that has the row of query i and key j."""
+    i = tl.arange(0, BLOCK_M)[:, None] + zero
+    j = tl.arange(0, BLOCK_N)[None, :]
+    return (i - j + BLOCK_N - 1) // BLOCK_N
 
 
 @triton.jit

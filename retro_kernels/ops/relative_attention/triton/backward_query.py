@@ -15,7 +15,7 @@ import triton.language as tl
 
 from ....triton_lib.gradients import load_queries, load_statistics
 from ....triton_lib.loads import load_keys, load_query
-from ....triton_lib.position_logits import band_block, rel_rows, reverse_skew, table_product
+from ....triton_lib.position_logits import band_block, rel_rows, reverse_skew
 from ....triton_lib.positions import position_of
 from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E
@@ -30,6 +30,7 @@ from .tile import (
     row_limits,
     scalar_position,
     seen_keys,
+    skewed_block,
     table_span,
     visible_pairs,
     walk_step,
@@ -58,7 +59,7 @@ def _walk_gradient(
     upper, held = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(  # [BLOCK_M, BLOCK_N]
+        upper = skewed_block(  # [BLOCK_M, BLOCK_N]
             rq,
             rq_from,
             position_at,
@@ -68,6 +69,7 @@ def _walk_gradient(
             stride_rt,
             opaque_zero(begin),
             E,
+            BLOCK_M,
             BLOCK_N,
             BLOCK_E,
             PRECISION,
@@ -86,8 +88,21 @@ def _walk_gradient(
         base = start + shift - j0 - (BLOCK_N - 1)
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
-            lower = table_product(  # [BLOCK_M, BLOCK_N]
-                rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION, True
+            lower = skewed_block(  # [BLOCK_M, BLOCK_N]
+                rq,
+                rq_from,
+                position_at,
+                rel_base,
+                base,
+                T,
+                stride_rt,
+                zero,
+                E,
+                BLOCK_M,
+                BLOCK_N,
+                BLOCK_E,
+                PRECISION,
+                True,
             )
             logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             upper = lower

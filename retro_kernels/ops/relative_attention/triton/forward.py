@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ....triton_lib.dropout import dropout_keep
 from ....triton_lib.loads import load_keys, load_query
-from ....triton_lib.position_logits import band_block, table_product
+from ....triton_lib.position_logits import pair_block, reverse_skew, table_product
 from ....triton_lib.positions import position_of
 from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
@@ -18,6 +18,7 @@ from .tile import (
     row_limits,
     scalar_position,
     seen_keys,
+    skewed_block,
     table_span,
     visible_pairs,
     walk_step,
@@ -39,10 +40,15 @@ def _walk_keys(
     EDGES every query sees all of them.
     """
     WALK: tl.constexpr = POSITION and E > 1
+    # Narrow heads have registers for a table product one tile ahead, between the content product and the softmax. Loops
+    # of wide heads are not pipelined: k is loaded before the skew and v before the softmax, and they arrive meanwhile.
+    AHEAD: tl.constexpr = WALK and not EDGES and BLOCK_D <= 64 and PRECISION != "tf32x3"
+    EARLY: tl.constexpr = WALK and BLOCK_D > 64
     upper, uppermost = 0.0, 0.0
     if WALK:
         base = start + shift - begin - (BLOCK_N - 1)
-        upper = table_product(  # [BLOCK_M, BLOCK_N]
+        zero = opaque_zero(begin)
+        upper = skewed_block(  # [BLOCK_M, BLOCK_N]
             rq,
             rq_from,
             position_at,
@@ -50,14 +56,15 @@ def _walk_keys(
             base + BLOCK_N,
             T,
             stride_rt,
-            opaque_zero(begin),
+            zero,
             E,
+            BLOCK_M,
             BLOCK_N,
             BLOCK_E,
             PRECISION,
         )
         if BLOCK_M > BLOCK_N:
-            uppermost = table_product(  # [BLOCK_M, BLOCK_N]
+            uppermost = skewed_block(  # [BLOCK_M, BLOCK_N]
                 rq,
                 rq_from,
                 position_at,
@@ -65,30 +72,42 @@ def _walk_keys(
                 base + 2 * BLOCK_N,
                 T,
                 stride_rt,
-                opaque_zero(begin),
+                zero,
                 E,
+                BLOCK_M,
                 BLOCK_N,
                 BLOCK_E,
                 PRECISION,
             )
+        if AHEAD:
+            block = table_product(  # [BLOCK_M, BLOCK_N]
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION
+            )
     for j0 in range(begin, end, BLOCK_N):
         j = j0 + tl.arange(0, BLOCK_N)
         seen = seen_keys(j, S, mask_at, stride_ms)
-        if WALK:  # before the content product, so that the registers of the two are not live together
-            base = start + shift - j0 - (BLOCK_N - 1)
-            lower = table_product(  # [BLOCK_M, BLOCK_N]
-                rq, rq_from, position_at, rel_base, base, T, stride_rt, opaque_zero(j0), E, BLOCK_N, BLOCK_E, PRECISION
+        base = start + shift - j0 - (BLOCK_N - 1)
+        zero = opaque_zero(j0)
+        if WALK and not AHEAD:
+            block = table_product(  # [BLOCK_M, BLOCK_N]
+                rq, rq_from, position_at, rel_base, base, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION
             )
-            # [BLOCK_M, BLOCK_N]
-            position = walk_step(lower, upper, uppermost, opaque_zero(j0), BLOCK_M, BLOCK_N)
+        if EARLY:
+            k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
+        if WALK:  # before the content product, so that the registers of the two are not live together
+            lower = reverse_skew(block, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
+            position = walk_step(lower, upper, uppermost, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             if BLOCK_M > BLOCK_N:
                 # a plain copy would be carried over two rounds, and Triton does not pipeline such loops
-                uppermost = tl.where(band_block(opaque_zero(j0), BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+                uppermost = tl.where(pair_block(zero, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
-        k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
+        if not EARLY:
+            k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         logits = rows_product(  # [BLOCK_M, BLOCK_N]
-            q, q_from, content_at, k, k_base, j0, S, stride_ks, opaque_zero(j0), D, BLOCK_N, BLOCK_D, PRECISION
+            q, q_from, content_at, k, k_base, j0, S, stride_ks, zero, D, BLOCK_N, BLOCK_D, PRECISION
         )
+        if EARLY:
+            v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         if WALK:
             logits = logits + position
         elif POSITION:
@@ -99,11 +118,16 @@ def _walk_keys(
         if EDGES:
             visible = visible_pairs(j, seen, first_key, last_key, query_segment, segment_at, S, stride_gs)
             logits = tl.where(visible, logits, float("-inf"))
+        if AHEAD:
+            block = table_product(  # [BLOCK_M, BLOCK_N]
+                rq, rq_from, position_at, rel_base, base - BLOCK_N, T, stride_rt, zero, E, BLOCK_N, BLOCK_E, PRECISION
+            )
         p, row_max, row_sum, acc = softmax_step(logits, row_max, row_sum, acc, True)
         if seed_ptr is not None:
             keep = dropout_keep(tl.load(seed_ptr), dropout_limit, j[None, :], i[:, None], head, batch)
             p = tl.where(keep, p * dropout_scale, 0.0)
-        v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
+        if not EARLY:
+            v = load_keys(v_base, j.to(tl.int64), seen, stride_vs, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]
         acc = tl.dot(p.to(v.dtype), v, acc, input_precision=PRECISION)  # [BLOCK_M, BLOCK_D]
     return row_max, row_sum, acc
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.position_logits import band_block, reverse_skew
+from ....triton_lib.position_logits import pair_block, reverse_skew, table_product
 
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
@@ -139,12 +139,36 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, 
 
 
 @triton.jit
+def skewed_block(
+    rq,
+    rq_from,
+    bias_ptr,
+    rel_ptr,
+    first,
+    rows,
+    stride_t,
+    zero,
+    E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PRECISION: tl.constexpr,
+    TRANSPOSED: tl.constexpr = False,
+):
+    """`table_product` of one block of the band, permuted by `reverse_skew`."""
+    block = table_product(
+        rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED
+    )
+    return reverse_skew(block, zero, BLOCK_M, BLOCK_N)
+
+
+@triton.jit
 def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Position logits of a tile from the blocks of its band. BLOCK_M is at most 2 * BLOCK_N; `uppermost` is used only
-    where it exceeds BLOCK_N.
+    """Position logits of a tile from the blocks of its band, each from `skewed_block`. BLOCK_M is at most 2 * BLOCK_N;
+    `uppermost` is used only where it exceeds BLOCK_N.
     """
-    block_of = band_block(zero, BLOCK_M, BLOCK_N)
-    folded = tl.where(block_of == 0, lower, upper)
+    block_of = pair_block(zero, BLOCK_M, BLOCK_N)
+    position = tl.where(block_of == 0, lower, upper)
     if BLOCK_M > BLOCK_N:
-        folded = tl.where(block_of == 2, uppermost, folded)
-    return reverse_skew(folded, zero, BLOCK_M, BLOCK_N)
+        position = tl.where(block_of == 2, uppermost, position)
+    return position
