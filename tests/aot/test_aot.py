@@ -83,6 +83,7 @@ SPILLS = (
     Spill("cca_forward", "head of 256", "bfloat16", {80: 216, 90: 232, 100: 248}, _RARE),
     Spill("cca_backward_query", "head of 256", "bfloat16", {80: 1928, 90: 56}, _RARE),
     Spill("relative_query", "own relative query", "bfloat16", {90: 24}, "outside the loop over tiles"),
+    Spill("relative_query", "head of 256", "bfloat16", {"gfx950": 8}, _RARE),
     Spill("relative_keys", "plain d64, documents, dropout", "bfloat16", {80: 16}, "outside the loop over tiles"),
 )
 

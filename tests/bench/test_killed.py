@@ -145,7 +145,15 @@ def test_an_interruption_names_only_a_file_that_exists(tiny, tmp_path, monkeypat
     assert (f"what was measured is in {path}" in said) == made and "interrupted" in said
 
 
-def test_an_interruption_that_a_contender_swallows_ends_the_run(tiny, tmp_path):
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises KeyboardInterrupt; a worker of xdist ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_that_a_contender_swallows_ends_the_run(tiny, tmp_path, ctrl_c):
     path = tmp_path / "a.jsonl"
 
     def swallows(**arguments):
