@@ -51,7 +51,7 @@ def choose_tile(op: str, query: TileQuery, target: Target) -> Tile:
     """Return the committed tile for a call: the most specific row of the op's table that fits it.
 
     Only rows of the newest architecture up to the target's are considered. A row fits if the call is within its sizes;
-    a row with "with": "dropout+masked" also requires that the call has these options. Among the rows that fit, the
+    a row with "with": "dropout+masked" fits only calls with both options. Among the rows that fit, the
     smallest width decides, then the largest number of options, then the smallest number of rows. The result depends
     only on the arguments and the table. A block is at most as large as the query says, and at least 16, the smallest
     product of a tensor core.

@@ -13,7 +13,7 @@ row i selects these c for residues 0 1 2 3, and they belong to these keys j:
 
 The permutation is its own inverse, so forward and backward share it. A gather from the whole band would move twice as
 many elements, and tiles wider than BLOCK_N. The two steps commute: a walk that keeps blocks of the band permutes each
-block once, and selects by `pair_block` afterwards.
+block once, and selects by the same `band_block` afterwards.
 
 The argument `zero` is 0, but the compiler can't prove it, because it is computed from a loop variable. Index tensors
 that depend on it are not hoisted out of the loop, where they would occupy a hundred registers.
@@ -85,16 +85,10 @@ def row_skew(x, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def pair_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int [BLOCK_M, BLOCK_N]: the BLOCK_N-wide block of the band that has the row of query i and key j."""
-    i = tl.arange(0, BLOCK_M)[:, None] + zero
-    j = tl.arange(0, BLOCK_N)[None, :]
-    return (i - j + BLOCK_N - 1) // BLOCK_N
-
-
-@triton.jit
 def band_block(zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """int [BLOCK_M, BLOCK_N]: the BLOCK_N-wide block of the band from which row i selects residue c."""
+    """int [BLOCK_M, BLOCK_N]: the BLOCK_N-wide block of the band from which row i selects residue c. After the
+    permutation c is the key j.
+    """
     i = tl.arange(0, BLOCK_M)[:, None] + zero
     c = tl.arange(0, BLOCK_N)[None, :]
     return (i - c + BLOCK_N - 1) // BLOCK_N

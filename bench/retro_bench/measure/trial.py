@@ -113,7 +113,7 @@ class Trial:
         return self.call()
 
     def affords(self) -> bool:
-        """Whether comparisons have taken no longer than timed calls, so that the next sample may have one."""
+        """Whether comparisons took at most 0.1 seconds or the time of timed calls, so that the next sample has one."""
         return self.compared <= max(self.timed, COMPARED_S)
 
     def before(self, known: bool) -> None:

@@ -58,22 +58,10 @@ def _walk_gradient(
     WALK: tl.constexpr = POSITION and E > 1
     upper, held = 0.0, 0.0
     if WALK:
+        source = rq, rq_from, rel_base, T, stride_rt
         base = start + shift - begin - (BLOCK_N - 1)
         upper = skewed_block(  # [BLOCK_M, BLOCK_N]
-            rq,
-            rq_from,
-            position_at,
-            rel_base,
-            base + BLOCK_N,
-            T,
-            stride_rt,
-            opaque_zero(begin),
-            E,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_E,
-            PRECISION,
-            True,
+            source, position_at, base + BLOCK_N, opaque_zero(begin), E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True
         )
         held = tl.zeros([BLOCK_M, BLOCK_N], rq.dtype)
     for j0 in range(begin, end, BLOCK_N):
@@ -89,20 +77,7 @@ def _walk_gradient(
         t = (i + shift)[:, None] - j[None, :]
         if WALK:
             lower = skewed_block(  # [BLOCK_M, BLOCK_N]
-                rq,
-                rq_from,
-                position_at,
-                rel_base,
-                base,
-                T,
-                stride_rt,
-                zero,
-                E,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_E,
-                PRECISION,
-                True,
+                source, position_at, base, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION, True
             )
             logits = logits + walk_step(lower, upper, 0.0, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             upper = lower

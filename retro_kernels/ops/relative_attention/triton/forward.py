@@ -7,7 +7,7 @@ import triton.language as tl
 
 from ....triton_lib.dropout import dropout_keep
 from ....triton_lib.loads import load_keys, load_query
-from ....triton_lib.position_logits import pair_block, reverse_skew, table_product
+from ....triton_lib.position_logits import band_block, reverse_skew, table_product
 from ....triton_lib.positions import position_of
 from ....triton_lib.products import opaque_zero, rows_product
 from ....triton_lib.softmax import LOG2E, softmax_end, softmax_step
@@ -46,38 +46,15 @@ def _walk_keys(
     EARLY: tl.constexpr = WALK and BLOCK_D > 64
     upper, uppermost = 0.0, 0.0
     if WALK:
+        source = rq, rq_from, rel_base, T, stride_rt
         base = start + shift - begin - (BLOCK_N - 1)
         zero = opaque_zero(begin)
         upper = skewed_block(  # [BLOCK_M, BLOCK_N]
-            rq,
-            rq_from,
-            position_at,
-            rel_base,
-            base + BLOCK_N,
-            T,
-            stride_rt,
-            zero,
-            E,
-            BLOCK_M,
-            BLOCK_N,
-            BLOCK_E,
-            PRECISION,
+            source, position_at, base + BLOCK_N, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
         )
         if BLOCK_M > BLOCK_N:
             uppermost = skewed_block(  # [BLOCK_M, BLOCK_N]
-                rq,
-                rq_from,
-                position_at,
-                rel_base,
-                base + 2 * BLOCK_N,
-                T,
-                stride_rt,
-                zero,
-                E,
-                BLOCK_M,
-                BLOCK_N,
-                BLOCK_E,
-                PRECISION,
+                source, position_at, base + 2 * BLOCK_N, zero, E, BLOCK_M, BLOCK_N, BLOCK_E, PRECISION
             )
         if AHEAD:
             block = table_product(  # [BLOCK_M, BLOCK_N]
@@ -99,7 +76,7 @@ def _walk_keys(
             position = walk_step(lower, upper, uppermost, zero, BLOCK_M, BLOCK_N)  # [BLOCK_M, BLOCK_N]
             if BLOCK_M > BLOCK_N:
                 # a plain copy would be carried over two rounds, and Triton does not pipeline such loops
-                uppermost = tl.where(pair_block(zero, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
+                uppermost = tl.where(band_block(zero, BLOCK_M, BLOCK_N) == 2, upper, 0.0)
             upper = lower
         if not EARLY:
             k = load_keys(k_base, j.to(tl.int64), seen, stride_ks, D, BLOCK_D, EDGES)  # [BLOCK_N, BLOCK_D]

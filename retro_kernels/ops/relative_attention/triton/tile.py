@@ -18,7 +18,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ....triton_lib.position_logits import pair_block, reverse_skew, table_product
+from ....triton_lib.position_logits import band_block, reverse_skew, table_product
 
 #: sizes and positions to which kernels are not specialised, not even to divisibility by 16
 PLAIN_SIZES = ("N", "S", "H", "HEADS_PER_GROUP", "offset", "causal_gap", "window")
@@ -140,13 +140,9 @@ def scalar_position(rq_ptr, bias_ptr, rel_ptr, i, row_mask, t, rows, stride_rq, 
 
 @triton.jit
 def skewed_block(
-    rq,
-    rq_from,
+    source,
     bias_ptr,
-    rel_ptr,
     first,
-    rows,
-    stride_t,
     zero,
     E: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -155,8 +151,12 @@ def skewed_block(
     PRECISION: tl.constexpr,
     TRANSPOSED: tl.constexpr = False,
 ):
-    """`table_product` of one block of the band, permuted by `reverse_skew`."""
-    block = table_product(
+    """`table_product` of one block of the band, permuted by `reverse_skew`.
+
+    source: the relative query, its address, and the address, the number of rows and the row stride of the table.
+    """
+    rq, rq_from, rel_ptr, rows, stride_t = source
+    block = table_product(  # [BLOCK_M, BLOCK_N]
         rq, rq_from, bias_ptr, rel_ptr, first, rows, stride_t, zero, E, BLOCK_N, BLOCK_E, PRECISION, TRANSPOSED
     )
     return reverse_skew(block, zero, BLOCK_M, BLOCK_N)
@@ -167,7 +167,7 @@ def walk_step(lower, upper, uppermost, zero, BLOCK_M: tl.constexpr, BLOCK_N: tl.
     """Position logits of a tile from the blocks of its band, each from `skewed_block`. BLOCK_M is at most 2 * BLOCK_N;
     `uppermost` is used only where it exceeds BLOCK_N.
     """
-    block_of = pair_block(zero, BLOCK_M, BLOCK_N)
+    block_of = band_block(zero, BLOCK_M, BLOCK_N)
     position = tl.where(block_of == 0, lower, upper)
     if BLOCK_M > BLOCK_N:
         position = tl.where(block_of == 2, uppermost, position)
