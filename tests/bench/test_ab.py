@@ -1,5 +1,6 @@
 """`ab`: two trees in separate processes, plug-ins, refs, exit codes."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -112,9 +113,10 @@ def test_each_tree_compiles_its_changed_launches_and_the_base_none_that_vanished
             return True
         wanted = json.loads(Path(more[more.index("--only") + 1]).read_text())
         compiled[side] = {name for name in rows if ids[name] in wanted}
-        for row in rows.values():
+        made = copy.deepcopy(rows)  # both sides run at once
+        for row in made.values():
             row["case"]["shape"] = record.described({"x": torch.zeros(length[side]), side: 1})
-        path.write_text("".join(f"{json.dumps(rows[name])}\n" for name in compiled[side]))
+        path.write_text("".join(f"{json.dumps(made[name])}\n" for name in compiled[side]))
         return True
 
     monkeypatch.setattr(ab_static, "static", static)
