@@ -40,6 +40,4 @@ PYBIND11_MODULE(_text, module) {
   bind("signatures", &signatures);
   bind("jaccards", &jaccards);
   bind("bm25", &bm25);
-  bind("count_chunks", &count_chunks);
-  bind("lexical_search", &lexical_search);
 }

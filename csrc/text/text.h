@@ -51,17 +51,4 @@ void jaccards(Tokens tokens, Integers offsets, Integers pairs, int64_t ngram, Ar
 void bm25(Tokens chunks, Integers lengths, Tokens queries, Integers sizes, double k1, double b, Array<float> out,
           int threads);
 
-// Adds the number of chunks that contain token t to counts[t].
-void count_chunks(Tokens chunks, Tokens lengths, Array<int64_t> counts);
-
-// Merges one block of a store's chunks into the lists of the k best chunks of every query, `best` and `ids`
-// [queries,k]. Chunks of document excluded[q] are left out. A list is in order of descending score, then of ascending
-// id. Each occurrence of a token in the query adds
-//   idf * tf / (tf + k1 (1 - b + b size / mean))
-// to a score. documents[c] is the document of the block's chunk c. `first` is the id of the block's first chunk. `idf`
-// has one value per token of the vocabulary.
-void lexical_search(Tokens chunks, Tokens lengths, Integers documents, int64_t first, Array<const float> idf, double k1,
-                    double b, double mean, Tokens queries, Integers sizes, Integers excluded, Array<float> best,
-                    Array<int64_t> ids, int threads);
-
 }  // namespace retro::text

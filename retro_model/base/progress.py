@@ -1,4 +1,4 @@
-"""Progress bars on standard error, by rich: over the items of a build and over training steps."""
+"""Progress bars on standard error, by rich: over training steps and scored documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator
 
 SECONDS_A_LINE = 10.0  # between two lines, where standard error is a file
 #: Control characters but line ends and tabs, and characters that change the order of the text around them.
@@ -16,19 +16,6 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 def printable(text: str) -> str:
     """Replace the control characters of untrusted text by their pictures or by U+FFFD, for a terminal."""
     return CONTROLS.sub(lambda c: chr(0x2400 + ord(c[0])) if c[0] < " " else "\ufffd", text)
-
-
-def track(items: Iterable, title: str, *, total: int | None = None, enabled: bool = False) -> Iterator:
-    """Iterate over items, with a bar if `enabled`. total: number of items without a length."""
-    if not enabled:
-        yield from items
-        return
-    total = len(items) if total is None and isinstance(items, Sized) else total
-    with _bar() as bar:
-        task = bar.add_task(title, total=total, note="")
-        for item in items:
-            yield item
-            bar.advance(task)
 
 
 @contextlib.contextmanager
@@ -76,10 +63,6 @@ def _bar(disable: bool = False):
             number = super().add_task(*args, **options)
             self._line(number)
             return number
-
-        def advance(self, task_id, advance=1) -> None:
-            super().advance(task_id, advance)
-            self._line(task_id)
 
         def update(self, task_id, **options) -> None:
             super().update(task_id, **options)

@@ -9,7 +9,7 @@ shards.py      stores and databases of many shards, read as one
 building.py    builds of many shards in a pool or on a cluster, and of an index over them
 dedup.py       training documents that nearly repeat a held-out one, by MinHash
 embed.py       frozen embedders: hashed TF-IDF, transformers encoders
-search.py      exact and BM25 search without the query's own document
+search.py      exact search without the query's own document
 faiss_index.py search by a FAISS index, and its recall against exact search
 database.py    ChunkDatabase: keys N, values [N, F]
 neighbours.py  the neighbours of every chunk of a store, computed once

@@ -105,15 +105,12 @@ def build_sharded_store(
     folder: output folder, with one folder per shard and `shards.json`.
     sources: documents as `build_store` takes them, or functions without arguments that return them; picklable.
     tokenizer, options: as in `build_store`.
-    executor: runs the shards, see `each`; None: this process. Without `skipped`, because a list does not come back
-        from another process.
+    executor: runs the shards, see `each`; None: this process.
     Raises: as `build_store`; retro_model.base.disk.Busy if another process builds the folder.
     """
     folder = Path(folder)
     if not len(sources):
         raise ValueError("sources: expected one per shard, at least one; got none")
-    if executor is not None and options.get("skipped") is not None:
-        raise ValueError("skipped: expected None with an executor, whose processes have lists of their own; got a list")
     calls = [(source, tokenizer, options) for source in sources]
     build_shards(folder, store.FORM.kind, store.MANIFEST, _store_shard, calls, executor)
     return shards.ShardedStore(folder, verify=False)

@@ -11,13 +11,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from retro_model.base.progress import track
-
 from . import building, files, shards
 from .arrays import of_rows, row_lengths, within
 from .embed import Embedder
 from .faiss_index import FaissSearcher
-from .search import DenseSearcher, LexicalSearcher, Searcher
+from .search import DenseSearcher, Searcher
 from .store import TokenStore
 
 MANIFEST, KEYS = "database.json", "keys.npy"
@@ -46,7 +44,7 @@ class ChunkDatabase:
 
     Args:
         store: its chunks are the values.
-        searcher: finds chunks; `ChunkDatabase.lexical(store)` uses BM25.
+        searcher: finds chunks.
 
     Attributes:
         passage_chunks: P, chunks that `values` returns for each neighbour: the chunk found and the next ones of its
@@ -74,7 +72,6 @@ class ChunkDatabase:
         block: int = 4096,
         key_type: str = "float32",
         executor: Executor | None = None,
-        progress: bool = False,
     ) -> ChunkDatabase:
         """Embed a store's chunks into `folder` and open the result. After a kill, the same call continues.
 
@@ -86,7 +83,6 @@ class ChunkDatabase:
             block: chunks between two commits; a killed run continues from the last commit.
             key_type: "float16" takes half the disk space; distances are computed in float32.
             executor: embeds shards, fills the index, see `building`; None: this process. It pickles the embedder.
-            progress: show a bar (rich).
 
         Raises: ValueError: the folder holds a database of another store or embedder, or a corrupt file.
         """
@@ -94,10 +90,10 @@ class ChunkDatabase:
             raise ValueError(f"key_type: expected one of {', '.join(KEY_TYPES)}; got {key_type!r}")
         folder = Path(folder)
         if isinstance(store, shards.ShardedStore):
-            calls = [(part, embedder, block, key_type, False) for part in store.shards]
+            calls = [(part, embedder, block, key_type) for part in store.shards]
             building.build_shards(folder, FORM.kind, MANIFEST, _embed, calls, executor)
         else:
-            _embed(folder, store, embedder, block, key_type, progress)
+            _embed(folder, store, embedder, block, key_type)
         options = {"index": index, "nprobe": nprobe, "device": device, "executor": executor}
         return cls.open(folder, store, embedder, verify=False, **options)
 
@@ -131,17 +127,10 @@ class ChunkDatabase:
         made._again = functools.partial(cls.open, folder, store, embedder, verify=False, **options)
         return made
 
-    @classmethod
-    def lexical(cls, store: TokenStore, **options) -> ChunkDatabase:
-        """Return a database searched by BM25, without an index. options: of `LexicalSearcher`."""
-        made = cls(store, LexicalSearcher(store, **options))
-        made._again = functools.partial(cls.lexical, store, **options | {"counts": made.searcher.counts})
-        return made
-
     def __reduce__(self):
         """Pickle as a call that opens the same files again."""
         if self._again is None:
-            raise TypeError("database: expected one made by `open`, `build` or `lexical`: others cannot be pickled")
+            raise TypeError("database: expected one made by `open` or `build`: others cannot be pickled")
         return self._again, (), {"passage_chunks": self.passage_chunks}
 
     def __len__(self) -> int:
@@ -153,7 +142,7 @@ class ChunkDatabase:
 
     @property
     def recall(self) -> dict[int, float] | None:
-        """{k: recall@k of the index against exact search}; None for exact search and BM25."""
+        """{k: recall@k of the index against exact search}; None for exact search."""
         return getattr(self.searcher, "recall", None)
 
     def documents_of(self, store: TokenStore) -> np.ndarray:
@@ -224,7 +213,7 @@ class ChunkDatabase:
     def similarity(self, store: TokenStore, rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """Return the similarity of a store's chunks to their neighbours `ids` [n,k], see `DenseSearcher.similarity`.
 
-        Raises: ValueError for BM25, which has no embeddings.
+        Raises: ValueError for a searcher without embeddings.
         """
         exact = getattr(self.searcher, "exact", self.searcher)
         if not hasattr(exact, "similarity"):
@@ -255,7 +244,7 @@ class ChunkDatabase:
         return tokens.reshape(*ids.shape, parts * m), mask.reshape(*ids.shape, parts * m)
 
 
-def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_type: str, progress: bool) -> None:
+def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_type: str) -> None:
     """Embed the chunks of one shard into `folder`."""
     settings = {"store": store.identity, "embedder": embedder.name, "dim": embedder.dim, "block": block}
     if key_type != KEY_TYPES[0]:
@@ -264,7 +253,7 @@ def _embed(folder: Path, store: TokenStore, embedder: Embedder, block: int, key_
     with files.Build(folder / MANIFEST, FORM, settings, {KEYS: header}) as build:
         if not build.complete:
             done = build.facts.get("chunks", 0)
-            for start in track(range(done, len(store), block), "embeddings", enabled=progress):
+            for start in range(done, len(store), block):
                 rows = np.arange(start, min(start + block, len(store)))
                 keys = embedder(store.chunks(rows), store.lengths[rows])
                 if keys.dtype != np.float32 or keys.shape != (len(rows), embedder.dim):

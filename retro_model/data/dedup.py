@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from retro_model.base import disk
-from retro_model.base.progress import track
 
 from .building import each
 from .documents import normal_form
@@ -68,7 +67,6 @@ def find_leaked(
     seed: int = 0,
     tokenizer: Any = None,
     executor: Executor | None = None,
-    progress: bool = False,
 ) -> Report:
     """Find training documents whose n-gram Jaccard similarity with any held-out document is at least `threshold`.
 
@@ -86,7 +84,6 @@ def find_leaked(
             form, so that a copy with other line ends, other spaces at the ends of lines or another form of Unicode
             characters is found. None: token by token.
         executor: runs the shards, see `building`; None: this process.
-        progress: show a bar (rich) if the training store has one shard.
 
     Raises: ValueError naming the argument, also a threshold too low for the number of permutations.
     Source: Borgeaud et al., arXiv 2112.04426, section 2.1; Broder, 1997 (MinHash).
@@ -98,9 +95,8 @@ def find_leaked(
     signing = _Signing(threshold, ngram, num_permutations, rows_of_a_band(threshold, num_permutations), seed, tokenizer)
     held = _HeldOut.of([shard for store in held_out for shard in shards_of(store)], signing, executor)
     shards = shards_of(training)
-    shown = progress and len(shards) == 1
     removed, candidates, first = [], 0, 0
-    for shard, found in zip(shards, each(_leaked, [(shard, held, signing, shown) for shard in shards], executor)):
+    for shard, found in zip(shards, each(_leaked, [(shard, held, signing) for shard in shards], executor)):
         candidates += found[1]
         for number, other, jaccard in found[0]:
             held_shard, of_shard = held.places[other]
@@ -174,10 +170,10 @@ def _signed(store: TokenStore, signing: _Signing) -> tuple[list[int], list[bytes
     return first, [_digest(document) for document in documents], signing.bands(documents)
 
 
-def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing, progress: bool) -> tuple[list, int]:
+def _leaked(training: TokenStore, held: _HeldOut, signing: _Signing) -> tuple[list, int]:
     """Return (document, held-out document, similarity) of each document to remove, and the number of pairs compared."""
     leaked, candidates = [], 0
-    for block in track(list(_blocks(training)), "deduplication", enabled=progress):
+    for block in _blocks(training):
         documents, _, copy_of = _distinct(signing.documents(training, block))
         pairs = _sharing_a_band(signing.bands(documents), held.bands)
         candidates += len(pairs)

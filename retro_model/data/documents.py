@@ -22,28 +22,18 @@ class Document(NamedTuple):
     place: str = ""
 
 
-def as_documents(
-    rows: Iterable,
-    *,
-    text_field: str = "text",
-    name_field: str | None = None,
-    group_field: str | None = None,
-    skipped: list[str] | None = None,
-) -> Iterator[Document]:
+def as_documents(rows: Iterable, *, text_field: str = "text") -> Iterator[Document]:
     """Convert rows to documents. A row is a dict (of `datasets` or JSON lines), a string or (name, group, content).
 
         articles = datasets.load_dataset("json", data_files="articles.jsonl", split="train")
-        as_documents(articles, text_field="body", name_field="url")
+        as_documents(articles, text_field="body")
 
-    A row without a name is named by a digest of its content, so the name is the same in every store: neighbours from a
+    A dict or a string is named by a digest of its content, so the name is the same in every store: neighbours from a
     sequence's own document are excluded by name. A second row with the same content gets another name.
 
     Args:
         rows: read once.
         text_field: field of a dict that holds its text or its token ids.
-        name_field, group_field: fields that hold its name and its group; None: a digest as name, no group.
-        skipped: list that receives a message for each row that no document can be made of, such as an empty row;
-            None: the first such row raises an error.
 
     Raises: TypeError, ValueError naming the row and the field.
     """
@@ -51,23 +41,15 @@ def as_documents(
         raise TypeError(f"documents: expected an iterable of rows (one split of a data set); got {_kind(rows)}")
     seen: dict[str, int] = {}
     for number, row in enumerate(rows):
-        try:
-            document = document_of(row, f"row {number}", text_field, name_field, group_field)
-        except (TypeError, ValueError) as error:
-            if skipped is None:
-                raise
-            skipped.append(str(error))
-            continue
-        if isinstance(row, str) or (isinstance(row, Mapping) and name_field is None):
+        document = document_of(row, f"row {number}", text_field)
+        if isinstance(row, (str, Mapping)):
             count = seen[document.name] = seen.get(document.name, 0) + 1
             document = document._replace(name=f"{document.name}-{count}") if count > 1 else document
         yield document
 
 
-def document_of(
-    row: Any, place: str, text_field: str, name_field: str | None = None, group_field: str | None = None
-) -> Document:
-    """Convert one row, see `as_documents`. A row without a name is named by the digest of its content.
+def document_of(row: Any, place: str, text_field: str) -> Document:
+    """Convert one row, see `as_documents`.
 
     Raises: TypeError, ValueError naming the place.
     """
@@ -79,11 +61,12 @@ def document_of(
     elif isinstance(row, str):
         content = row
     elif isinstance(row, Mapping):
-        content = _field(row, text_field, place, "text_field")
+        if text_field not in row:
+            has = ", ".join(map(repr, row)) or "none"
+            raise ValueError(f"text_field: expected a field of the rows; got {text_field!r}, {place} has {has}")
+        content = row[text_field]
         if not isinstance(content, (str, np.ndarray, list)):
             raise TypeError(f"{place}: expected text or token ids in {text_field!r}; got {type(content).__name__}")
-        name = None if name_field is None else str(_field(row, name_field, place, "name_field"))
-        group = "" if group_field is None else str(_field(row, group_field, place, "group_field"))
     else:
         want = f"a dict with {text_field!r}, a string, or (name, group, content)"
         raise TypeError(f"{place}: expected {want}; got {_kind(row)}")
@@ -122,13 +105,6 @@ def normal_form(text: str) -> str:
     editors and archives change these. The normal form has none of these differences.
     """
     return "\n".join(line.rstrip() for line in unicodedata.normalize("NFKC", text).splitlines()).strip("\n\ufeff")
-
-
-def _field(row: Mapping, field: str, place: str, argument: str) -> Any:
-    if field not in row:
-        has = ", ".join(map(repr, row)) or "none"
-        raise ValueError(f"{argument}: expected a field of the rows; got {field!r}, {place} has {has}")
-    return row[field]
 
 
 def _kind(value) -> str:

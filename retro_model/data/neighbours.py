@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from retro_model.base.progress import track
-
 from . import building, files, shards
 from .database import ChunkDatabase
 from .store import TokenStore
@@ -26,7 +24,6 @@ def precompute_neighbours(
     *,
     block: int = 1024,
     executor: Executor | None = None,
-    progress: bool = False,
 ) -> np.ndarray:
     """Search the database for every chunk of a store, outside the chunk's own document. Continues after a kill.
 
@@ -40,7 +37,6 @@ def precompute_neighbours(
         k: neighbours per chunk.
         block: chunks between two commits; a killed run continues from the last commit.
         executor: runs the shards, see `building`; None: this process.
-        progress: show a bar (rich).
 
     Returns: int64 [num_chunks,k], memory-mapped; -1 if fewer than k chunks lie outside the document.
     Raises: ValueError: chunk lengths or tokenizers differ; k exceeds the database's chunks; the folder has others.
@@ -55,22 +51,22 @@ def precompute_neighbours(
     folder, documents = Path(folder), database.documents_of(store)
     if isinstance(store, shards.ShardedStore):
         own = np.split(documents, store.first_documents[1:])
-        calls = [(part, database, numbers, k, block, False) for part, numbers in zip(store.shards, own)]
+        calls = [(part, database, numbers, k, block) for part, numbers in zip(store.shards, own)]
         building.build_shards(folder, FORM.kind, MANIFEST, _search, calls, executor)
     else:
-        _search(folder, store, database, documents, k, block, progress)
+        _search(folder, store, database, documents, k, block)
     return open_neighbours(folder, store, database)
 
 
 def _search(
-    folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int, progress: bool
+    folder: Path, store: TokenStore, database: ChunkDatabase, documents: np.ndarray, k: int, block: int
 ) -> None:
     """Write the neighbours of one shard's chunks. documents: `database.documents_of` the shard."""
     settings = {"store": store.identity, "database": database.identity, "k": k, "block": block}
     header = files.npy_header((len(store), k), np.int64)
     with files.Build(folder / MANIFEST, FORM, settings, {FILE: header}) as build:
         if not build.complete:
-            for start in track(range(build.facts.get("chunks", 0), len(store), block), "neighbours", enabled=progress):
+            for start in range(build.facts.get("chunks", 0), len(store), block):
                 rows = np.arange(start, min(start + block, len(store)))
                 build.append(FILE, database.search_rows(store, rows, k, exclude_doc=documents[store.chunk_doc[rows]]))
                 build.commit(chunks=start + len(rows))

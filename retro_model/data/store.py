@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from retro_model.base import disk
-from retro_model.base.progress import track
 
 from . import files
 from .documents import Document, as_documents
@@ -144,11 +143,7 @@ def build_store(
     chunk_len: int = 64,
     bos: bool = False,
     text_field: str = "text",
-    name_field: str | None = None,
-    group_field: str | None = None,
     commit_every: int = 256,
-    skipped: list[str] | None = None,
-    progress: bool = False,
 ) -> TokenStore:
     """Write documents to a store. Run again with the same input after a kill, it continues.
 
@@ -161,11 +156,8 @@ def build_store(
         tokenizer: a `Tokenizer`, another `Encoder`, or any tokenizer of transformers or tokenizers (`HubTokenizer`).
         chunk_len: M, tokens per row.
         bos: prepend the tokenizer's BOS to every document.
-        text_field, name_field, group_field: see `as_documents`.
+        text_field: see `as_documents`.
         commit_every: documents between two commits; a killed run continues from the last commit.
-        skipped: list that receives a message for each row or document without text or tokens, with text that UTF-8
-            cannot hold, or of another type; None: the first one raises an error.
-        progress: show a bar (rich).
 
     Raises: TypeError, ValueError naming the document that has no tokens, ids outside the vocabulary or text that is not
     UTF-8; the setting or the document in which the folder differs; the file that is corrupt.
@@ -183,13 +175,11 @@ def build_store(
         settings["bos_id"] = bos_id
     folder = Path(folder)
     with files.Build(folder / MANIFEST, FORM, settings) as build:
-        writer = _Writer(build, tokenizer, bos_id if bos else None, skipped)
-        fields = {"text_field": text_field, "name_field": name_field, "group_field": group_field, "skipped": skipped}
-        incoming = track(as_documents(documents, **fields), "tokens", enabled=progress)
-        _skip_written(folder, incoming, writer)
+        writer = _Writer(build, tokenizer, bos_id if bos else None)
+        incoming = as_documents(documents, text_field=text_field)
+        _skip_written(folder, incoming, build)
         if build.complete:
-            extra = next((document for document in incoming if not writer.skips(document)), None)
-            if extra is not None:
+            if (extra := next(incoming, None)) is not None:
                 why = f"the store is complete without document {extra.name!r}"
                 raise ValueError(f"{folder}: {why}; delete it or build elsewhere")
         else:
@@ -200,12 +190,10 @@ def build_store(
 
 
 class _Writer:
-    """Writer that appends documents to the files of a build and counts them. skipped: see `build_store`."""
+    """Writer that appends documents to the files of a build and counts them."""
 
-    def __init__(
-        self, build: files.Build, tokenizer: Encoder, bos_id: int | None, skipped: list[str] | None = None
-    ) -> None:
-        self.build, self.tokenizer, self.bos_id, self.skipped = build, tokenizer, bos_id, skipped
+    def __init__(self, build: files.Build, tokenizer: Encoder, bos_id: int | None) -> None:
+        self.build, self.tokenizer, self.bos_id = build, tokenizer, bos_id
         self.chunk_len, self.token_type = build.settings["chunk_len"], build.settings["token_type"]
         self.byte_lengths = np.asarray(tokenizer.byte_lengths)
         self.facts = build.facts or dict.fromkeys(COUNTS, 0)
@@ -216,24 +204,13 @@ class _Writer:
         encoded = iter(self.tokenizer.encode_batch(texts) if texts else [])
         for document, digest in zip(documents, digests):
             ids = np.asarray(next(encoded) if isinstance(document.content, str) else document.content)
-            if not ids.size and self.skipped is not None:
-                self.skipped.append(_without_tokens(document))
-                continue
             self._one(document, digest, self._checked(document, ids))
             if self.facts["documents"] % commit_every == 0:
                 self.build.commit(**self.facts)
 
-    def skips(self, document: Document) -> bool:
-        """Whether `write` leaves this document out, which it then adds to `skipped`."""
-        text = isinstance(document.content, str) and self.skipped is not None
-        if not text or len(self.tokenizer.encode_batch([document.content])[0]):
-            return False
-        self.skipped.append(_without_tokens(document))
-        return True
-
     def _checked(self, document: Document, ids: np.ndarray) -> np.ndarray:
         if not ids.size:
-            raise ValueError(_without_tokens(document))
+            raise ValueError(f"{_label(document)}: expected at least one token; got none")
         low, high, limit = ids.min(), ids.max(), self.tokenizer.vocab_size
         if low < 0 or high >= limit:
             raise ValueError(f"{_label(document)}: expected token ids below {limit}; got {low} .. {high}")
@@ -255,34 +232,24 @@ class _Writer:
         self.facts = {name: self.facts[name] + more for name, more in zip(COUNTS, (1, rows, len(ids), record[4]))}
 
 
-def _skip_written(folder: Path, incoming: Iterator[Document], writer: _Writer) -> None:
+def _skip_written(folder: Path, incoming: Iterator[Document], build: files.Build) -> None:
     """Skip the documents that a build already holds. Raise ValueError unless they are the same."""
-    facts = writer.build.facts
+    facts = build.facts
     if not facts:
         return
     for number, record in enumerate(_read_records(folder / "documents.jsonl")[: facts["documents"]]):
         document = next(incoming, None)
-        while document is not None and not _is(document, record) and writer.skips(document):
-            document = next(incoming, None)
         if document is None:
             held = f"the store holds {facts['documents']} documents"
             raise ValueError(f"{folder}: {held}; now the input ends after {number}")
-        if not _is(document, record):
+        if [document.name, document.group, _digest(document)] != [record[0], record[1], record[5]]:
             was, now = f"{record[0]!r}", f"{document.name!r} or of other content"
             raise ValueError(f"{folder}: document {number} was {was}; now {now}")
-
-
-def _is(document: Document, record: list) -> bool:
-    return [document.name, document.group, _digest(document)] == [record[0], record[1], record[5]]
 
 
 def _label(document: Document) -> str:
     """Return the words by which errors name a document."""
     return document.place or f"document {document.name!r}"
-
-
-def _without_tokens(document: Document) -> str:
-    return f"{_label(document)}: expected at least one token; got none"
 
 
 def _digest(document: Document) -> str:

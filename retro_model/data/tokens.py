@@ -63,10 +63,8 @@ class Tokenizer:
         self.name = f"bpe-{self.vocab_size}-{hashlib.sha256(model.to_str().encode()).hexdigest()[:16]}"
 
     @classmethod
-    def train(
-        cls, texts: Iterable[str], vocab_size: int, *, min_frequency: int = 2, progress: bool = False
-    ) -> Tokenizer:
-        """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur `min_frequency` times.
+    def train(cls, texts: Iterable[str], vocab_size: int) -> Tokenizer:
+        """Learn the merges. The vocabulary is smaller than `vocab_size` if too few pairs occur twice.
 
         Raises: ValueError: vocab_size below 258 (the bytes and the special tokens).
         """
@@ -78,7 +76,7 @@ class Tokenizer:
         model = tokenizers.Tokenizer(tokenizers.models.BPE())
         model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         model.decoder = tokenizers.decoders.ByteLevel()
-        options = {"vocab_size": vocab_size, "min_frequency": min_frequency, "show_progress": progress}
+        options = {"vocab_size": vocab_size, "min_frequency": 2, "show_progress": False}
         alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
         options |= {"special_tokens": list(SPECIAL), "initial_alphabet": alphabet}
         trainer = tokenizers.trainers.BpeTrainer(**options)

@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from retro_model.base import transfer
-from retro_model.base.progress import track
 from retro_model.data import files
 from retro_model.data.text import bm25_scores
 
@@ -172,7 +171,6 @@ def build_supervision(
     candidates: int = CANDIDATES,
     batch_size: int = 64,
     device: str | torch.device = "cpu",
-    progress: bool = False,
 ) -> list[Supervision]:
     """Store `supervise` of every sequence. A build that was killed continues at the sequence it had reached.
 
@@ -181,7 +179,6 @@ def build_supervision(
         sequences: token ids, each of any length.
         lm: on `device`; see `supervise`.
         name: identifies the language model; a folder built with another is refused.
-        progress: show a bar (rich).
 
     Returns:
         One Supervision a sequence.
@@ -197,8 +194,7 @@ def build_supervision(
     settings = {"name": name, **options, "sequences": len(sequences), "tokens": _fingerprint(sequences)}
     with files.Build(Path(folder) / MANIFEST, FORM, settings) as build:
         if not build.complete:
-            missing = range(build.facts.get("sequences", 0), len(sequences))
-            for i in track(missing, "supervision", enabled=progress):
+            for i in range(build.facts.get("sequences", 0), len(sequences)):
                 tokens = torch.as_tensor(np.asarray(sequences[i], np.int64), device=device)
                 lessons = supervise(tokens, lm, **options, batch_size=batch_size)
                 build.append(INDEX_FILE, lessons.candidates.numpy().astype(np.int32))

@@ -1,4 +1,4 @@
-"""The database: values, exact, FAISS and BM25 search, always k
+"""The database: values, exact and FAISS search, always k
 neighbours outside a document, building again after a kill.
 """
 
@@ -44,8 +44,6 @@ def dense(tmp_path_factory, store):
 
 def opened(kind, dense, store):
     folder, embedder = dense
-    if kind == "bm25":
-        return ChunkDatabase.lexical(store)
     return ChunkDatabase.build(folder, store, embedder, index=None if kind == "exact" else kind, nprobe=1)
 
 
@@ -55,7 +53,7 @@ def own_chunks(store):
     return rows, np.asarray(store.chunk_doc[rows])
 
 
-@pytest.mark.parametrize("kind", ["exact", "bm25", *FAISS])
+@pytest.mark.parametrize("kind", ["exact", *FAISS])
 def test_k_neighbours_outside_the_document(kind, dense, store):
     """For any number of nearer copies; distinct; equal chunks of other documents first."""
     database = opened(kind, dense, store)
@@ -86,26 +84,7 @@ def test_dense_search_against_all_distances(kind, dense, store):
     assert np.array_equal(store.chunks(plain), store.chunks(rows))
 
 
-def test_bm25_against_its_formula(store):
-    """Robertson's formula with Lucene's idf, over every chunk; of equal scores the lower id is first."""
-    database = ChunkDatabase.lexical(store)
-    rows, documents = own_chunks(store)
-    texts = [store.tokens[i, : store.lengths[i]].tolist() for i in range(len(store))]
-    mean = np.mean([len(t) for t in texts])
-    hits = database.search(store.chunks(rows[:8]), 6, lengths=store.lengths[rows[:8]], exclude_doc=documents[:8])
-    for row, document, got in zip(rows[:8], documents[:8], hits):
-        scores = np.zeros(len(texts))
-        for token in texts[row]:
-            count = np.array([t.count(token) for t in texts])
-            frequency = (count > 0).sum()
-            idf = np.log(1 + (len(texts) - frequency + 0.5) / (frequency + 0.5))
-            scores += idf * count / (count + 1.5 * (1 - 0.75 + 0.75 * np.array([len(t) for t in texts]) / mean))
-        scores[store.chunk_doc == document] = -np.inf
-        best = np.sort(scores)[::-1][:6]
-        np.testing.assert_allclose(scores[got], best, rtol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["exact", "bm25", *FAISS])
+@pytest.mark.parametrize("kind", ["exact", *FAISS])
 def test_fewer_candidates_than_k(kind, tmp_path):
     store = store_of(tmp_path / "s", [np.arange(2, 30), np.arange(40, 48)] + [np.arange(50, 58)] * 4)
     database = opened(kind, (tmp_path / "d", HashedTfidf(16).fit(store)), store)
@@ -117,8 +96,8 @@ def test_fewer_candidates_than_k(kind, tmp_path):
 
 @given(ids=st.lists(st.integers(-1, 21), max_size=12), parts=st.integers(1, 4))
 def test_values_are_the_chunk_and_its_continuation(ids, parts):
-    store = VALUES
-    database = ChunkDatabase.lexical(store)
+    database, store = VALUES, VALUES.store
+    database.passage_chunks = ChunkDatabase.passage_chunks
     assert database.passage_chunks == 2
     database.passage_chunks = parts
     tokens, mask = pickle.loads(pickle.dumps(database)).values(np.array(ids, np.int64).reshape(-1, 1))
@@ -136,9 +115,10 @@ def test_values_are_the_chunk_and_its_continuation(ids, parts):
 @pytest.fixture(autouse=True, scope="module")
 def _values_store(tmp_path_factory):
     global VALUES
+    folder = tmp_path_factory.mktemp("values")
     # -1 must not read chunk 0, which has a next chunk
-    VALUES = store_of(tmp_path_factory.mktemp("values"), [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)])
-
+    store = store_of(folder / "store", [np.arange(2, 2 + n) for n in (17, 1, 8, 9, 16, 60, 40)])
+    VALUES = ChunkDatabase.build(folder / "keys", store, HashedTfidf(16).fit(store))
     assert len(VALUES) == 22
 
 
@@ -267,7 +247,7 @@ def test_the_recall_of_an_index_is_measured_and_kept(tmp_path, store, dense, mon
     for damaged in ('{"1": {"2": 7.5}}', "[]", "{", '{"1": {"x": 1}}'):
         file.write_text(damaged)
         assert build(nprobe=1).recall == one  # an invalid recall is measured again
-    assert opened("exact", dense, store).recall is None and ChunkDatabase.lexical(store).recall is None
+    assert opened("exact", dense, store).recall is None
 
 
 def test_an_index_is_trained_on_enough_keys():

@@ -90,8 +90,6 @@ def test_other_tokenizers(tmp_path):
 def test_rows_of_datasets(tmp_path):
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"body": TEXTS, "url": list("abcd"), "lang": ["en"] * 4})
-    named = list(as_documents(rows, text_field="body", name_field="url", group_field="lang"))
-    assert [(d.name, d.group, d.content) for d in named] == [(n, "en", t) for n, t in zip("abcd", TEXTS)]
     tokenizer = Tokenizer.train(TEXTS, 300)
     store = build_store(tmp_path / "a", rows, tokenizer, chunk_len=4, text_field="body")
     again = build_store(tmp_path / "b", iter(TEXTS), tokenizer, chunk_len=4)

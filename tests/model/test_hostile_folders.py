@@ -13,7 +13,6 @@ from retro_model.data import store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours, precompute_neighbours
-from retro_model.data.search import LexicalSearcher
 from retro_model.data.store import TokenStore
 from retro_model.data.tokens import Tokenizer
 from tests.model.data import build_small as build
@@ -212,30 +211,6 @@ def test_json_that_hurts_is_a_clear_error(tmp_path, made, text, message):
             opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
         path.write_bytes(good)
     opened(tmp_path / "m", TokenStore(tmp_path / "m/s"), embedder)
-
-
-def test_ids_that_nobody_verified_do_not_reach_what_counts_by_them(tmp_path):
-    """An id is an index of a count table: one beyond its end would write out of bounds."""
-    rows = build(tmp_path / "s")
-    query = rows.chunks([0]), np.array([rows.chunk_len])
-    good, dtype = (tmp_path / "s/tokens.bin").read_bytes(), rows.tokens.dtype
-    (tmp_path / "s/tokens.bin").write_bytes(good[: -dtype.itemsize] + np.array(np.iinfo(dtype).max, dtype).tobytes())
-    (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), rows.chunk_len, rows.lengths.dtype).tobytes())
-    with pytest.raises(ValueError, match=r"expected token ids within 0 \.\. 199"):
-        ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
-    (tmp_path / "s/tokens.bin").write_bytes(good)
-    (tmp_path / "s/lengths.bin").write_bytes(np.full(len(rows), 10**6, rows.lengths.dtype).tobytes())
-    with pytest.raises(ValueError, match=r"lengths: expected .* within 0 \.\. "):
-        ChunkDatabase.lexical(TokenStore(tmp_path / "s", verify=False))
-    searcher = LexicalSearcher(build(tmp_path / "t"))
-    for chunks, lengths in (
-        (query[0] + 10**6, query[1]),
-        (query[0] - 10**6, query[1]),
-        (query[0], query[1] + 1),
-        (query[0], query[1] - 99),
-    ):
-        with pytest.raises(ValueError, match=r"chunks(: lengths)?: expected"):
-            searcher.search(chunks, lengths, 2, None)
 
 
 def test_neighbours_and_keys_that_do_not_fit(tmp_path, made):

@@ -1,5 +1,7 @@
 """Neighbours on disk: equal to the search, without the own document, continued, verified."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -97,7 +99,7 @@ def test_what_does_not_fit_is_named(tmp_path, parts):
     with pytest.raises(ValueError, match=r"neighbours\.json: built with k=2; now k=3"):
         precompute_neighbours(tmp_path, store, database, 3)
     with pytest.raises(ValueError, match=r"neighbours\.json: built with database="):
-        open_neighbours(tmp_path, store, ChunkDatabase.lexical(store))
+        open_neighbours(tmp_path, store, ChunkDatabase(store, SimpleNamespace(name="by words")))
     other = store_of(tmp_path / "other", random_documents(3))
     with pytest.raises(ValueError, match=r"neighbours\.json: built with store="):
         open_neighbours(tmp_path, other, database)
@@ -108,7 +110,7 @@ def test_what_does_not_fit_is_named(tmp_path, parts):
         precompute_neighbours(tmp_path, long, database, 2)
     twice = build_store(tmp_path / "twice", [("same", "g", np.arange(9))] * 2, Given(), chunk_len=8)
     with pytest.raises(ValueError, match="two documents 'same' in group 'g'"):
-        precompute_neighbours(tmp_path / "n", other, ChunkDatabase.lexical(twice), 1)
+        precompute_neighbours(tmp_path / "n", other, ChunkDatabase(twice, SimpleNamespace(name="by words")), 1)
     path = tmp_path / "neighbours.npy"
     good = path.read_bytes()
     path.write_bytes(good[:-1])

@@ -36,8 +36,7 @@ def test_scoring_too_and_quiet_says_nothing(capsys, clock):
     assert capsys.readouterr().err == "scoring: 7 of 7\n"
     with progress.counting("scoring", quiet=True) as report:
         report(7, 7)
-    assert list(progress.track(range(3), "items", enabled=True)) == [0, 1, 2]
-    assert capsys.readouterr().err.splitlines() == ["items: 0 of 3", "items: 3 of 3"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_gets_a_bar(monkeypatch):

@@ -1,4 +1,4 @@
-"""Search of sharded databases: an index filled in parallel and merged on disk, BM25 in blocks."""
+"""Search of sharded databases: an index filled in parallel and merged on disk."""
 
 import pickle
 import shutil
@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from retro_model.base import disk
-from retro_model.data import building, faiss_index, search
+from retro_model.data import building, faiss_index
 from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.embed import HashedTfidf
-from retro_model.data.store import build_store
 from tests.model.data import Given, random_documents
 
 FACTORY = "OPQ8,IVF8,PQ8x4"
@@ -116,15 +115,3 @@ def test_an_index_is_written_before_it_goes_to_the_gpu(tmp_path, store, embedder
 
     monkeypatch.setattr(faiss_index, "_on_device", moved)
     assert ChunkDatabase.build(tmp_path, store, embedder, index=index).recall[1] > 0
-
-
-def test_bm25_in_blocks_equals_one_block(tmp_path, store, monkeypatch):
-    whole = build_store(tmp_path / "s", [d for s in range(3) for d in named()[s::3]], Given(), chunk_len=8)
-    want = ChunkDatabase.lexical(whole).search(**queries(whole))
-    monkeypatch.setattr(search, "CHUNKS_AT_ONCE", 7)
-    lexical = ChunkDatabase.lexical(store)
-    assert np.array_equal(lexical.search(**queries(store)), want) and (want >= 0).all()
-    monkeypatch.setattr(search.text.native(), "count_chunks", lambda *_: pytest.fail("it is counted"))
-    assert np.array_equal(pickle.loads(pickle.dumps(lexical)).search(**queries(store)), want)  # as in a worker
-    with pytest.raises(ValueError, match=r"counts: expected \[200\]; got \[3\]"):
-        search.LexicalSearcher(store, counts=np.zeros(3, np.int64))

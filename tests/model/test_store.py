@@ -247,8 +247,8 @@ def test_bad_documents_are_named(tmp_path, content, error, message):
         build_store(tmp_path, [("good", "g", "abc"), ("bad", "g", content)], TRAINED)
 
 
-def test_an_empty_store_and_progress(tmp_path):
-    store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8, progress=True)
+def test_an_empty_store(tmp_path):
+    store = build_store(tmp_path / "none", [], TRAINED, chunk_len=8)
     assert len(store) == 0 and store.tokens.shape == (0, 8)
     assert os.listdir(tmp_path / "none")
     with pytest.raises(ValueError, match="chunk_len: expected an integer"):

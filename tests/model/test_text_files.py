@@ -12,10 +12,8 @@ import pytest
 
 from retro_model.commands.neighbours import command as neighbours
 from retro_model.commands.retrofit import texts
-from retro_model.data.building import build_sharded_store
 from retro_model.data.database import ChunkDatabase
 from retro_model.data.dedup import find_leaked
-from retro_model.data.documents import as_documents
 from retro_model.data.embed import HashedTfidf
 from retro_model.data.neighbours import open_neighbours
 from retro_model.data.shards import open_store
@@ -217,42 +215,6 @@ def test_a_copy_with_other_line_ends_spaces_or_unicode_form_is_a_near_duplicate(
     found = find_leaked(training, [held], tokenizer=tokenizer).removed
     assert [removal.name for removal in found] == ["copy"] and 0.9 < found[0].jaccard < 1
     assert not find_leaked(training, [held]).removed  # token by token it is another text
-
-
-def test_the_caller_chooses_to_skip_rows_or_to_stop(tmp_path):
-    rows = [{"text": "good"}, {"text": ""}, {"text": "\ud800"}, {"text": None}, {}, {"text": [2, 3]}, {"text": "last"}]
-    skipped = []
-    assert len(list(as_documents(rows, skipped=skipped))) == 3
-    assert [message.split(":")[0] for message in skipped] == ["row 1", "row 2", "row 3", "text_field"]
-    tokenizer = Tokenizer.train(["good last"], 260)
-
-    class Stripping:
-        """A tokenizer without tokens for white space."""
-
-        name, vocab_size, byte_lengths = tokenizer.name, tokenizer.vocab_size, tokenizer.byte_lengths
-
-        def encode_batch(self, texts):
-            return tokenizer.encode_batch([text.strip() for text in texts])
-
-    rows = [{"text": " "}, *rows, {"text": "  "}]
-    for folder in ("a", "b"):
-        for _ in range(2):  # the second call finds the store complete
-            skipped = []
-            store = build_store(tmp_path / folder, rows, Stripping(), commit_every=1, skipped=skipped)
-            assert len(store.documents) == 3 and len(skipped) == 6
-            assert skipped[-1] == "row 8: expected at least one token; got none" or skipped[0].startswith("row 0")
-    with pytest.raises(ValueError, match="row 0: expected at least one token; got none"):
-        build_store(tmp_path / "c", rows[:2], Stripping())
-    with pytest.raises(ValueError, match="row 2: expected at least one token; got an empty text"):
-        build_store(tmp_path / "d", [{"text": "x"}, {"text": "y"}, *rows[2:]], Stripping())
-
-
-def test_a_list_of_skipped_rows_does_not_leave_this_process_silently(tmp_path):
-    from retro_model.data import building
-
-    tokenizer = Tokenizer.train(["good"], 260)
-    with building.pool(1) as pool, pytest.raises(ValueError, match="skipped: expected None with an executor"):
-        build_sharded_store(tmp_path, [["good"]], tokenizer, executor=pool, skipped=[])
 
 
 def corpus(folder):
