@@ -163,6 +163,7 @@ def shown(figure) -> str:
     return str((names, lines, patches, groups, scales))
 
 
+@pytest.mark.nightly
 def test_what_the_schema_lets_pass_can_be_rendered(monkeypatch):
     """A record from elsewhere is refused by name or shown; no part of it breaks a report. Equal pictures are drawn
     once.

@@ -47,14 +47,6 @@ def test_a_folder_names_its_decoder_and_knows_it_by_its_weights(tmp_path):
         (tmp_path / "elsewhere").rename(path)
 
 
-def test_a_decoder_from_nowhere_is_saved_whole(tmp_path):
-    model = whole()
-    model.save_pretrained(tmp_path)
-    tokens, neighbours, _ = batch()
-    again = huggingface.RetrofitForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(again(tokens, neighbours=neighbours).logits, model(tokens, neighbours=neighbours).logits)
-
-
 def scored():
     model = whole(score_bias=True)
     torch.nn.init.normal_(model.model.slope)

@@ -217,8 +217,7 @@ TRACES = {
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("trace", TRACES)
-@pytest.mark.parametrize("name", ["Llama", "GPT-NeoX"])
+@pytest.mark.parametrize("name, trace", [*(("Llama", trace) for trace in TRACES), ("GPT-NeoX", "compile")])
 @torch.no_grad()
 def test_a_decoder_without_a_mask_is_traced(name, trace, packed):
     """Library's masks are wrapped while tracing; packed rows are told by their positions, [B,N] or [1,N]."""

@@ -229,16 +229,20 @@ def test_chunks_that_complete_without_neighbours_have_none(make):
 
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_generation_is_greedy_continuation_of_the_whole(make):
-    """Token by token against the uncached model; prompts of different lengths, neighbours that depend on the chunk."""
+    """Token by token against the uncached model; prompts of different lengths, neighbours that depend on the chunk. The
+    decoder is called as often as for the longest.
+    """
     _, model = retrofitted(make, effect=True)
     model.double().eval()
-    prompts = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], [2, 7, 1, 8, 2]]
+    prompts, calls = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], list(range(M)), list(range(2 * M + 1))], []
+    model.decoder.register_forward_hook(lambda *_: calls.append(1))
 
     def retrieve(chunks):
         return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
 
     texts = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
     assert [len(text) for text in texts] == [len(prompt) + 2 * M + 3 for prompt in prompts]
+    assert len(calls) == 2 * M + 3
     decoders.assert_greedy(model, retrieve, prompts, texts, M)
     assert [t.tolist() for t in generate(model, prompts, 2 * M + 3)] != [t.tolist() for t in texts]
 

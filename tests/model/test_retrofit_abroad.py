@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from retro_kernels.testing import assert_passes
-from retro_model.generation import generate
 from retro_model.retrofit import retrofit
 from tests.model import decoders
-from tests.model.test_retrofit import ADDED, LAYERS, K, M, N, R, V, batch, gpt2, llama, retrofitted
+from tests.model.test_retrofit import ADDED, LAYERS, M, N, V, batch, gpt2, llama, retrofitted
 
 transformers = pytest.importorskip("transformers")
 
@@ -189,25 +188,6 @@ def test_the_loss_without_all_logits(make, bias):
         assert not gradients
         model.zero_grad()
         columns.clear()
-
-
-@pytest.mark.parametrize("make", [gpt2, llama])
-def test_prompts_of_different_lengths_are_decoded_together(make):
-    """Each equals the prompt alone; the decoder is called as often as for the longest."""
-    _, model = retrofitted(make, effect=True)
-    model.double()
-
-    def retrieve(chunks):
-        return (chunks.repeat(1, R // M)[:, None] + torch.arange(K)[:, None]) % V, None
-
-    prompts = [[3, 1, 4], [9, 2, 6, 5, 3, 5, 8, 9, 7, 9], list(range(M)), list(range(2 * M + 1))]
-    alone = [generate(model, [p], 2 * M + 3, retrieve=retrieve)[0] for p in prompts]
-    calls = []
-    model.decoder.register_forward_hook(lambda *_: calls.append(1))
-    together = generate(model, prompts, 2 * M + 3, retrieve=retrieve)
-    assert [t.tolist() for t in together] == [t.tolist() for t in alone]
-    assert len(calls) == 2 * M + 3
-    assert [t.tolist() for t in generate(model, prompts, 9)] == [generate(model, [p], 9)[0].tolist() for p in prompts]
 
 
 def test_the_trainer_is_told_what_it_trains(tmp_path):

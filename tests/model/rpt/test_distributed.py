@@ -59,7 +59,7 @@ def worker(rank, kind):
     return (history, weight.detach().numpy())
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.nightly), "fsdp2"])
 def test_steps_equal_one_process(kind):
     got, weight = processes.two(worker, kind)
     model = tiny.model(dtype=torch.float32, score_scale=0.2)

@@ -236,6 +236,7 @@ def test_configurations_that_cannot_be(changes, message):
         tiny.config(**changes)
 
 
+@pytest.mark.nightly
 def test_compiles_in_one_graph():
     """Forward and backward, the search included."""
     model = tiny.model(dtype=torch.float32, num_layers=2, cca_layers=(2,))
