@@ -19,7 +19,7 @@ if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
 pytest.importorskip("triton")
 
-ONLY = "leaky_average/leaky_scan"
+ONLY = "merge_attention/"
 
 
 @pytest.fixture(scope="module")

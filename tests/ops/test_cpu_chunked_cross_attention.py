@@ -73,12 +73,6 @@ def test_each_gradient_alone_is_the_same():
         assert torch.equal(got, want), name
 
 
-def test_reason_names_what_it_cannot_serve():
-    kw = inputs.cross_attention(6, dtype=torch.float64)
-    with pytest.raises(ValueError, match=r"query is torch\.float64; have float32, bfloat16, float16"):
-        rk.chunked_cross_attention(**kw, backend="cpu")
-
-
 @pytest.mark.parametrize("tokens", [40, 150])
 def test_probabilities_of_a_few_rows_add_up_to_one(tokens):
     """The forward pass of few rows adds scores in another order, so `lse` would not match large scores of the backward

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 import retro_kernels as rk
-from retro_kernels.testing import inputs
+from retro_kernels.testing import assert_passes, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
 MADE = {
-    "relative_attention": lambda n: inputs.self_attention(1, B=1, N=n, S=max(n, 11), H=2, causal=True),
-    "chunked_cross_attention": lambda n: inputs.cross_attention(1, B=1, N=n, M=4, R=5, H=2, gate=True, query_start=3),
+    "relative_attention": lambda n, **kw: inputs.self_attention(1, B=1, N=n, S=max(n, 11), H=2, causal=True, **kw),
+    "chunked_cross_attention": lambda n, **kw: inputs.cross_attention(
+        1, B=1, N=n, M=4, R=5, H=2, gate=True, query_start=3, **kw
+    ),
 }
 HALF = {
     "relative_attention": lambda: inputs.self_attention(1, B=1, N=20, H=2, D=32, causal=True, dtype=torch.float16),
@@ -52,6 +54,23 @@ def test_finite_logits_of_any_size_give_finite_gradients(op, backend, factor, to
     assert outs[0].isfinite().all()
     for name, grad in grads.items():
         assert grad.isfinite().all(), name
+
+
+@every
+@pytest.mark.parametrize("rel", [None, "all"])
+def test_logits_beyond_float16_overflow_in_no_pass(op, backend, rel):
+    """Logits of content and positions. The values' gradient shows the probabilities of the backward pass."""
+    kw = MADE[op](9, dtype=torch.float16, rel=rel, biases=False)
+    kw |= {name: 200 * kw[name] for name in kw.keys() & {"query", "key", "rel_key"}}
+    outs, grads = results(op, kw, backend)
+    want, exact = results(op, inputs.cast(kw, torch.float64), "reference")
+    largest = want[1].where(want[1] != -torch.inf, 0).abs().max().item()
+    grads.pop("neighbour_gate", None)  # a sum of logits, beyond float16 itself
+    assert largest > 65504 and all(grad.isfinite().all() for grad in grads.values())
+    for name, out, other in zip(("out", "lse"), outs, want, strict=True):
+        assert_passes(name, out, other, None, torch.float16)
+    error = (grads["value"].double() - exact["value"]).abs().max() / exact["value"].abs().max()
+    assert error < 1e-3 + largest / 4e6
 
 
 @every

@@ -252,28 +252,6 @@ def test_a_warm_call_of_an_op_that_torch_has_enters_few_functions(op):
             assert len(found) <= MOST_FUNCTIONS, found
 
 
-def test_one_tensor_given_for_several_arguments():
-    """Later calls of these shapes with separate tensors use each argument's own."""
-    x, rest = torch.randn(1, 8, 2, 16), [torch.randn(1, 8, 2, 16) for _ in range(3)]
-    rk.relative_attention(x, x, x)
-    got = rk.relative_attention(*rest)
-    assert len(entries("relative_attention")) == 2
-    torch.testing.assert_close(got, rk.relative_attention(*rest, backend="reference"))
-
-
-def test_positions_that_move_into_their_own_field():
-    kw = inputs.self_attention(1, B=2, N=1, S=20, causal=True, rel="bounded", rel_start=0, T=20)
-    for lengths in ([3, 17], [8, 2]):
-        got = rk.relative_attention(**kw, query_offset=torch.tensor(lengths))
-        rows = [
-            rk.relative_attention(
-                **{n: v[b : b + 1] if n in ("query", "key", "value") else v for n, v in kw.items()}, query_offset=i
-            )
-            for b, i in enumerate(lengths)
-        ]
-        torch.testing.assert_close(got, torch.cat(rows))
-
-
 def test_an_equal_option_of_another_type_is_still_refused():
     kw = inputs.self_attention(1, causal=True)
     rk.relative_attention(**kw)

@@ -154,28 +154,9 @@ def test_nothing_of_a_document_reaches_another(backend, N):
         assert dx[:, good].isfinite().all() and dx[:, bad.start].isnan().all()
 
 
-def test_segments_of_any_integer(backend):
-    kw = inputs.leaky(11, segments=4)
-    want = compare.run(OP, kw, backend)
-    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        ids = torch.where(kw["segment"] == 1, torch.iinfo(dtype).max, kw["segment"]).to(dtype)
-        for name, value in compare.run(OP, {**kw, "segment": ids}, backend).items():
-            assert torch.equal(value, want[name]), (dtype, name)
-    apart = {**kw, "segment": kw["segment"] * 2**32 + 2**40}  # the same low bits
-    for name, value in compare.run(OP, apart, backend).items():
-        assert torch.equal(value, want[name]), name
-
-
 def test_the_past_matters_and_the_future_does_not(backend):
     kw = inputs.leaky(7, N=80, decay=[0.9, 0.9, 0.9])
     before = rk.leaky_average(**kw, backend=backend)
     kw["x"][:, 50] += 1
     changed = (rk.leaky_average(**kw, backend=backend) != before).flatten(2).any(-1).any(0)
     assert changed.nonzero().flatten().tolist()[0] == 50 and changed[50:60].all()
-
-
-def test_repeats_bitwise(backend):
-    kw = inputs.leaky(8, N=70)
-    first, again = compare.run(OP, kw, backend), compare.run(OP, kw, backend)
-    for name, value in first.items():
-        assert torch.equal(again[name], value), name

@@ -15,7 +15,7 @@ from tests.conftest import INTERPRETER, fast_backends
 B = 2 if INTERPRETER else 3
 OTHERS = [0, 2][: B - 1]
 MADE = {
-    "relative_attention": lambda **kw: inputs.self_attention(1, B=B, N=9, S=11, H=4, G=2, causal=True, **kw),
+    "relative_attention": lambda **kw: inputs.self_attention(1, B=B, N=9, S=70, H=4, G=2, causal=True, **kw),
     "chunked_cross_attention": lambda **kw: inputs.cross_attention(1, B=B, N=9, H=4, G=2, gate=True, **kw),
     "relative_logits": lambda **kw: inputs.relative_logits(1, B=B, H=4, **kw),
     "leaky_average": lambda **kw: inputs.leaky(1, B=B, H=4, **kw),

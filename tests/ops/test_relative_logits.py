@@ -102,10 +102,3 @@ def test_they_are_the_attentions(backend):
 @pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
 def test_layouts_give_the_same_bits(backend, view):
     compare.check_layout(OP, inputs.relative_logits(8), backend, view)
-
-
-def test_repeats_bitwise(backend):
-    kw = inputs.relative_logits(9, heads="shared", N=33, key_len=20)
-    first, again = compare.run(OP, kw, backend), compare.run(OP, kw, backend)
-    for name, value in first.items():
-        assert torch.equal(again[name], value), name

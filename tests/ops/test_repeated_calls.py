@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import retro_kernels as rk
 from retro_kernels.compile import tiles
-from retro_kernels.testing import inputs
+from retro_kernels.testing import compare, inputs
 from tests.conftest import COMPILED, INTERPRETER, fast_backends
 
 CALLS = {
@@ -83,6 +83,21 @@ def test_gradients_of_other_inputs(op, backend):
     for seed, wanted in enumerate(subsets[:: 6 if INTERPRETER or COMPILED else 1]):
         for again in range(3):
             same(op, CALLS[op](10 * seed + again), backend, wanted)
+
+
+#: several blocks of every kernel, whose sums another order of execution could change
+LARGER = {
+    "relative_logits": lambda: inputs.relative_logits(9, heads="shared", N=33, key_len=20),
+    "topk_chunks": lambda: inputs.topk(15, Q=20, S=90, D=40, metric="l2", shared=True, docs=True, causal_gap=1),
+    "leaky_average": lambda: inputs.leaky(8, N=70),
+}
+
+
+@pytest.mark.parametrize("op, backend", [(op, backend) for op, backend in EVERY if op in LARGER])
+def test_repeats_bitwise(op, backend):
+    kw = LARGER[op]()
+    first, again = compare.run(op, kw, backend), compare.run(op, kw, backend)
+    assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
 #: layouts of a gradient: contiguous, last two dimensions transposed, every second number of a larger tensor

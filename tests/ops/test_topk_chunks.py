@@ -206,16 +206,6 @@ def test_l2_where_only_the_square_of_the_query_overflows(backend):
     assert indices.flatten().tolist() == [1, 2] and scores.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8], ids=str)
-def test_document_types(backend, dtype):
-    kw = inputs.topk(8, docs=True, shared=True, integers=True)
-    want = rk.topk_chunks(**kw, backend="reference")
-    got = rk.topk_chunks(
-        **{**kw, "query_doc": kw["query_doc"].to(dtype), "key_doc": kw["key_doc"].to(dtype)}, backend=backend
-    )
-    assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
-
-
 @pytest.mark.parametrize("sizes", [dict(S=0), dict(Q=0), dict(B=0, shared=True)], ids=str)
 def test_nothing_to_search(backend, sizes):
     kw = inputs.differentiable(inputs.topk(9, **sizes))
@@ -278,12 +268,6 @@ def test_float16_scores_beyond_float16(backend):
     kw["query"], kw["key"] = kw["query"] * 200, kw["key"] * 200
     got = compare.check(OP, kw, backend)
     assert got["out0"].max() > 65504
-
-
-def test_repeats_bitwise(backend):
-    kw = inputs.topk(15, B=2, Q=20, S=90, **ALL_MASKS)
-    first, again = compare.run(OP, kw, backend), compare.run(OP, kw, backend)
-    assert all(torch.equal(again[name], value) for name, value in first.items())
 
 
 def test_splitting_the_batch_or_the_queries_changes_no_bit(backend):

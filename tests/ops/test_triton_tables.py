@@ -118,3 +118,15 @@ def test_biases_of_a_gradient_that_is_one_sum(wanted):
     for name in (*wanted, "query"):
         torch.testing.assert_close(found[0][name], found[1][name], rtol=2e-3, atol=2e-3)
         assert found[0][name].isfinite().all() and found[0][name].abs().max() > 0.05
+
+
+def test_the_interpreters_bfloat16_rounds_as_torch_does():
+    from tests import bfloat16
+
+    values = torch.cat([torch.randn(4096) * 10.0**e for e in (-40, -3, 0, 3, 38)])
+    values = torch.cat([values, torch.tensor([0.0, -0.0, torch.inf, -torch.inf, 1 + 2**-8, 1 + 3 * 2**-8])])
+    bits = torch.from_numpy(bfloat16.rounded(values.numpy()).view("int16"))
+    assert torch.equal(bits, values.bfloat16().view(torch.int16))
+    assert (
+        torch.from_numpy(bfloat16.rounded(torch.tensor([torch.nan]).numpy()).view("int16")).view(torch.bfloat16).isnan()
+    )

@@ -96,27 +96,6 @@ def test_a_popular_key_gathers_every_query():
     assert (got["out1"][..., 0] == 3).all()
 
 
-def test_gradients_of_one_input_alone():
-    kw = on_device(inputs.topk(10, k=3))
-    both = compare.run(OP, kw, "triton")
-    for name in ("query", "key"):
-        leaf = {**kw, name: kw[name].clone().requires_grad_()}
-        scores, _ = rk.topk_chunks(**leaf, backend="triton")
-        g = inputs.generator(1)
-        grad = inputs.randn(g, *scores.shape, dtype=scores.dtype).to(DEVICE)
-        assert torch.equal(torch.autograd.grad(scores, leaf[name], grad)[0], both[f"grad_{name}"])
-
-
-@pytest.mark.parametrize("view", [guard_bands.guarded, guard_bands.sliced], ids=["guard bands", "strided"])
-def test_layouts_give_the_same_bits(view):
-    kw = inputs.topk(11, Q=9, S=70, k=6, docs=True, mask=True, integers=True)
-    there = on_device({name: view(v) if isinstance(v, torch.Tensor) else v for name, v in kw.items()})
-    for got, want in zip(
-        rk.topk_chunks(**there, backend="triton"), rk.topk_chunks(**on_device(kw), backend="triton"), strict=True
-    ):
-        assert torch.equal(got, want)
-
-
 def test_packing():
     """The layout that retro_kernels/ops/topk_chunks/triton/selection.py and csrc/cuda/topk_select.cuh draw."""
     from retro_kernels.compile.target import KNOWN
@@ -135,13 +114,6 @@ def test_packing():
         launch.forward(call, KNOWN[90], tile, launch.Split(2, 2**20))  # the second part is empty
     packed = sorted(launches[0].arguments["partial_ptr"][0, 0, 0].tolist(), reverse=True)
     assert [hex(value & (2**64 - 1)) for value in packed] == ["0x3fc000007ffffff8", "0xc03fffff7ffffffc"]
-
-
-def test_repeats_bitwise():
-    kw = on_device(inputs.topk(12, Q=30, S=80, D=40, k=9, metric="l2", shared=True))
-    first, again = compare.run(OP, kw, "triton"), compare.run(OP, kw, "triton")
-    for name, value in first.items():
-        assert torch.equal(value, again[name]), name
 
 
 def test_the_plan_fills_the_device_and_bounds_its_scratch():
