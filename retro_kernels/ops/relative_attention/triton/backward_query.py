@@ -40,11 +40,8 @@ from .tile import (
 
 @triton.jit
 def _walk_gradient(
-    begin, end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
-    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    ds_ptr, p_ptr, item, stride_ds, ring,
+    begin, end, start, operands, addresses, queries, keys, rq_base, content_at, position_at, rel_base, mask_at,
+    segment_at, seed_ptr, strides, sizes, dropout, place, dq, drq, ds_ptr, p_ptr, slab, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, PRECISION: tl.constexpr,
@@ -54,7 +51,19 @@ def _walk_gradient(
 
     A block of the band gets gradients from two tiles: first it is the lower block of one, then the upper block of the
     next. `held` keeps the gradient of the first.
+
+    operands: query, relative query, dO, lse in base 2, and delta. addresses: of the first three. slab: item and row
+    stride of the stored tiles. For the other tuples see `_walk_keys`.
     """
+    q, rq, do, lse2, delta = operands
+    q_from, rq_from, do_from = addresses
+    i, row_mask, first_key, last_key, query_segment = queries
+    k_base, stride_ks, v_base, stride_vs = keys
+    stride_rqn, stride_rt, stride_ms, stride_gs = strides
+    S, T, shift, scale2 = sizes
+    dropout_limit, dropout_scale = dropout
+    head, batch = place
+    item, stride_ds = slab
     WALK: tl.constexpr = POSITION and E > 1
     upper, held = 0.0, 0.0
     if WALK:
@@ -197,11 +206,8 @@ def _relative_query_kernel(
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rq.n, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-    q_from, rq_from = (
-        (q_base, i, row_mask, stride_q.n),
-        (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else None,
-    )
-    do_from = (do_base, i, row_mask, stride_do.n)
+    q_from, do_from = (q_base, i, row_mask, stride_q.n), (do_base, i, row_mask, stride_do.n)
+    rq_from = (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else q_from
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
         query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_query_segment.n)
@@ -227,27 +233,27 @@ def _relative_query_kernel(
     else:
         dq = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         drq = dq if MERGED else tl.zeros([BLOCK_M, BLOCK_E], tl.float32)
+    operands = q, rq, do, lse2, delta
+    queries = i, row_mask, first_key, last_key, query_segment
+    row_strides = stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s
     for part in tl.static_range(3 if BOUNDED else 1):
         part_begin = table_begin if part == 0 else (begin if part == 1 else table_end)
         part_end = table_end if part == 0 else (table_begin if part == 1 else end)
+        k_base = k_ptr + batch * stride_k.b + group64 * stride_k.g
+        v_base = v_ptr + batch * stride_v.b + group64 * stride_v.g
+        keys, sizes = (k_base, stride_k.s, v_base, stride_v.s), (S, T, shift, scale * LOG2E)
         if FLAT:
             dq, drq = _walk_gradient(
-                part_begin, part_end, start, q, rq, do, q_from, rq_from, do_from, lse2, delta, dq, drq,
-                k_ptr + batch * stride_k.b + group64 * stride_k.g, v_ptr + batch * stride_v.b + group64 * stride_v.g,
-                rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-                stride_k.s, stride_v.s, stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s,
-                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
+                part_begin, part_end, start, operands, (q_from, rq_from, do_from), queries, keys, rq_base, content_at,
+                position_at, rel_base, mask_at, segment_at, seed_ptr, row_strides, sizes,
+                (dropout_limit, dropout_scale), (head, batch), dq, drq, ds_ptr, p_ptr, (item, stride_ds), ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, PRECISION,
             )  # fmt: skip
         else:
             dq, drq = walk_tall(
-                part_begin, part_end, start, q, rq, do, lse2, delta, dq, drq,
-                k_ptr + batch * stride_k.b + group64 * stride_k.g, v_ptr + batch * stride_v.b + group64 * stride_v.g,
-                rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
-                stride_k.s, stride_v.s, stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s,
-                i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-                dropout_scale, head, batch, ds_ptr, p_ptr, item, stride_ds, ring,
+                part_begin, part_end, start, operands, queries, keys, rq_base, position_at, rel_base, mask_at,
+                segment_at, seed_ptr, row_strides, sizes, (dropout_limit, dropout_scale), (head, batch), dq, drq,
+                ds_ptr, p_ptr, (item, stride_ds), ring,
                 D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and part == 0, MERGED, PRECISION,
             )  # fmt: skip
     if FLAT:

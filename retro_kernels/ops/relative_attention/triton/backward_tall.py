@@ -21,18 +21,23 @@ from .tile import scalar_position, seen_keys, visible_pairs
 
 @triton.jit
 def walk_tall(
-    begin, end, start, q, rq, do, lse2, delta, dq, drq,
-    k_base, v_base, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
-    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
-    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
-    ds_ptr, p_ptr, item, stride_ds, ring,
+    begin, end, start, operands, queries, keys, rq_base, position_at, rel_base, mask_at, segment_at, seed_ptr,
+    strides, sizes, dropout, place, dq, drq, ds_ptr, p_ptr, slab, ring,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, MERGED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dq [BLOCK_M, BLOCK_D] and drq [BLOCK_M, BLOCK_E] after the keys [begin, end), without the factor `scale`. MERGED:
-    dq is the sum of both.
+    dq is the sum of both. The tuples are those of `_walk_gradient`, but `operands` has no addresses.
     """
+    q, rq, do, lse2, delta = operands
+    i, row_mask, first_key, last_key, query_segment = queries
+    k_base, stride_ks, v_base, stride_vs = keys
+    stride_rqn, stride_rt, stride_ms, stride_gs = strides
+    S, T, shift, scale2 = sizes
+    dropout_limit, dropout_scale = dropout
+    head, batch = place
+    item, stride_ds = slab
     BAND: tl.constexpr = POSITION and E > 1
     BLOCKS: tl.constexpr = (BLOCK_M + BLOCK_N - 2) // BLOCK_N + 1  # blocks of the band
     for j0 in range(begin, end, BLOCK_N):

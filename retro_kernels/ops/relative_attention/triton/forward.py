@@ -28,17 +28,27 @@ from .tile import (
 
 @triton.jit
 def _walk_keys(
-    begin, end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
-    k_base, v_base, rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-    stride_ks, stride_vs, stride_rqn, stride_rt, stride_ms, stride_gs,
-    i, row_mask, first_key, last_key, query_segment, S, T, shift, scale2, dropout_limit, dropout_scale, head, batch,
+    begin, end, start, operands, queries, keys, rq_base, content_at, position_at, rel_base, mask_at, segment_at,
+    seed_ptr, strides, sizes, dropout, place, row_max, row_sum, acc,
     D: tl.constexpr, E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_E: tl.constexpr,
     POSITION: tl.constexpr, EDGES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Running maximum (base 2), sum and weighted values of a block of queries after the keys [begin, end). Without
     EDGES every query sees all of them.
+
+    operands: query, relative query, and their addresses. queries: index, row mask, first and last key, and segment of
+    each query. keys: address and row stride of the keys, then of the values. strides: between rows of the relative
+    query, the table, the key mask and the segments. sizes: S, T, the table row of query 0 and key 0, and the scale for
+    base 2. dropout: limit and scale. place: head and batch entry. A tuple with None is refused by Triton 3.6.
     """
+    q, rq, q_from, rq_from = operands
+    i, row_mask, first_key, last_key, query_segment = queries
+    k_base, stride_ks, v_base, stride_vs = keys
+    stride_rqn, stride_rt, stride_ms, stride_gs = strides
+    S, T, shift, scale2 = sizes
+    dropout_limit, dropout_scale = dropout
+    head, batch = place
     WALK: tl.constexpr = POSITION and E > 1
     # Narrow heads have registers for a table product one tile ahead, between the content product and the softmax. Loops
     # of wide heads are not pipelined: k is loaded before the skew and v before the softmax, and they arrive meanwhile.
@@ -148,10 +158,8 @@ def _relative_forward_kernel(
     rq = q
     if rel_ptr is not None and E > 1:
         _, rq = load_query(rq_base, position_at, i, row_mask, stride_rq.n, E, BLOCK_E)  # [BLOCK_M, BLOCK_E]
-    q_from, rq_from = (
-        (q_base, i, row_mask, stride_q.n),
-        (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else None,
-    )
+    q_from = (q_base, i, row_mask, stride_q.n)
+    rq_from = (rq_base, i, row_mask, stride_rq.n) if rel_ptr is not None else q_from
     query_segment, smallest, largest = 0, 0, 0
     if key_segment_ptr is not None:
         query_segment, smallest, largest = load_segments(query_segment_at, i, row_mask, start, stride_query_segment.n)
@@ -169,6 +177,9 @@ def _relative_forward_kernel(
     row_max = tl.full([BLOCK_M], float("-inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    operands = q, rq, q_from, rq_from
+    queries = i, row_mask, first_key, last_key, query_segment
+    row_strides = stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s
     # parts: keys that the table reaches, keys before, keys after; SPLIT: keys that all queries see, then the others
     whole = tl.maximum(begin, tl.minimum(tl.min(last_key, 0) + 1, end) // BLOCK_N * BLOCK_N)
     for part in tl.static_range(3 if BOUNDED else 2 if SPLIT else 1):
@@ -177,13 +188,13 @@ def _relative_forward_kernel(
         if SPLIT:
             part_begin = begin if part == 0 else whole
             part_end = whole if part == 0 else end
+        k_base = k_ptr + batch * stride_k.b + group64 * stride_k.g
+        v_base = v_ptr + batch * stride_v.b + group64 * stride_v.g
+        keys, sizes = (k_base, stride_k.s, v_base, stride_v.s), (S, T, shift, scale * LOG2E)
         row_max, row_sum, acc = _walk_keys(
-            part_begin, part_end, start, q, rq, q_from, rq_from, row_max, row_sum, acc,
-            k_ptr + batch * stride_k.b + group64 * stride_k.g, v_ptr + batch * stride_v.b + group64 * stride_v.g,
-            rq_base, content_at, position_at, rel_base, mask_at, segment_at, seed_ptr,
-            stride_k.s, stride_v.s, stride_rq.n, stride_r.t, stride_m.s, stride_key_segment.s,
-            i, row_mask, first_key, last_key, query_segment, S, T, shift, scale * LOG2E, dropout_limit,
-            dropout_scale, head, batch,
+            part_begin, part_end, start, operands, queries, keys, rq_base, content_at, position_at, rel_base, mask_at,
+            segment_at, seed_ptr, row_strides, sizes, (dropout_limit, dropout_scale), (head, batch),
+            row_max, row_sum, acc,
             D, E, BLOCK_M, BLOCK_N, BLOCK_D, BLOCK_E, rel_ptr is not None and (SPLIT or part == 0),
             part == 1 or not SPLIT, PRECISION,
         )  # fmt: skip
