@@ -174,5 +174,5 @@ def test_products_are_fused_with_sums_whatever_tritons_default(monkeypatch):
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "0")
     launched = []
     with launches_to(launched.append):
-        sums.sum_parts(torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))
+        sums.sum_parts({"x": sums.Parts(torch.empty(3, 4, device="meta"), torch.empty(4, device="meta"))})
     assert triton_private.source(launched[0], NVIDIA[90])[1].enable_fp_fusion

@@ -13,7 +13,7 @@ from ....core import layouts
 from ....triton_lib import attention, beyond
 from ....triton_lib.launch import Scalars, launch, needed, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
-from ....triton_lib.sums import sum_parts
+from ....triton_lib.sums import Parts, sum_parts
 from ..call import ChunkedCrossAttention
 from .backward import _cca_backward_key_kernel, _cca_backward_query_kernel, _cca_backward_table_kernel
 from .forward import _cca_forward_kernel
@@ -248,15 +248,17 @@ def backward(call: ChunkedCrossAttention, outputs, grads, needs, target: Target)
         run(_cca_backward_key_kernel, grid, cut.key)
     letters = {"query": "q", "key": "k", "value": "v", "rel_query": "rq"}
     input_grads = {name: made[f"d{letter}_ptr"] for name, letter in letters.items()}
+    parts = {}
     for name, pointer in {"content_bias": "dcontent_ptr", "position_bias": "dposition_ptr"}.items():
         if made[pointer] is not None:
-            input_grads[name] = sum_parts(made[pointer], getattr(call, name))
+            parts[name] = Parts(made[pointer], getattr(call, name))
     if (rel := made["part_ptr"]) is not None:
         ds = made["band_ptr"] if made["ds_ptr"] is None else made["ds_ptr"]
         run(_cca_backward_table_kernel, (cut.diagonals, h, cut.splits), cut.table, given | {"band_ptr": ds})
         # row x of the partials is displacement x + 1 - band_keys, row t of the table is displacement rel_start + t
         shift = call.rel_start + cut.band_keys - 1
-        input_grads["rel_key"] = sum_parts(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
+        parts["rel_key"] = Parts(rel, call.rel_key, call.rel_key.shape[0], rel.shape[2], shift)
+    input_grads |= sum_parts(parts)
     if made["dgate_ptr"] is not None:
         input_grads["neighbour_gate"] = made["dgate_ptr"].sum(-1).to(out.dtype)
     return needed(call, need, input_grads)

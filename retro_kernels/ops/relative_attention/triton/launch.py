@@ -15,7 +15,7 @@ from ....core import layouts
 from ....triton_lib import attention
 from ....triton_lib.launch import Scalars, launch, needed, power_of_two, settled, strides
 from ....triton_lib.merge import merge_splits, outputs_of_splits
-from ....triton_lib.sums import sum_parts
+from ....triton_lib.sums import Parts, sum_parts
 from ..call import RelativeAttention
 from . import stored
 from .backward_columns import _relative_columns_kernel
@@ -196,11 +196,12 @@ def backward(call: RelativeAttention, outputs, grads, needs, target: Target) -> 
     launch(_relative_delta_kernel, given, known.once("delta", made))
     work = _Work(call, need, target, given, arguments, known)
     results = _stored(work) if call.rel_key is not None else _unstored(work)
+    parts = {}
     for name, part in results.items():
         like = getattr(call, name)
-        if (part.shape, part.dtype) != (like.shape, like.dtype):
-            results[name] = sum_parts(part, like)
-    return needed(call, need, results)
+        if part.shape != like.shape or part.dtype != like.dtype:
+            parts[name] = Parts(part, like)
+    return needed(call, need, results | sum_parts(parts))
 
 
 class _Work(NamedTuple):
@@ -341,7 +342,7 @@ def _launch_columns(
     """Launch the product of a slab's stored tiles with x [B,N,H,WIDTH], for the gradient `name`. arguments: makes the
     scalars of this product alone.
     """
-    x = x[part.first_batch :, :, part.first_head :]
+    x = _from(x, part.first_batch, part.first_head)
     offsets = work.call.batch_offset
     offsets = None if offsets is None else offsets[part.first_batch :]
 
@@ -362,8 +363,8 @@ def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, 
     blocks = -(-s // tile.block_n)
     at_once, group = min(part.heads, per_group), part.first_head // per_group
     read, x, factor = ("ds_ptr", "q_ptr", call.scale) if name == "key" else ("p_ptr", "do_ptr", 1.0)
-    out = results[name][part.first_batch :, :, group:]
-    given = {"k_ptr": call.key[part.first_batch :, :, group:], "tile_ptr": work.given[read], "out_ptr": out}
+    out, keys = (_from(x, part.first_batch, group) for x in (results[name], call.key))
+    given = {"k_ptr": keys, "tile_ptr": work.given[read], "out_ptr": out}
     for bias in ("content", "position"):
         of = results.get(f"{bias}_bias") if whole else None
         if of is not None:
@@ -378,6 +379,11 @@ def _launch_keys_product(work: _Work, part: Slab, name: str, results: dict[str, 
 
     grid = blocks, part.batches, part.heads // at_once
     _launch_columns(work, part, tile, work.given[x], grid, given, name, own)
+
+
+def _from(x: Tensor, batch: int, head: int) -> Tensor:
+    """Return x [B,N,H,..] from a batch entry and a head on. Most calls have one slab, which begins at the first."""
+    return x[batch:, :, head:] if batch or head else x
 
 
 class _Table(NamedTuple):
@@ -406,7 +412,8 @@ def _launch_table_product(work: _Work, part: Slab, table: _Table, out: Tensor) -
     # whether an earlier slab had the table
     again = part.first_batch or part.first_block or (part.first_head and not table.apart)
     each = -(-items // table.most)
-    out = out[:, part.first_head if table.apart else 0 :]
+    if table.apart and part.first_head:
+        out = out[:, part.first_head :]
     given = {"tile_ptr": work.given["ds_ptr"], "out_ptr": out, "dcontent_ptr": None, "dposition_ptr": None}
 
     def own() -> dict:

@@ -9,7 +9,7 @@ from ....compile import tiles
 from ....compile.target import Target
 from ....core import layouts
 from ....triton_lib.launch import Scalars, launch, power_of_two, rel_table, strides
-from ....triton_lib.sums import sum_parts
+from ....triton_lib.sums import Parts, sum_parts
 from ..call import RelativeLogits
 from .kernels import _logits_forward_kernel, _logits_query_kernel, _logits_table_kernel
 
@@ -37,16 +37,21 @@ def backward(call: RelativeLogits, outputs, grads, needs, target: Target) -> lis
     (grad,) = grads
     need_query, need_table, need_bias = needs
     given = _given(call) | {"grad_ptr": grad}
-    dquery = dbias = None
+    dquery, parts = None, {}
     if need_query or need_bias:
-        dquery, dbias = _query_gradients(call, given, need_query, need_bias, target)
-    return [dquery, _table_gradient(call, given, target) if need_table else None, dbias]
+        dquery, part = _query_gradients(call, given, need_query, need_bias, target)
+        if part is not None:
+            parts["bias"] = Parts(part, call.position_bias)
+    if need_table:
+        parts["table"] = Parts(_table_gradient(call, given, target), call.rel_key)
+    sums = sum_parts(parts)
+    return [dquery, sums.get("table"), sums.get("bias")]
 
 
 def _query_gradients(
     call: RelativeLogits, given: dict, need_query: bool, need_bias: bool, target: Target
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the query and of the bias, whose parts are [B, query blocks, H, E]."""
+    """Return the gradient of the query, and the parts [B, query blocks, H, E] of the bias's gradient."""
     b, n, h, e = call.query.shape
 
     def scalars() -> tuple[int, Scalars]:
@@ -60,16 +65,16 @@ def _query_gradients(
     dquery = torch.empty(call.query.shape, dtype=call.query.dtype, device=device) if need_query else None
     part = torch.empty((b, count, h, e), dtype=torch.float32, device=device) if need_bias else None
     launch(_logits_query_kernel, given | {"dq_ptr": dquery, "bias_ptr": part}, known)
-    return dquery, None if part is None else sum_parts(part, call.position_bias)
+    return dquery, part
 
 
 def _table_gradient(call: RelativeLogits, given: dict, target: Target) -> Tensor:
-    """Return the gradient of the table, whose parts are [splits, H or 1, T, E]."""
+    """Return the parts [splits, H or 1, T, E] of the table's gradient."""
     e, (tables, rows, _) = call.query.shape[3], call.rel_key.shape
     splits, known = layouts.current().once("table", lambda: _table_scalars(call, given, target))
     part = torch.empty((splits, tables, rows, e), dtype=torch.float32, device=call.query.device)
     launch(_logits_table_kernel, given | {"drel_ptr": part}, known)
-    return sum_parts(part, call.rel_key)
+    return part
 
 
 def _table_scalars(call: RelativeLogits, given: dict, target: Target) -> tuple[int, Scalars]:
