@@ -57,3 +57,21 @@ class KeyValueCache:
                 padded = [F.pad(held, (0, 0, 0, 0, before, capacity - joined.length)) for held, before in rows]
                 setattr(joined, name, torch.cat(padded))
         return joined
+
+
+class StepKeys:
+    """View of a `KeyValueCache` for captured steps of one token: same memory and shapes in each.
+
+    column: the token's, on the device: int64 [B], all rows the same.
+    """
+
+    def __init__(self, cache: KeyValueCache, column: Tensor):
+        self.cache, self.column = cache, column
+        self.relative_keys = cache.relative_keys
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Append keys and values [B,1,G,D]; see `KeyValueCache.extend`."""
+        cache = self.cache
+        for held, new in ((cache.keys, key), (cache.values, value)):
+            held.index_copy_(1, self.column[:1], new.to(held.dtype))
+        return cache.keys, cache.values, self.column
