@@ -19,7 +19,7 @@ if INTERPRETER or COMPILED:
     pytest.skip("launches are replaced in this process", allow_module_level=True)
 pytest.importorskip("triton")
 
-ONLY = "merge_attention/"
+ONLY = "merge_attention/merge_attention_forward"
 
 
 @pytest.fixture(scope="module")
